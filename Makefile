@@ -1,0 +1,41 @@
+# make run    set everything up and compare several ways of training on one imperfect cluster
+# make test   set everything up, check the house rules and run the tests
+# make check  the house rules only: ruff, pyright, import-linter, sizes
+# make slow   the long tests: thousands of random-fault seeds
+# make bench  speed as ratios within one run
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run test check slow bench clean
+
+run: $(READY)
+	$(BIN)/gossamer compare
+
+test: check
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python tools/size_gate.py
+
+slow: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow --timeout 3000
+
+bench: $(READY)
+	$(BIN)/python benchmarks/simulator.py
+
+# Once, and again only when what is to be installed has changed.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch numpy
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info src/*.egg-info

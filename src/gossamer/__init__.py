@@ -1,0 +1,41 @@
+"""Train PyTorch models on many loosely coupled workers, and know beforehand which way wins."""
+
+from gossamer.errors import (
+    ConfigurationError,
+    Error,
+    Late,
+    PeerLost,
+    ProtocolError,
+    RunFailed,
+    Stalled,
+)
+from gossamer.methods import METHODS, MethodSpec, parse_method
+from gossamer.run import simulate
+from gossamer.sim.cluster import Cluster, load_cluster
+from gossamer.sim.simulation import Result
+from gossamer.tasks import TASKS, Data, Task, make_task
+from gossamer.topology import make_topology
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "METHODS",
+    "TASKS",
+    "Cluster",
+    "ConfigurationError",
+    "Data",
+    "Error",
+    "Late",
+    "MethodSpec",
+    "PeerLost",
+    "ProtocolError",
+    "Result",
+    "RunFailed",
+    "Stalled",
+    "Task",
+    "load_cluster",
+    "make_task",
+    "make_topology",
+    "parse_method",
+    "simulate",
+]

@@ -1,0 +1,55 @@
+"""What can go wrong, in one tree.
+
+Error
+├── ConfigurationError      bad input: one sentence, exit code 2, nothing half-written
+├── PeerLost                a peer that an operation names is gone
+├── Late                    an operation did not finish within its deadline
+├── Stalled                 nobody can go on: who waits for what, since when
+├── ProtocolError           a method broke a rule of the Worker's words
+└── RunFailed               a worker's own code raised; carries the worker and the time
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class Error(Exception):
+    """Base of every error that Gossamer raises on purpose."""
+
+
+class ConfigurationError(Error):
+    """The input cannot be used; the message says what to change."""
+
+
+class PeerLost(Error):
+    """A peer died, or stayed unreachable for longer than the deadline."""
+
+    def __init__(self, peer: int, reason: str = "it died") -> None:
+        super().__init__(f"worker {peer} is lost: {reason}")
+        self.peer = peer
+
+
+class Late(Error):
+    """`within(seconds)` ran out before the operation finished."""
+
+
+class Stalled(Error):
+    """No event is left and somebody still waits; the message names everyone who does."""
+
+
+class ProtocolError(Error):
+    """A method used the Worker's words in an order that they forbid."""
+
+
+class RunFailed(Error):
+    """A worker's code raised; the original error is the cause."""
+
+
+def unknown_name(kind: str, got: str, known: Iterable[str]) -> ConfigurationError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    names = sorted(known)
+    near = difflib.get_close_matches(got, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names)}"
+    return ConfigurationError(f"unknown {kind} {got!r}; {hint}")

@@ -1,0 +1,116 @@
+"""Averaging with neighbours: D-PSGD in step, AD-PSGD out of step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from gossamer.errors import PeerLost
+from gossamer.methods.neighbourhood import Neighbourhood
+from gossamer.pending import Pending
+from gossamer.replica import Replica
+from gossamer.rules import pair_delta, weighted_sum
+from gossamer.topology import Topology
+from gossamer.worker import Message, Worker
+
+
+async def d_psgd(
+    w: Worker, x: Replica, *, topology: str = "ring", overlap: bool = True, adapt: str = "after"
+) -> None:
+    """Lian et al. 2017, D-PSGD: x_i <- sum_j W_ij x_j - eta g_i(x_i).
+
+    Promises: the mean moves by the gradients only; a step waits for the neighbours. `overlap`
+    hides the exchange behind the gradient, which uses the un-mixed x_i; `adapt=before` mixes
+    x_j - eta g_j instead (adapt then combine), which cannot overlap.
+    """
+    graph = Neighbourhood(topology, w)
+    for t in w.steps():
+        now = graph.among(w.live_at(t))
+        if adapt == "before":
+            x.descend_(await w.gradient(x))
+            await _mix(w, x, now, t, _exchange(w, x.snapshot(), now, t))
+        elif overlap:
+            exchange = _exchange(w, x.snapshot(), now, t)
+            grad = await w.gradient(x)
+            await _mix(w, x, now, t, exchange)
+            x.descend_(grad)
+        else:
+            grad = await w.gradient(x)
+            await _mix(w, x, now, t, _exchange(w, x.snapshot(), now, t))
+            x.descend_(grad)
+
+
+def _exchange(
+    w: Worker, mine: Tensor, graph: Topology, t: int
+) -> Sequence[tuple[int, Pending[Message]]]:
+    """Send x_i to the neighbours and post the receives of theirs."""
+    for peer in graph.out_neighbours(w.rank, t):
+        w.send(peer, mine, tag=("model", t))
+    peers = graph.in_neighbours(w.rank, t)
+    return [(peer, w.receive(("model", t), source=peer)) for peer in peers]
+
+
+async def _mix(
+    w: Worker, x: Replica, graph: Topology, t: int, inbox: Sequence[tuple[int, Pending[Message]]]
+) -> None:
+    """x_i <- sum_j W_ij x_j; a neighbour that died leaves its weight to x_i itself."""
+    if not inbox:
+        return
+    weights = graph.weights(w.rank, t)
+    mine = x.snapshot()
+    parts = [(weights[w.rank], mine)]
+    for peer, pending in inbox:
+        try:
+            parts.append((weights[peer], (await pending).payload))
+        except PeerLost:
+            parts.append((weights[peer], mine))
+    x.assign_(weighted_sum(parts))
+
+
+async def ad_psgd(w: Worker, x: Replica, *, topology: str = "complete", free: bool = False) -> None:
+    """Lian et al. 2018, AD-PSGD: a training loop and an averaging loop share x.
+
+    On a bipartite graph active workers offer and passive ones answer, so that no cycle of waits
+    exists; on any other graph everyone does both. Promises: the mean is kept under every race,
+    because both ends add deltas; nobody waits for a slow worker. One exchange per step: training
+    is at most one exchange ahead. `free` lets both loops run as fast as they can.
+    """
+    graph = Neighbourhood(topology, w)
+    sides = graph.whole.sides
+    is_active = sides is None or w.rank in sides[0]
+    is_passive = sides is None or w.rank in sides[1]
+
+    async def train() -> None:
+        for t in w.steps():
+            x.descend_(await w.gradient(x))
+            if is_active and not free:
+                w.send(w.rank, None, tag="stepped")
+                if t > 0:
+                    await w.receive("averaged")
+
+    async def offer() -> None:
+        while not w.over:
+            if not free:
+                await w.receive("stepped")
+            peers = graph.among(w.live).neighbours(w.rank)
+            if free and not peers:
+                return
+            if peers:
+                peer, mine = w.rng.choice(peers), x.snapshot()
+                try:
+                    theirs = await w.request(peer, mine, tag="offer")
+                    x.add_(pair_delta(mine, theirs))  # x_i <- (x_i + x_j) / 2, as a delta
+                except PeerLost:
+                    pass  # w.live has shrunk; the next offer goes elsewhere
+            w.send(w.rank, None, tag="averaged")
+
+    async def answer() -> None:
+        while True:
+            message = await w.receive("offer")
+            mine = x.snapshot()
+            w.reply(message, mine)
+            x.add_(pair_delta(mine, message.payload))
+
+    loops = [loop() for loop, runs in ((offer, is_active), (answer, is_passive)) if runs]
+    await w.together(train(), *loops)

@@ -1,0 +1,63 @@
+"""Elastic averaging: workers and a centre pull at each other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gossamer.replica import Replica
+from gossamer.rules import elastic_pull
+from gossamer.worker import Worker
+
+
+async def easgd(
+    w: Worker, x: Replica, *, alpha: float = 0.1, period: int = 1, synchronous: bool = False
+) -> None:
+    """Zhang, Choromanska & LeCun 2015, EASGD.
+
+    Promises: sum of workers and centre is changed by gradients only, even with a stale read; a
+    worker waits for one read of the centre (`synchronous`: for everyone). The gradient is taken
+    at the point before the elastic pull.
+    """
+    for t in w.steps():
+        point = x.snapshot()  # x <- x_i
+        if t % period == 0:  # if tau divides t_i
+            await _exchange(w, x, point, alpha, synchronous)
+        x.descend_(await w.gradient(point))  # x_i <- x_i - eta g(x)
+
+
+async def eamsgd(
+    w: Worker,
+    x: Replica,
+    *,
+    alpha: float = 0.1,
+    period: int = 1,
+    delta: float = 0.9,
+    synchronous: bool = False,
+) -> None:
+    """Zhang, Choromanska & LeCun 2015, EAMSGD: elastic averaging with Nesterov's momentum.
+
+    It has a momentum of its own (delta), so the run's optimiser gives it the learning rate only.
+    """
+    velocity = torch.zeros_like(x.snapshot())
+    for t in w.steps():
+        point = x.snapshot()
+        if t % period == 0:
+            await _exchange(w, x, point, alpha, synchronous)
+        grad = await w.gradient(point.add_(velocity, alpha=delta))  # g(x + delta v)
+        velocity.mul_(delta).add_(grad, alpha=-x.learning_rate)  # v <- delta v - eta g
+        x.add_(velocity)  # the elastic step is not part of v
+
+
+async def _exchange(w: Worker, x: Replica, point: Tensor, alpha: float, synchronous: bool) -> None:
+    """x_i <- x_i - e and centre <- centre + e with e = alpha (x - centre)."""
+    centre = await w.read(w.server)
+    pull = elastic_pull(point, centre, alpha)
+    if synchronous:
+        # Everyone has read before anyone adds: all right-hand sides are values of time t.
+        await w.all_reduce(pull[:1])
+    x.add_(pull, -1.0)
+    moved = w.accumulate(w.server, pull)
+    if synchronous:
+        await moved
+        await w.all_reduce(pull[:1])

@@ -1,0 +1,88 @@
+"""Gossip: pull, push and push-sum. Nobody waits for everybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gossamer.errors import PeerLost
+from gossamer.methods.neighbourhood import Neighbourhood
+from gossamer.payload import payload
+from gossamer.pending import Pending
+from gossamer.replica import Replica
+from gossamer.rules import mean_in_order
+from gossamer.worker import Message, Worker
+
+
+async def pull_gossip(w: Worker, x: Replica, *, beta: float = 0.5, period: int = 1) -> None:
+    """Jin et al. 2016, Algorithm 3. Promises: no peer takes part; the mean is NOT kept."""
+    for t in w.steps():
+        if t > 0 and t % period == 0 and w.peers:
+            try:
+                x.mix_(await w.read(w.rng.choice(w.peers)), beta)  # x_i <- (x_i + x_j) / 2
+            except PeerLost:
+                pass  # drawn before its death was known: this round has no partner
+        x.descend_(await w.gradient(x))
+
+
+async def push_gossip(w: Worker, x: Replica, *, period: int = 1) -> None:
+    """Jin et al. 2016, Algorithm 4. Promises: nobody waits; the mean is NOT kept."""
+    for t in w.steps():
+        if t > 0 and t % period == 0 and w.peers:
+            mine = x.snapshot()
+            w.send(w.rng.choice(w.peers), mine, tag="model")
+            models = [message.payload for message in w.collect("model")]
+            x.assign_(mean_in_order([mine, *models]))  # all received since the last round
+        x.descend_(await w.gradient(x))
+
+
+@payload
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Part of a worker's mass: p_ji x_i and p_ji w_i."""
+
+    numerator: Tensor
+    weight: float
+
+
+async def push_sum(
+    w: Worker, x: Replica, *, topology: str = "one_peer_exponential", overlap: int = 0
+) -> None:
+    """Assran et al. 2019, SGP; with `overlap` of tau steps Overlap-SGP (line 22 corrected).
+
+    Promises: sum of numerators and sum of weights are kept (with what is on the way); a step
+    waits for its in-neighbours, or only for messages older than tau.
+    """
+    graph = Neighbourhood(topology, w)
+    inbox: list[tuple[int, Pending[Message]]] = []
+
+    def keep(message: Message) -> None:
+        x.add_(message.payload.numerator)
+        x.weight += message.payload.weight
+
+    for t in w.steps():
+        point = x if x.weight == 1.0 else x.snapshot() / x.weight  # z_i = x_i / w_i
+        x.descend_(await w.gradient(point))  # the gradient moves the biased numerator
+        now = graph.among(w.live_at(t))
+        targets = now.out_neighbours(w.rank, t)
+        share = 1.0 / (len(targets) + 1)
+        mine, weight = x.snapshot(), x.weight
+        for peer in targets:
+            w.send(peer, Share(mine * share, weight * share), tag=("share", t))
+        x.add_(mine, -share * len(targets))  # what stays is the own share p_ii
+        x.weight = weight - weight * share * len(targets)
+        for peer in now.in_neighbours(w.rank, t):
+            inbox.append((t, w.receive(("share", t), source=peer)))
+        due = [entry for entry in inbox if entry[1].done or entry[0] <= t - overlap]
+        inbox = [entry for entry in inbox if entry not in due]
+        for _, pending in due:
+            try:
+                keep(await pending)  # w <- w + p w: accumulated, never overwritten
+            except PeerLost:
+                pass  # its mass is gone with it; the summary reports how much
+    for _, pending in inbox:
+        try:
+            keep(await pending)
+        except PeerLost:
+            pass

@@ -1,0 +1,37 @@
+"""Everyone waits for everyone: synchronous SGD by all-reduce, and no coupling at all."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gossamer.pending import Pending, gather
+from gossamer.replica import Replica
+from gossamer.rules import join_buckets
+from gossamer.worker import Worker
+
+
+async def all_reduce(w: Worker, x: Replica, *, overlap: bool = True, stale: int = 0) -> None:
+    """Jin et al. 2016, Algorithm 1; overlapped with backward as PyTorch's DDP does it.
+
+    Promises: all replicas are equal after every step. `stale=1` is the stale-synchronous form: a
+    step applies the mean gradient of the step before, so that reducing hides behind computing.
+    """
+    on_the_way: list[Pending[list[Tensor]]] = []
+    for _ in w.steps():
+        gradient = w.gradient(x)
+        if overlap:
+            buckets = [w.all_reduce(await bucket) for bucket in gradient.buckets()]
+            await gradient
+        else:
+            buckets = [w.all_reduce(await gradient)]
+        on_the_way.append(gather(buckets))
+        if len(on_the_way) > stale:
+            x.descend_(join_buckets(await on_the_way.pop(0)))  # x(t+1) = x(t) + d(t)
+    for mean in on_the_way:
+        x.descend_(join_buckets(await mean))
+
+
+async def ensemble(w: Worker, x: Replica) -> None:
+    """Ben-Nun & Hoefler 2019: models that never meet; their predictions are averaged."""
+    for _ in w.steps():
+        x.descend_(await w.gradient(x))

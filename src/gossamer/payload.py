@@ -1,0 +1,136 @@
+"""What travels between workers: registered dataclasses of scalars and tensors, never pickles.
+
+A payload is `None`, a number, a string, a tensor, or a dataclass registered with `@payload` whose
+fields are such values. On the wire it is a small header and raw bytes; `wire_bytes` is the length
+of exactly that encoding, and it is what the simulated network charges for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gossamer.errors import ProtocolError
+
+_C = TypeVar("_C", bound=type[Any])
+_TYPES: dict[str, type[Any]] = {}
+_FIELDS: dict[type[Any], tuple[str, ...]] = {}
+_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+_NONE, _FALSE, _TRUE, _INT, _FLOAT, _TEXT, _TENSOR = range(7)
+
+
+def payload(cls: _C) -> _C:
+    """Register a dataclass as something that may travel."""
+    _TYPES[cls.__name__] = cls
+    _FIELDS[cls] = tuple(field.name for field in dataclasses.fields(cls))
+    return cls
+
+
+def wire_bytes(value: object) -> int:
+    """Length of `encode(value)` without encoding it."""
+    names = _FIELDS.get(type(value))
+    if names is None:
+        return 2 + _field_bytes(value)
+    header = 2 + len(type(value).__name__)
+    return header + sum(_field_bytes(getattr(value, name)) for name in names)
+
+
+def tensor_bytes(value: object) -> int:
+    """The raw tensor bytes inside a payload, without headers."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    names = _FIELDS.get(type(value), ())
+    return sum(tensor_bytes(getattr(value, name)) for name in names)
+
+
+def encode(value: object) -> bytes:
+    """Header plus raw bytes."""
+    names = _FIELDS.get(type(value))
+    if names is None:
+        return struct.pack("<H", 0) + _encode_field(value)
+    label = type(value).__name__.encode()
+    parts = [_encode_field(getattr(value, name)) for name in names]
+    return struct.pack("<H", len(label)) + label + b"".join(parts)
+
+
+def decode(data: bytes) -> Any:
+    """The inverse of `encode`; anything unknown is refused, nothing is ever executed."""
+    (length,) = struct.unpack_from("<H", data, 0)
+    at = 2 + length
+    if length == 0:
+        return _decode_field(data, at)[0]
+    label = data[2:at].decode()
+    cls = _TYPES.get(label)
+    if cls is None:
+        raise ProtocolError(f"a payload of unknown type {label!r} arrived")
+    values: list[object] = []
+    for _ in _FIELDS[cls]:
+        value, at = _decode_field(data, at)
+        values.append(value)
+    return cls(*values)
+
+
+def _field_bytes(value: object) -> int:
+    if isinstance(value, Tensor):
+        return 3 + 8 * value.dim() + value.numel() * value.element_size()
+    if value is None or isinstance(value, bool):
+        return 1
+    if isinstance(value, int | float):
+        return 9
+    if isinstance(value, str):
+        return 5 + len(value.encode())
+    raise ProtocolError(f"{type(value).__name__} cannot travel: register it with @payload")
+
+
+def _encode_field(value: object) -> bytes:
+    if value is None:
+        return bytes([_NONE])
+    if isinstance(value, bool):
+        return bytes([_TRUE if value else _FALSE])
+    if isinstance(value, int):
+        return struct.pack("<Bq", _INT, value)
+    if isinstance(value, float):
+        return struct.pack("<Bd", _FLOAT, value)
+    if isinstance(value, str):
+        text = value.encode()
+        return struct.pack("<BI", _TEXT, len(text)) + text
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous()
+        head = struct.pack("<BBB", _TENSOR, _DTYPES.index(flat.dtype), flat.dim())
+        sizes = struct.pack(f"<{flat.dim()}q", *flat.shape)
+        return head + sizes + flat.reshape(-1).view(torch.uint8).numpy().tobytes()
+    raise ProtocolError(f"{type(value).__name__} cannot travel: register it with @payload")
+
+
+def _decode_field(data: bytes, at: int) -> tuple[object, int]:
+    kind = data[at]
+    if kind == _NONE:
+        return None, at + 1
+    if kind in (_FALSE, _TRUE):
+        return kind == _TRUE, at + 1
+    if kind == _INT:
+        return struct.unpack_from("<q", data, at + 1)[0], at + 9
+    if kind == _FLOAT:
+        return struct.unpack_from("<d", data, at + 1)[0], at + 9
+    if kind == _TEXT:
+        (length,) = struct.unpack_from("<I", data, at + 1)
+        return data[at + 5 : at + 5 + length].decode(), at + 5 + length
+    if kind != _TENSOR:
+        raise ProtocolError(f"a payload with an unknown field kind {kind} arrived")
+    dtype, dimensions = _DTYPES[data[at + 1]], data[at + 2]
+    shape = struct.unpack_from(f"<{dimensions}q", data, at + 3)
+    start = at + 3 + 8 * dimensions
+    count = 1
+    for size in shape:
+        count *= size
+    end = start + count * torch.empty((), dtype=dtype).element_size()
+    raw = torch.frombuffer(bytearray(data[start:end]), dtype=torch.uint8) if count else None
+    value = raw.view(dtype).reshape(shape) if raw is not None else torch.empty(shape, dtype=dtype)
+    return value, end

@@ -1,0 +1,106 @@
+"""A worker's parameters as one flat vector, and what a method may do to them.
+
+Code between two awaits is atomic in the simulator only. So a method never assigns to shared
+parameters: it asks the replica, whose atomicity the world owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Replica(Protocol):
+    """Flat parameters with their own optimiser state beside them."""
+
+    weight: float
+    """Push-sum weight: the model is the value divided by it; 1 for every other method."""
+
+    @property
+    def version(self) -> int:
+        """How many gradients this replica has descended along."""
+        ...
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate that the next `descend_` will use."""
+        ...
+
+    def snapshot(self) -> Tensor:
+        """A copy of the present value that nobody will change."""
+        ...
+
+    def add_(self, delta: Tensor, scale: float = 1.0) -> None:
+        """x += scale * delta. Deltas commute, so overlapping exchanges lose no mass."""
+        ...
+
+    def mix_(self, theirs: Tensor, beta: float) -> None:
+        """x += beta * (theirs - x), in one fused call."""
+        ...
+
+    def assign_(self, value: Tensor) -> None:
+        """x = value; only for methods in which nobody else touches x meanwhile."""
+        ...
+
+    def descend_(self, gradient: Tensor, *, read: int | None = None) -> None:
+        """One step of the replica's own optimiser (momentum, Adam, ...).
+
+        `read` is the version at which the gradient's point was read, where the method knows it
+        (a server); the staleness that metrics report is `version - read`.
+        """
+        ...
+
+    def optimiser_state(self) -> Tensor:
+        """The optimiser's vectors, one after the other, as one flat copy (empty for plain SGD)."""
+        ...
+
+    def load_optimiser_state_(self, state: Tensor) -> None:
+        """The inverse of `optimiser_state`."""
+        ...
+
+    def reset_optimiser_(self) -> None:
+        """Forget momentum and moments, as at the start of a run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named tensor lies in a flat vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def of(tensors: Iterable[tuple[str, Tensor]]) -> Layout:
+        named = list(tensors)
+        return Layout(
+            tuple(name for name, _ in named),
+            tuple(tensor.shape for _, tensor in named),
+            tuple(tensor.numel() for _, tensor in named),
+        )
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+    def pack(self, tensors: Iterable[Tensor]) -> Tensor:
+        flat = [tensor.detach().reshape(-1) for tensor in tensors]
+        return torch.cat(flat) if flat else torch.empty(0)
+
+    def unpack(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views by name: writing to them writes to the flat vector."""
+        pieces = flat.split(list(self.sizes))
+        return {
+            name: piece.view(shape)
+            for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
+        }
+
+
+def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Parameters that a method moves: tied ones once, frozen ones not at all."""
+    return [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]

@@ -1,0 +1,76 @@
+"""The arithmetic of the methods as pure functions of tensors. No state, no clock, no messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def pair_delta(mine: Tensor, theirs: Tensor) -> Tensor:
+    """What both ends of a pair average add: (theirs - mine) / 2, so that the sum is kept."""
+    return (theirs - mine).mul_(0.5)
+
+
+def elastic_pull(mine: Tensor, centre: Tensor, alpha: float) -> Tensor:
+    """e = alpha (x - centre): the worker subtracts it, the centre adds it."""
+    return (mine - centre).mul_(alpha)
+
+
+def weighted_sum(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
+    """sum_j W_ij x_j in the order given, so that equal inputs give equal bits."""
+    first_weight, first = parts[0]
+    total = first * first_weight
+    for weight, value in parts[1:]:
+        total.add_(value, alpha=weight)
+    return total
+
+
+def mean_in_order(values: Sequence[Tensor]) -> Tensor:
+    """The mean, added first to last: everyone who adds in this order gets the same bits."""
+    if len(values) == 1:
+        return values[0]
+    total = values[0].clone()
+    for value in values[1:]:
+        total.add_(value)
+    return total.div_(len(values))
+
+
+def join_buckets(buckets: Sequence[Tensor]) -> Tensor:
+    """The flat gradient from its buckets, which backward finishes last layer first."""
+    return torch.cat(list(reversed(buckets)))
+
+
+@dataclass
+class OuterOptimiser:
+    """One outer step on (start - mean of the workers), the family of local SGD, BMUF, SlowMo, DiLoCo.
+
+    velocity <- momentum * velocity + pseudo-gradient
+    start    <- start - rate * direction,  direction = velocity, or with Nesterov's look-ahead
+                                           pseudo-gradient + momentum * velocity
+    (rate, momentum): local SGD (1, 0); BMUF (1, 1 - 1/N); SlowMo (1, 0.5), its pseudo-gradient
+    divided by the inner rate; DiLoCo (0.7, 0.9) with Nesterov.
+    """
+
+    rate: float
+    momentum: float
+    nesterov: bool = False
+    velocity: Tensor | None = None
+
+    def step(self, start: Tensor, mean: Tensor, inner_rate: float | None = None) -> Tensor:
+        """Where everyone goes on from. `inner_rate` is SlowMo's division by the current rate."""
+        if self.rate == 1.0 and self.momentum == 0.0:
+            return mean
+        pseudo = start - mean
+        if inner_rate is not None:
+            pseudo.div_(inner_rate)
+        if self.velocity is None:
+            self.velocity = torch.zeros_like(pseudo)
+        self.velocity.mul_(self.momentum).add_(pseudo)
+        direction = self.velocity
+        if self.nesterov:
+            direction = pseudo.add_(self.velocity, alpha=self.momentum)
+        scale = self.rate if inner_rate is None else self.rate * inner_rate
+        return start.sub(direction, alpha=scale)

@@ -1,0 +1,124 @@
+"""Everything that decides a simulated run, resolved and written down."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.methods import MethodSpec, parse_method
+from gossamer.sim.cluster import Cluster, load_cluster
+from gossamer.sim.engine import ENGINES
+from gossamer.sim.evaluate import BUFFER_POLICIES
+from gossamer.tasks import Task, make_task
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may choose; None means: as the task suggests."""
+
+    task: Task
+    method: MethodSpec
+    cluster: Cluster
+    seed: int = 0
+    epochs: float | None = None
+    batch: int | None = None
+    learning_rate: float | None = None
+    optimiser: str | None = None
+    schedule: str = "constant"
+    clip: float | None = None
+    split: str = "shuffled"
+    engine: str = "vector"
+    device: str = "cpu"
+    threads: int = 1
+    """Of torch on the CPU: another number may change the last bits, so it is part of the settings."""
+    compiled: bool | None = None
+    """None: on a GPU, when the run is long enough to pay for compiling."""
+    buffers: str = "averaged"
+    evaluations: int = 20
+    """How many times the models are evaluated on the way."""
+    model_bytes: int | None = None
+    """Charge the network for a model of this size instead of the task's own."""
+
+    def resolved(self) -> Settings:
+        """With everything filled in and checked."""
+        task = self.task
+        filled = dataclasses.replace(
+            self,
+            epochs=task.epochs if self.epochs is None else self.epochs,
+            batch=task.batch if self.batch is None else self.batch,
+            learning_rate=middle_rate(task) if self.learning_rate is None else self.learning_rate,
+            optimiser=task.optimiser if self.optimiser is None else self.optimiser,
+        )
+        filled._check()
+        return filled
+
+    def _check(self) -> None:
+        for name in ("epochs", "batch", "learning_rate", "threads"):
+            value = getattr(self, name)
+            if not value > 0 or value == float("inf"):
+                raise ConfigurationError(f"{name} must be above zero, got {value}")
+        if self.engine not in ENGINES:
+            raise unknown_name("engine", self.engine, ENGINES)
+        if self.buffers not in BUFFER_POLICIES:
+            raise unknown_name("buffers policy", self.buffers, BUFFER_POLICIES)
+        if self.evaluations < 1:
+            raise ConfigurationError(f"evaluations must be at least 1, got {self.evaluations}")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigurationError(f"clip must be above zero, got {self.clip}")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigurationError(f"device {self.device!r} is not here; use device cpu")
+        if self.batch is not None and self.batch > len(self.task.train):
+            raise ConfigurationError(
+                f"a batch of {self.batch} is larger than the {len(self.task.train)} samples of "
+                f"{self.task.name}; choose a smaller one"
+            )
+
+    @property
+    def samples(self) -> int:
+        """How many samples all workers together will process."""
+        return max(1, round((self.epochs or 0) * len(self.task.train)))
+
+    @property
+    def steps_per_worker(self) -> int:
+        return max(1, -(-self.samples // ((self.batch or 1) * self.cluster.workers)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the run folder: plain values only."""
+        shallow = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return shallow | {
+            "task": self.task.name,
+            "method": str(self.method),
+            "method_options": self.method.resolve(self.cluster.workers, self.steps_per_worker),
+            "cluster": self.cluster.as_dict(),
+        }
+
+
+def middle_rate(task: Task) -> float:
+    """The middle of the task's small grid."""
+    return task.learning_rates[len(task.learning_rates) // 2]
+
+
+def make_settings(
+    task: str | Task,
+    method: str | MethodSpec,
+    cluster: str | Path | Cluster,
+    *,
+    data: Path | str | None = None,
+    **choices: Any,
+) -> Settings:
+    """Settings from names; unknown names and keys are refused with the nearest right one."""
+    known = {field.name for field in dataclasses.fields(Settings)}
+    for key in choices:
+        if key not in known:
+            raise unknown_name("setting", key, known)
+    made = (
+        make_task(task, data=None if data is None else Path(data))
+        if isinstance(task, str)
+        else task
+    )
+    return Settings(made, parse_method(method), load_cluster(cluster), **choices).resolved()

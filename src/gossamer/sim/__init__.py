@@ -1,0 +1,1 @@
+"""The simulator: workers, network and faults in virtual time."""

@@ -1,0 +1,68 @@
+"""In which pieces, and when, a gradient becomes available during the backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.replica import trainable
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A slice of the flat gradient, ready after this share of the backward time."""
+
+    start: int
+    end: int
+    ready_share: float
+
+
+def layer_costs(model: nn.Module, sample: Tensor) -> dict[str, float]:
+    """Multiplications per sample of each parameter: its size times the places it is used at."""
+    costs = {name: float(tensor.numel()) for name, tensor in trainable(model)}
+    handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def measure(prefix: str, module: nn.Module) -> None:
+        def hook(_module: nn.Module, _inputs: object, output: object) -> None:
+            own = [name for name in costs if name.rpartition(".")[0] == prefix]
+            if isinstance(output, Tensor) and own and output.dim() > 2:
+                channels = max(
+                    module.get_parameter(name.rpartition(".")[2]).shape[0] for name in own
+                )
+                places = output[0].numel() / max(1, channels)
+                for name in own:
+                    costs[name] *= max(1.0, places)
+
+        handles.append(module.register_forward_hook(hook))
+
+    for prefix, module in model.named_modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            measure(prefix, module)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        model(sample)
+    model.train(was_training)
+    for handle in handles:
+        handle.remove()
+    return costs
+
+
+def make_buckets(model: nn.Module, sample: Tensor, most: int = 4) -> tuple[Bucket, ...]:
+    """Pieces of about equal size, cut at parameter boundaries, last layer first as in backward."""
+    named = trainable(model)
+    costs = layer_costs(model, sample)
+    total_size = sum(tensor.numel() for _, tensor in named)
+    total_cost = sum(costs.values())
+    buckets: list[Bucket] = []
+    end = at = total_size
+    done = 0.0
+    for name, tensor in reversed(named):
+        at -= tensor.numel()
+        done += costs[name]
+        if end - at >= total_size / most or at == 0:
+            buckets.append(Bucket(at, end, done / total_cost))
+            end = at
+    return tuple(buckets)

@@ -1,0 +1,171 @@
+"""Gradients of many workers at once, and one after the other as the reference.
+
+The vectorised engine evaluates `vmap(grad(loss))` over stacked parameters. Its Python overhead is
+taken out by tracing: the batched computation is recorded once per width as a plain list of tensor
+operations and replayed. That needs no compiler and pays back after a few calls; `torch.compile`
+is added on a GPU when the run is long enough.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap  # pyright: ignore[reportUnknownVariableType]
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from gossamer.errors import unknown_name
+from gossamer.sim.model import FlatModel
+
+ENGINES = {
+    "vector": "all outstanding gradients in one batched call (the default)",
+    "loop": "one worker after the other: the reference, bit for bit plain PyTorch",
+    "none": "no gradients at all, zeros at once: for questions about time only",
+}
+_WIDTHS = sorted({w for power in range(13) for w in (2**power, 3 * 2**power)})
+_Batched = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]]
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """Row i belongs to request i."""
+
+    gradients: Tensor
+    losses: Tensor
+    buffers: Tensor
+
+
+class Engine(Protocol):
+    """Evaluates the gradients of several workers."""
+
+    notices: list[str]
+
+    def evaluate(self, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor) -> Evaluated:
+        """Points [workers, parameters], sample numbers [workers, batch], one key per worker."""
+        ...
+
+
+class LoopEngine:
+    """Plain autograd, one worker after the other."""
+
+    def __init__(self, model: FlatModel) -> None:
+        self.notices: list[str] = []
+        self._model = model
+
+    def evaluate(self, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor) -> Evaluated:
+        train = self._model.task.train
+        gradients: list[Tensor] = []
+        losses: list[Tensor] = []
+        statistics: list[Tensor] = []
+        for row, batch in enumerate(batches):
+            # Each parameter gets memory of its own: alignment decides the last bits.
+            parameters = {
+                name: value.clone().requires_grad_()
+                for name, value in self._model.layout.unpack(points[row]).items()
+            }
+            loss, packed = self._model.loss(
+                parameters, buffers[row], train.inputs[batch], train.targets[batch], keys[row]
+            )
+            pieces = torch.autograd.grad(loss, list(parameters.values()))
+            gradients.append(self._model.layout.pack(pieces))
+            losses.append(loss.detach())
+            statistics.append(packed.detach())
+        return Evaluated(torch.stack(gradients), torch.stack(losses), torch.stack(statistics))
+
+
+class VectorEngine:
+    """`vmap(grad(loss))`, traced once per width; falls back to the loop if a model cannot."""
+
+    def __init__(self, model: FlatModel, *, compiled: bool = False, most_rows: int = 128) -> None:
+        self.notices: list[str] = []
+        self._model = model
+        self._compiled = compiled
+        self._most_rows = most_rows
+
+        def loss(
+            flat: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, key: Tensor
+        ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            return model.flat_loss(flat, buffers, inputs, targets, key)
+
+        self._batched: _Batched = vmap(grad(loss, has_aux=True))
+        self._traced: dict[tuple[int, int], _Batched] = {}
+        self._fallback: LoopEngine | None = None
+        self.widths: dict[int, int] = {}
+        """How often each width was evaluated."""
+
+    def evaluate(self, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor) -> Evaluated:
+        if self._fallback is not None:
+            return self._fallback.evaluate(points, buffers, batches, keys)
+        rows = points.shape[0]
+        self.widths[rows] = self.widths.get(rows, 0) + 1
+        if rows > self._most_rows:
+            halves = [slice(at, at + self._most_rows) for at in range(0, rows, self._most_rows)]
+            parts = [self.evaluate(points[s], buffers[s], batches[s], keys[s]) for s in halves]
+            return Evaluated(
+                torch.cat([part.gradients for part in parts]),
+                torch.cat([part.losses for part in parts]),
+                torch.cat([part.buffers for part in parts]),
+            )
+        # A few widths only, so that few traces are made; the surplus rows repeat the first one.
+        width = _WIDTHS[bisect.bisect_left(_WIDTHS, rows)]
+        if width > rows:
+            index = torch.arange(width, device=points.device)
+            index[rows:] = 0
+            points, buffers, batches, keys = (t[index] for t in (points, buffers, batches, keys))
+        train = self._model.task.train
+        inputs, targets = train.inputs[batches], train.targets[batches]
+        try:
+            function = self._function(points, buffers, inputs, targets, keys)
+            gradients, (losses, statistics) = function(points, buffers, inputs, targets, keys)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            return self._fall_back(
+                error, points[:rows], buffers[:rows], batches[:rows], keys[:rows]
+            )
+        return Evaluated(gradients[:rows], losses[:rows], statistics[:rows])
+
+    def _function(
+        self, points: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor
+    ) -> _Batched:
+        shape = (points.shape[0], inputs.shape[1])
+        if shape not in self._traced:
+            if self._compiled:
+                self._traced[shape] = torch.compile(self._batched, dynamic=False)
+            else:
+                trace = make_fx(self._batched)
+                self._traced[shape] = trace(points, buffers, inputs, targets, keys)
+        return self._traced[shape]
+
+    def _fall_back(
+        self, error: Exception, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor
+    ) -> Evaluated:
+        reason = str(error).strip().splitlines()[0]
+        self._fallback = LoopEngine(self._model)
+        self.notices.append(
+            f"{self._model.task.name} cannot be vectorised ({reason}); "
+            "gradients are computed one worker after the other"
+        )
+        return self._fallback.evaluate(points, buffers, batches, keys)
+
+
+class NullEngine:
+    """Zero gradients at no cost, for questions about time only."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def evaluate(self, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor) -> Evaluated:
+        return Evaluated(torch.zeros_like(points), points.new_zeros(points.shape[0]), buffers)
+
+
+def make_engine(kind: str, model: FlatModel, *, compiled: bool = False) -> Engine:
+    if kind == "vector":
+        return VectorEngine(model, compiled=compiled)
+    if kind == "loop":
+        return LoopEngine(model)
+    if kind == "none":
+        return NullEngine()
+    raise unknown_name("engine", kind, ENGINES)

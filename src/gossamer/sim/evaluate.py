@@ -1,0 +1,146 @@
+"""What the models are worth at a moment: the output model, the workers, how far they are apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import vmap  # pyright: ignore[reportUnknownVariableType]
+
+from gossamer.sim.model import FlatModel
+from gossamer.sim.world import World
+
+BUFFER_POLICIES = {
+    "averaged": "the mean of the workers' statistics",
+    "recomputed": "recomputed for the output model on training data before evaluation",
+    "local": "those of the first living worker",
+}
+_CHUNK = 1000
+_MOST_WORKERS = 16
+
+
+@dataclass
+class Scores:
+    """Loss and accuracy of the output model and of the workers on the test set."""
+
+    loss: float
+    accuracy: float | None
+    worker_accuracy: float | None
+    consensus_distance: float
+
+
+class Evaluator:
+    """Evaluates the model that the method declares as its output."""
+
+    def __init__(self, model: FlatModel, output: str, buffer_policy: str) -> None:
+        self._model = model
+        self._output = output
+        self._buffer_policy = buffer_policy
+
+    def output_parameters(self, world: World) -> Tensor:
+        """The output model as a flat vector (for an ensemble: the mean, which is not what counts)."""
+        if self._output in ("centre", "server"):
+            return world.replicas[world.size].snapshot()
+        values = self.worker_values(world)
+        alive = [world.replicas[rank].weight for rank in self._alive(world)]
+        # Push-sum's mean is sum of numerators over sum of weights; every other weight is 1.
+        total = sum(alive)
+        if len(alive) == 1 and total == 1.0:
+            return values[0].clone()
+        return values.mean(0).mul_(len(alive) / total) if total != len(alive) else values.mean(0)
+
+    @staticmethod
+    def _alive(world: World) -> list[int]:
+        return [rank for rank in world.speakers if rank in world.alive] or list(world.speakers)
+
+    def worker_values(self, world: World) -> Tensor:
+        """The living workers' vectors (for push-sum the numerators)."""
+        world.parts.workers.flush()
+        alive = self._alive(world)
+        parameters = world.parts.workers.parameters
+        return parameters if len(alive) == world.size else parameters[alive]
+
+    def score(self, world: World) -> Scores:
+        values = self.worker_values(world)
+        weights = [world.replicas[rank].weight for rank in self._alive(world)]
+        if any(weight != 1.0 for weight in weights):
+            values = values / values.new_tensor(weights).unsqueeze(1)
+        buffers = world.desk.buffers[self._alive(world)]
+        output = self.output_parameters(world)
+        some = torch.linspace(0, len(values) - 1, min(_MOST_WORKERS, len(values))).long()
+        with torch.no_grad():
+            own = self._logits(values[some], buffers[some])
+            if self._output == "ensemble":
+                mixed = own if len(some) == len(values) else self._logits(values, buffers)
+                prediction = mixed.softmax(-1).mean(0).log() if self._classifies else mixed.mean(0)
+            else:
+                statistics = self._statistics(output, buffers)
+                prediction = self._logits(output.unsqueeze(0), statistics.unsqueeze(0))[0]
+            loss = self._model.task.loss(prediction, self._model.task.test.targets)
+        mean = values.mean(0)
+        spread = (values - mean).pow(2).sum(1).mean().sqrt()
+        distance = spread / mean.norm().clamp_min(1e-30)
+        return Scores(
+            float(loss), self._accuracy(prediction),
+            self._mean_accuracy(own), float(distance),
+        )  # fmt: skip
+
+    @property
+    def _classifies(self) -> bool:
+        return self._model.task.correct is not None
+
+    def _accuracy(self, prediction: Tensor) -> float | None:
+        correct = self._model.task.correct
+        if correct is None:
+            return None
+        return float(correct(prediction, self._model.task.test.targets).float().mean())
+
+    def _mean_accuracy(self, predictions: Tensor) -> float | None:
+        scores = [self._accuracy(prediction) for prediction in predictions]
+        known = [score for score in scores if score is not None]
+        return sum(known) / len(known) if known else None
+
+    def _logits(self, values: Tensor, buffers: Tensor) -> Tensor:
+        """Outputs on the test set of each model, [models, samples, ...]."""
+        self._model.module.eval()
+        parts = self._model.task.test.inputs.split(_CHUNK)
+        if len(values) == 1 or self._model.has_buffers:
+            models = zip(values, buffers, strict=True)
+            predict = self._model.predict
+            stacked = torch.stack(
+                [torch.cat([predict(value, own, part) for part in parts]) for value, own in models]
+            )
+        else:
+            together = vmap(self._model.predict, in_dims=(0, 0, None))
+            stacked = torch.cat([together(values, buffers, part) for part in parts], dim=1)
+        self._model.module.train()
+        return stacked
+
+    def _statistics(self, output: Tensor, buffers: Tensor) -> Tensor:
+        """BatchNorm statistics for the output model, by the declared policy."""
+        if not self._model.has_buffers or self._buffer_policy == "local":
+            return buffers[0]
+        averaged = buffers.mean(0)
+        if self._buffer_policy == "averaged":
+            return averaged
+        train = self._model.task.train
+        sums = torch.zeros_like(averaged)
+        batches = train.inputs[: 8 * 128].split(128)
+        for at, inputs in enumerate(batches):
+            targets = train.targets[at * 128 : at * 128 + len(inputs)]
+            key = torch.zeros((), dtype=torch.int64, device=inputs.device)
+            parameters = self._model.layout.unpack(output)
+            # One step from zero statistics leaves momentum times the batch's own: undone below.
+            _, packed = self._model.loss(
+                parameters, torch.zeros_like(averaged), inputs, targets, key
+            )
+            sums.add_(packed)
+        return sums.div_(len(batches) * self._momentum())
+
+    def _momentum(self) -> float:
+        for module in self._model.module.modules():
+            momentum = getattr(module, "momentum", None)
+            if isinstance(momentum, float):
+                return momentum
+        return 0.1

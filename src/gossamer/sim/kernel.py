@@ -1,0 +1,179 @@
+"""Virtual time: one heap, integer nanoseconds, ties shuffled by the seed.
+
+Every await is a point where the schedule may change, even on an operation that has finished,
+because that is where races are found.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine
+from heapq import heappop, heappush
+from typing import Any
+
+import torch
+
+from gossamer.errors import Error, ProtocolError, RunFailed, Stalled
+from gossamer.pending import Pending
+from gossamer.trace import Digest
+
+SECOND = 1_000_000_000
+
+
+class Timer:
+    """An event to come; cancelling it leaves a hole that the heap skips."""
+
+    __slots__ = ("arguments", "callback")
+
+    def __init__(self, callback: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        self.callback: Callable[..., None] | None = callback
+        self.arguments = arguments
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Task:
+    """One coroutine of one worker."""
+
+    __slots__ = (
+        "coroutine", "finished", "gradient", "is_main", "parked", "parked_since", "wake", "worker",
+    )  # fmt: skip
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], worker: int, is_main: bool) -> None:
+        self.coroutine = coroutine
+        self.worker = worker
+        self.is_main = is_main
+        """Main tasks must end; side tasks and servers are ended with the run."""
+        self.finished: Pending[Any] = Pending("task", worker)
+        self.parked: Pending[Any] | None = None
+        self.parked_since = 0
+        self.gradient: Pending[Any] | None = None
+        """The gradient this task has started and not yet awaited."""
+        self.wake: Callable[[], None] = lambda: None
+
+
+class Kernel:
+    """The clock, the heap and the tasks."""
+
+    def __init__(self, seed: int) -> None:
+        self.now = 0
+        self.events = 0
+        self.digest = Digest()
+        self.tasks: list[Task] = []
+        self.current: Task | None = None
+        self._heap: list[tuple[int, float, int, Timer]] = []
+        self._sequence = 0
+        self._tie = random.Random(f"{seed}/ties").random
+        self.on_park: Callable[[Task], None] | None = None
+        self.on_resume: Callable[[Task], None] | None = None
+        self.resume_at: Callable[[int], int] = lambda worker: 0
+        """Until when a worker is paused, as set by the world; 0 when it is not."""
+
+    def at(self, delay_ns: int, callback: Callable[..., None], *arguments: Any) -> Timer:
+        """Call back after a delay; equal times are shuffled by the seed."""
+        self._sequence += 1
+        timer = Timer(callback, arguments)
+        heappush(self._heap, (self.now + delay_ns, self._tie(), self._sequence, timer))
+        return timer
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], worker: int, *, is_main: bool) -> Task:
+        task = Task(coroutine, worker, is_main)
+        task.wake = lambda: self._wake(task)
+        self.tasks.append(task)
+        self.at(0, self._step, task)
+        return task
+
+    def _wake(self, task: Task) -> None:
+        self.at(0, self._step, task)
+
+    def _step(self, task: Task) -> None:
+        """Advance one task to its next await."""
+        if task.finished.done:
+            return
+        paused_until = self.resume_at(task.worker)
+        if paused_until > self.now:
+            self.at(paused_until - self.now, self._step, task)
+            return
+        if task.parked is not None:
+            if self.on_resume is not None:
+                self.on_resume(task)
+            task.parked = None
+        self.current = task
+        try:
+            pending = task.coroutine.send(None)
+        except StopIteration as stop:
+            task.finished.resolve(stop.value)
+            self.digest.event(self.now, task.worker, "end")
+            return
+        except Exception as error:
+            self._failed(task, error)
+            return
+        finally:
+            self.current = None
+        self._park(task, pending)
+
+    def _park(self, task: Task, pending: Pending[Any]) -> None:
+        if not isinstance(pending, Pending):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ProtocolError(f"worker {task.worker} awaited {pending!r}: not a Worker's word")
+        if not torch.is_grad_enabled():
+            torch.set_grad_enabled(True)
+            raise ProtocolError("torch.no_grad() spans an await and would leak into other workers")
+        outstanding = task.gradient
+        if outstanding is not None and outstanding is not pending and not outstanding.done:
+            if pending.label != "bucket":
+                raise ProtocolError(
+                    f"worker {task.worker} awaits {pending.label!r} while its gradient is "
+                    "outstanding: await the gradient first, in a user's loop the loop is the "
+                    "gradient"
+                )
+        elif pending is outstanding:
+            task.gradient = None
+        task.parked, task.parked_since = pending, self.now
+        self.digest.event(self.now, task.worker, pending.label)
+        if self.on_park is not None:
+            self.on_park(task)
+        pending.when_done(task.wake)
+
+    def _failed(self, task: Task, error: Exception) -> None:
+        task.finished.fail(error)
+        if isinstance(error, Error):
+            raise error
+        raise RunFailed(
+            f"worker {task.worker} failed at {self.now / SECOND:.6f} s: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+    def end_tasks(self, worker: int) -> None:
+        """Close all tasks of a worker that has died."""
+        for task in self.tasks:
+            if task.worker == worker and not task.finished.done:
+                task.coroutine.close()
+                task.finished.cancel()
+
+    def run(self) -> None:
+        """Until nothing is left to happen; `Stalled` if somebody who must end still waits."""
+        heap = self._heap
+        while heap:
+            time, _, _, timer = heappop(heap)
+            callback = timer.callback
+            if callback is not None:
+                self.now = time
+                self.events += 1
+                callback(*timer.arguments)
+        waiting = [task for task in self.tasks if task.is_main and not task.finished.done]
+        if waiting:
+            raise Stalled(self.explain(waiting))
+
+    def explain(self, waiting: list[Task]) -> str:
+        """Who waits for whom, for what, since when."""
+        lines = [f"nobody can go on at {self.now / SECOND:.6f} s:"]
+        for task in sorted(waiting, key=lambda task: task.worker)[:16]:
+            parked = task.parked
+            what = "nothing" if parked is None else parked.label
+            whom = "" if parked is None or parked.peer is None else f" of worker {parked.peer}"
+            since = task.parked_since / SECOND
+            lines.append(f"  worker {task.worker} waits for {what}{whom} since {since:.6f} s")
+        if len(waiting) > 16:
+            lines.append(f"  and {len(waiting) - 16} more")
+        return "\n".join(lines)

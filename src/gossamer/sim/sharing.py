@@ -1,0 +1,259 @@
+"""Max-min fair division of network cards: ports, flows, lanes and the water-filling over them.
+
+A card is two **ports**, egress and ingress; a **flow** occupies one of each. A port is *loose*
+while each of its flows may take an equal share of its capacity and none asks for more: because
+there is only one, or because the other ports hold them all below that share. All other ports are
+*tight*; only they have to be divided, and only they connect flows with each other.
+
+Flows that have the same rate for as long as they stay together form one **lane**:
+
+- both ports loose: a lane of its own, at the rate of the slower port;
+- one port tight: all flows on that port whose other ports are loose and alike share one lane (such
+  as every sender into one parameter server), whose limit is what those other ports allow;
+- both ports tight: all flows between these two ports.
+
+A lane is a processor-sharing queue. Its virtual clock `served` counts the bytes that each member
+has received since the lane opened, so a flow ends when `served` reaches the mark that it was given
+on joining: a change of rate touches one number, however many flows the lane holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
+from math import ceil, inf
+from typing import Protocol
+
+# Sums of floats may overshoot a whole nanosecond by their rounding error; without this allowance
+# such a completion would be rounded up to the next one.
+ROUNDING_NS = 2.0**-10
+
+
+class Timer(Protocol):
+    """A callback that has been scheduled."""
+
+    def cancel(self) -> None:
+        """Forget the callback; it is never called."""
+        ...
+
+
+class Port:
+    """One direction of a card: a capacity in bytes per nanosecond and what passes through it."""
+
+    __slots__ = ("capacity", "flows", "is_tight", "lanes", "left", "seats", "waiting")
+
+    def __init__(self, capacity: float) -> None:
+        self.capacity = capacity
+        # Dictionaries instead of sets: their order is that of arrival, in every run.
+        self.flows: dict[Flow, None] = {}
+        # While tight: the lanes that divide the port, by port at the other end if that is tight
+        # too, otherwise by capacity and seats of the ports at the other end.
+        self.lanes: dict[Port | tuple[float, int], Lane] = {}
+        self.is_tight = False
+        # While loose: how many flows may have the share capacity / seats.
+        self.seats = 1
+        # Within a water-filling: capacity and number of flows without a rate as yet.
+        self.left = capacity
+        self.waiting = 0
+
+
+class Flow:
+    """A transfer under way from one card's egress to another's ingress."""
+
+    __slots__ = (
+        "done", "egress", "ingress", "lane", "mark", "size_bytes", "source", "target", "ticket",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        source: int,
+        target: int,
+        size_bytes: int,
+        egress: Port,
+        ingress: Port,
+        done: Callable[[], None],
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.size_bytes = size_bytes
+        self.egress = egress
+        self.ingress = ingress
+        self.done: Callable[[], None] | None = done
+        self.lane: Lane | None = None
+        self.mark = 0.0
+        self.ticket = 0
+
+    def loose_port(self) -> Port:
+        """The port that is loose, of a flow whose other port is tight."""
+        return self.ingress if self.egress.is_tight else self.egress
+
+
+class Lane:
+    """Flows of equal rate, ordered by what is left of them."""
+
+    __slots__ = (
+        "count", "due_ns", "limit", "ports", "queue", "rate", "seats", "served", "since_ns",
+        "tickets", "timer",
+    )  # fmt: skip
+
+    def __init__(
+        self, ports: tuple[Port, ...], limit: float, seats: int, rate: float, now_ns: int
+    ) -> None:
+        self.ports = ports
+        self.limit = limit
+        self.seats = seats
+        self.rate = rate
+        self.served = 0.0
+        self.since_ns = now_ns
+        self.count = 0
+        self.tickets = 0
+        self.queue: list[tuple[float, int, Flow]] = []
+        self.timer: Timer | None = None
+        self.due_ns = 0
+
+    def advance(self, now_ns: int) -> None:
+        """Bring the virtual clock up to the present; required before every change."""
+        if now_ns != self.since_ns:
+            self.served += self.rate * (now_ns - self.since_ns)
+            self.since_ns = now_ns
+
+    def join(self, flow: Flow, remaining: float) -> None:
+        """Add a flow with so many bytes to go."""
+        self.count += 1
+        # A flow may leave and return before its old entry has surfaced: the ticket tells.
+        self.tickets += 1
+        flow.lane = self
+        flow.mark = self.served + remaining
+        flow.ticket = self.tickets
+        heappush(self.queue, (flow.mark, flow.ticket, flow))
+
+    def leave(self, flow: Flow) -> float:
+        """Remove a flow, return the bytes it still had to go; its entry in the queue is stale."""
+        self.count -= 1
+        flow.lane = None
+        return max(0.0, flow.mark - self.served)
+
+    def members(self) -> list[Flow]:
+        """The flows of this lane."""
+        return [entry[2] for entry in self.queue if self._is_valid(entry)]
+
+    def next_due_ns(self) -> int:
+        """When the flow that is nearest to its end will have passed, rounded up."""
+        while not self._is_valid(self.queue[0]):
+            heappop(self.queue)
+        wait_ns = (self.queue[0][0] - self.served) / self.rate
+        return self.since_ns + max(0, ceil(wait_ns - ROUNDING_NS))
+
+    def take_finished(self) -> list[Flow]:
+        """Take the flows whose last byte has passed off the queue; they still have to leave."""
+        finished: list[Flow] = []
+        reached = self.served + self.rate * ROUNDING_NS
+        while self.queue and self.queue[0][0] <= reached:
+            entry = heappop(self.queue)
+            if self._is_valid(entry):
+                finished.append(entry[2])
+        return finished
+
+    def _is_valid(self, entry: tuple[float, int, Flow]) -> bool:
+        return entry[2].lane is self and entry[2].ticket == entry[1]
+
+    def close(self) -> None:
+        """Take the lane, which is empty, off its ports and off the clock."""
+        if len(self.ports) == 2:
+            egress, ingress = self.ports
+            del egress.lanes[ingress], ingress.lanes[egress]
+        elif self.ports:
+            del self.ports[0].lanes[self.limit, self.seats]
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+def lane_between(egress: Port, ingress: Port, now_ns: int) -> Lane:
+    """The lane in which a flow between two ports belongs, opened where there is none yet."""
+    if egress.is_tight and ingress.is_tight:
+        lane = egress.lanes.get(ingress)
+        if lane is None:
+            lane = Lane((egress, ingress), inf, 1, 0.0, now_ns)
+            egress.lanes[ingress] = ingress.lanes[egress] = lane
+        return lane
+    if egress.is_tight:
+        tight, loose = egress, ingress
+    elif ingress.is_tight:
+        tight, loose = ingress, egress
+    else:
+        rate = min(egress.capacity, ingress.capacity)
+        return Lane((), rate, 1, rate, now_ns)
+    limit = loose.capacity / loose.seats
+    lane = tight.lanes.get((limit, loose.seats))
+    if lane is None:
+        lane = tight.lanes[limit, loose.seats] = Lane((tight,), limit, loose.seats, 0.0, now_ns)
+    return lane
+
+
+def connected_ports(start: Port, seen: set[Port]) -> list[Port]:
+    """A tight port and all that flows connect with it, directly or not; `seen` receives them."""
+    seen.add(start)
+    found = [start]
+    for port in found:
+        for lane in port.lanes.values():
+            for neighbour in lane.ports:
+                if neighbour not in seen:
+                    seen.add(neighbour)
+                    found.append(neighbour)
+    return found
+
+
+def fair_rates(ports: Sequence[Port]) -> dict[Lane, float]:
+    """The max-min fair rate of every lane on a connected set of tight ports, by water-filling.
+
+    The level rises from zero for all flows alike. Whatever it reaches first, the equal share of a
+    port or the limit of a lane, gives the flows concerned their rate and leaves the rest of the
+    capacity to the others. Shares can therefore only grow, and a heap that takes outdated entries
+    back finds the order.
+    """
+    if len(ports) == 1 and len(ports[0].lanes) == 1:
+        (lane,) = ports[0].lanes.values()
+        return {lane: min(lane.limit, ports[0].capacity / lane.count)}
+    rates: dict[Lane, float] = {}
+    bounds: list[tuple[float, int, Port | Lane]] = []
+    for port in ports:
+        port.left = port.capacity
+        port.waiting = len(port.flows)
+        bounds.append((port.capacity / port.waiting, len(bounds), port))
+        for lane in port.lanes.values():
+            if lane.limit < port.capacity:
+                bounds.append((lane.limit, len(bounds), lane))
+    heapify(bounds)
+    while bounds:
+        level, order, bound = heappop(bounds)
+        if isinstance(bound, Lane):
+            reached = [bound]
+        elif bound.waiting == 0:
+            continue
+        elif bound.left / bound.waiting > level:
+            heappush(bounds, (bound.left / bound.waiting, order, bound))
+            continue
+        else:
+            reached = bound.lanes.values()
+        for lane in reached:
+            if lane not in rates:
+                rates[lane] = level
+                for port in lane.ports:
+                    port.left -= level * lane.count
+                    port.waiting -= lane.count
+    return rates
+
+
+def is_slack(port: Port) -> bool:
+    """Whether a tight port could be loose: its flows are held below an equal share elsewhere.
+
+    Elsewhere must be tight ports: flows that end in loose ones would be left without any. The
+    margin keeps rounding errors from making the port tight again at once.
+    """
+    share = port.capacity / len(port.flows) * (1 - 1e-9)
+    return all(len(lane.ports) == 2 and lane.rate < share for lane in port.lanes.values())
+
+
+def is_broken(lane: Lane) -> bool:
+    """Whether a lane has used up what loose ports with several flows allow: they must be tight."""
+    return lane.seats > 1 and lane.rate >= lane.limit

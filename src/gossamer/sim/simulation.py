@@ -1,0 +1,262 @@
+"""One run in virtual time, from settings to result."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.methods import Method
+from gossamer.optimisers import make_optimiser
+from gossamer.schedules import make_schedule
+from gossamer.settings import Settings
+from gossamer.sim.buckets import Bucket, make_buckets
+from gossamer.sim.budget import Budget
+from gossamer.sim.engine import Engine, make_engine
+from gossamer.sim.evaluate import Evaluator
+from gossamer.sim.gradients import GradientDesk
+from gossamer.sim.groups import grouped_roles, split_groups
+from gossamer.sim.kernel import SECOND
+from gossamer.sim.model import FlatModel
+from gossamer.sim.store import ReplicaStore
+from gossamer.sim.worker import SimulatedWorker
+from gossamer.sim.world import Parts, Rates, World
+from gossamer.tasks.split import make_sampler
+from gossamer.trace import Timeline
+
+Row = dict[str, Any]
+_COMPILE_AFTER_GRADIENTS = 20_000
+
+
+@dataclass
+class Result:
+    """What a run gives back. `summary` is what `--json` prints and the run folder keeps."""
+
+    settings: Settings
+    summary: Row
+    history: list[Row]
+    parameters: Tensor
+    """The output model as a flat vector."""
+    staleness: dict[int, int] = field(default_factory=dict[int, int])
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["summary"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Simulation:
+    """Builds the world of one run, runs it, keeps its metrics."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        on_row: Callable[[Row], None] | None = None,
+        timeline: Timeline | None = None,
+        engine: Engine | None = None,
+        model: FlatModel | None = None,
+    ) -> None:
+        self.settings = settings
+        self._method: Method = settings.method.method
+        ends = (
+            len(split_groups(settings.method.groups, settings.cluster)) or settings.cluster.workers
+        )
+        options = settings.method.resolve(ends, settings.steps_per_worker)
+        self._options = options
+        self._on_row = on_row
+        device = torch.device(settings.device)
+        self.model = (
+            FlatModel(settings.task, device, seed=settings.seed) if model is None else model
+        )
+        self.engine = engine or make_engine(settings.engine, self.model, compiled=self._compiles())
+        self._evaluator = Evaluator(self.model, self._method.output, settings.buffers)
+        self.world = World(self._parts(options), timeline)
+        self._spawn(options)
+        self.history: list[Row] = []
+        self._next_evaluation = 0.0
+        self._began = 0.0
+        if settings.engine != "none":
+            self.world.on_progress = self._progressed
+
+    def _compiles(self) -> bool:
+        chosen = self.settings.compiled
+        if chosen is not None:
+            return chosen
+        gradients = self.settings.samples / (self.settings.batch or 1)
+        return self.settings.device.startswith("cuda") and gradients >= _COMPILE_AFTER_GRADIENTS
+
+    def _parts(self, options: dict[str, Any]) -> Parts:
+        settings, model = self.settings, self.model
+        cluster, task = settings.cluster, settings.task
+        assert settings.batch
+        assert settings.epochs
+        assert settings.learning_rate
+        assert settings.optimiser
+        optimiser = make_optimiser(settings.optimiser)
+        workers = ReplicaStore(cluster.workers, model.initial, optimiser, clip=settings.clip)
+        servers = None
+        if self._method.has_server:
+            chosen = settings.method.server_optimiser or self._method.server_optimiser
+            own = make_optimiser(chosen) if chosen else optimiser
+            servers = ReplicaStore(1, model.initial, own, clip=settings.clip)
+        synchronous = self._method.is_synchronous(options)
+        buffers = model.initial_buffers.repeat(cluster.workers, 1)
+        schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=cluster.workers)
+        own_bytes = model.layout.total * model.initial.element_size()
+        return Parts(
+            cluster=cluster,
+            seed=settings.seed,
+            budget=Budget(
+                settings.samples,
+                settings.batch,
+                len(task.train),
+                synchronous=synchronous,
+                living=lambda: len(self.world.alive),
+            ),
+            rates=Rates(settings.learning_rate, schedule),
+            sampler=make_sampler(
+                task.train.targets,
+                cluster.workers,
+                settings.batch,
+                settings.split,
+                settings.seed,
+                synchronous,
+            ),
+            desk=GradientDesk(self.engine, workers, buffers),
+            workers=workers,
+            servers=servers,
+            buckets=self._buckets(),
+            byte_scale=settings.model_bytes / own_bytes if settings.model_bytes else 1.0,
+        )
+
+    def _buckets(self) -> tuple[Bucket, ...]:
+        sample = self.settings.task.train.inputs[:1].to(self.model.device)
+        return make_buckets(self.model.module, sample)
+
+    def _spawn(self, options: dict[str, Any]) -> None:
+        world, method = self.world, self._method
+        groups = split_groups(self.settings.method.groups, world.cluster)
+        if groups:
+            world.speakers = [group[0] for group in groups]
+        for rank in range(world.size):
+            worker = SimulatedWorker(world, rank)
+            role = grouped_roles(worker, world.replicas[rank], method.worker, options, groups)
+            world.kernel.spawn(self._lifetime(role, rank), rank, is_main=True)
+        if method.server is not None:
+            server = SimulatedWorker(world, world.size)
+            role = method.server(server, world.replicas[world.size])
+            world.kernel.spawn(role, world.size, is_main=False)
+
+    async def _lifetime(self, role: Coroutine[Any, Any, None], rank: int) -> None:
+        await role
+        self.world.end_worker(rank)
+
+    def run(self) -> Result:
+        """To the end of the run; what was recorded before an error has been handed out already."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.settings.threads)
+        try:
+            return self._run()
+        finally:
+            torch.set_num_threads(threads)
+
+    def _run(self) -> Result:
+        self._began = time.perf_counter()
+        if self.settings.engine != "none":
+            self._record()
+        self.world.kernel.run()
+        summary = self._row()
+        if self.settings.engine != "none":
+            self.history.append(summary)
+            if self._on_row is not None:
+                self._on_row(summary)
+        parameters = self._evaluator.output_parameters(self.world)
+        summary = {
+            "method": str(self.settings.method),
+            "task": self.settings.task.name,
+            "workers": self.world.size,
+            "seed": self.settings.seed,
+            "learning_rate": self.settings.learning_rate,
+            "digest": self.world.kernel.digest.hexdigest(),
+            "parameters_digest": digest_of(parameters),
+            **summary,
+            **self._totals(),
+        }
+        tally = self.world.accounts.staleness.histogram
+        return Result(self.settings, summary, self.history, parameters, dict(sorted(tally.items())))
+
+    def _progressed(self) -> None:
+        if self.world.budget.epochs_processed >= self._next_evaluation:
+            self._record()
+
+    def _record(self) -> None:
+        assert self.settings.epochs
+        self._next_evaluation += self.settings.epochs / self.settings.evaluations
+        row = self._row()
+        self.history.append(row)
+        if self._on_row is not None:
+            self._on_row(row)
+
+    def _row(self) -> Row:
+        """One line of the metrics; every value names the model it speaks of by `output`."""
+        world, accounts = self.world, self.world.accounts
+        losses, accounts.losses = accounts.losses, []
+        row: Row = {
+            "virtual_seconds": world.kernel.now / SECOND,
+            "epochs": world.budget.epochs_processed,
+            "steps": accounts.steps,
+            "samples": world.budget.processed,
+            "output": self._method.output,
+            "training_loss": float(torch.stack(losses).mean()) if losses else None,
+            "mean_staleness": accounts.staleness.mean,
+            "mean_age": accounts.age.mean,
+            "bytes": sum(world.post.bytes_put),
+            "computing_seconds": [a.computing_ns / SECOND for a in accounts.workers],
+            "waiting_seconds": [a.waited_ns / SECOND for a in accounts.workers],
+        }
+        if world.over:
+            row["virtual_seconds"] = max(world.ended_ns[r] for r in world.alive) / SECOND
+        if self.settings.engine != "none":
+            scores = self._evaluator.score(world)
+            row |= {
+                "loss": scores.loss,
+                "accuracy": scores.accuracy,
+                "worker_accuracy": scores.worker_accuracy,
+                "consensus_distance": scores.consensus_distance,
+            }
+        return row
+
+    def _totals(self) -> Row:
+        world, accounts = self.world, self.world.accounts
+        steps = max(1, accounts.steps)
+        causes: dict[str, float] = {}
+        for account in accounts.workers:
+            for cause, waited in account.waiting_ns.items():
+                causes[cause] = causes.get(cause, 0.0) + waited / SECOND
+        weights = [world.replicas[rank].weight for rank in sorted(world.alive)]
+        return {
+            "wall_seconds": time.perf_counter() - self._began,
+            "events": world.kernel.events,
+            "max_staleness": accounts.staleness.most,
+            "bytes_per_step": sum(world.post.bytes_put) / steps,
+            "waiting_fraction": accounts.waiting_fraction(world.ended_ns),
+            "waiting_by_cause": causes,
+            "exchanges_per_step": accounts.exchanges_per_step,
+            "mean_width": world.desk.mean_width,
+            "lost_mass": max(0.0, len(weights) - sum(weights)),
+            "living": len(world.alive),
+            "notices": list(self.engine.notices),
+        }
+
+
+def digest_of(parameters: Tensor) -> str:
+    """A fingerprint of the resulting bits."""
+    raw = parameters.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(raw, digest_size=16).hexdigest()

@@ -1,0 +1,284 @@
+"""One worker's view of the simulated world (the `Worker` protocol)."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from gossamer.errors import Late, ProtocolError
+from gossamer.keyed import key_of
+from gossamer.pending import Pending
+from gossamer.replica import Replica
+from gossamer.sim.gradients import Request
+from gossamer.sim.kernel import SECOND
+from gossamer.sim.store import Point, SimulatedReplica
+from gossamer.sim.world import World
+from gossamer.worker import Gradient, Message, Tag
+
+T = TypeVar("T")
+
+
+class SimulatedGradient(Gradient):
+    """A gradient under way, and the pieces that come out of it early."""
+
+    __slots__ = ("_started_ns", "_work_ns", "_world", "request")
+
+    def __init__(self, world: World, request: Request, work_ns: int) -> None:
+        super().__init__("gradient")
+        self.request = request
+        self._world = world
+        self._work_ns = work_ns
+        self._started_ns = world.kernel.now
+
+    def buckets(self) -> Sequence[Pending[Tensor]]:
+        """Asked for right after the start, each piece comes at its share of the backward time."""
+        pieces: list[Pending[Tensor]] = []
+        forward = self._world.cluster.compute.forward_share
+        for bucket in self._world.parts.buckets:
+            piece: Pending[Tensor] = Pending("bucket")
+            ready = self._work_ns * (forward + (1 - forward) * bucket.ready_share)
+            passed = self._world.kernel.now - self._started_ns
+            self._world.kernel.at(
+                max(0, round(ready) - passed), self._ready, piece, bucket.start, bucket.end
+            )
+            pieces.append(piece)
+        return pieces
+
+    def _ready(self, piece: Pending[Tensor], start: int, end: int) -> None:
+        if self.request.worker in self._world.alive:
+            piece.resolve(self._world.desk.deliver(self.request)[start:end])
+
+
+class SimulatedWorker:
+    """What a method may touch, in virtual time."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.rank = rank
+        self.size = world.size
+        self.rng = world.stream("worker", rank)
+        self.step = 0
+        self._world = world
+        self._compute_rng = world.stream("compute", rank)
+        self._requests = 0
+        self._peers_of: frozenset[int] | None = None
+        self._peers: list[int] = []
+        self._gradients = 0
+
+    @property
+    def peers(self) -> Sequence[int]:
+        live = self.live
+        if live is not self._peers_of:
+            self._peers_of = live
+            self._peers = sorted(live - {self.rank})
+        return self._peers
+
+    @property
+    def live(self) -> frozenset[int]:
+        return self._world.live_seen_by(self.rank)
+
+    def live_at(self, step: int) -> frozenset[int]:
+        return self._world.live_at(step)
+
+    @property
+    def server(self) -> int:
+        return self.size
+
+    @property
+    def expected_steps(self) -> int:
+        budget = self._world.budget
+        return max(1, -(-budget.samples // (budget.batch * self.size)))
+
+    @property
+    def over(self) -> bool:
+        return self._world.over
+
+    def now(self) -> float:
+        return self._world.kernel.now / SECOND
+
+    def steps(self, share: int = 1) -> Iterator[int]:
+        """`share` is how many workers' batches one step of this one stands for."""
+        step = 0
+        while (epoch := self._world.budget.open_step(step, share)) is not None:
+            self._world.epochs[self.rank] = epoch
+            self.step = step
+            yield step
+            step += 1
+
+    def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> SimulatedGradient:
+        world, kernel = self._world, self._world.kernel
+        if isinstance(at, SimulatedReplica):
+            point = at.store.point(at.row)
+        elif isinstance(at, Tensor):
+            point = Point(-1, at)
+        else:
+            raise ProtocolError(f"a gradient is taken at a tensor or a replica, got {type(at)}")
+        indices = world.parts.sampler.next(self.rank) if batch is None else np.asarray(batch)
+        key = key_of(world.seed, self.rank, self._gradients)
+        self._gradients += 1
+        request = Request(self.rank, point, indices, key)
+        world.desk.start(request)
+        world.outstanding.setdefault(self.rank, []).append(request)
+        work_ns = world.draw_compute_ns(self.rank, self._compute_rng)
+        after_ns = round(world.cluster.compute.unoverlapped_seconds * SECOND)
+        gradient = SimulatedGradient(world, request, work_ns)
+        kernel.at(work_ns + after_ns, self._deliver, gradient, kernel.now, work_ns + after_ns)
+        if kernel.current is not None:
+            kernel.current.gradient = gradient
+        return gradient
+
+    def _deliver(self, gradient: SimulatedGradient, started_ns: int, work_ns: int) -> None:
+        world = self._world
+        if self.rank not in world.alive:
+            return
+        # A pause stops the computation: what it took is still to be done afterwards.
+        paused_until = world.kernel.resume_at(self.rank)
+        if paused_until > world.kernel.now:
+            left = paused_until - world.kernel.now
+            world.kernel.at(left, self._deliver, gradient, started_ns, work_ns)
+            return
+        value = world.delivered(gradient.request, started_ns, work_ns)
+        gradient.resolve(value)
+        world.on_progress()
+
+    # ------------------------------------------------------------------ messages
+
+    def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:
+        return self._post(to, Message(self.rank, payload), tag)
+
+    def _post(self, to: int, message: Message, tag: Tag) -> Pending[None]:
+        world = self._world
+        gone: Pending[None] = Pending("send", to)
+        step = self.step
+
+        def arrived() -> None:
+            self._count_exchange(to, message.payload, step)
+            world.mailboxes[to].deliver(tag, message)
+            gone.resolve(None)
+
+        world.watch(gone, self.rank)
+        world.post.carry(self.rank, to, world.wire_size(message.payload), arrived)
+        return gone
+
+    def _count_exchange(self, to: int, payload: Any, step: int) -> None:
+        """A model that reached another worker; its age is the steps the sender made meanwhile."""
+        if to != self.rank and to < self.size and self.rank < self.size and payload is not None:
+            self._world.accounts.age.add(self.step - step)
+            self._world.accounts.workers[to].exchanges += 1
+
+    def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
+        pending: Pending[Message] = Pending("receive", source)
+        self._world.mailboxes[self.rank].receive(tag, source, pending)
+        if not pending.done:
+            self._world.watch(pending, self.rank)
+        return pending
+
+    def collect(self, tag: Tag) -> list[Message]:
+        return self._world.mailboxes[self.rank].collect(tag)
+
+    def request(self, to: int, payload: Any, *, tag: Tag) -> Pending[Any]:
+        world = self._world
+        self._requests += 1
+        number = self._requests
+        answer: Pending[Any] = Pending("reply", to)
+        arrival: Pending[Message] = Pending("reply", to)
+        arrival.when_done(lambda: answer.resolve(arrival.result().payload))
+        world.mailboxes[self.rank].receive(("reply", number), to, arrival)
+        world.watch(answer, self.rank)
+        self._post(to, Message(self.rank, payload, reply_to=number), tag)
+        return answer
+
+    def reply(self, message: Message, payload: Any) -> Pending[None]:
+        answer = Message(self.rank, payload)
+        return self._post(message.source, answer, ("reply", message.reply_to))
+
+    # ------------------------------------------------------------------ collectives
+
+    def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
+        return self._collective("all_reduce", value, over)
+
+    def all_gather(
+        self, value: Tensor, *, over: Sequence[int] | None = None
+    ) -> Pending[dict[int, Tensor]]:
+        return self._collective("all_gather", value, over)
+
+    def broadcast(self, value: Tensor | None, *, root: int, over: Sequence[int]) -> Pending[Tensor]:
+        return self._collective("broadcast", value, over, root)
+
+    def _collective(
+        self, kind: str, value: Tensor | None, over: Sequence[int] | None, root: int | None = None
+    ) -> Pending[Any]:
+        size = 0 if value is None else self._world.wire_size(value)
+        members = None if over is None else tuple(over)
+        return self._world.rendezvous.join(kind, self.rank, value, size, members, root)
+
+    # ------------------------------------------------------------------ one-sided
+
+    def read(self, peer: int) -> Pending[Tensor]:
+        world = self._world
+        answer: Pending[Tensor] = Pending("read", peer)
+        world.watch(answer, self.rank)
+
+        def asked() -> None:
+            # The value is what the memory holds when the request gets there.
+            value = world.replicas[peer].snapshot()
+            world.post.carry(peer, self.rank, world.wire_size(value), lambda: arrived(value))
+
+        step = world.accounts.workers[peer].steps if peer < self.size else 0
+
+        def arrived(value: Tensor) -> None:
+            if peer < self.size:
+                world.accounts.age.add(world.accounts.workers[peer].steps - step)
+                world.accounts.workers[self.rank].exchanges += 1
+            answer.resolve(value)
+
+        world.post.carry(self.rank, peer, 32, asked)
+        return answer
+
+    def accumulate(self, peer: int, delta: Tensor) -> Pending[None]:
+        world = self._world
+        done: Pending[None] = Pending("accumulate", peer)
+        world.watch(done, self.rank)
+
+        def arrived() -> None:
+            world.replicas[peer].add_(delta)
+            done.resolve(None)
+
+        world.post.carry(self.rank, peer, world.wire_size(delta), arrived)
+        return done
+
+    # ------------------------------------------------------------------ time and tasks
+
+    def sleep(self, seconds: float) -> Pending[None]:
+        pending: Pending[None] = Pending("sleep")
+        self._world.kernel.at(round(seconds * SECOND), pending.resolve, None)
+        return pending
+
+    def within(self, seconds: float, pending: Pending[T]) -> Pending[T]:
+        bounded: Pending[T] = Pending(pending.label, pending.peer)
+        what = f"{pending.label} did not end within {seconds:g} s"
+        timer = self._world.kernel.at(round(seconds * SECOND), self._too_late, bounded, what)
+
+        def ended() -> None:
+            timer.cancel()
+            try:
+                bounded.resolve(pending.result())
+            except Exception as error:
+                bounded.fail(error)
+
+        pending.when_done(ended)
+        return bounded
+
+    @staticmethod
+    def _too_late(bounded: Pending[Any], what: str) -> None:
+        bounded.fail(Late(what))
+
+    def start(self, task: Coroutine[Any, Any, T]) -> Pending[T]:
+        return self._world.kernel.spawn(task, self.rank, is_main=False).finished
+
+    async def together(self, main: Coroutine[Any, Any, T], *side: Coroutine[Any, Any, Any]) -> T:
+        for task in side:
+            self.start(task)
+        return await main

@@ -1,0 +1,288 @@
+"""The simulated world: who is alive, what everybody's operations cost, what breaks when."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gossamer.errors import PeerLost
+from gossamer.payload import tensor_bytes, wire_bytes
+from gossamer.pending import Pending
+from gossamer.schedules import Schedule
+from gossamer.sim.accounts import Accounts, WorkerAccount
+from gossamer.sim.buckets import Bucket
+from gossamer.sim.budget import Budget
+from gossamer.sim.cluster import Cluster
+from gossamer.sim.faults import FOREVER, Fault
+from gossamer.sim.gradients import GradientDesk, Request
+from gossamer.sim.kernel import SECOND, Kernel, Task
+from gossamer.sim.mailbox import Mailbox
+from gossamer.sim.post import Post
+from gossamer.sim.rendezvous import Rendezvous
+from gossamer.sim.store import ReplicaStore, SimulatedReplica
+from gossamer.tasks.split import Sampler
+from gossamer.trace import Timeline
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the optimisers' steps are multiplied by."""
+
+    base: float
+    schedule: Schedule
+
+    def at(self, epoch: float) -> float:
+        return self.base * self.schedule.factor(epoch)
+
+
+@dataclass
+class Parts:
+    """What a world is made of."""
+
+    cluster: Cluster
+    seed: int
+    budget: Budget
+    rates: Rates
+    sampler: Sampler
+    desk: GradientDesk
+    workers: ReplicaStore
+    servers: ReplicaStore | None
+    buckets: tuple[Bucket, ...]
+    byte_scale: float = 1.0
+    """Bytes charged per byte of tensor, for questions about larger models than the one at hand."""
+
+
+class World:
+    """Everything that the workers of one run share."""
+
+    def __init__(self, parts: Parts, timeline: Timeline | None = None) -> None:
+        self.cluster = cluster = parts.cluster
+        self.seed = parts.seed
+        self.size = cluster.workers
+        self.parts = parts
+        self.budget = parts.budget
+        self.desk = parts.desk
+        self.timeline = timeline
+        self.kernel = Kernel(parts.seed)
+        self.kernel.on_park, self.kernel.on_resume = None, self._resumed
+        self.kernel.resume_at = self._paused_until
+        servers = 0 if parts.servers is None else parts.servers.parameters.shape[0]
+        machines = cluster.machine_of(self.size - 1) + 1
+        cards = [cluster.machine_of(rank) for rank in range(self.size)]
+        cards += [machines + server for server in range(servers)]
+        self.ends = self.size + servers
+        self.post = Post(self.kernel, cluster, cards, self.stream("network"))
+        self.mailboxes = [Mailbox() for _ in range(self.ends)]
+        self.rendezvous = Rendezvous(self)
+        self.accounts = Accounts([WorkerAccount() for _ in range(self.size)])
+        self.epochs = [0.0] * self.size
+        self.alive = set(range(self.size))
+        self.lost: set[int] = set()
+        """Dead and known to be dead."""
+        self.unreachable: dict[int, set[int]] = {}
+        self.ended: set[int] = set()
+        self.ended_ns = [0] * self.size
+        self.outstanding: dict[int, list[Request]] = {}
+        self.slow = [1.0] * self.size
+        self.speakers: Sequence[int] = range(self.size)
+        """Whose replicas count; with groups, their first members'."""
+        self.replicas = [self._replica(parts.workers, rank) for rank in range(self.size)]
+        if parts.servers is not None:
+            self.replicas += [self._replica(parts.servers, row) for row in range(servers)]
+        self.on_progress: Callable[[], None] = lambda: None
+        """Called after each gradient that was delivered."""
+        self._pauses: dict[int, int] = {}
+        self._watching: dict[int, dict[Pending[Any], int]] = {}
+        self._views: list[tuple[int, frozenset[int]]] = [(0, frozenset(range(self.size)))]
+        self._asked = -1
+        self._live_seen: dict[int, frozenset[int]] = {}
+        for fault in cluster.faults:
+            self.kernel.at(round(fault.at * SECOND), self.begin_fault, fault)
+
+    def stream(self, *purpose: object) -> random.Random:
+        """One generator per purpose: adding a worker does not shift the draws of others."""
+        return random.Random("/".join(map(str, (self.seed, *purpose))))
+
+    def _replica(self, store: ReplicaStore, row: int) -> SimulatedReplica:
+        if store is self.parts.workers:
+            return SimulatedReplica(
+                store, row, lambda: self.parts.rates.at(self.epochs[row]), self._descended
+            )
+        return SimulatedReplica(
+            store, row, lambda: self.parts.rates.at(self.budget.epoch), self._descended
+        )
+
+    def _descended(self, replica: SimulatedReplica, read: int | None) -> None:
+        if read is not None:
+            self.accounts.staleness.add(replica.version - read)
+
+    # ------------------------------------------------------------------ membership
+
+    def live_seen_by(self, rank: int) -> frozenset[int]:
+        """Kept until it changes: methods ask at every step."""
+        viewer = rank if rank in self.unreachable else -1
+        seen = self._live_seen.get(viewer)
+        if seen is None:
+            hidden = self.lost | self.unreachable.get(rank, set())
+            seen = self._live_seen[viewer] = frozenset(range(self.size)) - hidden
+        return seen
+
+    def live_at(self, step: int) -> frozenset[int]:
+        """The first to ask about a step fixes the set for everybody."""
+        if step > self._asked:
+            self._asked = step
+            now = frozenset(range(self.size)) - self.lost
+            if now != self._views[-1][1]:
+                self._views.append((step, now))
+        return next(live for since, live in reversed(self._views) if since <= step)
+
+    def watch(self, pending: Pending[Any], owner: int) -> None:
+        """Fail this operation when the peer that it names is lost."""
+        peer = pending.peer
+        if peer is None:
+            return
+        if peer in self.lost:
+            pending.fail(PeerLost(peer))
+        elif peer in self.unreachable.get(owner, ()):
+            pending.fail(PeerLost(peer, "unreachable for longer than the deadline"))
+        else:
+            watching = self._watching.setdefault(peer, {})
+            if len(watching) > 4 * self.ends:
+                self._watching[peer] = watching = {p: o for p, o in watching.items() if not p.done}
+            watching[pending] = owner
+
+    def end_worker(self, rank: int) -> None:
+        """A worker's main part is over."""
+        self.ended.add(rank)
+        self.ended_ns[rank] = self.kernel.now
+        self.rendezvous.reconsider()
+
+    @property
+    def over(self) -> bool:
+        return self.alive <= self.ended
+
+    # ------------------------------------------------------------------ faults
+
+    def begin_fault(self, fault: Fault) -> None:
+        end_ns = round(fault.lasts * SECOND) if fault.lasts != FOREVER else None
+        if self.timeline is not None:
+            self.timeline.instant(max(fault.worker, 0), str(fault), self.kernel.now)
+        if fault.kind == "kill":
+            self._kill(fault.worker)
+        elif fault.kind == "pause" and end_ns is not None:
+            self._pause(fault.worker, end_ns)
+        elif fault.kind == "slow":
+            self.slow[fault.worker] *= fault.amount
+        elif fault.kind == "slow-link":
+            self.post.slow_card(fault.worker, fault.amount)
+        elif fault.kind == "drop":
+            self.post.drop_probability = fault.amount
+        elif fault.kind == "delay":
+            self.post.extra_delay_s += fault.amount
+        elif fault.kind == "partition" and self.post.sides == ():
+            self.post.sides = fault.sides
+            self.kernel.at(round(self.cluster.deadline * SECOND), self._give_up_across, fault)
+        if end_ns is not None:
+            self.kernel.at(end_ns, self._end_fault, fault)
+
+    def _end_fault(self, fault: Fault) -> None:
+        if fault.kind == "slow":
+            self.slow[fault.worker] /= fault.amount
+        elif fault.kind == "slow-link":
+            self.post.slow_card(fault.worker, 1 / fault.amount)
+        elif fault.kind == "drop":
+            self.post.drop_probability = 0.0
+        elif fault.kind == "delay":
+            self.post.extra_delay_s -= fault.amount
+        elif fault.kind == "partition" and self.post.sides == fault.sides:
+            self.unreachable.clear()
+            self._live_seen.clear()
+            self.post.heal()
+            self.rendezvous.reconsider()
+
+    def _give_up_across(self, fault: Fault) -> None:
+        """The partition has outlasted the deadline: who is across counts as lost until it heals."""
+        if self.post.sides != fault.sides:
+            return
+        for rank in sorted(self.alive):
+            across = {r for r in range(self.size) if self.post.are_separated(rank, r)}
+            if across:
+                self.unreachable[rank] = across
+                self._live_seen.pop(rank, None)
+        for peer, watching in sorted(self._watching.items()):
+            for pending, owner in list(watching.items()):
+                if peer in self.unreachable.get(owner, ()):
+                    pending.fail(PeerLost(peer, "unreachable for longer than the deadline"))
+        self.rendezvous.fail_separated()
+
+    def _kill(self, rank: int) -> None:
+        if rank not in self.alive:
+            return
+        self.alive.discard(rank)
+        if rank not in self.ended:
+            self.ended_ns[rank] = self.kernel.now
+        self.kernel.end_tasks(rank)
+        self.post.bury(rank)
+        for request in self.outstanding.pop(rank, []):
+            self.desk.abort(request)
+            self.parts.sampler.give_back(rank, request.batch)
+            self.budget.give_back(len(request.batch))
+        self.kernel.at(round(self.cluster.failure_detection * SECOND), self._announce_death, rank)
+
+    def _announce_death(self, rank: int) -> None:
+        self.lost.add(rank)
+        self._live_seen.clear()
+        for pending in list(self._watching.pop(rank, {})):
+            pending.fail(PeerLost(rank))
+        self.rendezvous.reconsider()
+
+    def _pause(self, rank: int, duration_ns: int) -> None:
+        until = self.kernel.now + duration_ns
+        self._pauses[rank] = max(until, self._pauses.get(rank, 0))
+
+    def _paused_until(self, end: int) -> int:
+        return self._pauses.get(end, 0)
+
+    # ------------------------------------------------------------------ costs and books
+
+    def wire_size(self, payload: object) -> int:
+        size = wire_bytes(payload)
+        if self.parts.byte_scale != 1.0:
+            size += round((self.parts.byte_scale - 1.0) * tensor_bytes(payload))
+        return size
+
+    def draw_compute_ns(self, rank: int, rng: random.Random) -> int:
+        return round(self.cluster.compute.draw(rng) * self.slow[rank] * SECOND)
+
+    def delivered(self, request: Request, started_ns: int, computing_ns: int) -> Tensor:
+        """A gradient is there: its samples count now."""
+        rank = request.worker
+        gradient = self.desk.deliver(request)
+        self.outstanding[rank].remove(request)
+        account = self.accounts.workers[rank]
+        account.steps += 1
+        account.computing_ns += computing_ns
+        self.budget.processed += len(request.batch)
+        if request.loss is not None:
+            self.accounts.losses.append(request.loss)
+        if self.timeline is not None:
+            self.timeline.span(rank, "main", "gradient", started_ns, self.kernel.now)
+        return gradient
+
+    def _resumed(self, task: Task) -> None:
+        """Waiting is time with nothing to compute and something awaited."""
+        parked = task.parked
+        if not task.is_main or task.worker >= self.size or parked is None:
+            return
+        if parked.label in ("gradient", "bucket") or self.kernel.now == task.parked_since:
+            return
+        waiting = self.accounts.workers[task.worker].waiting_ns
+        waited = self.kernel.now - task.parked_since
+        waiting[parked.label] = waiting.get(parked.label, 0) + waited
+        if self.timeline is not None:
+            label = f"waiting: {parked.label}"
+            self.timeline.span(task.worker, "main", label, task.parked_since, self.kernel.now)

@@ -1,0 +1,86 @@
+"""Tasks to train: small problems with known answers, and the networks of the papers.
+
+`make_task("digits-mlp")` needs nothing but this package; the tasks with `needs_data` read files
+that the user has fetched. A task's options follow its name: "quadratic:dimension=20,noise=0".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.options import bind, parse_spec
+from gossamer.tasks.digits import digits_logistic, digits_mlp
+from gossamer.tasks.images import CIFAR10_ORIGIN, MNIST_ORIGIN
+from gossamer.tasks.quadratic import quadratic
+from gossamer.tasks.split import SPLITS, Order, Sampler, make_sampler, shares
+from gossamer.tasks.task import Data, Task
+from gossamer.tasks.text import SHAKESPEARE_ORIGIN, shakespeare_gpt
+from gossamer.tasks.vision import cifar10_resnet18, cifar10_resnet20, mnist_lenet
+
+__all__ = [
+    "SPLITS",
+    "TASKS",
+    "Data",
+    "Order",
+    "Sampler",
+    "Task",
+    "TaskEntry",
+    "make_sampler",
+    "make_task",
+    "shares",
+]
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A row of the table of tasks.
+
+    `make` takes the task's options as keyword-only parameters, and first the path of the data if
+    the task needs any; `origin` says where those come from.
+    """
+
+    description: str
+    make: Callable[..., Task]
+    origin: str | None = None
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the user must bring files."""
+        return self.origin is not None
+
+
+TASKS: dict[str, TaskEntry] = {
+    "quadratic": TaskEntry("a quadratic with a known optimum; workers may differ", quadratic),
+    "digits-logistic": TaskEntry("logistic regression on 1797 digits; convex", digits_logistic),
+    "digits-mlp": TaskEntry("a small perceptron on 1797 digits; trains in seconds", digits_mlp),
+    "mnist-lenet": TaskEntry("LeNet-5 on MNIST", mnist_lenet, MNIST_ORIGIN),
+    "cifar10-resnet20": TaskEntry("ResNet-20 on CIFAR-10", cifar10_resnet20, CIFAR10_ORIGIN),
+    "cifar10-resnet18": TaskEntry("ResNet-18 on CIFAR-10", cifar10_resnet18, CIFAR10_ORIGIN),
+    "shakespeare-gpt": TaskEntry(
+        "a character transformer on a text", shakespeare_gpt, SHAKESPEARE_ORIGIN
+    ),
+}
+
+
+def make_task(spec: str, *, data: Path | None = None) -> Task:
+    """The task that a spec such as "quadratic:dimension=20" describes.
+
+    `data` is the directory (or file) with the data of a task that needs some.
+    """
+    name, given = parse_spec(spec, "task")
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS)
+    entry = TASKS[name]
+    options = bind("task", name, entry.make, given)
+    if entry.origin is None:
+        if data is not None:
+            raise ConfigurationError(f"task {name} brings its own data, got {data}; leave data out")
+        return entry.make(**options)
+    if data is None:
+        raise ConfigurationError(
+            f"task {name} needs data; get {entry.origin}, and give the directory as data"
+        )
+    return entry.make(data, **options)

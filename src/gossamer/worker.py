@@ -1,0 +1,146 @@
+"""Everything a method may touch.
+
+Every operation is a plain method that *starts* the work and returns a `Pending`; `await` only
+waits. Overlap means: start now, await later. A method awaits its outstanding gradient before
+anything else that blocks, because in a user's own training loop the loop *is* the gradient.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from gossamer.pending import Pending
+from gossamer.replica import Replica
+
+T = TypeVar("T")
+Tag = str | tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a receive delivers."""
+
+    source: int
+    payload: Any
+    reply_to: int = 0
+    """Set by `request`: which of the sender's requests this is."""
+
+
+class Gradient(Pending[Tensor]):
+    """A started gradient. Its parts become available during the backward pass."""
+
+    __slots__ = ()
+
+    def buckets(self) -> Sequence[Pending[Tensor]]:
+        """Pieces of the flat gradient in the order in which backward finishes them: last first."""
+        raise NotImplementedError
+
+
+class Worker(Protocol):
+    """One worker's (or server's) view of the world, simulated or real."""
+
+    rank: int
+    size: int
+    """How many workers there are; servers are not counted."""
+    rng: random.Random
+
+    @property
+    def peers(self) -> Sequence[int]:
+        """The other workers believed alive, in order of rank."""
+        ...
+
+    @property
+    def live(self) -> frozenset[int]:
+        """The workers believed alive, this one included."""
+        ...
+
+    def live_at(self, step: int) -> frozenset[int]:
+        """The live set agreed on for one step: the same for everyone who asks about it."""
+        ...
+
+    @property
+    def server(self) -> int:
+        """The address of the method's server (or centre)."""
+        ...
+
+    @property
+    def expected_steps(self) -> int:
+        """About how many steps each worker will make in this run."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Whether every live worker has ended: side loops that run freely stop then."""
+        ...
+
+    def now(self) -> float: ...
+
+    def steps(self) -> Iterator[int]:
+        """0, 1, 2, ... until all workers together have processed the run's samples."""
+        ...
+
+    def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
+        """The gradient of the next batch's loss; reads its point now, delivers after computing."""
+        ...
+
+    def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:
+        """Resolves when the bytes have left. Not cancel-safe: it may arrive all the same."""
+        ...
+
+    def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
+        """Posted when started. Cancel-safe: a message that had arrived is put back."""
+        ...
+
+    def collect(self, tag: Tag) -> list[Message]:
+        """All messages of that tag that have already arrived; never waits."""
+        ...
+
+    def request(self, to: int, payload: Any, *, tag: Tag) -> Pending[Any]:
+        """Send, then wait for the `reply` to exactly this message."""
+        ...
+
+    def reply(self, message: Message, payload: Any) -> Pending[None]: ...
+
+    def broadcast(self, value: Tensor | None, *, root: int, over: Sequence[int]) -> Pending[Tensor]:
+        """Everyone in `over` gets the root's value."""
+        ...
+
+    def all_gather(
+        self, value: Tensor, *, over: Sequence[int] | None = None
+    ) -> Pending[dict[int, Tensor]]:
+        """Everyone's value by rank, of those alive."""
+        ...
+
+    def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
+        """The mean over the living, added in order of rank, the same bits for everyone.
+
+        A member that dies is left out: the group is rebuilt over the survivors.
+        """
+        ...
+
+    def read(self, peer: int) -> Pending[Tensor]:
+        """One-sided: the peer's published parameters; its own thread is not involved."""
+        ...
+
+    def accumulate(self, peer: int, delta: Tensor) -> Pending[None]:
+        """One-sided: add to the peer's published parameters, atomically."""
+        ...
+
+    def sleep(self, seconds: float) -> Pending[None]: ...
+
+    def within(self, seconds: float, pending: Pending[T]) -> Pending[T]:
+        """The same result, or `Late` if it is not there in time."""
+        ...
+
+    def start(self, task: Coroutine[Any, Any, T]) -> Pending[T]:
+        """Run a coroutine beside this one; await the result or leave it."""
+        ...
+
+    async def together(self, main: Coroutine[Any, Any, T], *side: Coroutine[Any, Any, Any]) -> T:
+        """Run `main` here and the side loops beside it until every live worker has ended."""
+        ...
