@@ -45,7 +45,7 @@ def join_buckets(buckets: Sequence[Tensor]) -> Tensor:
 
 @dataclass
 class OuterOptimiser:
-    """One outer step on (start - mean of the workers), the family of local SGD, BMUF, SlowMo, DiLoCo.
+    """One outer step on (start - mean of the workers): local SGD, BMUF, SlowMo, DiLoCo.
 
     velocity <- momentum * velocity + pseudo-gradient
     start    <- start - rate * direction,  direction = velocity, or with Nesterov's look-ahead

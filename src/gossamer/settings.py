@@ -35,7 +35,7 @@ class Settings:
     engine: str = "vector"
     device: str = "cpu"
     threads: int = 1
-    """Of torch on the CPU: another number may change the last bits, so it is part of the settings."""
+    """Of torch on the CPU; another number may change the last bits, so it is a setting."""
     compiled: bool | None = None
     """None: on a GPU, when the run is long enough to pay for compiling."""
     buffers: str = "averaged"

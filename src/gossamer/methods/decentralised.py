@@ -71,23 +71,26 @@ async def _mix(
 async def ad_psgd(w: Worker, x: Replica, *, topology: str = "complete", free: bool = False) -> None:
     """Lian et al. 2018, AD-PSGD: a training loop and an averaging loop share x.
 
-    On a bipartite graph active workers offer and passive ones answer, so that no cycle of waits
-    exists; on any other graph everyone does both. Promises: the mean is kept under every race,
-    because both ends add deltas; nobody waits for a slow worker. One exchange per step: training
-    is at most one exchange ahead. `free` lets both loops run as fast as they can.
+    On a bipartite graph active workers offer and passive ones answer; on any other graph everyone
+    does both. Promises: the mean is kept under every race, because both ends add deltas; nobody
+    waits for a slow worker. One exchange per step: training is at most one exchange ahead. `free`
+    lets both loops run as fast as they can.
     """
     graph = Neighbourhood(topology, w)
-    sides = graph.whole.sides
-    is_active = sides is None or w.rank in sides[0]
-    is_passive = sides is None or w.rank in sides[1]
+
+    def is_active() -> bool:
+        sides = graph.among(w.live).sides  # after a death the survivors take sides anew
+        return sides is None or w.rank in sides[0]
 
     async def train() -> None:
-        for t in w.steps():
+        is_ahead = False
+        for _ in w.steps():
             x.descend_(await w.gradient(x))
-            if is_active and not free:
+            if is_active() and not free:
                 w.send(w.rank, None, tag="stepped")
-                if t > 0:
+                if is_ahead:
                     await w.receive("averaged")
+                is_ahead = True
 
     async def offer() -> None:
         while not w.over:
@@ -112,5 +115,6 @@ async def ad_psgd(w: Worker, x: Replica, *, topology: str = "complete", free: bo
             w.reply(message, mine)
             x.add_(pair_delta(mine, message.payload))
 
-    loops = [loop() for loop, runs in ((offer, is_active), (answer, is_passive)) if runs]
+    # Everyone answers: while news of a death spreads, two workers may both count as active.
+    loops = [answer(), offer()] if is_active() or not free else [answer()]
     await w.together(train(), *loops)

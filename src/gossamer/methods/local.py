@@ -73,7 +73,7 @@ async def slowmo(
     w: Worker, x: Replica, *, period: int = 8, alpha: float = 1.0, beta: float = 0.5,
     state: str = "local",
 ) -> None:  # fmt: skip
-    """Wang et al. 2020, slow momentum: u <- beta u + (x_0 - mean) / eta, x_0 <- x_0 - alpha eta u."""
+    """Wang et al. 2020: u <- beta u + (x_0 - mean) / eta, then x_0 <- x_0 - alpha eta u."""
     await _outer_loop(w, x, OuterOptimiser(alpha, beta), period=period, by_rate=True, state=state)
 
 

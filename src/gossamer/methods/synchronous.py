@@ -16,19 +16,20 @@ async def all_reduce(w: Worker, x: Replica, *, overlap: bool = True, stale: int 
     Promises: all replicas are equal after every step. `stale=1` is the stale-synchronous form: a
     step applies the mean gradient of the step before, so that reducing hides behind computing.
     """
-    on_the_way: list[Pending[list[Tensor]]] = []
+    on_the_way: list[tuple[int, Pending[list[Tensor]]]] = []
     for _ in w.steps():
-        gradient = w.gradient(x)
+        read, gradient = x.version, w.gradient(x)
         if overlap:
             buckets = [w.all_reduce(await bucket) for bucket in gradient.buckets()]
             await gradient
         else:
             buckets = [w.all_reduce(await gradient)]
-        on_the_way.append(gather(buckets))
+        on_the_way.append((read, gather(buckets)))
         if len(on_the_way) > stale:
-            x.descend_(join_buckets(await on_the_way.pop(0)))  # x(t+1) = x(t) + d(t)
-    for mean in on_the_way:
-        x.descend_(join_buckets(await mean))
+            read, mean = on_the_way.pop(0)
+            x.descend_(join_buckets(await mean), read=read)  # x(t+1) = x(t) + d(t)
+    for read, mean in on_the_way:
+        x.descend_(join_buckets(await mean), read=read)
 
 
 async def ensemble(w: Worker, x: Replica) -> None:

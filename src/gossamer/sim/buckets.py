@@ -50,19 +50,24 @@ def layer_costs(model: nn.Module, sample: Tensor) -> dict[str, float]:
     return costs
 
 
-def make_buckets(model: nn.Module, sample: Tensor, most: int = 4) -> tuple[Bucket, ...]:
-    """Pieces of about equal size, cut at parameter boundaries, last layer first as in backward."""
+FIRST_BUCKET_BYTES = 1_000_000
+BUCKET_BYTES = 25_000_000
+"""PyTorch's defaults: small models travel in one piece, for every piece pays the latency."""
+
+
+def make_buckets(model: nn.Module, sample: Tensor, byte_scale: float = 1.0) -> tuple[Bucket, ...]:
+    """Pieces cut at parameter boundaries, last layer first as in backward."""
     named = trainable(model)
     costs = layer_costs(model, sample)
-    total_size = sum(tensor.numel() for _, tensor in named)
     total_cost = sum(costs.values())
     buckets: list[Bucket] = []
-    end = at = total_size
+    end = at = sum(tensor.numel() for _, tensor in named)
     done = 0.0
     for name, tensor in reversed(named):
         at -= tensor.numel()
         done += costs[name]
-        if end - at >= total_size / most or at == 0:
+        full = BUCKET_BYTES if buckets else FIRST_BUCKET_BYTES
+        if (end - at) * tensor.element_size() * byte_scale >= full or at == 0:
             buckets.append(Bucket(at, end, done / total_cost))
             end = at
     return tuple(buckets)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class Budget:
-    """Samples claimed so far, and what they say about the next step."""
+    """Samples processed so far, and what they say about the next step."""
 
     def __init__(
         self,
@@ -23,37 +23,39 @@ class Budget:
     ) -> None:
         self.samples = samples
         self.batch = batch
-        self.claimed = 0
         self.processed = 0
+        self.is_synchronous = synchronous
+        self._claimed = 0
         self._data_size = data_size
-        self._synchronous = synchronous
         self._living = living
+        self._is_closed = False
         self._rounds: list[float] = []
         """For each round opened, the epoch at which it was."""
 
     @property
-    def epoch(self) -> float:
-        """Progress by what has been claimed."""
-        return self.claimed / self._data_size
-
-    @property
-    def epochs_processed(self) -> float:
+    def epochs(self) -> float:
         return self.processed / self._data_size
 
-    def open_step(self, step: int, share: int = 1) -> float | None:
-        """The epoch at which this step begins, or None when the run is over."""
-        if self._synchronous and step < len(self._rounds):
-            return self._rounds[step]
-        if self.claimed >= self.samples:
-            return None
-        epoch = self.epoch
-        if self._synchronous:
-            self._rounds.append(epoch)
-            self.claimed += self.batch * self._living()
-        else:
-            self.claimed += self.batch * share
-        return epoch
+    @property
+    def is_spent(self) -> bool:
+        return self.processed >= self.samples
 
-    def give_back(self, batch: int) -> None:
-        """A worker died before its batch was processed: others will do it."""
-        self.claimed -= batch
+    def open_step(self, step: int) -> float | None:
+        """The epoch at which this step begins, or None when the run is over."""
+        if not self.is_synchronous:
+            return None if self.is_spent else self.epochs
+        if step == len(self._rounds):
+            if self._is_closed or self._claimed >= self.samples:
+                # A round needs everybody: once one worker was told the end, none opens any more.
+                self._is_closed = True
+                return None
+            self._rounds.append(self._claimed / self._data_size)
+            self._claimed += self.batch * self._living()
+        return self._rounds[step]
+
+    def give_back(self, steps: int) -> None:
+        """A worker died after so many steps: a later round makes up for what it owed.
+
+        That is its share of the rounds that were opened, by itself or by others ahead of it.
+        """
+        self._claimed -= self.batch * (len(self._rounds) - steps)

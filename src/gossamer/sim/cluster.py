@@ -119,8 +119,13 @@ class Cluster:
                     f"workers are numbered 0 to {self.workers - 1}"
                 )
 
-    def with_faults(self, faults: Sequence[Fault]) -> Cluster:
-        return dataclasses.replace(self, faults=(*self.faults, *faults))
+    def changed(self, *, workers: int | None = None, faults: Sequence[Fault] = ()) -> Cluster:
+        """With other workers and more faults; a lasting slow-down replaces the old one."""
+        replaced = {(fault.kind, fault.worker) for fault in faults if fault.is_trait}
+        kept = [f for f in self.faults if not f.is_trait or (f.kind, f.worker) not in replaced]
+        return dataclasses.replace(
+            self, workers=self.workers if workers is None else workers, faults=(*kept, *faults)
+        )
 
     def machine_of(self, rank: int) -> int:
         return rank // self.workers_per_machine
@@ -138,7 +143,7 @@ class Cluster:
 def clusters() -> dict[str, str]:
     """The presets that come with the package, with their one-line descriptions."""
     found: dict[str, str] = {}
-    for entry in sorted(resources.files(__package__).joinpath("clusters").iterdir(), key=str):
+    for entry in sorted(resources.files("gossamer.sim").joinpath("clusters").iterdir(), key=str):
         if entry.name.endswith(".toml"):
             described = tomllib.loads(entry.read_text(encoding="utf-8"))
             found[entry.name.removesuffix(".toml")] = str(described.get("title", ""))
@@ -158,7 +163,7 @@ def load_cluster(name: str | Path | Cluster) -> Cluster:
     else:
         if text not in clusters():
             raise unknown_name("cluster", text, clusters())
-        entry = resources.files(__package__).joinpath("clusters", f"{text}.toml")
+        entry = resources.files("gossamer.sim").joinpath("clusters", f"{text}.toml")
         source, stem = entry.read_text(encoding="utf-8"), text
     try:
         described = tomllib.loads(source)

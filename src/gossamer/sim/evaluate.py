@@ -39,7 +39,7 @@ class Evaluator:
         self._buffer_policy = buffer_policy
 
     def output_parameters(self, world: World) -> Tensor:
-        """The output model as a flat vector (for an ensemble: the mean, which is not what counts)."""
+        """The output model as a flat vector; an ensemble has none, so its mean stands in."""
         if self._output in ("centre", "server"):
             return world.replicas[world.size].snapshot()
         values = self.worker_values(world)

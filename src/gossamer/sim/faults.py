@@ -33,6 +33,11 @@ class Fault:
     """The factor of slow and slow-link, the probability of drop, the seconds of delay."""
     sides: tuple[frozenset[int], ...] = ()
 
+    @property
+    def is_trait(self) -> bool:
+        """A slow worker or link that is so from the start to the end: a trait of the cluster."""
+        return self.kind in ("slow", "slow-link") and self.at == 0 and self.lasts == FOREVER
+
     def __str__(self) -> str:
         when = "" if self.at == 0 and self.lasts == FOREVER else f"@{self.at:g}s"
         if self.lasts != FOREVER and self.kind != "kill":
@@ -82,7 +87,11 @@ def parse_fault(kind: str, text: str) -> Fault:
         sides = tuple(_ranks(side) for side in what.split("|"))
     except ValueError:
         raise wrong from None
-    if len(sides) < 2 or not all(sides) or sum(map(len, sides)) != len(frozenset().union(*sides)):
+    if (
+        len(sides) < 2
+        or not all(sides)
+        or sum(map(len, sides)) != len(frozenset[int]().union(*sides))
+    ):
         raise wrong
     return Fault(kind, at, lasts, sides=sides)
 
@@ -107,7 +116,7 @@ def _ranks(text: str) -> frozenset[int]:
 
 
 def random_faults(seed: int, workers: int, horizon_s: float, *, kills: int = 1) -> list[Fault]:
-    """A plan drawn from a seed: everything but deaths heals before three quarters of the horizon."""
+    """A plan drawn from a seed: all but deaths heals before three quarters of the horizon."""
     rng = random.Random(f"{seed}/faults")
     plan: list[Fault] = []
     for _ in range(rng.randint(1, 4)):

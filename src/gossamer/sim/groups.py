@@ -133,7 +133,7 @@ class GroupLeader:
         return self._inner.now()
 
     def steps(self) -> Iterator[int]:
-        return self._inner.steps(share=len(self._group))
+        return self._inner.steps()
 
     def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> GroupGradient:
         gradient = GroupGradient("gradient")

@@ -144,9 +144,11 @@ class Kernel:
             f"{type(error).__name__}: {error}"
         ) from error
 
-    def end_tasks(self, worker: int) -> None:
-        """Close all tasks of a worker that has died."""
+    def end_tasks(self, worker: int, *, only_main: bool = False) -> None:
+        """Close the tasks of a worker that has died, or its main one when its run is over."""
         for task in self.tasks:
+            if only_main and not task.is_main:
+                continue
             if task.worker == worker and not task.finished.done:
                 task.coroutine.close()
                 task.finished.cancel()

@@ -15,7 +15,7 @@ from gossamer.methods import Method
 from gossamer.optimisers import make_optimiser
 from gossamer.schedules import make_schedule
 from gossamer.settings import Settings
-from gossamer.sim.buckets import Bucket, make_buckets
+from gossamer.sim.buckets import make_buckets
 from gossamer.sim.budget import Budget
 from gossamer.sim.engine import Engine, make_engine
 from gossamer.sim.evaluate import Evaluator
@@ -110,6 +110,8 @@ class Simulation:
         buffers = model.initial_buffers.repeat(cluster.workers, 1)
         schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=cluster.workers)
         own_bytes = model.layout.total * model.initial.element_size()
+        byte_scale = settings.model_bytes / own_bytes if settings.model_bytes else 1.0
+        sample = task.train.inputs[:1].to(model.device)
         return Parts(
             cluster=cluster,
             seed=settings.seed,
@@ -132,13 +134,9 @@ class Simulation:
             desk=GradientDesk(self.engine, workers, buffers),
             workers=workers,
             servers=servers,
-            buckets=self._buckets(),
-            byte_scale=settings.model_bytes / own_bytes if settings.model_bytes else 1.0,
+            buckets=make_buckets(model.module, sample, byte_scale),
+            byte_scale=byte_scale,
         )
-
-    def _buckets(self) -> tuple[Bucket, ...]:
-        sample = self.settings.task.train.inputs[:1].to(self.model.device)
-        return make_buckets(self.model.module, sample)
 
     def _spawn(self, options: dict[str, Any]) -> None:
         world, method = self.world, self._method
@@ -193,7 +191,7 @@ class Simulation:
         return Result(self.settings, summary, self.history, parameters, dict(sorted(tally.items())))
 
     def _progressed(self) -> None:
-        if self.world.budget.epochs_processed >= self._next_evaluation:
+        if self.world.budget.epochs >= self._next_evaluation:
             self._record()
 
     def _record(self) -> None:
@@ -209,8 +207,8 @@ class Simulation:
         world, accounts = self.world, self.world.accounts
         losses, accounts.losses = accounts.losses, []
         row: Row = {
-            "virtual_seconds": world.kernel.now / SECOND,
-            "epochs": world.budget.epochs_processed,
+            "virtual_seconds": world.duration_ns / SECOND,
+            "epochs": world.budget.epochs,
             "steps": accounts.steps,
             "samples": world.budget.processed,
             "output": self._method.output,
@@ -221,8 +219,6 @@ class Simulation:
             "computing_seconds": [a.computing_ns / SECOND for a in accounts.workers],
             "waiting_seconds": [a.waited_ns / SECOND for a in accounts.workers],
         }
-        if world.over:
-            row["virtual_seconds"] = max(world.ended_ns[r] for r in world.alive) / SECOND
         if self.settings.engine != "none":
             scores = self._evaluator.score(world)
             row |= {

@@ -113,7 +113,7 @@ def stack_rows(rows: Sequence[Tensor]) -> Tensor:
     base = first._base  # pyright: ignore[reportPrivateUsage]
     width = first.numel()
     if base is not None and base.dim() == 2 and base.is_contiguous():
-        start = first.storage_offset() - base.storage_offset()
+        start = int(first.storage_offset() - base.storage_offset())
         if start % width == 0 and all(
             row._base is base  # pyright: ignore[reportPrivateUsage]
             and row.storage_offset() - base.storage_offset() == start + width * position

@@ -98,10 +98,9 @@ class SimulatedWorker:
     def now(self) -> float:
         return self._world.kernel.now / SECOND
 
-    def steps(self, share: int = 1) -> Iterator[int]:
-        """`share` is how many workers' batches one step of this one stands for."""
+    def steps(self) -> Iterator[int]:
         step = 0
-        while (epoch := self._world.budget.open_step(step, share)) is not None:
+        while (epoch := self._world.budget.open_step(step)) is not None:
             self._world.epochs[self.rank] = epoch
             self.step = step
             yield step
@@ -139,9 +138,11 @@ class SimulatedWorker:
             left = paused_until - world.kernel.now
             world.kernel.at(left, self._deliver, gradient, started_ns, work_ns)
             return
+        if gradient.request not in world.outstanding.get(self.rank, ()):
+            return
         value = world.delivered(gradient.request, started_ns, work_ns)
         gradient.resolve(value)
-        world.on_progress()
+        world.progressed()
 
     # ------------------------------------------------------------------ messages
 

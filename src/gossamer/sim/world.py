@@ -95,6 +95,8 @@ class World:
             self.replicas += [self._replica(parts.servers, row) for row in range(servers)]
         self.on_progress: Callable[[], None] = lambda: None
         """Called after each gradient that was delivered."""
+        self.finished_ns: int | None = None
+        """When an asynchronous run had processed its samples."""
         self._pauses: dict[int, int] = {}
         self._watching: dict[int, dict[Pending[Any], int]] = {}
         self._views: list[tuple[int, frozenset[int]]] = [(0, frozenset(range(self.size)))]
@@ -113,7 +115,7 @@ class World:
                 store, row, lambda: self.parts.rates.at(self.epochs[row]), self._descended
             )
         return SimulatedReplica(
-            store, row, lambda: self.parts.rates.at(self.budget.epoch), self._descended
+            store, row, lambda: self.parts.rates.at(self.budget.epochs), self._descended
         )
 
     def _descended(self, replica: SimulatedReplica, read: int | None) -> None:
@@ -160,6 +162,34 @@ class World:
         self.ended.add(rank)
         self.ended_ns[rank] = self.kernel.now
         self.rendezvous.reconsider()
+
+    def progressed(self) -> None:
+        """After each gradient; the one that completes the samples ends an asynchronous run."""
+        self.on_progress()
+        if self.budget.is_synchronous or not self.budget.is_spent or self.finished_ns is not None:
+            return
+        self.finished_ns = self.kernel.now
+        if len(self.speakers) < self.size:
+            return  # a group ends together, when its leader dismisses it
+        for rank in sorted(self.alive - self.ended):
+            requests = self.outstanding.get(rank)
+            if requests:
+                # Whoever is still computing is cut short: a slow worker does not set the end.
+                for request in requests:
+                    self.desk.abort(request)
+                    self.parts.sampler.give_back(rank, request.batch)
+                requests.clear()
+                self.kernel.end_tasks(rank, only_main=True)
+                self.end_worker(rank)
+
+    @property
+    def duration_ns(self) -> int:
+        """The virtual time of the run so far, or of all of it."""
+        if self.finished_ns is not None:
+            return self.finished_ns
+        if not self.over:
+            return self.kernel.now
+        return max((self.ended_ns[rank] for rank in self.alive), default=self.kernel.now)
 
     @property
     def over(self) -> bool:
@@ -230,7 +260,8 @@ class World:
         for request in self.outstanding.pop(rank, []):
             self.desk.abort(request)
             self.parts.sampler.give_back(rank, request.batch)
-            self.budget.give_back(len(request.batch))
+        if rank not in self.ended:
+            self.budget.give_back(self.accounts.workers[rank].steps)
         self.kernel.at(round(self.cluster.failure_detection * SECOND), self._announce_death, rank)
 
     def _announce_death(self, rank: int) -> None:

@@ -54,7 +54,7 @@ def digits_logistic() -> Task:
         correct=fraction_correct,
         batch=16,
         epochs=20.0,
-        learning_rates=(0.01, 0.03, 0.1),
+        learning_rates=(0.03, 0.1, 0.3),
     )
 
 
@@ -74,5 +74,5 @@ def digits_mlp(*, width: int = 64) -> Task:
         correct=fraction_correct,
         batch=16,
         epochs=20.0,
-        learning_rates=(0.01, 0.03, 0.1),
+        learning_rates=(0.03, 0.1, 0.3),
     )

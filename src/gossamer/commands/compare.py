@@ -1,0 +1,379 @@
+"""`gossamer compare`: the same model, several methods, one imperfect cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from gossamer.commands import options as given
+from gossamer.commands.console import Reporter, err, out, print_json, show_bytes, show_share
+from gossamer.commands.execute import Engines, execute
+from gossamer.commands.simulate import progress_line
+from gossamer.errors import ConfigurationError
+from gossamer.report.folder import RunFolder
+from gossamer.report.pictures import Series, comparison_picture
+from gossamer.report.statistics import (
+    Interval,
+    arrival,
+    best_of,
+    final,
+    interval,
+    is_lower_better,
+    measure,
+    verdict,
+)
+from gossamer.settings import Settings, make_settings
+from gossamer.sim.simulation import Result, Row
+
+DEFAULT_METHODS = "all_reduce downpour easgd d_psgd ad_psgd push_sum local_sgd diloco"
+
+
+def compare(
+    methods: Annotated[
+        str,
+        typer.Option("--methods", help="Methods separated by spaces: NAME or NAME:KEY=VALUE,..."),
+    ] = DEFAULT_METHODS,
+    task: given.TaskOption = "digits-mlp",
+    cluster: given.ClusterOption = "one-slow-of-8",
+    workers: given.WorkersOption = None,
+    slow: given.SlowOption = None,
+    slow_link: given.SlowLinkOption = None,
+    kill: given.KillOption = None,
+    pause: given.PauseOption = None,
+    drop: given.DropOption = None,
+    delay: given.DelayOption = None,
+    partition: given.PartitionOption = None,
+    seed: given.SeedOption = 0,
+    seeds: given.SeedsOption = 1,
+    epochs: given.EpochsOption = None,
+    samples: given.SamplesOption = None,
+    batch: given.BatchOption = None,
+    lr: Annotated[
+        str | None, typer.Option("--lr", help="The grid for every method, such as 0.01,0.03,0.1.")
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option("--target", help="Accuracy (or loss) to reach; default: near the best."),
+    ] = None,
+    optimiser: given.OptimiserOption = None,
+    schedule: given.ScheduleOption = "constant",
+    clip: given.ClipOption = None,
+    split: given.SplitOption = "shuffled",
+    engine: given.EngineOption = "vector",
+    device: given.DeviceOption = "cpu",
+    threads: given.ThreadsOption = 1,
+    compiled: given.CompileOption = None,
+    buffers: given.BuffersOption = "averaged",
+    model_bytes: given.ModelBytesOption = None,
+    data: given.DataOption = None,
+    runs: given.RunsOption = Path("runs"),
+    as_json: given.JsonOption = False,
+) -> None:
+    """Compare several ways of training the same model on the same cluster, in virtual time.
+
+    Every method gets the same small grid of learning rates; its best one is shown.
+    """
+    given.check_seeds(seeds)
+    faults = given.Faults(
+        {"slow": slow, "slow-link": slow_link, "kill": kill, "pause": pause, "drop": drop,
+         "delay": delay, "partition": partition}
+    )  # fmt: skip
+    if engine == "none":
+        raise ConfigurationError("compare needs gradients; use --engine vector or loop")
+    loaded = given.load_task(task, data)
+    base = {
+        "seed": seed, "epochs": given.epochs_from(epochs, samples, loaded), "batch": batch,
+        "optimiser": optimiser, "schedule": schedule, "clip": clip, "split": split,
+        "engine": engine, "device": device, "threads": threads, "compiled": compiled,
+        "buffers": buffers, "model_bytes": model_bytes,
+    }  # fmt: skip
+    machines = faults.cluster(cluster, workers)
+    rates = _rates(lr) or loaded.learning_rates
+    settings = [
+        make_settings(loaded, method, machines, learning_rate=rate, **base)
+        for method in _split_methods(methods)
+        for rate in rates
+    ]
+    comparison = Comparison(settings, seeds, target)
+    folder = None
+    if given.keeps_folder(runs):
+        folder = RunFolder.create(runs, f"compare-{given.slug(loaded.name)}")
+    comparison.run(folder)
+    comparison.show()
+    if folder is not None:
+        folder.write_summary(comparison.as_dict())
+        comparison.draw(folder.path / "comparison.png")
+        out.print(f"kept in {folder.path}", markup=False)
+    if as_json:
+        print_json(comparison.as_dict())
+    if comparison.interrupted:
+        raise KeyboardInterrupt
+
+
+def _rates(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        rates = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigurationError(
+            f"--lr must be numbers separated by commas, got {text!r}"
+        ) from None
+    return rates
+
+
+def _split_methods(text: str) -> list[str]:
+    names = text.split()
+    if not names:
+        raise ConfigurationError("--methods names no method; see `gossamer methods`")
+    if len(names) == 1 and "," in text and ":" not in text:
+        names = text.split(",")
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"--methods names a method twice: {text!r}")
+    return names
+
+
+@dataclass
+class Entry:
+    """One method with the runs of all rates and seeds."""
+
+    label: str
+    results: dict[float, list[Result]] = field(default_factory=dict[float, list[Result]])
+
+    def histories(self, rate: float) -> list[list[Row]]:
+        return [result.history for result in self.results[rate]]
+
+    def mean(self, rate: float, key: str) -> Interval:
+        return interval([float(result.summary[key]) for result in self.results[rate]])
+
+
+class Comparison:
+    """Runs the grid, then says what came out."""
+
+    def __init__(self, settings: Sequence[Settings], seeds: int, target: float | None) -> None:
+        self._settings = settings
+        self._seeds = seeds
+        self._target = target
+        self.entries: dict[str, Entry] = {}
+        self.interrupted = False
+
+    def run(self, folder: RunFolder | None) -> None:
+        """All methods, rates and seeds; Ctrl-C keeps what is finished."""
+        engines = Engines()
+        total = len(self._settings) * self._seeds
+        if folder is not None:
+            folder.write_config(
+                {"runs": [s.as_dict() for s in self._settings], "seeds": self._seeds}
+            )
+        try:
+            with Reporter(total, "comparing") as reporter:
+                for settings in self._settings:
+                    for number in range(self._seeds):
+                        self._run_one(settings, number, folder, engines, reporter)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            # A rate with fewer seeds than the others would not be a fair comparison.
+            for entry in self.entries.values():
+                entry.results = {
+                    rate: done for rate, done in entry.results.items() if len(done) == self._seeds
+                }
+            self.entries = {label: e for label, e in self.entries.items() if e.results}
+            if not self.entries:
+                raise
+
+    def _run_one(
+        self,
+        settings: Settings,
+        number: int,
+        folder: RunFolder | None,
+        engines: Engines,
+        reporter: Reporter,
+    ) -> None:
+        own = dataclasses.replace(settings, seed=settings.seed + number)
+        label, rate = str(own.method), own.learning_rate or 0.0
+        name = f"{label} at {rate:g}"
+        place = None
+        if folder is not None:
+            place = folder.child(f"{given.slug(label)}-lr{rate:g}-seed{own.seed}")
+
+        def watch(row: Row) -> None:
+            reporter.at(progress_line(name, row), row["epochs"] / (own.epochs or 1.0))
+
+        result = execute(own, folder=place, on_row=watch, engines=engines)
+        entry = self.entries.setdefault(label, Entry(label))
+        entry.results.setdefault(rate, []).append(result)
+        reporter.finished(progress_line(name, result.summary))
+
+    # ------------------------------------------------------------------ what came out
+
+    @property
+    def key(self) -> str:
+        histories = [
+            h for e in self.entries.values() for rate in e.results for h in e.histories(rate)
+        ]
+        return measure(histories)
+
+    def target(self) -> float:
+        """Given, or near the best that any method ends with: 98 % of accuracy, 110 % of loss."""
+        if self._target is not None:
+            return self._target
+        ends = [
+            interval([final(h, self.key) for h in entry.histories(rate)]).mean
+            for entry in self.entries.values()
+            for rate in entry.results
+        ]
+        finite = [end for end in ends if end == end]
+        if not finite:
+            return 0.0
+        return 1.1 * min(finite) if is_lower_better(self.key) else int(98 * max(finite)) / 100
+
+    def chosen(self) -> dict[str, float]:
+        """The rate of the grid at which each method is shown."""
+        target = self.target()
+        return {
+            label: best_of(
+                {rate: entry.histories(rate) for rate in entry.results}, target, self.key
+            )
+            for label, entry in self.entries.items()
+        }
+
+    def _verdict(self) -> str:
+        best = {label: self.entries[label].histories(rate) for label, rate in self.chosen().items()}
+        return verdict(best, self.target(), self.key)
+
+    def show(self) -> None:
+        first = self._settings[0]
+        notices = {
+            n for e in self.entries.values() for r in e.results.values() for n in r[0].notices
+        }
+        for notice in sorted(notices):
+            out.print(f"notice: {notice}", markup=False)
+        out.print(
+            f"{first.task.title} on {first.cluster.title or first.cluster.name}; "
+            f"{first.cluster.workers} workers, {first.epochs:g} epochs, batch {first.batch}, "
+            f"{first.optimiser}; true gradients, virtual time",
+            markup=False,
+            soft_wrap=True,
+        )
+        out.print(self._ranking())
+        out.print(self._grid())
+        out.print(self._verdict(), markup=False, style="bold", soft_wrap=True)
+
+    def _ranking(self) -> Table:
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        score = "accuracy" if self.key == "accuracy" else "loss"
+        goal = show_share(self.target()) if score == "accuracy" else f"{self.target():.4g}"
+        for column in ("method", "lr", score, f"to {goal}", "in all", "waiting",
+                       "stale", "sent/step", "apart"):  # fmt: skip
+            table.add_column(
+                column, justify="left" if column == "method" else "right", no_wrap=True
+            )
+        for row in self.rows():
+            reached = row["seconds_to_target"]
+            table.add_row(
+                row["method"], f"{row['learning_rate']:g}",
+                show_share(row["accuracy"]) if score == "accuracy" else f"{row['loss']:.4g}",
+                "never" if reached is None else _between(reached, row["low"], row["high"]),
+                f"{row['virtual_seconds']:.2f} s", show_share(row["waiting_fraction"]),
+                f"{row['mean_staleness']:.1f}", show_bytes(row["bytes_per_step"]),
+                f"{row['consensus_distance']:.3f}",
+            )  # fmt: skip
+        return table
+
+    def _grid(self) -> Table:
+        rates = sorted({rate for entry in self.entries.values() for rate in entry.results})
+        table = Table(
+            title=f"Final {self.key} over the grid of learning rates (best in bold)",
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            padding=(0, 2, 0, 0),
+            pad_edge=False,
+        )
+        table.add_column("method")
+        for rate in rates:
+            table.add_column(f"{rate:g}", justify="right")
+        best = self.chosen()
+        for label, entry in self.entries.items():
+            cells: list[str] = []
+            for rate in rates:
+                if rate not in entry.results:
+                    cells.append("-")
+                    continue
+                value = interval([final(h, self.key) for h in entry.histories(rate)]).mean
+                shown = show_share(value) if self.key == "accuracy" else f"{value:.4g}"
+                cells.append(f"[bold]{shown}[/bold]" if rate == best[label] else shown)
+            table.add_row(label, *cells)
+        return table
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per method at its best rate, the fastest to the target first."""
+        target, key = self.target(), self.key
+        rows: list[dict[str, Any]] = []
+        for label, rate in self.chosen().items():
+            entry = self.entries[label]
+            reached = arrival(label, entry.histories(rate), target, key).interval
+            row: dict[str, Any] = {"method": label, "learning_rate": rate}
+            row["seconds_to_target"] = None if reached is None else reached.mean
+            row["low"] = None if reached is None else reached.low
+            row["high"] = None if reached is None else reached.high
+            for name in ("loss", "accuracy", "virtual_seconds", "wall_seconds", "waiting_fraction",
+                         "mean_staleness", "bytes_per_step", "consensus_distance",
+                         "exchanges_per_step"):  # fmt: skip
+                known = entry.results[rate][0].summary.get(name) is not None
+                row[name] = entry.mean(rate, name).mean if known else None
+            rows.append(row)
+        never = float("inf")
+        return sorted(
+            rows,
+            key=lambda r: r["seconds_to_target"] if r["seconds_to_target"] is not None else never,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        grid = {
+            label: {
+                f"{rate:g}": [final(h, self.key) for h in entry.histories(rate)]
+                for rate in entry.results
+            }
+            for label, entry in self.entries.items()
+        }
+        return {
+            "task": self._settings[0].task.name,
+            "cluster": self._settings[0].cluster.name,
+            "workers": self._settings[0].cluster.workers,
+            "seeds": self._seeds,
+            "target": self.target(),
+            "verdict": self._verdict(),
+            "interrupted": self.interrupted,
+            "ranking": self.rows(),
+            "grid": grid,
+        }
+
+    def draw(self, path: Path) -> None:
+        """The picture, where matplotlib is installed; the table is complete without it."""
+        if importlib.util.find_spec("matplotlib") is None:
+            err.print("no picture: pip install 'gossamer[plot]' to get one", markup=False)
+            return
+        first = self._settings[0]
+        runs = [
+            Series(
+                row["method"],
+                self.entries[row["method"]].histories(row["learning_rate"]),
+                first.cluster.workers,
+                self.entries[row["method"]].results[row["learning_rate"]][0].summary,
+            )
+            for row in self.rows()
+        ]
+        title = f"{first.task.title} on {first.cluster.title or first.cluster.name}"
+        comparison_picture(path, runs, title=title, target=self.target())
+
+
+def _between(mean: float, low: float, high: float) -> str:
+    return f"{mean:.2f} s" if low == high else f"{mean:.2f} ({low:.2f}-{high:.2f}) s"

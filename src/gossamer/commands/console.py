@@ -1,0 +1,89 @@
+"""What the commands say while they work: live on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+if not out.is_terminal:
+    # A file or a pipe has no width of its own; tables need a little more than 80 columns.
+    out = Console(highlight=False, width=110)
+
+
+class Reporter:
+    """Progress of several runs; a notice per run where nobody watches a terminal."""
+
+    def __init__(self, total: int, what: str) -> None:
+        self._total = total
+        self._what = what
+        self._done = 0
+        self._progress: Progress | None = None
+        self._bar: TaskID | None = None
+        if err.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=err,
+                transient=True,
+            )
+
+    def __enter__(self) -> Reporter:
+        if self._progress is not None:
+            self._progress.start()
+            self._bar = self._progress.add_task(self._what, total=self._total)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def at(self, what: str, share: float) -> None:
+        """Inside a run: how far it is."""
+        if self._progress is not None and self._bar is not None:
+            self._progress.update(self._bar, description=what, completed=self._done + share)
+
+    def finished(self, what: str) -> None:
+        """One run is over."""
+        self._done += 1
+        if self._progress is not None and self._bar is not None:
+            self._progress.update(self._bar, completed=self._done)
+        else:
+            err.print(f"[{self._done}/{self._total}] {what}", markup=False, soft_wrap=True)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON object as the last line of standard output."""
+    sys.stdout.write(json.dumps(value, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def show_bytes(value: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def show_share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"

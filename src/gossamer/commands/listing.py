@@ -1,0 +1,92 @@
+"""`gossamer methods`, `tasks` and `clusters`: what there is, with what each promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from gossamer.commands.console import out, print_json
+from gossamer.commands.options import JsonOption
+from gossamer.methods import METHODS, Method
+from gossamer.options import print_spec
+from gossamer.sim.cluster import clusters as presets
+from gossamer.tasks import TASKS
+
+
+def described(method: Method) -> dict[str, Any]:
+    """A row of the table of methods as plain values."""
+    promises = method.promises
+    return {
+        "name": method.name,
+        "family": method.family,
+        "paper": method.paper,
+        "output": method.output,
+        "keeps_mean": promises.keeps_mean,
+        "waits_for": promises.waits_for,
+        "staleness": promises.staleness,
+        "survives_death": promises.survives_death,
+        "traffic": promises.traffic,
+        "plain_with_one_worker": promises.is_plain_alone,
+        "options": method.defaults(),
+        "paper_values": dict(method.paper_values),
+        "summary": method.summary,
+    }
+
+
+def methods(as_json: JsonOption = False) -> None:
+    """List the methods with their promises and options."""
+    rows = [described(method) for method in METHODS.values()]
+    table = Table(title="Methods", title_justify="left")
+    for column in ("method", "output", "keeps the mean", "waits for", "staleness",
+                   "survives a death", "models sent per step"):  # fmt: skip
+        table.add_column(column)
+    for row in rows:
+        table.add_row(
+            row["name"], row["output"], _yes(row["keeps_mean"]), row["waits_for"],
+            row["staleness"], _yes(row["survives_death"]), row["traffic"],
+        )  # fmt: skip
+    out.print(table)
+    out.print("\nOptions and their defaults (some suit the run at hand when left out):")
+    for row in rows:
+        out.print(f"  {print_spec(row['name'], row['options'])}", markup=False)
+        out.print(f"      {row['summary']}", markup=False, style="dim")
+    out.print(
+        "\nName:paper takes the paper's own values; groups=K (or groups=host) makes any method "
+        "two-level;\nserver_optimiser=adagrad chooses what a server descends with.",
+        markup=False,
+    )
+    if as_json:
+        print_json({"methods": rows})
+
+
+def tasks(as_json: JsonOption = False) -> None:
+    """List what can be trained."""
+    table = Table(title="Tasks", title_justify="left")
+    for column in ("task", "what it is", "data"):
+        table.add_column(column)
+    for name, entry in TASKS.items():
+        table.add_row(name, entry.description, entry.origin or "comes with the package")
+    out.print(table)
+    if as_json:
+        rows = [
+            {"name": name, "description": entry.description, "needs_data": entry.needs_data}
+            for name, entry in TASKS.items()
+        ]
+        print_json({"tasks": rows})
+
+
+def clusters(as_json: JsonOption = False) -> None:
+    """List the cluster descriptions that come with the package."""
+    table = Table(title="Clusters", title_justify="left")
+    table.add_column("cluster")
+    table.add_column("what it is")
+    for name, title in presets().items():
+        table.add_row(name, title)
+    out.print(table)
+    if as_json:
+        print_json({"clusters": [{"name": n, "title": t} for n, t in presets().items()]})
+
+
+def _yes(claim: bool) -> str:
+    return "yes" if claim else "no"

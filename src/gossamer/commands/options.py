@@ -1,0 +1,140 @@
+"""The options that several commands share, and how they become settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gossamer.errors import ConfigurationError
+from gossamer.sim.cluster import Cluster, load_cluster
+from gossamer.sim.faults import KINDS, parse_fault
+from gossamer.tasks import Task, make_task
+
+TaskOption = Annotated[
+    str, typer.Option("--task", help="What to train; `gossamer tasks` lists them.")
+]
+ClusterOption = Annotated[
+    str, typer.Option("--cluster", help="A preset (`gossamer clusters`) or a TOML file.")
+]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", help="How many workers, instead of the cluster's number.")
+]
+SlowOption = Annotated[
+    list[str] | None, typer.Option("--slow", help="WORKER=FACTOR[@START+LENGTH], such as 0=10.")
+]
+SlowLinkOption = Annotated[
+    list[str] | None, typer.Option("--slow-link", help="WORKER=FACTOR[@START+LENGTH], its card.")
+]
+KillOption = Annotated[
+    list[str] | None, typer.Option("--kill", help="WORKER@TIME, such as 3@2.5s.")
+]
+PauseOption = Annotated[
+    list[str] | None, typer.Option("--pause", help="WORKER@START+LENGTH, such as 2@1s+0.5s.")
+]
+DropOption = Annotated[
+    list[str] | None, typer.Option("--drop", help="PROBABILITY[@START+LENGTH] of losing a message.")
+]
+DelayOption = Annotated[
+    list[str] | None, typer.Option("--delay", help="TIME[@START+LENGTH] that each message is late.")
+]
+PartitionOption = Annotated[
+    list[str] | None,
+    typer.Option("--partition", help="SIDE|SIDE@START+LENGTH, such as '0,1|2-7@1s+2s'."),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Everything random follows from it.")]
+SeedsOption = Annotated[
+    int, typer.Option("--seeds", help="Repeat with this many seeds; report mean and 95 % interval.")
+]
+EpochsOption = Annotated[
+    float | None, typer.Option("--epochs", help="Passes over the data, of all workers together.")
+]
+SamplesOption = Annotated[
+    int | None, typer.Option("--samples", help="The same, as a number of samples.")
+]
+BatchOption = Annotated[int | None, typer.Option("--batch", help="Samples per worker and step.")]
+OptimiserOption = Annotated[
+    str | None,
+    typer.Option(
+        "--optimiser", "--optimizer", help="Such as sgd:momentum=0.9,weight_decay=1e-4 or adamw."
+    ),
+]
+ScheduleOption = Annotated[
+    str,
+    typer.Option("--schedule", help="constant, step:at=81/122, cosine, linear; warmup=5,scale=8."),
+]
+ClipOption = Annotated[
+    float | None, typer.Option("--clip", help="Largest norm of a worker's gradient.")
+]
+SplitOption = Annotated[
+    str, typer.Option("--split", help="shuffled, sharded, dirichlet:alpha=0.3 or by_class.")
+]
+EngineOption = Annotated[
+    str, typer.Option("--engine", help="vector, loop (the reference) or none (time only).")
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+ThreadsOption = Annotated[int, typer.Option("--threads", help="Threads of torch on the CPU.")]
+CompileOption = Annotated[
+    bool | None,
+    typer.Option("--compile/--no-compile", help="torch.compile; by default where it pays back."),
+]
+BuffersOption = Annotated[
+    str,
+    typer.Option(
+        "--buffers", help="BatchNorm statistics of the output: averaged, recomputed, local."
+    ),
+]
+ModelBytesOption = Annotated[
+    int | None, typer.Option("--model-bytes", help="Charge the network for a model of this size.")
+]
+DataOption = Annotated[Path | None, typer.Option("--data", help="Where the task's files lie.")]
+RunsOption = Annotated[
+    Path, typer.Option("--runs", help="Where run folders go; `none` keeps nothing.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What the fault options of a command line said."""
+
+    given: dict[str, Sequence[str] | None] = field(default_factory=dict[str, Sequence[str] | None])
+
+    def cluster(self, name: str, workers: int | None) -> Cluster:
+        """The named cluster with the overrides of the command line."""
+        faults = [parse_fault(kind, text) for kind in KINDS for text in self.given.get(kind) or ()]
+        return load_cluster(name).changed(workers=workers, faults=faults)
+
+
+def load_task(spec: str, data: Path | None) -> Task:
+    return make_task(spec, data=data)
+
+
+def epochs_from(epochs: float | None, samples: int | None, task: Task) -> float | None:
+    if samples is None:
+        return epochs
+    if epochs is not None:
+        raise ConfigurationError("give --epochs or --samples, not both")
+    if samples < 1:
+        raise ConfigurationError(f"samples must be at least 1, got {samples}")
+    return samples / len(task.train)
+
+
+def check_seeds(seeds: int) -> None:
+    if seeds < 1:
+        raise ConfigurationError(f"seeds must be at least 1, got {seeds}")
+
+
+def keeps_folder(runs: Path) -> bool:
+    return str(runs) != "none"
+
+
+def slug(text: str) -> str:
+    """A method's spec as part of a file name."""
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in text)
+
+
+Choices = dict[str, Any]

@@ -1,0 +1,1 @@
+"""What a person reads after a run: folders, statistics, pictures."""

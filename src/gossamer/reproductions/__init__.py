@@ -1,0 +1,8 @@
+"""Published tables, and how we compute the same cells."""
+
+from gossamer.reproductions.ad_psgd import SLOW_WORKER, SPEED_UP
+from gossamer.reproductions.table import Cell, PublishedTable
+
+TABLES: dict[str, PublishedTable] = {table.name: table for table in (SLOW_WORKER, SPEED_UP)}
+
+__all__ = ["TABLES", "Cell", "PublishedTable"]

@@ -1,0 +1,144 @@
+"""The table of methods is the test plan: every promise of every row is checked here.
+
+What a method does with one worker, the promise `is_plain_alone`, is in `test_one_worker.py`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support import bowl, build, cluster_of, digits, racing, rows, scatter, spread, total
+
+from gossamer import simulate
+from gossamer.methods import METHODS
+from gossamer.sim.cluster import Cluster
+from gossamer.sim.faults import Fault
+from gossamer.sim.simulation import Result, Simulation
+
+MODEL_BYTES = 1_000_000
+SLOW = 20
+
+STOPPED_BY_ONE = {
+    "everyone": True,
+    "neighbours": True,
+    "in-neighbours": True,
+    "partner": False,
+    "centre": False,
+    "server": False,
+    "peer's card": False,
+    "nobody": False,
+}
+"""For each thing that a method may wait for: does one slow worker set everybody's pace?"""
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+@every_method
+def test_trains_the_digits_on_eight_equal_workers(name: str) -> None:
+    """At its defaults, every method's output model gets 93 % of the test digits right."""
+    result = simulate(digits(), name, "equal-8", seed=3, evaluations=1)
+    assert result.accuracy >= 0.93
+
+
+@every_method
+def test_a_seed_fixes_the_whole_run(name: str) -> None:
+    """The same seed gives the same events and the same bits, another seed other events."""
+
+    def digests(seed: int) -> tuple[str, str]:
+        result = build(bowl(), name, racing(5), steps=8, seed=seed, engine="loop").run()
+        return result.digest, result.parameters_digest
+
+    assert digests(1) == digests(1)
+    assert digests(1)[0] != digests(2)[0]
+
+
+@every_method
+@pytest.mark.parametrize("seed", range(3))
+def test_exchanges_keep_the_mean_exactly_when_promised(name: str, seed: int) -> None:
+    """With zero gradients the sum of replicas (with the centre) stays, under every race; where the
+    row does not promise it, the sum is seen to change."""
+    simulation = build(bowl(), name, racing(8), steps=12, seed=seed, engine="none")
+    scatter(simulation, seed)
+    before = total(simulation)
+    simulation.run()
+    change = float(((total(simulation) - before) / before).abs().max())
+    if METHODS[name].promises.keeps_mean:
+        assert change < 1e-5
+    else:
+        assert change > 1e-3
+
+
+@pytest.mark.parametrize("name", ["pull_gossip", "push_gossip"])
+def test_two_gossiping_workers_in_step_keep_the_mean(name: str) -> None:
+    """At p = 2, when both pull or push at once, what one gains the other loses."""
+    cluster = cluster_of(2, distribution="constant")
+    simulation = build(bowl(), name, cluster, steps=4, engine="none")
+    scatter(simulation)
+    before, apart = total(simulation), spread(rows(simulation))
+    simulation.run()
+    assert (total(simulation) - before).abs().max() < 1e-5
+    assert spread(rows(simulation)) < 0.6 * apart
+
+
+@every_method
+def test_puts_the_promised_number_of_models_on_the_network(name: str) -> None:
+    """Bytes per step are the row's formula times the size of a model, within 5 %."""
+    for spec in (name, *VARIANTS.get(name, ())):
+        simulation = build(
+            bowl(64), spec, cluster_of(8), steps=100, engine="none", model_bytes=MODEL_BYTES
+        )
+        result = simulation.run()
+        options = simulation.settings.method.resolve(8, 100)
+        expected = METHODS[name].promises.models_per_step(8, options) * MODEL_BYTES
+        assert result.bytes_per_step == pytest.approx(expected, rel=0.05, abs=1), spec
+
+
+VARIANTS = {
+    "all_reduce": ("all_reduce:overlap=false", "all_reduce:stale=1"),
+    "d_psgd": ("d_psgd:topology=torus", "d_psgd:topology=star,overlap=false"),
+    "ad_psgd": ("ad_psgd:topology=ring", "ad_psgd:topology=torus"),
+    "push_sum": ("push_sum:topology=exponential", "push_sum:overlap=2"),
+    "easgd": ("easgd:period=2", "easgd:synchronous=true"),
+    "downpour": ("downpour:n_push=4,n_fetch=2",),
+    "local_sgd": ("local_sgd:period=2,state=averaged",),
+}
+"""Options that change what travels."""
+
+
+@every_method
+def test_one_slow_worker_delays_only_those_who_wait_for_it(name: str) -> None:
+    """With one worker 20 times slower, who waits for everyone or for neighbours takes 20 times as
+    long; who waits for a partner, a server or nobody takes at most 25 % longer."""
+
+    def seconds(*faults: Fault) -> float:
+        cluster = cluster_of(8, jitter=0.02, latency=1e-6, faults=faults)
+        return build(bowl(), name, cluster, steps=100, engine="none").run().virtual_seconds
+
+    equal = seconds()
+    for rank in (3, 4):
+        ratio = seconds(Fault("slow", worker=rank, amount=SLOW)) / equal
+        if STOPPED_BY_ONE[METHODS[name].promises.waits_for]:
+            assert ratio == pytest.approx(SLOW, rel=0.1)
+        else:
+            assert 1.0 < ratio < 1.25
+
+
+def run_with_a_death(name: str, victim: int, cluster: Cluster) -> tuple[Simulation, Result]:
+    dying = cluster.changed(faults=[Fault("kill", at=0.15, worker=victim)])
+    simulation = build(bowl(), name, dying, steps=40, engine="none")
+    return simulation, simulation.run()
+
+
+@every_method
+@pytest.mark.parametrize("victim", [0, 5])
+def test_survives_the_death_of_a_worker(name: str, victim: int) -> None:
+    """Where the row says so: the run ends, the others do the victim's share, nobody hangs."""
+    if not METHODS[name].promises.survives_death:
+        pytest.skip("not promised")
+    simulation, result = run_with_a_death(name, victim, cluster_of(6))
+    budget, steps = simulation.world.budget, result.steps
+    own = [account.steps for account in simulation.world.accounts.workers]
+    assert result.living == 5
+    assert own[victim] < 20
+    assert all(made > 40 for rank, made in enumerate(own) if rank != victim)
+    assert budget.processed >= budget.samples - 6 * budget.batch
+    assert steps == sum(own)
