@@ -10,9 +10,7 @@ from support import bowl, build, cluster_of, digits, racing, rows, scatter, spre
 
 from gossamer import simulate
 from gossamer.methods import METHODS
-from gossamer.sim.cluster import Cluster
 from gossamer.sim.faults import Fault
-from gossamer.sim.simulation import Result, Simulation
 
 MODEL_BYTES = 1_000_000
 SLOW = 20
@@ -122,23 +120,18 @@ def test_one_slow_worker_delays_only_those_who_wait_for_it(name: str) -> None:
             assert 1.0 < ratio < 1.25
 
 
-def run_with_a_death(name: str, victim: int, cluster: Cluster) -> tuple[Simulation, Result]:
-    dying = cluster.changed(faults=[Fault("kill", at=0.15, worker=victim)])
-    simulation = build(bowl(), name, dying, steps=40, engine="none")
-    return simulation, simulation.run()
-
-
 @every_method
 @pytest.mark.parametrize("victim", [0, 5])
 def test_survives_the_death_of_a_worker(name: str, victim: int) -> None:
     """Where the row says so: the run ends, the others do the victim's share, nobody hangs."""
     if not METHODS[name].promises.survives_death:
         pytest.skip("not promised")
-    simulation, result = run_with_a_death(name, victim, cluster_of(6))
-    budget, steps = simulation.world.budget, result.steps
+    cluster = cluster_of(6, faults=[Fault("kill", at=0.15, worker=victim)])
+    simulation = build(bowl(), name, cluster, steps=40, engine="none")
+    result = simulation.run()
+    budget = simulation.world.budget
     own = [account.steps for account in simulation.world.accounts.workers]
     assert result.living == 5
     assert own[victim] < 20
     assert all(made > 40 for rank, made in enumerate(own) if rank != victim)
     assert budget.processed >= budget.samples - 6 * budget.batch
-    assert steps == sum(own)

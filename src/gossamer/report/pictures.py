@@ -62,6 +62,7 @@ class Series:
     """One history a seed."""
     workers: int
     summary: dict[str, Any]
+    """That of any one of the runs; its `learning_rate` is shown."""
 
 
 def comparison_picture(path: Path, runs: Sequence[Series], *, title: str, target: float) -> None:
@@ -87,14 +88,10 @@ def comparison_picture(path: Path, runs: Sequence[Series], *, title: str, target
         axes.axhline(target, color=_FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
     _limit_scores(over_time, runs, key, target)
     _mark_target(over_epochs, target, key)
-    score = "Test loss (log scale, lower is better)" if is_lower_better(key) else "Test accuracy"
-    _head(over_time, f"{score} over virtual time")
-    _head(over_epochs, f"{score} over epochs")
     ranking = ranked([arrival(one.label, one.histories, target, key) for one in runs])
+    _style(arrivals, "left", f"Virtual seconds to reach {show_score(target, key)}")
     _draw_arrivals(arrivals, ranking, by_label, looks)
-    _head(arrivals, f"Virtual seconds to reach {show_score(target, key)}")
     _draw_shares(shares, [by_label[one.label] for one in ranking])
-    _head(shares, "Where the workers' time went")
     rows = _legend(figure, runs, looks)
     _frame(figure, title, _subtitle(runs), below=0.26 * rows)
     _save(figure, path)
@@ -148,8 +145,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    known = figure.canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in known:
+    if path.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
         raise ConfigurationError(
             f"a picture cannot be written as {path.name!r}; end its name in .png, .svg or .pdf"
         )
@@ -169,14 +165,13 @@ def _look(index: int) -> Look:
 def _frame(figure: Figure, title: str, subtitle: str, *, below: float) -> None:
     """Title and subtitle at the top left; the panels keep clear of them and of the legend."""
     height = float(figure.get_figheight())
-    edge = 0.15 / float(figure.get_figwidth())
-    figure.text(
-        edge, 1 - 0.16 / height, title, ha="left", va="top",
-        fontsize=15, fontweight="bold", color=_INK,
-    )  # fmt: skip
-    figure.text(
-        edge, 1 - 0.49 / height, subtitle, ha="left", va="top", fontsize=9.5, color=_FAINT
-    )  # fmt: skip
+    left = 0.15 / float(figure.get_figwidth())
+    for drop, text, size, weight, colour in (
+        (0.16, title, 15.0, "bold", _INK),
+        (0.49, subtitle, 9.5, "normal", _FAINT),
+    ):
+        place = (left, 1 - drop / height)
+        figure.text(*place, text, va="top", fontsize=size, fontweight=weight, color=colour)
     area = (0.003, 0.006, 0.992, 1 - (0.84 + below) / height)
     figure.set_layout_engine("constrained", rect=area, w_pad=0.1, h_pad=0.1, hspace=0.03)
 
@@ -193,14 +188,11 @@ def _legend(figure: Figure, runs: Sequence[Series], looks: Mapping[str, Look]) -
     """One legend for all panels; gives the number of its rows."""
     from matplotlib.lines import Line2D
 
-    rates = {one.label: one.summary.get("learning_rate") for one in runs}
-    is_told_apart = _common_rate(runs) is None
-    titles = {
-        label: f"{label} (rate {rate:g})" if is_told_apart and rate is not None else label
-        for label, rate in rates.items()
-    }
-    handles = [Line2D([], [], label=titles[label], **look) for label, look in looks.items()]
-    fitting = max(1, 165 // (max(map(len, titles.values())) + 9))
+    titles = [one.label for one in runs]
+    if _common_rate(runs) is None:
+        titles = [f"{one.label} (rate {one.summary['learning_rate']:g})" for one in runs]
+    handles = [Line2D([], [], label=a, **b) for a, b in zip(titles, looks.values(), strict=True)]
+    fitting = max(1, 165 // (max(map(len, titles)) + 9))
     rows = math.ceil(len(runs) / fitting)
     columns = math.ceil(len(runs) / rows)
     figure.legend(handles=handles, **_legend_place(figure), ncols=columns)
@@ -208,7 +200,7 @@ def _legend(figure: Figure, runs: Sequence[Series], looks: Mapping[str, Look]) -
 
 
 def _common_rate(runs: Sequence[Series]) -> float | None:
-    rates = {one.summary.get("learning_rate") for one in runs}
+    rates: set[float] = {one.summary["learning_rate"] for one in runs}
     return rates.pop() if len(rates) == 1 else None
 
 
@@ -219,13 +211,9 @@ def _subtitle(runs: Sequence[Series]) -> str:
     rate = _common_rate(runs)
     if rate is not None:
         parts.append(f"learning rate {rate:g}")
-    if seeds == [1]:
-        parts.append("one seed each, so chance differences are not shown")
-    else:
-        parts.append(
-            f"{_range(seeds)} seeds (lines: means, bands: range over seeds, "
-            "whiskers: 95 % intervals of the mean)"
-        )
+    shown = "lines: means, bands: range over seeds, whiskers: 95 % intervals of the mean"
+    alone = "one seed each, so chance differences are not shown"
+    parts.append(alone if seeds == [1] else f"{_range(seeds)} seeds ({shown})")
     return ", ".join(parts)
 
 
@@ -233,11 +221,8 @@ def _range(numbers: Sequence[int]) -> str:
     return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
 
 
-def _head(axes: Axes, text: str) -> None:
-    axes.set_title(text, loc="left", fontsize=11, color=_INK, pad=7)
-
-
-def _style(axes: Axes, spine_kept: str) -> None:
+def _style(axes: Axes, spine_kept: str, heading: str) -> None:
+    axes.set_title(heading, loc="left", fontsize=11, color=_INK, pad=7)
     axes.set_facecolor("white")
     axes.set_axisbelow(True)
     for side, spine in axes.spines.items():
@@ -249,7 +234,8 @@ def _style(axes: Axes, spine_kept: str) -> None:
 def _draw_curves(
     axes: Axes, runs: Sequence[Series], looks: Mapping[str, Look], key: str, along: str
 ) -> None:
-    _style(axes, "bottom")
+    score = "Test loss (log scale, lower is better)" if is_lower_better(key) else "Test accuracy"
+    _style(axes, "bottom", f"{score} over {'epochs' if along == 'epochs' else 'virtual time'}")
     axes.grid(visible=True, color=_GRID, linewidth=0.8)
     faint = min(0.13, 0.8 / len(runs))
     for index, one in enumerate(runs):
@@ -280,8 +266,9 @@ def _limit_scores(axes: Axes, runs: Sequence[Series], key: str, target: float) -
     curves = [found for found in curves if len(found[0])]
     if not curves:
         return
-    ends = np.array([values[-1] for _, values in curves])
-    best = np.array([values.min() if key == "loss" else values.max() for _, values in curves])
+    best = np.array(
+        [values.min() if is_lower_better(key) else values.max() for _, values in curves]
+    )
     if is_lower_better(key):
         axes.set_yscale("log")
         # A run that diverged may leave at the top; it must not flatten all the others.
@@ -293,7 +280,7 @@ def _limit_scores(axes: Axes, runs: Sequence[Series], key: str, target: float) -
         _plain_log_ticks(axes.yaxis)
         return
     early = [float(np.interp(xs[-1] * 0.3, xs, values)) for xs, values in curves]
-    lowest = min(*early, float(ends.min()) - 0.03, target - 0.03)
+    lowest = min(*early, *(float(values[-1]) - 0.03 for _, values in curves), target - 0.03)
     bottom = 0.0 if lowest < 0.15 else math.floor(lowest * 20) / 20
     highest = max(float(best.max()), target)
     axes.set_ylim(bottom, min(1.0 + 0.02 * (1 - bottom), highest + 0.08 * (highest - bottom)))
@@ -318,12 +305,8 @@ def _plain_log_ticks(axis: Axis) -> None:
 
 
 def _draw_arrivals(
-    axes: Axes,
-    ranking: Sequence[Arrival],
-    runs: Mapping[str, Series],
-    looks: Mapping[str, Look],
+    axes: Axes, ranking: Sequence[Arrival], runs: Mapping[str, Series], looks: Mapping[str, Look]
 ) -> None:
-    _style(axes, "left")
     thickness, size = _bar_sizes(len(ranking))
     spans = [one.interval for one in ranking]
     fastest = next((span.mean for span in spans if span is not None), 0.0)
@@ -333,7 +316,7 @@ def _draw_arrivals(
         if span is None:
             reach = max(final(history, "virtual_seconds") for history in runs[one.label].histories)
             axes.barh(place, reach, thickness, facecolor="white", edgecolor=colour, hatch="////")
-            some = f"reached by {one.reached} of {len(one.seconds)} seeds"
+            some = f"{one.reached} of {len(one.seconds)} seeds reach it"
             text = some if one.reached else f"not reached in {show_number(reach)} s"
         else:
             reach = max(span.high, span.mean)
@@ -348,10 +331,12 @@ def _draw_arrivals(
             va="center", fontsize=size, color=_INK,
         )  # fmt: skip
         right = max(right, reach)
-    axes.set_yticks(range(len(ranking)), [one.label for one in ranking], fontsize=size)
+    # A method's options go on a line of their own where the name would squeeze the panels.
+    names = [one.label.replace(":", ":\n", len(one.label) > 18) for one in ranking]
+    axes.set_yticks(range(len(ranking)), names, fontsize=size)
     axes.set_ylim(max(len(ranking), 4) - 0.4, -0.6)
     # Room for the longest text to the right of the longest bar.
-    axes.set_xlim(0, (right or 1.0) * 1.42)
+    axes.set_xlim(0, (right or 1.0) * 1.48)
     axes.set_xlabel("virtual seconds, fastest first", color=_FAINT, fontsize=9)
 
 
@@ -361,7 +346,7 @@ def _bar_sizes(count: int) -> tuple[float, float]:
 
 
 def _draw_shares(axes: Axes, runs: Sequence[Series]) -> None:
-    _style(axes, "left")
+    _style(axes, "left", "Where the workers' time went")
     thickness, size = _bar_sizes(len(runs))
     left = np.zeros(len(runs))
     shares = np.array([time_shares(one.histories) for one in runs])
@@ -382,14 +367,14 @@ def _draw_shares(axes: Axes, runs: Sequence[Series]) -> None:
     axes.set_xlabel("share of the run, mean over workers", color=_FAINT, fontsize=9)
     axes.legend(
         loc="lower right", bbox_to_anchor=(1.01, 0.985), ncols=3, frameon=False, fontsize=9,
-        handlelength=1.0, handleheight=1.0, columnspacing=1.2, labelcolor=_INK,
+        handlelength=1.0, handleheight=1.0, handletextpad=0.5, columnspacing=0.9, labelcolor=_INK,
     )  # fmt: skip
 
 
 def _draw_table_row(
     axes: Axes, row: str, columns: Sequence[str], published: Cells, ours: Cells
 ) -> None:
-    _style(axes, "bottom")
+    _style(axes, "bottom", row)
     axes.grid(visible=True, axis="y", color=_GRID, linewidth=0.8)
     for shift, cells, name, colour in (
         (-0.2, published, "published", "#b8b8b8"),
@@ -401,12 +386,13 @@ def _draw_table_row(
         axes.bar_label(bars, [show_number(height) for height in heights], padding=2, fontsize=8)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_xlim(-0.6, len(columns) - 0.4)
-    _head(axes, row)
 
 
 def _agreement(published: Cells, ours: Cells) -> str:
     ratios = [ours[cell] / published[cell] for cell in published if cell in ours]
     if not ratios:
         return "no cell is both published and ours"
-    span = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    return f"ours over published: {span} in the {len(ratios)} cells that both have"
+    return (
+        f"ours over published: {min(ratios):.2f} to {max(ratios):.2f} "
+        f"in the {len(ratios)} cells that both have"
+    )

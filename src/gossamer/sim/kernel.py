@@ -60,7 +60,7 @@ class Kernel:
         self.now = 0
         self.events = 0
         self.digest = Digest()
-        self.tasks: list[Task] = []
+        self._tasks: dict[int, list[Task]] = {}
         self.current: Task | None = None
         self._heap: list[tuple[int, float, int, Timer]] = []
         self._sequence = 0
@@ -80,7 +80,10 @@ class Kernel:
     def spawn(self, coroutine: Coroutine[Any, Any, Any], worker: int, *, is_main: bool) -> Task:
         task = Task(coroutine, worker, is_main)
         task.wake = lambda: self._wake(task)
-        self.tasks.append(task)
+        own = self._tasks.setdefault(worker, [])
+        if len(own) > 16:
+            own[:] = [other for other in own if not other.finished.done]
+        own.append(task)
         self.at(0, self._step, task)
         return task
 
@@ -146,10 +149,8 @@ class Kernel:
 
     def end_tasks(self, worker: int, *, only_main: bool = False) -> None:
         """Close the tasks of a worker that has died, or its main one when its run is over."""
-        for task in self.tasks:
-            if only_main and not task.is_main:
-                continue
-            if task.worker == worker and not task.finished.done:
+        for task in self._tasks.get(worker, ()):
+            if not task.finished.done and (task.is_main or not only_main):
                 task.coroutine.close()
                 task.finished.cancel()
 
@@ -163,7 +164,8 @@ class Kernel:
                 self.now = time
                 self.events += 1
                 callback(*timer.arguments)
-        waiting = [task for task in self.tasks if task.is_main and not task.finished.done]
+        tasks = [task for own in self._tasks.values() for task in own]
+        waiting = [task for task in tasks if task.is_main and not task.finished.done]
         if waiting:
             raise Stalled(self.explain(waiting))
 

@@ -1,0 +1,268 @@
+"""Laws of the methods that average: what all-reduce, neighbours, push-sum and outer steps compute,
+compared with the same recursion written with dense matrices."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from support import (
+    batches,
+    before_each_descent,
+    bowl,
+    bowl_gradient,
+    build,
+    cluster_of,
+    racing,
+    rows,
+    scatter,
+    spread,
+    total,
+)
+from torch import Tensor
+
+from gossamer.rules import OuterOptimiser
+from gossamer.sim.faults import Fault
+from gossamer.sim.simulation import Simulation
+from gossamer.sim.store import SimulatedReplica
+from gossamer.topology import make_topology
+
+RATE = 0.05
+PLAIN = "sgd"
+few = examples(max_examples=12, deadline=None, derandomize=True)
+seeds = st.integers(0, 999)
+a_topology = st.sampled_from(
+    ["ring", "complete", "star", "torus", "grid", "exponential", "one_peer_exponential", "matchings"]
+)
+
+
+def trained(method: str, workers: int, *, steps: int = 6, **choices: object) -> Simulation:
+    """A run on the quadratic that has ended; every gradient is true."""
+    given_choices = {"learning_rate": RATE, "optimiser": PLAIN, "engine": "loop", **choices}
+    simulation = build(bowl(), method, cluster_of(workers), steps=steps, **given_choices)
+    simulation.run()
+    return simulation
+
+
+def mixed(method: str, workers: int, steps: int, start: Tensor) -> Tensor:
+    """Where the replicas end from `start` when all gradients are zero."""
+    simulation = build(bowl(), method, cluster_of(workers), steps=steps, engine="none")
+    simulation.world.parts.workers.parameters.copy_(start)
+    simulation.run()
+    return rows(simulation)
+
+
+# ---------------------------------------------------------------------- everyone with everyone
+
+
+@few
+@given(st.integers(2, 6), seeds, st.booleans(), st.sampled_from([PLAIN, "sgd:momentum=0.9"]))
+def test_all_reduce_keeps_all_replicas_equal_at_every_step(
+    workers: int, seed: int, overlap: bool, optimiser: str
+) -> None:
+    """Before each descent and at the end all replicas that have made as many steps are the same."""
+    simulation = build(
+        bowl(), f"all_reduce:overlap={str(overlap).lower()}", cluster_of(workers, jitter=0.5),
+        steps=5, seed=seed, learning_rate=RATE, optimiser=optimiser, engine="loop",
+    )  # fmt: skip
+    seen: dict[int, set[bytes]] = {}
+
+    def note(replica: SimulatedReplica, _: int | None) -> None:
+        seen.setdefault(replica.version, set()).add(replica.snapshot().numpy().tobytes())
+
+    before_each_descent(simulation, note)
+    simulation.run()
+    assert [len(seen[step]) for step in range(5)] == [1] * 5
+    assert spread(rows(simulation)) == 0
+
+
+@few
+@given(st.integers(2, 6), seeds, st.sampled_from([PLAIN, "sgd:momentum=0.9", "adam"]))
+def test_all_reduce_is_one_worker_with_the_big_batch(
+    workers: int, seed: int, optimiser: str
+) -> None:
+    """p workers of batch b compute what one worker of batch p b computes, to rounding."""
+    many = trained("all_reduce", workers, seed=seed, optimiser=optimiser, batch=4)
+    one = trained("all_reduce", 1, seed=seed, optimiser=optimiser, batch=4 * workers)
+    torch.testing.assert_close(rows(many)[0], rows(one)[0], rtol=1e-4, atol=1e-5)
+
+
+@few
+@given(st.integers(1, 5), seeds, st.integers(1, 3))
+def test_stale_all_reduce_applies_the_mean_of_an_earlier_step(
+    workers: int, seed: int, stale: int
+) -> None:
+    """The gradient of step t is applied in step t + stale; at the end what is left is applied."""
+    simulation = trained(f"all_reduce:stale={stale}", workers, seed=seed, steps=8)
+    x = simulation.model.initial.double()
+    draw = batches(bowl(), workers, 4, seed)
+    waiting: list[Tensor] = []
+    for _ in range(8):
+        gradients = [bowl_gradient(bowl(), x, draw(rank)) for rank in range(workers)]
+        waiting.append(torch.stack(gradients).mean(0))
+        if len(waiting) > stale:
+            x = x - RATE * waiting.pop(0)
+    for gradient in waiting:
+        x = x - RATE * gradient
+    torch.testing.assert_close(rows(simulation)[0], x, rtol=1e-4, atol=1e-5)
+
+
+@few
+@given(st.integers(2, 5), seeds)
+def test_local_sgd_of_period_one_is_all_reduce(workers: int, seed: int) -> None:
+    """With plain SGD, averaging models after one step is averaging gradients, to rounding."""
+    averaged = trained("local_sgd:period=1", workers, seed=seed)
+    reduced = trained("all_reduce", workers, seed=seed)
+    torch.testing.assert_close(rows(averaged), rows(reduced), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        "bmuf:block_momentum=0,state=local,period=3",
+        "slowmo:alpha=1,beta=0,period=3",
+        "diloco:outer_rate=1,outer_momentum=0,period=3",
+    ],
+)
+def test_outer_steps_without_momentum_are_local_sgd(special: str) -> None:
+    """Rate 1 and momentum 0 turn every outer optimiser into plain periodic averaging."""
+    run = partial(trained, workers=4, steps=12, optimiser="sgd:momentum=0.9")
+    assert torch.equal(rows(run(special)), rows(run("local_sgd:period=3")))
+
+
+def test_a_vanishing_outer_momentum_tends_to_plain_averaging() -> None:
+    """The general formula agrees with the short cut that plain averaging takes."""
+    start, mean = torch.randn(2, 20, dtype=torch.float64, generator=torch.manual_seed(0))
+    for nesterov in (False, True):
+        for inner_rate in (None, 0.03):
+            nearly = OuterOptimiser(1.0, 1e-12, nesterov).step(start, mean, inner_rate)
+            torch.testing.assert_close(nearly, mean)
+
+
+@given(st.integers(2, 64), st.booleans())
+@examples(max_examples=30, deadline=None)
+def test_block_momentum_gains_as_many_steps_as_workers(workers: int, nesterov: bool) -> None:
+    """With eta_b = 1 - 1/N the steady progress of a block is N times its own displacement."""
+    outer = OuterOptimiser(1.0, 1 - 1 / workers, nesterov)
+    x, moved = torch.zeros(1, dtype=torch.float64), 0.0
+    for _ in range(40 * workers):
+        after = outer.step(x, x + 0.01)
+        moved, x = float(after - x), after
+    assert moved == pytest.approx(0.01 * workers, rel=1e-6)
+
+
+# ---------------------------------------------------------------------- neighbours
+
+
+@few
+@given(a_topology, st.integers(2, 8), seeds, st.sampled_from(["after", "before"]), st.booleans())
+def test_d_psgd_is_the_dense_recursion(
+    topology: str, workers: int, seed: int, adapt: str, overlap: bool
+) -> None:
+    """X <- W X - eta G(X), or W (X - eta G(X)) where one adapts before mixing, for any graph."""
+    options = f"topology={topology},adapt={adapt},overlap={str(overlap).lower()}"
+    simulation = build(
+        bowl(), f"d_psgd:{options}", cluster_of(workers, jitter=0.5), steps=5, seed=seed,
+        learning_rate=RATE, optimiser=PLAIN, engine="loop",
+    )  # fmt: skip
+    scatter(simulation, seed)
+    x = rows(simulation)
+    simulation.run()
+    graph = make_topology(topology, workers)
+    draw = batches(bowl(), workers, 4, seed)
+    for step in range(5):
+        gradients = torch.stack([bowl_gradient(bowl(), x[r], draw(r)) for r in range(workers)])
+        w = torch.from_numpy(graph.matrix(step))
+        x = w @ (x - RATE * gradients) if adapt == "before" else w @ x - RATE * gradients
+    torch.testing.assert_close(rows(simulation), x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("workers", [6, 8, 9])
+@pytest.mark.parametrize("topology", ["ring", "star", "torus", "grid", "exponential"])
+def test_disagreement_shrinks_at_the_predicted_rate(topology: str, workers: int) -> None:
+    """Started along the slowest direction of W, the spread falls by `mixing_rate` every round."""
+    graph = make_topology(topology, workers)
+    values, vectors = np.linalg.eig(graph.matrix() - 1 / workers)
+    slowest = vectors[:, np.argmax(np.abs(values))].real
+    start = torch.tensor(slowest, dtype=torch.float32).unsqueeze(1).expand(workers, 6) + 1.0
+    end = mixed(f"d_psgd:topology={topology}", workers, 6, start)
+    assert spread(end) / spread(start) == pytest.approx(graph.mixing_rate() ** 6, rel=2e-3)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+@pytest.mark.parametrize("method", ["push_sum", "d_psgd:topology=one_peer_exponential"])
+def test_one_peer_exponential_is_exact_for_powers_of_two(method: str, workers: int) -> None:
+    """log2 n rounds with one message each give the exact average; one round fewer does not."""
+    start = torch.randn(workers, 6, generator=torch.manual_seed(workers))
+    rounds = workers.bit_length() - 1
+    end = mixed(method, workers, rounds, start)
+    torch.testing.assert_close(end, start.double().mean(0).expand_as(end), rtol=1e-5, atol=1e-6)
+    if rounds > 1:
+        assert spread(mixed(method, workers, rounds - 1, start)) > 0.1
+
+
+def test_one_peer_exponential_is_inexact_otherwise() -> None:
+    """Six workers are still apart after three rounds."""
+    start = torch.randn(6, 6, generator=torch.manual_seed(6))
+    assert spread(mixed("push_sum", 6, 3, start)) > 0.1
+
+
+@pytest.mark.parametrize("workers", [4, 8, 12])
+def test_ad_psgd_contracts_at_least_as_fast_as_random_pairs(workers: int) -> None:
+    """K pair averages on the complete graph shrink the squared spread by pair_rate^K or more, on
+    average over seeds: that everyone starts one in each step is better than chance."""
+    rate = make_topology("complete", workers).pair_rate()
+    compared: list[float] = []
+    for seed in range(16):
+        cluster = cluster_of(workers, jitter=0.3)
+        method = "ad_psgd:topology=complete"
+        simulation = build(bowl(64), method, cluster, steps=4, seed=seed, engine="none")
+        scatter(simulation, seed)
+        before = spread(rows(simulation))
+        result = simulation.run()
+        exchanges = round(result.exchanges_per_step * result.steps / 2)
+        assert exchanges >= 4 * workers - 1
+        compared.append((spread(rows(simulation)) / before) ** 2 / rate**exchanges)
+    assert 0.01 < sum(compared) / len(compared) < 1.0
+
+
+# ---------------------------------------------------------------------- push-sum
+
+
+@few
+@given(a_topology, st.integers(2, 8), st.integers(0, 3), seeds)
+def test_push_sum_keeps_its_mass_and_finds_the_mean(
+    topology: str, workers: int, overlap: int, seed: int
+) -> None:
+    """Weights add up to n, numerators to their sum, and x / w tends to the mean, with messages of
+    any age on the way and on graphs whose degrees differ."""
+    method = f"push_sum:topology={topology},overlap={overlap}"
+    simulation = build(bowl(), method, racing(workers), steps=60, seed=seed, engine="none")
+    scatter(simulation, seed)
+    before = total(simulation)
+    simulation.run()
+    weights = torch.tensor([r.weight for r in simulation.world.replicas], dtype=torch.float64)
+    assert weights.min() > 0
+    assert float(weights.sum()) == pytest.approx(workers, rel=1e-9)
+    torch.testing.assert_close(total(simulation), before, rtol=1e-5, atol=1e-5)
+    found = rows(simulation) / weights.unsqueeze(1)
+    torch.testing.assert_close(
+        found, (before / workers).expand_as(found), rtol=1e-2, atol=1e-2
+    )
+
+
+def test_push_sum_counts_the_mass_that_dies() -> None:
+    """What a dead worker held is missing from the sum of weights, and the summary says so."""
+
+    def lost(*faults: Fault) -> float:
+        cluster = cluster_of(6, latency=2e-3, faults=faults)
+        method = "push_sum:topology=star"
+        return build(bowl(), method, cluster, steps=20, engine="none").run().lost_mass
+
+    assert lost() == pytest.approx(0.0, abs=1e-9)
+    assert lost(Fault("kill", at=0.07, worker=0)) > 0.1

@@ -1,0 +1,229 @@
+"""With one worker there is nobody to talk to: a method is then plain PyTorch training, bit for bit,
+or the p = 1 form of its paper, which is written out here in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from support import build, cluster_of, digits
+from torch import Tensor, nn
+
+from gossamer.methods import METHODS
+from gossamer.sim.simulation import Result, Simulation
+from gossamer.tasks import make_sampler
+
+SEED = 11
+BATCH = 16
+STEPS = 25
+RATE = 0.05
+MOMENTUM = 0.9
+DECAY = 1e-3
+HEAVY_BALL = f"sgd:momentum={MOMENTUM},weight_decay={DECAY}"
+
+
+def run_alone(method: str, schedule: str = "constant") -> tuple[Simulation, Result]:
+    simulation = build(
+        digits(), method, cluster_of(1), steps=STEPS, batch=BATCH, seed=SEED, engine="loop",
+        learning_rate=RATE, optimiser=HEAVY_BALL, schedule=schedule, evaluations=1,
+    )  # fmt: skip
+    return simulation, simulation.run()
+
+
+class Plain:
+    """An ordinary training loop over the same batches from the same start."""
+
+    def __init__(self, momentum: float = MOMENTUM, decay: float = DECAY) -> None:
+        self.task = digits()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            self.model: nn.Module = self.task.make_model()
+        self.optimiser = torch.optim.SGD(
+            self.model.parameters(), lr=RATE, momentum=momentum, weight_decay=decay
+        )
+
+    def batches(self) -> Iterator[tuple[int, Tensor]]:
+        sampler = make_sampler(self.task.train.targets, 1, BATCH, "shuffled", SEED, True)
+        for step in range(STEPS):
+            yield step, torch.from_numpy(sampler.next(0))
+
+    @property
+    def flat(self) -> Tensor:
+        return nn.utils.parameters_to_vector(self.model.parameters()).detach().clone()
+
+    @flat.setter
+    def flat(self, value: Tensor) -> None:
+        nn.utils.vector_to_parameters(value.clone(), self.model.parameters())
+
+    def gradient(self, batch: Tensor) -> None:
+        """Leave the batch's gradient with the parameters."""
+        self.optimiser.zero_grad()
+        train = self.task.train
+        loss = self.task.loss(self.model(train.inputs[batch]), train.targets[batch])
+        loss.backward()
+
+    def step(self, batch: Tensor) -> None:
+        self.gradient(batch)
+        self.optimiser.step()
+
+    def flat_gradient(self, at: Tensor, batch: Tensor) -> Tensor:
+        """The gradient at another point than the model's own."""
+        own, self.flat = self.flat, at
+        self.gradient(batch)
+        flat = torch.cat([p.grad.reshape(-1) for p in self.model.parameters() if p.grad is not None])
+        self.flat = own
+        return flat
+
+    def descend(self, gradient: Tensor) -> None:
+        """One step of the optimiser along a gradient that was taken elsewhere."""
+        parts = gradient.split([p.numel() for p in self.model.parameters()])
+        for parameter, part in zip(self.model.parameters(), parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+        self.optimiser.step()
+
+
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.promises.is_plain_alone])
+def test_alone_it_is_plain_training_bit_for_bit(name: str) -> None:
+    """Same seed, same batches, same bits as torch.optim.SGD with momentum and weight decay."""
+    plain = Plain()
+    for _, batch in plain.batches():
+        plain.step(batch)
+    assert torch.equal(run_alone(name)[1].parameters, plain.flat)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "step:at=0.1/0.2", "linear:warmup=0.1"])
+@pytest.mark.parametrize("name", ["all_reduce", "pull_gossip"])
+def test_alone_it_follows_the_schedule_bit_for_bit(name: str, schedule: str) -> None:
+    """The rate of a step is the base rate times the schedule's factor at the epoch it begins."""
+    simulation, result = run_alone(name, schedule=schedule)
+    plain = Plain()
+    rates = set[float]()
+    for step, batch in plain.batches():
+        epoch = step * BATCH / len(plain.task.train)
+        rate = RATE * simulation.world.parts.rates.schedule.factor(epoch)
+        plain.optimiser.param_groups[0]["lr"] = rate
+        plain.step(batch)
+        rates.add(rate)
+    assert len(rates) > 2
+    assert torch.equal(result.parameters, plain.flat)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A method's p = 1 form: options to run it with, and the output model in plain PyTorch."""
+
+    options: str
+    output: Callable[[], Tensor]
+
+
+def easgd() -> Tensor:
+    plain = Plain()
+    centre = plain.flat
+    for step, batch in plain.batches():
+        point = plain.flat
+        if step % 3 == 0:
+            pull = 0.4 * (point - centre)
+            plain.flat = point - pull
+            centre = centre + pull
+        plain.descend(plain.flat_gradient(point, batch))
+    return centre
+
+
+def eamsgd() -> Tensor:
+    plain = Plain()
+    x = centre = plain.flat
+    velocity = torch.zeros_like(x)
+    for step, batch in plain.batches():
+        point = x
+        if step % 3 == 0:
+            pull = 0.4 * (x - centre)
+            x, centre = x - pull, centre + pull
+        gradient = plain.flat_gradient(point + 0.8 * velocity, batch)
+        velocity = 0.8 * velocity - RATE * gradient
+        x = x + velocity
+    return centre
+
+
+def downpour() -> Tensor:
+    """Serial SGD: the server's optimiser has no momentum unless the user asks for it."""
+    plain = Plain(momentum=0.0, decay=0.0)
+    for _, batch in plain.batches():
+        plain.step(batch)
+    return plain.flat
+
+
+def bmuf() -> Tensor:
+    """The published recursion, with its own names: x is the global model, start looks ahead."""
+    plain = Plain()
+    x = start = plain.flat
+    delta = torch.zeros_like(x)
+    for step, batch in plain.batches():
+        plain.step(batch)
+        if step % 4 == 3:
+            delta = 0.6 * delta + 0.9 * (plain.flat - start)
+            x = x + delta
+            start = x + 0.6 * delta
+            plain.flat = start
+            plain.optimiser.state.clear()
+    return plain.flat
+
+
+def slowmo() -> Tensor:
+    plain = Plain()
+    start = plain.flat
+    slow = torch.zeros_like(start)
+    for step, batch in plain.batches():
+        plain.step(batch)
+        if step % 4 == 3:
+            slow = 0.5 * slow + (start - plain.flat) / RATE
+            start = start - 0.8 * RATE * slow
+            plain.flat = start
+    return plain.flat
+
+
+def diloco() -> Tensor:
+    """The outer step by torch's own Nesterov SGD."""
+    plain = Plain()
+    outer = nn.Parameter(plain.flat)
+    optimiser = torch.optim.SGD([outer], lr=0.7, momentum=0.9, nesterov=True)
+    for step, batch in plain.batches():
+        plain.step(batch)
+        if step % 4 == 3:
+            outer.grad = outer.detach() - plain.flat
+            optimiser.step()
+            plain.flat = outer.detach()
+    return plain.flat
+
+
+FORMS = {
+    "easgd": Alone("alpha=0.4,period=3", easgd),
+    "eamsgd": Alone("alpha=0.4,period=3,delta=0.8", eamsgd),
+    "downpour": Alone("n_push=1", downpour),
+    "bmuf": Alone("period=4,block_momentum=0.6,zeta=0.9", bmuf),
+    "slowmo": Alone("period=4,alpha=0.8,beta=0.5", slowmo),
+    "diloco": Alone("period=4", diloco),
+}
+
+
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if not m.promises.is_plain_alone])
+def test_alone_it_is_the_form_of_its_paper(name: str) -> None:
+    """The output model equals the paper's recursion for one worker, to rounding."""
+    form = FORMS[name]
+    ours = run_alone(f"{name}:{form.options}")[1].parameters
+    theirs = form.output()
+    assert (theirs - Plain().flat).norm() > 0.1
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd:momentum=0.9", "adam"])
+def test_downpour_alone_runs_the_servers_optimiser(optimiser: str) -> None:
+    """Serial training by whatever optimiser the server is given."""
+    plain = Plain(decay=0.0)
+    if optimiser == "adam":
+        plain.optimiser = torch.optim.Adam(plain.model.parameters(), lr=RATE)
+    for _, batch in plain.batches():
+        plain.step(batch)
+    ours = run_alone(f"downpour:server_optimiser={optimiser}")[1].parameters
+    torch.testing.assert_close(ours, plain.flat, rtol=1e-4, atol=1e-6)
