@@ -29,7 +29,7 @@ from gossamer.tasks.task import cross_entropy, fraction_correct
 def image_task(name: str, make_model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Task:
     """Random images: the time does not depend on what is on them."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (8192, *shape), generator=generator, dtype=torch.uint8)
+    images = torch.randn(8192, *shape, generator=generator)
     labels = torch.randint(10, (8192,), generator=generator)
     data = Data(images, labels)
     return Task(
@@ -40,18 +40,21 @@ def image_task(name: str, make_model: Callable[[], nn.Module], shape: tuple[int,
 
 def measure(task: Task, workers: int, batch: int, device: torch.device) -> dict[str, Any]:
     """Milliseconds for one round of all workers: limit, loop, vectorised, compiled."""
-    on_device = Task(**{**task.__dict__, "train": task.train.to(device)})
-    model = FlatModel(on_device, device, seed=0)
+    model = FlatModel(task, device, seed=0)
     points = model.initial + 1e-3 * torch.randn(workers, model.layout.total, device=device)
     buffers = model.initial_buffers.repeat(workers, 1)
     batches = torch.randint(len(task.train), (workers, batch), device=device)
     keys = torch.arange(workers, device=device)
-    train = on_device.train
+    train = model.task.train
     whole = batches.reshape(-1)
 
     def loss(flat: Tensor) -> Tensor:
         value, _ = model.loss(
-            model.layout.unpack(flat), buffers[0], train.inputs[whole], train.targets[whole], keys[0]
+            model.layout.unpack(flat),
+            buffers[0],
+            train.inputs[whole],
+            train.targets[whole],
+            keys[0],
         )
         return value
 
@@ -64,7 +67,7 @@ def measure(task: Task, workers: int, batch: int, device: torch.device) -> dict[
         return best_seconds(work, rounds=5, repeats=repeats)
 
     began = time.perf_counter()
-    compiled_engine = VectorEngine(model, compiled=True)
+    compiled_engine = VectorEngine(model, compiled=True, trace_after=0)
     compiled_engine.evaluate(points, buffers, batches, keys)
     compile_seconds = time.perf_counter() - began
     compiled_limit = best_seconds(one_model(torch.compile(loss, dynamic=False)), repeats=20)
@@ -73,7 +76,7 @@ def measure(task: Task, workers: int, batch: int, device: torch.device) -> dict[
         "limit_ms": 1e3 * best_seconds(one_model(loss), repeats=20),
         "limit_compiled_ms": 1e3 * compiled_limit,
         "loop_ms": 1e3 * seconds(LoopEngine(model), 1),
-        "traced_ms": 1e3 * seconds(VectorEngine(model), 20),
+        "traced_ms": 1e3 * seconds(VectorEngine(model, trace_after=0), 20),
         "compiled_ms": 1e3 * seconds(compiled_engine, 20),
         "compile_seconds": compile_seconds,
         "notices": compiled_engine.notices,
@@ -98,8 +101,8 @@ def whole_run(device: str) -> dict[str, Any]:
 
 def as_markdown(found: dict[str, Any]) -> str:
     lines = [
-        "| model, workers x batch | one model, whole batch | loop over workers | traced | compiled |"
-        " compiled over limit |",
+        "| model, workers x batch | one model, whole batch | loop over workers | traced | "
+        "compiled | compiled over limit |",
         "|---|---|---|---|---|---|",
     ]
     for row in found["engines"]:

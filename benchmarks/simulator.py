@@ -60,14 +60,14 @@ def engine_over_loop(workers: int = 64, batch: int = 16, repeats: int = 10) -> d
     batches = torch.randint(len(task.train), (workers, batch), generator=generator)
     keys = torch.arange(workers)
     buffers = model.initial_buffers.repeat(workers, 1)
-    vector, loop = VectorEngine(model), LoopEngine(model)
+    vector, loop = VectorEngine(model, trace_after=0), LoopEngine(model)
     modules = [task.make_model() for _ in range(workers)]
-    inputs, targets = task.train.inputs[batches], task.train.targets[batches]
 
     def plain() -> None:
-        for module, x, y in zip(modules, inputs, targets, strict=True):
+        for module, batch in zip(modules, batches, strict=True):
+            inputs, targets = task.train.inputs[batch], task.train.targets[batch]
             module.zero_grad()
-            nn.functional.cross_entropy(module(x), y).backward()
+            nn.functional.cross_entropy(module(inputs), targets).backward()
 
     seconds = {
         "vector": best_seconds(
@@ -119,6 +119,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 def as_markdown(found: dict[str, Any]) -> str:
     engine = found["engine_seconds"]
+    sizes = [row["workers"] for row in next(iter(found["scaling"].values()))]
     lines = [
         "| what | measured |",
         "|---|---|",
@@ -130,9 +131,9 @@ def as_markdown(found: dict[str, Any]) -> str:
         "",
         "Wall time of one simulated gradient step (digits-logistic, everything included):",
         "",
-        "| method | " + " | ".join(f"{row['workers']} workers" for row in next(iter(found["scaling"].values()))) + " |",
-        "|---|" + "---|" * len(next(iter(found["scaling"].values()))),
-    ]  # fmt: skip
+        "| method | " + " | ".join(f"{size} workers" for size in sizes) + " |",
+        "|---|" + "---|" * len(sizes),
+    ]
     for method, rows in found["scaling"].items():
         cells = [f"{row['microseconds_per_step']:.0f} us" for row in rows]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")

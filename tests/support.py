@@ -1,4 +1,4 @@
-"""What several test files need: small tasks and clusters, and runs whose insides a test can reach."""
+"""What several test files need: small tasks and clusters, and runs that a test can look into."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from gossamer.methods import METHODS, Method, MethodSpec
 from gossamer.settings import make_settings
 from gossamer.sim.cluster import Cluster, Compute, Wires
+from gossamer.sim.engine import Engine
 from gossamer.sim.faults import Fault
 from gossamer.sim.simulation import Simulation
 from gossamer.sim.store import SimulatedReplica
@@ -63,12 +64,13 @@ def build(
     *,
     steps: int,
     batch: int = 4,
+    own_engine: Engine | None = None,
     **choices: Any,
 ) -> Simulation:
     """A run of so many steps per worker, made and not yet started."""
     epochs = steps * batch * cluster.workers / len(task.train)
     settings = make_settings(task, method, cluster, batch=batch, epochs=epochs, **choices)
-    return Simulation(settings)
+    return Simulation(settings, engine=own_engine)
 
 
 def rows(simulation: Simulation) -> Tensor:

@@ -11,6 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from torch import Tensor
+
+from gossamer.rules import OuterOptimiser
+from gossamer.sim.faults import Fault
+from gossamer.sim.simulation import Simulation
+from gossamer.sim.store import SimulatedReplica
+from gossamer.topology import make_topology
 from support import (
     batches,
     before_each_descent,
@@ -24,20 +31,22 @@ from support import (
     spread,
     total,
 )
-from torch import Tensor
-
-from gossamer.rules import OuterOptimiser
-from gossamer.sim.faults import Fault
-from gossamer.sim.simulation import Simulation
-from gossamer.sim.store import SimulatedReplica
-from gossamer.topology import make_topology
 
 RATE = 0.05
 PLAIN = "sgd"
 few = examples(max_examples=12, deadline=None, derandomize=True)
 seeds = st.integers(0, 999)
 a_topology = st.sampled_from(
-    ["ring", "complete", "star", "torus", "grid", "exponential", "one_peer_exponential", "matchings"]
+    [
+        "ring",
+        "complete",
+        "star",
+        "torus",
+        "grid",
+        "exponential",
+        "one_peer_exponential",
+        "matchings",
+    ]
 )
 
 
@@ -156,6 +165,16 @@ def test_block_momentum_gains_as_many_steps_as_workers(workers: int, nesterov: b
     assert moved == pytest.approx(0.01 * workers, rel=1e-6)
 
 
+def test_what_a_dead_straggler_owed_is_made_up_for() -> None:
+    """The others were rounds ahead of it when it died; the samples it never saw are processed."""
+    straggler = [Fault("slow", worker=3, amount=50), Fault("kill", at=0.15, worker=3)]
+    cluster = cluster_of(4, faults=straggler)
+    simulation = build(bowl(), "local_sgd:period=12", cluster, steps=24, engine="none")
+    result = simulation.run()
+    assert [account.steps for account in simulation.world.accounts.workers] == [32, 32, 32, 0]
+    assert result.samples == simulation.settings.samples
+
+
 # ---------------------------------------------------------------------- neighbours
 
 
@@ -251,9 +270,7 @@ def test_push_sum_keeps_its_mass_and_finds_the_mean(
     assert float(weights.sum()) == pytest.approx(workers, rel=1e-9)
     torch.testing.assert_close(total(simulation), before, rtol=1e-5, atol=1e-5)
     found = rows(simulation) / weights.unsqueeze(1)
-    torch.testing.assert_close(
-        found, (before / workers).expand_as(found), rtol=1e-2, atol=1e-2
-    )
+    torch.testing.assert_close(found, (before / workers).expand_as(found), rtol=1e-2, atol=1e-2)
 
 
 def test_push_sum_counts_the_mass_that_dies() -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support import build, cluster_of, digits
 from torch import Tensor, nn
 
 from gossamer.methods import METHODS
 from gossamer.sim.simulation import Result, Simulation
 from gossamer.tasks import make_sampler
+from support import build, cluster_of, digits
 
 SEED = 11
 BATCH = 16
@@ -72,7 +72,9 @@ class Plain:
         """The gradient at another point than the model's own."""
         own, self.flat = self.flat, at
         self.gradient(batch)
-        flat = torch.cat([p.grad.reshape(-1) for p in self.model.parameters() if p.grad is not None])
+        flat = torch.cat(
+            [p.grad.reshape(-1) for p in self.model.parameters() if p.grad is not None]
+        )
         self.flat = own
         return flat
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn, cast
 
 import typer
 
@@ -16,31 +17,52 @@ from gossamer.errors import ConfigurationError, Error
 app = typer.Typer(
     name="gossamer",
     help="Train on many loosely coupled workers, and know beforehand which way of coupling wins.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # As markup, the [@START+LENGTH] of an option's help would be swallowed as a style.
+    rich_markup_mode=None,
 )
 for command in (compare, simulate, methods, tasks, clusters, reproduce):
     app.command()(command)
 
 
+_INTERRUPTED = 130
+# Typer brings a click of its own or uses the installed one; either way this is its usage error.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
 def main() -> None:
     """Run a command; every foreseen failure is one sentence."""
     try:
-        app(standalone_mode=True)
+        # Outside of standalone mode typer prints no frames around errors and hands them over.
+        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except _UsageError as error:
+        _end(2, _sentence(cast(typer.BadParameter, error)))
     except ConfigurationError as error:
-        err.print(f"error: {error}", markup=False, soft_wrap=True)
-        sys.exit(2)
+        _end(2, f"error: {error}")
     except Error as error:
-        err.print(f"the run ended: {error}", markup=False, soft_wrap=True)
-        sys.exit(1)
+        _end(1, f"the run ended: {error}")
     except OSError as error:
-        place = f" {error.filename}" if error.filename else ""
-        err.print(f"error: cannot write{place}: {error.strerror}", markup=False, soft_wrap=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        err.print("interrupted; what was recorded so far is kept", markup=False)
-        sys.exit(130)
+        place = f"{error.filename}: " if error.filename else ""
+        _end(2, f"error: {place}{error.strerror or error}")
+    except typer.Abort:
+        status = _INTERRUPTED
+    if status == _INTERRUPTED:
+        _end(_INTERRUPTED, "interrupted; what was recorded so far is kept")
+    sys.exit(status or 0)
+
+
+def _sentence(error: typer.BadParameter) -> str:
+    """What is wrong with the command line, as one sentence."""
+    text = error.format_message().rstrip(".").replace(". Did", "; did")
+    command = error.ctx.command_path if error.ctx else "gossamer"
+    help_hint = "" if text.endswith("?") else f"; see `{command} --help`"
+    return f"error: {text[0].lower()}{text[1:]}{help_hint}"
+
+
+def _end(status: int, sentence: str) -> NoReturn:
+    err.print(sentence, markup=False, soft_wrap=True)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

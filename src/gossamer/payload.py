@@ -23,11 +23,15 @@ _DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
+_CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _NONE, _FALSE, _TRUE, _INT, _FLOAT, _TEXT, _TENSOR = range(7)
 
 
 def payload(cls: _C) -> _C:
-    """Register a dataclass as something that may travel."""
+    """Register a dataclass as something that may travel, under its name."""
+    known = _TYPES.get(cls.__name__, cls)
+    if known.__module__ != cls.__module__:
+        raise ProtocolError(f"two payloads are called {cls.__name__!r}; rename one of them")
     _TYPES[cls.__name__] = cls
     _FIELDS[cls] = tuple(field.name for field in dataclasses.fields(cls))
     return cls
@@ -38,7 +42,7 @@ def wire_bytes(value: object) -> int:
     names = _FIELDS.get(type(value))
     if names is None:
         return 2 + _field_bytes(value)
-    header = 2 + len(type(value).__name__)
+    header = 2 + len(type(value).__name__.encode())
     return header + sum(_field_bytes(getattr(value, name)) for name in names)
 
 
@@ -62,10 +66,20 @@ def encode(value: object) -> bytes:
 
 def decode(data: bytes) -> Any:
     """The inverse of `encode`; anything unknown is refused, nothing is ever executed."""
+    try:
+        value, end = _decode(data)
+    except (struct.error, IndexError, ValueError, RuntimeError, TypeError, OverflowError) as error:
+        raise ProtocolError(f"a damaged payload arrived: {error}") from None
+    if end != len(data):
+        raise ProtocolError(f"a payload of {end} bytes arrived in a message of {len(data)}")
+    return value
+
+
+def _decode(data: bytes) -> tuple[Any, int]:
     (length,) = struct.unpack_from("<H", data, 0)
     at = 2 + length
     if length == 0:
-        return _decode_field(data, at)[0]
+        return _decode_field(data, at)
     label = data[2:at].decode()
     cls = _TYPES.get(label)
     if cls is None:
@@ -74,11 +88,11 @@ def decode(data: bytes) -> Any:
     for _ in _FIELDS[cls]:
         value, at = _decode_field(data, at)
         values.append(value)
-    return cls(*values)
+    return cls(*values), at
 
 
 def _field_bytes(value: object) -> int:
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.dtype in _CODES:
         return 3 + 8 * value.dim() + value.numel() * value.element_size()
     if value is None or isinstance(value, bool):
         return 1
@@ -86,7 +100,7 @@ def _field_bytes(value: object) -> int:
         return 9
     if isinstance(value, str):
         return 5 + len(value.encode())
-    raise ProtocolError(f"{type(value).__name__} cannot travel: register it with @payload")
+    raise _cannot_travel(value)
 
 
 def _encode_field(value: object) -> bytes:
@@ -95,18 +109,27 @@ def _encode_field(value: object) -> bytes:
     if isinstance(value, bool):
         return bytes([_TRUE if value else _FALSE])
     if isinstance(value, int):
+        if value.bit_length() > 63:
+            raise ProtocolError(f"a number of {value.bit_length()} bits cannot travel: 63 at most")
         return struct.pack("<Bq", _INT, value)
     if isinstance(value, float):
         return struct.pack("<Bd", _FLOAT, value)
     if isinstance(value, str):
         text = value.encode()
         return struct.pack("<BI", _TEXT, len(text)) + text
-    if isinstance(value, Tensor):
-        flat = value.detach().cpu().contiguous()
-        head = struct.pack("<BBB", _TENSOR, _DTYPES.index(flat.dtype), flat.dim())
+    if isinstance(value, Tensor) and value.dtype in _CODES:
+        # Copied: a slice of one element or none counts as contiguous whatever its stride.
+        flat = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        head = struct.pack("<BBB", _TENSOR, _CODES[flat.dtype], flat.dim())
         sizes = struct.pack(f"<{flat.dim()}q", *flat.shape)
         return head + sizes + flat.reshape(-1).view(torch.uint8).numpy().tobytes()
-    raise ProtocolError(f"{type(value).__name__} cannot travel: register it with @payload")
+    raise _cannot_travel(value)
+
+
+def _cannot_travel(value: object) -> ProtocolError:
+    if isinstance(value, Tensor):
+        return ProtocolError(f"a tensor of type {value.dtype} cannot travel")
+    return ProtocolError(f"{type(value).__name__} cannot travel: register it with @payload")
 
 
 def _decode_field(data: bytes, at: int) -> tuple[object, int]:
@@ -121,7 +144,9 @@ def _decode_field(data: bytes, at: int) -> tuple[object, int]:
         return struct.unpack_from("<d", data, at + 1)[0], at + 9
     if kind == _TEXT:
         (length,) = struct.unpack_from("<I", data, at + 1)
-        return data[at + 5 : at + 5 + length].decode(), at + 5 + length
+        end = at + 5 + length
+        # A slice beyond the end is short; the whole is refused by its length.
+        return data[at + 5 : end].decode(), end
     if kind != _TENSOR:
         raise ProtocolError(f"a payload with an unknown field kind {kind} arrived")
     dtype, dimensions = _DTYPES[data[at + 1]], data[at + 2]

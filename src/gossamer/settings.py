@@ -11,10 +11,14 @@ import torch
 
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.methods import MethodSpec, parse_method
+from gossamer.optimisers import make_optimiser
+from gossamer.options import check_range
+from gossamer.schedules import make_schedule
 from gossamer.sim.cluster import Cluster, load_cluster
 from gossamer.sim.engine import ENGINES
 from gossamer.sim.evaluate import BUFFER_POLICIES
-from gossamer.tasks import Task, make_task
+from gossamer.sim.groups import split_groups
+from gossamer.tasks import Task, make_task, shares
 
 
 @dataclass(frozen=True)
@@ -58,25 +62,31 @@ class Settings:
         return filled
 
     def _check(self) -> None:
-        for name in ("epochs", "batch", "learning_rate", "threads"):
+        for name in ("epochs", "batch", "learning_rate", "threads", "clip", "model_bytes"):
             value = getattr(self, name)
-            if not value > 0 or value == float("inf"):
-                raise ConfigurationError(f"{name} must be above zero, got {value}")
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigurationError(f"{name} must be a finite number above 0, got {value}")
+        check_range("evaluations", self.evaluations, 1)
         if self.engine not in ENGINES:
             raise unknown_name("engine", self.engine, ENGINES)
         if self.buffers not in BUFFER_POLICIES:
             raise unknown_name("buffers policy", self.buffers, BUFFER_POLICIES)
-        if self.evaluations < 1:
-            raise ConfigurationError(f"evaluations must be at least 1, got {self.evaluations}")
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigurationError(f"clip must be above zero, got {self.clip}")
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ConfigurationError(f"device {self.device!r} is not here; use device cpu")
+        _check_device(self.device)
         if self.batch is not None and self.batch > len(self.task.train):
             raise ConfigurationError(
                 f"a batch of {self.batch} is larger than the {len(self.task.train)} samples of "
                 f"{self.task.name}; choose a smaller one"
             )
+        # What a run would refuse when it is made is refused here, before anything is written.
+        make_optimiser(self.optimiser or "")
+        make_schedule(self.schedule, epochs=self.epochs or 0.0, workers=self.cluster.workers)
+        shares(self.task.train.targets, self.cluster.workers, self.split, self.seed)
+        self.method_options()
+
+    def method_options(self) -> dict[str, Any]:
+        """All options of the method in this run; with groups, between the groups."""
+        groups = split_groups(self.method.groups, self.cluster)
+        return self.method.resolve(len(groups) or self.cluster.workers, self.steps_per_worker)
 
     @property
     def samples(self) -> int:
@@ -93,9 +103,20 @@ class Settings:
         return shallow | {
             "task": self.task.name,
             "method": str(self.method),
-            "method_options": self.method.resolve(self.cluster.workers, self.steps_per_worker),
+            "method_options": self.method_options(),
             "cluster": self.cluster.as_dict(),
         }
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigurationError(f"unknown device {name!r}; choose cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigurationError(f"device {name!r} is not supported; choose cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigurationError(f"device {name!r} is not here; use device cpu")
 
 
 def middle_rate(task: Task) -> float:

@@ -8,6 +8,8 @@ from array import array
 from pathlib import Path
 from typing import IO
 
+_MOST_NS = (1 << 63) - 1
+
 
 class Digest:
     """A fingerprint of the sequence of events: same seed, same digest; integers only, so cheap."""
@@ -24,7 +26,8 @@ class Digest:
     def event(self, now_ns: int, worker: int, label: str) -> None:
         code = self._codes.setdefault(label, len(self._codes))
         buffer = self._buffer
-        buffer.append(now_ns)
+        # A clock beyond 292 years wraps around rather than ending the run.
+        buffer.append(now_ns & _MOST_NS)
         buffer.append(worker << 20 | code)
         if len(buffer) >= self._FLUSH:
             self._flush()
@@ -79,5 +82,7 @@ class Timeline:
 
     def close(self) -> None:
         if not self._file.closed:
-            self._file.write("\n]\n")
-            self._file.close()
+            try:
+                self._file.write("\n]\n")
+            finally:
+                self._file.close()

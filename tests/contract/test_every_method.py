@@ -6,11 +6,11 @@ What a method does with one worker, the promise `is_plain_alone`, is in `test_on
 from __future__ import annotations
 
 import pytest
-from support import bowl, build, cluster_of, digits, racing, rows, scatter, spread, total
 
 from gossamer import simulate
 from gossamer.methods import METHODS
 from gossamer.sim.faults import Fault
+from support import bowl, build, cluster_of, digits, racing, rows, scatter, spread, total
 
 MODEL_BYTES = 1_000_000
 SLOW = 20

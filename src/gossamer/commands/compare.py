@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import Reporter, err, out, print_json, show_bytes, show_share
-from gossamer.commands.execute import Engines, execute
+from gossamer.commands.console import (
+    Reporter,
+    can_draw,
+    out,
+    print_json,
+    show_bytes,
+    show_share,
+)
+from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.simulate import progress_line
-from gossamer.errors import ConfigurationError
+from gossamer.errors import ConfigurationError, Error, PeerLost, Stalled
 from gossamer.report.folder import RunFolder
 from gossamer.report.pictures import Series, comparison_picture
 from gossamer.report.statistics import (
@@ -37,10 +43,7 @@ DEFAULT_METHODS = "all_reduce downpour easgd d_psgd ad_psgd push_sum local_sgd d
 
 
 def compare(
-    methods: Annotated[
-        str,
-        typer.Option("--methods", help="Methods separated by spaces: NAME or NAME:KEY=VALUE,..."),
-    ] = DEFAULT_METHODS,
+    methods: given.MethodsOption = DEFAULT_METHODS,
     task: given.TaskOption = "digits-mlp",
     cluster: given.ClusterOption = "one-slow-of-8",
     workers: given.WorkersOption = None,
@@ -56,13 +59,8 @@ def compare(
     epochs: given.EpochsOption = None,
     samples: given.SamplesOption = None,
     batch: given.BatchOption = None,
-    lr: Annotated[
-        str | None, typer.Option("--lr", help="The grid for every method, such as 0.01,0.03,0.1.")
-    ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option("--target", help="Accuracy (or loss) to reach; default: near the best."),
-    ] = None,
+    lr: given.GridOption = None,
+    target: given.TargetOption = None,
     optimiser: given.OptimiserOption = None,
     schedule: given.ScheduleOption = "constant",
     clip: given.ClipOption = None,
@@ -77,9 +75,10 @@ def compare(
     runs: given.RunsOption = Path("runs"),
     as_json: given.JsonOption = False,
 ) -> None:
-    """Compare several ways of training the same model on the same cluster, in virtual time.
+    """Compare several ways of training on one cluster.
 
-    Every method gets the same small grid of learning rates; its best one is shown.
+    In virtual time, with true gradients. Every method gets the same small grid of learning rates;
+    its best one is shown.
     """
     given.check_seeds(seeds)
     faults = given.Faults(
@@ -89,7 +88,7 @@ def compare(
     if engine == "none":
         raise ConfigurationError("compare needs gradients; use --engine vector or loop")
     loaded = given.load_task(task, data)
-    base = {
+    base: dict[str, Any] = {
         "seed": seed, "epochs": given.epochs_from(epochs, samples, loaded), "batch": batch,
         "optimiser": optimiser, "schedule": schedule, "clip": clip, "split": split,
         "engine": engine, "device": device, "threads": threads, "compiled": compiled,
@@ -106,14 +105,9 @@ def compare(
     folder = None
     if given.keeps_folder(runs):
         folder = RunFolder.create(runs, f"compare-{given.slug(loaded.name)}")
-    comparison.run(folder)
-    comparison.show()
-    if folder is not None:
-        folder.write_summary(comparison.as_dict())
-        comparison.draw(folder.path / "comparison.png")
-        out.print(f"kept in {folder.path}", markup=False)
-    if as_json:
-        print_json(comparison.as_dict())
+    with recorded(folder):
+        comparison.run(folder)
+    comparison.report(folder, as_json)
     if comparison.interrupted:
         raise KeyboardInterrupt
 
@@ -127,7 +121,7 @@ def _rates(text: str | None) -> tuple[float, ...]:
         raise ConfigurationError(
             f"--lr must be numbers separated by commas, got {text!r}"
         ) from None
-    return rates
+    return tuple(dict.fromkeys(rates))
 
 
 def _split_methods(text: str) -> list[str]:
@@ -162,7 +156,10 @@ class Comparison:
         self._settings = settings
         self._seeds = seeds
         self._target = target
+        if target is not None and not math.isfinite(target):
+            raise ConfigurationError(f"target must be a finite number, got {target}")
         self.entries: dict[str, Entry] = {}
+        self.failures: dict[str, Error] = {}
         self.interrupted = False
 
     def run(self, folder: RunFolder | None) -> None:
@@ -180,14 +177,14 @@ class Comparison:
                         self._run_one(settings, number, folder, engines, reporter)
         except KeyboardInterrupt:
             self.interrupted = True
-            # A rate with fewer seeds than the others would not be a fair comparison.
-            for entry in self.entries.values():
-                entry.results = {
-                    rate: done for rate, done in entry.results.items() if len(done) == self._seeds
-                }
-            self.entries = {label: e for label, e in self.entries.items() if e.results}
-            if not self.entries:
-                raise
+        # A rate with fewer seeds than the others would not be a fair comparison.
+        for entry in self.entries.values():
+            entry.results = {
+                rate: done for rate, done in entry.results.items() if len(done) == self._seeds
+            }
+        self.entries = {label: e for label, e in self.entries.items() if e.results}
+        if not self.entries:
+            raise KeyboardInterrupt if self.interrupted else next(iter(self.failures.values()))
 
     def _run_one(
         self,
@@ -207,7 +204,13 @@ class Comparison:
         def watch(row: Row) -> None:
             reporter.at(progress_line(name, row), row["epochs"] / (own.epochs or 1.0))
 
-        result = execute(own, folder=place, on_row=watch, engines=engines)
+        try:
+            result = execute(own, folder=place, on_row=watch, engines=engines)
+        except (PeerLost, Stalled) as error:
+            # What the cluster did to one method is a result about it; the others go on.
+            self.failures[name] = error
+            reporter.finished(f"{name} failed: {error}")
+            return
         entry = self.entries.setdefault(label, Entry(label))
         entry.results.setdefault(rate, []).append(result)
         reporter.finished(progress_line(name, result.summary))
@@ -231,9 +234,10 @@ class Comparison:
             for rate in entry.results
         ]
         finite = [end for end in ends if end == end]
-        if not finite:
-            return 0.0
-        return 1.1 * min(finite) if is_lower_better(self.key) else int(98 * max(finite)) / 100
+        if is_lower_better(self.key):
+            return 1.1 * min(finite, default=0.0)
+        # Where all diverged, what the untrained model scored must not count as reached.
+        return int(98 * max(finite)) / 100 if finite else 1.0
 
     def chosen(self) -> dict[str, float]:
         """The rate of the grid at which each method is shown."""
@@ -249,13 +253,22 @@ class Comparison:
         best = {label: self.entries[label].histories(rate) for label, rate in self.chosen().items()}
         return verdict(best, self.target(), self.key)
 
+    def report(self, folder: RunFolder | None, as_json: bool) -> None:
+        """On the console, in the folder, and as JSON where that is wanted."""
+        self.show()
+        if folder is not None:
+            folder.write_summary(self.as_dict())
+            self.draw(folder.path / "comparison.png")
+            out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+        if as_json:
+            print_json(self.as_dict())
+
     def show(self) -> None:
         first = self._settings[0]
-        notices = {
-            n for e in self.entries.values() for r in e.results.values() for n in r[0].notices
-        }
-        for notice in sorted(notices):
-            out.print(f"notice: {notice}", markup=False)
+        for name, error in self.failures.items():
+            out.print(f"notice: {name} failed: {error}", markup=False, soft_wrap=True)
+        for notice, whose in self._notices().items():
+            out.print(f"notice: {notice} ({', '.join(whose)})", markup=False, soft_wrap=True)
         out.print(
             f"{first.task.title} on {first.cluster.title or first.cluster.name}; "
             f"{first.cluster.workers} workers, {first.epochs:g} epochs, batch {first.batch}, "
@@ -266,6 +279,15 @@ class Comparison:
         out.print(self._ranking())
         out.print(self._grid())
         out.print(self._verdict(), markup=False, style="bold", soft_wrap=True)
+
+    def _notices(self) -> dict[str, list[str]]:
+        """What a reader must be told, and of which runs."""
+        found: dict[str, list[str]] = {}
+        for label, entry in self.entries.items():
+            for rate, results in entry.results.items():
+                for notice in dict.fromkeys(n for one in results for n in one.notices):
+                    found.setdefault(notice, []).append(f"{label} at {rate:g}")
+        return found
 
     def _ranking(self) -> Table:
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -351,15 +373,15 @@ class Comparison:
             "seeds": self._seeds,
             "target": self.target(),
             "verdict": self._verdict(),
-            "interrupted": self.interrupted,
+            "ended": "interrupted" if self.interrupted else "finished",
+            "failures": {name: str(error) for name, error in self.failures.items()},
             "ranking": self.rows(),
             "grid": grid,
         }
 
     def draw(self, path: Path) -> None:
-        """The picture, where matplotlib is installed; the table is complete without it."""
-        if importlib.util.find_spec("matplotlib") is None:
-            err.print("no picture: pip install 'gossamer[plot]' to get one", markup=False)
+        """The picture, where matplotlib is installed."""
+        if not can_draw():
             return
         first = self._settings[0]
         runs = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import sys
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,8 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+
+from gossamer.report.folder import to_json
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -74,8 +76,16 @@ class Reporter:
 
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object as the last line of standard output."""
-    sys.stdout.write(json.dumps(value, default=str) + "\n")
+    sys.stdout.write(to_json(value) + "\n")
     sys.stdout.flush()
+
+
+def can_draw() -> bool:
+    """Whether pictures can be made; the tables are complete without them."""
+    found = importlib.util.find_spec("matplotlib") is not None
+    if not found:
+        err.print("no picture: pip install 'gossamer[plot]' to get one", markup=False)
+    return found
 
 
 def show_bytes(value: float) -> str:
@@ -86,4 +96,4 @@ def show_bytes(value: float) -> str:
 
 
 def show_share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+    return "-" if value is None or value != value else f"{100 * value:.1f} %"

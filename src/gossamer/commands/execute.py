@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
+from gossamer.commands.console import err
 from gossamer.report.folder import RunFolder
 from gossamer.settings import Settings
 from gossamer.sim.engine import Engine
 from gossamer.sim.model import FlatModel
 from gossamer.sim.simulation import Result, Row, Simulation
+
+_DIVERGED = 100.0
 
 
 class Engines:
@@ -49,10 +53,6 @@ def execute(
 ) -> Result:
     """One run; rows reach the folder as they come, and an interruption is written down too."""
     last: Row = {}
-    if folder is not None:
-        folder.write_config(settings.as_dict())
-        if trace:
-            folder.open_trace(settings.cluster.workers)
 
     def record(row: Row) -> None:
         last.update(row)
@@ -61,16 +61,59 @@ def execute(
         on_row(row)
 
     try:
+        if folder is not None:
+            folder.write_config(settings.as_dict())
+            if trace:
+                folder.open_trace(settings.cluster.workers)
         result = engines.simulation(settings, record, folder).run()
+        result.summary.update(_ending(result))
+        if folder is not None:
+            folder.write_summary({**result.summary, "staleness_histogram": result.staleness})
     except BaseException as error:
         if folder is not None:
-            ended = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-            folder.write_summary({"method": str(settings.method), "ended": ended, **last})
-            folder.close()
+            so_far = {"method": str(settings.method), **last, "ended": ended_by(error)}
+            folder.write_summary(so_far)
         raise
-    if folder is not None:
-        folder.write_summary(
-            {"ended": "finished", **result.summary, "staleness_histogram": result.staleness}
-        )
-        folder.close()
+    finally:
+        if folder is not None:
+            folder.close()
     return result
+
+
+@contextmanager
+def recorded(folder: RunFolder | None) -> Generator[None]:
+    """Whatever ends a command early is written into the folder of the whole command."""
+    try:
+        yield
+    except BaseException as error:
+        if folder is not None:
+            if not folder.has_summary:
+                folder.write_summary({"ended": ended_by(error)})
+            err.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+        raise
+
+
+def ended_by(error: BaseException) -> str:
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+
+
+def _ending(result: Result) -> Row:
+    """How the run ended, and what a reader of its figures must be told."""
+    summary = result.summary
+    notices = list(summary["notices"])
+    if summary["living"] == 0:
+        notices.append(
+            f"all workers died: {summary['samples']} of {result.settings.samples} samples "
+            "were processed"
+        )
+    has_diverged = diverged(result.history)
+    if has_diverged:
+        notices.append("the run diverged: its loss grew beyond bounds; try a smaller learning rate")
+    ended = "finished" if summary["living"] else "all workers died"
+    return {"ended": ended, "diverged": has_diverged, "notices": notices}
+
+
+def diverged(history: Sequence[Row]) -> bool:
+    """Whether the loss of the output is no number, or a hundred times what it began with."""
+    losses = [float(row["loss"]) for row in history if row.get("loss") is not None]
+    return bool(losses) and not losses[-1] <= _DIVERGED * max(losses[0], 1.0)

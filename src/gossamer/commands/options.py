@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,6 +14,16 @@ from gossamer.sim.cluster import Cluster, load_cluster
 from gossamer.sim.faults import KINDS, parse_fault
 from gossamer.tasks import Task, make_task
 
+MethodsOption = Annotated[
+    str, typer.Option("--methods", help="Methods separated by spaces: NAME or NAME:KEY=VALUE,...")
+]
+GridOption = Annotated[
+    str | None, typer.Option("--lr", help="The grid for every method, such as 0.01,0.03,0.1.")
+]
+TargetOption = Annotated[
+    float | None,
+    typer.Option("--target", help="Accuracy (or loss) to reach; default: near the best."),
+]
 TaskOption = Annotated[
     str, typer.Option("--task", help="What to train; `gossamer tasks` lists them.")
 ]
@@ -24,26 +34,56 @@ WorkersOption = Annotated[
     int | None, typer.Option("--workers", help="How many workers, instead of the cluster's number.")
 ]
 SlowOption = Annotated[
-    list[str] | None, typer.Option("--slow", help="WORKER=FACTOR[@START+LENGTH], such as 0=10.")
+    list[str] | None,
+    typer.Option(
+        "--slow",
+        metavar="WORKER=FACTOR[@START+LENGTH]",
+        help="It computes so many times slower: 0=10; may be repeated.",
+    ),
 ]
 SlowLinkOption = Annotated[
-    list[str] | None, typer.Option("--slow-link", help="WORKER=FACTOR[@START+LENGTH], its card.")
+    list[str] | None,
+    typer.Option(
+        "--slow-link",
+        metavar="WORKER=FACTOR[@START+LENGTH]",
+        help="Its network card is so many times slower: 0=10.",
+    ),
 ]
 KillOption = Annotated[
-    list[str] | None, typer.Option("--kill", help="WORKER@TIME, such as 3@2.5s.")
+    list[str] | None,
+    typer.Option("--kill", metavar="WORKER@TIME", help="It dies then: 3@2.5s."),
 ]
 PauseOption = Annotated[
-    list[str] | None, typer.Option("--pause", help="WORKER@START+LENGTH, such as 2@1s+0.5s.")
+    list[str] | None,
+    typer.Option(
+        "--pause",
+        metavar="WORKER@START+LENGTH",
+        help="It stands still for so long: 2@1s+0.5s.",
+    ),
 ]
 DropOption = Annotated[
-    list[str] | None, typer.Option("--drop", help="PROBABILITY[@START+LENGTH] of losing a message.")
+    list[str] | None,
+    typer.Option(
+        "--drop",
+        metavar="PROBABILITY[@START+LENGTH]",
+        help="A message is lost so often, and sent again later: 0.05.",
+    ),
 ]
 DelayOption = Annotated[
-    list[str] | None, typer.Option("--delay", help="TIME[@START+LENGTH] that each message is late.")
+    list[str] | None,
+    typer.Option(
+        "--delay",
+        metavar="TIME[@START+LENGTH]",
+        help="Every message is so much later: 20ms@1s+2s.",
+    ),
 ]
 PartitionOption = Annotated[
     list[str] | None,
-    typer.Option("--partition", help="SIDE|SIDE@START+LENGTH, such as '0,1|2-7@1s+2s'."),
+    typer.Option(
+        "--partition",
+        metavar="SIDE|SIDE[@START+LENGTH]",
+        help="Nothing crosses between the sides: '0,1|2-7@1s+2s'.",
+    ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Everything random follows from it.")]
 SeedsOption = Annotated[
@@ -133,8 +173,5 @@ def keeps_folder(runs: Path) -> bool:
 
 
 def slug(text: str) -> str:
-    """A method's spec as part of a file name."""
-    return "".join(c if c.isalnum() or c in "._-" else "-" for c in text)
-
-
-Choices = dict[str, Any]
+    """A method's spec as part of a file name, which may not be too long."""
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in text[:80])

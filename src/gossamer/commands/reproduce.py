@@ -9,7 +9,8 @@ import typer
 from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import Reporter, out, print_json
+from gossamer.commands.console import Reporter, can_draw, out, print_json
+from gossamer.commands.execute import recorded
 from gossamer.errors import unknown_name
 from gossamer.report.folder import RunFolder
 from gossamer.report.pictures import table_picture
@@ -22,7 +23,7 @@ def reproduce(
     runs: given.RunsOption = Path("runs"),
     as_json: given.JsonOption = False,
 ) -> None:
-    """Compute a published table and show it beside the published figures."""
+    """Compute a published table, ours beside theirs."""
     if table is None:
         _list(as_json)
         return
@@ -33,14 +34,15 @@ def reproduce(
     if given.keeps_folder(runs):
         folder = RunFolder.create(runs, f"reproduce-{chosen.name}")
         folder.write_config({"table": chosen.name, "seed": seed, "settings": chosen.settings})
-    with Reporter(chosen.cells, chosen.name) as reporter:
+    with recorded(folder), Reporter(chosen.cells, chosen.name) as reporter:
         cells = chosen.compute(seed, reporter.finished)
     result: dict[str, Any] = {"table": chosen.name, "cells": [cell.as_dict() for cell in cells]}
     _show(chosen, cells)
     if folder is not None:
-        folder.write_summary(result)
-        _picture(folder, chosen, cells)
-        out.print(f"kept in {folder.path}", markup=False)
+        folder.write_summary({"ended": "finished", **result})
+        if can_draw():
+            _picture(folder, chosen, cells)
+        out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
     if as_json:
         print_json(result)
 
@@ -95,4 +97,5 @@ def _picture(folder: RunFolder, table: PublishedTable, cells: list[Cell]) -> Non
         list(dict.fromkeys(cell.column for cell in cells)),
         published={(c.row, c.column): c.published for c in cells if c.published is not None},
         ours={(cell.row, cell.column): cell.ours for cell in cells},
+        unit=table.unit,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +12,11 @@ from rich.table import Table
 
 from gossamer.commands import options as given
 from gossamer.commands.console import Reporter, out, print_json, show_bytes, show_share
-from gossamer.commands.execute import Engines, execute
+from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.report.folder import RunFolder
 from gossamer.report.statistics import interval
 from gossamer.settings import Settings, make_settings
-from gossamer.sim.simulation import Result, Row
+from gossamer.sim.simulation import Row
 
 
 def simulate(
@@ -37,7 +38,9 @@ def simulate(
     epochs: given.EpochsOption = None,
     samples: given.SamplesOption = None,
     batch: given.BatchOption = None,
-    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate.")] = None,
+    lr: Annotated[
+        float | None, typer.Option("--lr", help="Learning rate; default: the task's.")
+    ] = None,
     optimiser: given.OptimiserOption = None,
     schedule: given.ScheduleOption = "constant",
     clip: given.ClipOption = None,
@@ -47,13 +50,18 @@ def simulate(
     threads: given.ThreadsOption = 1,
     compiled: given.CompileOption = None,
     buffers: given.BuffersOption = "averaged",
-    evaluations: Annotated[int, typer.Option("--evaluations", help="Measured on the way.")] = 20,
+    evaluations: Annotated[
+        int, typer.Option("--evaluations", help="Measured so often on the way.")
+    ] = 20,
     model_bytes: given.ModelBytesOption = None,
     data: given.DataOption = None,
     runs: given.RunsOption = Path("runs"),
     as_json: given.JsonOption = False,
 ) -> None:
-    """Train with one method in virtual time, with true gradients, on a simulated cluster."""
+    """Train with one method on a simulated cluster, in virtual time.
+
+    The gradients are true ones; time and network are simulated.
+    """
     given.check_seeds(seeds)
     faults = given.Faults(
         {"slow": slow, "slow-link": slow_link, "kill": kill, "pause": pause, "drop": drop,
@@ -67,39 +75,44 @@ def simulate(
         engine=engine, device=device, threads=threads, compiled=compiled, buffers=buffers,
         evaluations=evaluations, model_bytes=model_bytes,
     )  # fmt: skip
-    results, folder = _run_seeds(settings, seeds, runs)
-    summary = results[0].summary if seeds == 1 else over_seeds([r.summary for r in results])
-    if folder is not None and seeds > 1:
-        folder.write_summary(summary)
-    for notice in results[0].summary["notices"]:
+    folder = None
+    if given.keeps_folder(runs):
+        folder = RunFolder.create(runs, f"simulate-{given.slug(str(settings.method))}")
+    own = [dataclasses.replace(settings, seed=seed + number) for number in range(seeds)]
+    with recorded(folder):
+        summary = _run_seeds(own, folder)
+    for notice in summary["notices"]:
         out.print(f"notice: {notice}", markup=False)
     _show(summary, settings)
     if folder is not None:
-        out.print(f"kept in {folder.path}", markup=False)
+        out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
     if as_json:
         print_json(summary)
 
 
-def _run_seeds(settings: Settings, seeds: int, runs: Path) -> tuple[list[Result], RunFolder | None]:
-    folder = None
-    if given.keeps_folder(runs):
-        folder = RunFolder.create(runs, f"simulate-{given.slug(str(settings.method))}")
+def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
+    """One run for each seed; several have folders of their own inside the command's."""
     engines = Engines()
-    results: list[Result] = []
-    total = settings.epochs or 1.0
-    with Reporter(seeds, str(settings.method)) as reporter:
-        for number in range(seeds):
-            own = dataclasses.replace(settings, seed=settings.seed + number)
-            place = folder
-            if folder is not None and seeds > 1:
-                place = folder.child(f"seed-{own.seed}")
+    summaries: list[Row] = []
+    is_one, first = len(settings) == 1, settings[0]
+    if folder is not None and not is_one:
+        folder.write_config({**first.as_dict(), "seeds": [own.seed for own in settings]})
 
-            def watch(row: Row) -> None:
-                reporter.at(progress_line(str(settings.method), row), row["epochs"] / total)
+    def watch(row: Row) -> None:
+        reporter.at(progress_line(str(first.method), row), row["epochs"] / (first.epochs or 1.0))
 
-            results.append(execute(own, folder=place, on_row=watch, engines=engines, trace=True))
-            reporter.finished(progress_line(f"seed {own.seed}", results[-1].summary))
-    return results, folder
+    with Reporter(len(settings), str(first.method)) as reporter:
+        for own in settings:
+            place = folder if folder is None or is_one else folder.child(f"seed-{own.seed}")
+            result = execute(own, folder=place, on_row=watch, engines=engines, trace=True)
+            summaries.append(result.summary)
+            reporter.finished(progress_line(f"seed {own.seed}", result.summary))
+    if is_one:
+        return summaries[0]
+    merged = over_seeds(summaries)
+    if folder is not None:
+        folder.write_summary(merged)
+    return merged
 
 
 def progress_line(what: str, row: Row) -> str:
@@ -112,12 +125,15 @@ def progress_line(what: str, row: Row) -> str:
     return "  ".join(parts)
 
 
+_GIVEN = ("seed", "workers", "learning_rate")
+
+
 def over_seeds(summaries: list[Row]) -> dict[str, Any]:
     """Means over the seeds, with 95 % intervals beside them."""
     first = summaries[0]
     numbers = [
         key for key, value in first.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and key != "seed"
+        if isinstance(value, int | float) and not isinstance(value, bool) and key not in _GIVEN
     ]  # fmt: skip
     merged: dict[str, Any] = dict(first)
     bounds: dict[str, list[float]] = {}
@@ -129,6 +145,8 @@ def over_seeds(summaries: list[Row]) -> dict[str, Any]:
     merged["seeds"] = [summary["seed"] for summary in summaries]
     merged["digests"] = [summary["digest"] for summary in summaries]
     merged["interval"] = bounds
+    merged["diverged"] = any(summary["diverged"] for summary in summaries)
+    merged["notices"] = list(dict.fromkeys(n for one in summaries for n in one["notices"]))
     return merged
 
 
@@ -139,24 +157,22 @@ def _show(summary: Row, settings: Settings) -> None:
     )  # fmt: skip
     bounds = summary.get("interval", {})
 
-    def add(label: str, key: str, shown: str) -> None:
-        low_high = bounds.get(key)
-        between = f"({low_high[0]:.4g} to {low_high[1]:.4g})" if low_high else ""
-        table.add_row(label, shown, between)
+    def add(label: str, key: str, show: Callable[[float], str]) -> None:
+        if summary.get(key) is not None:
+            between = "" if key not in bounds else " to ".join(map(show, bounds[key]))
+            table.add_row(label, show(summary[key]), between)
 
-    if summary.get("loss") is not None:
-        add(f"loss of the {summary['output']}", "loss", f"{summary['loss']:.4f}")
-    if summary.get("accuracy") is not None:
-        add(f"accuracy of the {summary['output']}", "accuracy", show_share(summary["accuracy"]))
-        add("accuracy of a worker", "worker_accuracy", show_share(summary["worker_accuracy"]))
-    add("virtual time", "virtual_seconds", f"{summary['virtual_seconds']:.3f} s")
-    add("wall time", "wall_seconds", f"{summary['wall_seconds']:.2f} s")
-    add("epochs, steps", "epochs", f"{summary['epochs']:.2f}, {summary['steps']:.0f}")
-    add("waiting", "waiting_fraction", show_share(summary["waiting_fraction"]))
-    add("mean staleness", "mean_staleness", f"{summary['mean_staleness']:.2f}")
-    if summary.get("consensus_distance") is not None:
-        add("consensus distance", "consensus_distance", f"{summary['consensus_distance']:.4f}")
-    add("bytes per step", "bytes_per_step", show_bytes(summary["bytes_per_step"]))
-    add("exchanges per step", "exchanges_per_step", f"{summary['exchanges_per_step']:.2f}")
+    add(f"loss of the {summary['output']}", "loss", "{:.4f}".format)
+    add(f"accuracy of the {summary['output']}", "accuracy", show_share)
+    add("accuracy of a worker", "worker_accuracy", show_share)
+    add("virtual time", "virtual_seconds", "{:.3f} s".format)
+    add("wall time", "wall_seconds", "{:.2f} s".format)
+    add("epochs", "epochs", "{:.2f}".format)
+    add("steps", "steps", "{:.0f}".format)
+    add("waiting", "waiting_fraction", show_share)
+    add("mean staleness", "mean_staleness", "{:.2f}".format)
+    add("consensus distance", "consensus_distance", "{:.4f}".format)
+    add("bytes per step", "bytes_per_step", show_bytes)
+    add("exchanges per step", "exchanges_per_step", "{:.2f}".format)
     table.add_row("digest", str(summary["digest"]), "")
     out.print(table)

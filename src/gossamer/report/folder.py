@@ -9,12 +9,30 @@ trace.json      a timeline that Perfetto and chrome://tracing open
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from gossamer.errors import ConfigurationError
 from gossamer.trace import Timeline
+
+
+def to_json(value: object, *, indent: int | None = None) -> str:
+    """Strict JSON: NaN and infinity, which JSON does not know, become null."""
+    return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        items = cast(Mapping[object, object], value).items()
+        return {key: _finite(member) for key, member in items}
+    if isinstance(value, list | tuple):
+        return [_finite(member) for member in cast(list[object], value)]
+    return value
 
 
 class RunFolder:
@@ -24,30 +42,21 @@ class RunFolder:
         self.path = path
         self._metrics: IO[str] | None = None
         self.timeline: Timeline | None = None
-        try:
-            path.mkdir(parents=True, exist_ok=False)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the run folder {path} cannot be made ({error.strerror}); choose another place "
-                "with --runs DIR, or --runs none to keep nothing"
-            ) from None
 
     @staticmethod
     def create(parent: Path, name: str) -> RunFolder:
-        """A fresh folder `<time>-<name>`; a second run within the second gets a number."""
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        path = parent / f"{stamp}-{name}"
-        number = 2
-        while path.exists():
-            path = parent / f"{stamp}-{name}-{number}"
-            number += 1
-        return RunFolder(path)
+        """A fresh folder `<time>-<name>`."""
+        return _fresh(parent, f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
 
     def child(self, name: str) -> RunFolder:
-        return RunFolder(self.path / name)
+        return _fresh(self.path, name)
 
     def write_config(self, config: dict[str, Any]) -> None:
         self._write("config.json", config)
+
+    @property
+    def has_summary(self) -> bool:
+        return (self.path / "summary.json").exists()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._write("summary.json", summary)
@@ -62,17 +71,40 @@ class RunFolder:
         """One line of metrics, on disk before the run goes on."""
         if self._metrics is None:
             self._metrics = (self.path / "metrics.jsonl").open("w", encoding="utf-8")
-        self._metrics.write(json.dumps(row) + "\n")
+        self._metrics.write(to_json(row) + "\n")
         self._metrics.flush()
 
     def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-        if self.timeline is not None:
-            self.timeline.close()
+        try:
+            if self._metrics is not None:
+                self._metrics.close()
+        finally:
+            if self.timeline is not None:
+                self.timeline.close()
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
         # Written beside and renamed, so that a reader never sees half a file.
         temporary = self.path / f".{name}"
-        temporary.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
-        temporary.replace(self.path / name)
+        try:
+            temporary.write_text(to_json(value, indent=2) + "\n", encoding="utf-8")
+            temporary.replace(self.path / name)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def _fresh(parent: Path, name: str) -> RunFolder:
+    """A folder that was not there; where the name is taken, also just now, it gets a number."""
+    path, number = parent / name, 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return RunFolder(path)
+        except OSError as error:
+            if not path.is_dir():
+                raise ConfigurationError(
+                    f"the run folder {path} cannot be made ({error.strerror}); choose another "
+                    "place with --runs DIR, or --runs none to keep nothing"
+                ) from None
+        number += 1
+        path = parent / f"{name}-{number}"

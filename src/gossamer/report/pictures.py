@@ -164,13 +164,13 @@ def _look(index: int) -> Look:
 
 def _frame(figure: Figure, title: str, subtitle: str, *, below: float) -> None:
     """Title and subtitle at the top left; the panels keep clear of them and of the legend."""
-    height = float(figure.get_figheight())
-    left = 0.15 / float(figure.get_figwidth())
+    width, height = (float(inches) for inches in figure.get_size_inches())
+    fitting = 115.0 * width / max(1, len(title))
     for drop, text, size, weight, colour in (
-        (0.16, title, 15.0, "bold", _INK),
+        (0.16, title, min(15.0, fitting), "bold", _INK),
         (0.49, subtitle, 9.5, "normal", _FAINT),
     ):
-        place = (left, 1 - drop / height)
+        place = (0.15 / width, 1 - drop / height)
         figure.text(*place, text, va="top", fontsize=size, fontweight=weight, color=colour)
     area = (0.003, 0.006, 0.992, 1 - (0.84 + below) / height)
     figure.set_layout_engine("constrained", rect=area, w_pad=0.1, h_pad=0.1, hspace=0.03)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.replica import trainable
+from gossamer.sim.model import drawing_from
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def layer_costs(model: nn.Module, sample: Tensor) -> dict[str, float]:
             measure(prefix, module)
     was_training = model.training
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), drawing_from(0, sample.device):
         model(sample)
     model.train(was_training)
     for handle in handles:

@@ -54,8 +54,8 @@ class Budget:
         return self._rounds[step]
 
     def give_back(self, steps: int) -> None:
-        """A worker died after so many steps: a later round makes up for what it owed.
+        """A worker left after so many steps: a later round makes up for what it owed.
 
         That is its share of the rounds that were opened, by itself or by others ahead of it.
         """
-        self._claimed -= self.batch * (len(self._rounds) - steps)
+        self._claimed -= self.batch * max(0, len(self._rounds) - steps)

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.options import check_range
 from gossamer.quantities import bytes_per_second, seconds
 from gossamer.sim.collectives import COLLECTIVES
 from gossamer.sim.faults import Fault, parse_fault
@@ -96,21 +97,26 @@ class Cluster:
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigurationError(f"workers must be at least 1, got {self.workers}")
-        if self.workers_per_machine < 1:
-            raise ConfigurationError(
-                f"workers_per_machine must be at least 1, got {self.workers_per_machine}"
-            )
-        if self.compute.distribution not in DISTRIBUTIONS:
-            raise unknown_name("distribution", self.compute.distribution, DISTRIBUTIONS)
-        if self.compute.seconds <= 0 or self.compute.jitter < 0:
-            raise ConfigurationError(
-                "compute needs seconds above 0 and jitter of at least 0, got "
-                f"seconds={self.compute.seconds:g}, jitter={self.compute.jitter:g}"
-            )
-        if self.network.collective not in COLLECTIVES:
-            raise unknown_name("collective", self.network.collective, COLLECTIVES)
+        compute, wires = self.compute, self.network
+        if compute.distribution not in DISTRIBUTIONS:
+            raise unknown_name("distribution", compute.distribution, DISTRIBUTIONS)
+        if wires.collective not in COLLECTIVES:
+            raise unknown_name("collective", wires.collective, COLLECTIVES)
+        if not compute.seconds > 0:
+            raise ConfigurationError(f"compute seconds must be above 0, got {compute.seconds:g}")
+        check_range("workers", self.workers, 1)
+        check_range("workers_per_machine", self.workers_per_machine, 1)
+        check_range("machines_per_rack", self.machines_per_rack, 0)
+        check_range("jitter", compute.jitter, 0)
+        check_range("forward_share", compute.forward_share, 0, 1)
+        check_range("pause_probability", compute.pause_probability, 0, 1)
+        check_range("oversubscription", wires.oversubscription, 1)
+        check_range("latency", wires.latency, 0)
+        check_range("retransmission", wires.retransmission, 0)
+        check_range("failure_detection", self.failure_detection, 0)
+        check_range("deadline", self.deadline, 0)
+        if not wires.bandwidth > 0:
+            raise ConfigurationError(f"bandwidth must be above 0, got {wires.bandwidth:g}")
         for fault in self.faults:
             ranks = {fault.worker} if fault.worker >= 0 else frozenset().union(*fault.sides)
             if any(rank >= self.workers for rank in ranks):
@@ -156,10 +162,13 @@ def load_cluster(name: str | Path | Cluster) -> Cluster:
         return name
     text = str(name)
     if text.endswith(".toml") or "/" in text:
-        path = Path(text)
-        if not path.is_file():
-            raise ConfigurationError(f"cluster file {text!r} does not exist")
-        source, stem = path.read_text(encoding="utf-8"), path.stem
+        try:
+            source, stem = Path(text).read_text(encoding="utf-8"), Path(text).stem
+        except FileNotFoundError:
+            raise ConfigurationError(f"cluster file {text!r} does not exist") from None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigurationError(f"cluster file {text!r} cannot be read: {reason}") from None
     else:
         if text not in clusters():
             raise unknown_name("cluster", text, clusters())
@@ -175,18 +184,28 @@ def load_cluster(name: str | Path | Cluster) -> Cluster:
 def cluster_from(described: Mapping[str, Any]) -> Cluster:
     """A cluster from the tables of a TOML file; every unknown key is refused."""
     top = dict(described)
-    compute = _section(Compute, top.pop("compute", {}), "compute")
-    network = _section(Wires, top.pop("network", {}), "network")
-    faults: list[Fault] = []
-    for rank, factor in dict(top.pop("slow", {})).items():
-        faults.append(parse_fault("slow", f"{rank}={factor}"))
-    for rank, factor in dict(top.pop("slow_link", {})).items():
-        faults.append(parse_fault("slow-link", f"{rank}={factor}"))
-    for line in list(top.pop("faults", [])):
+    compute = _section(Compute, _table(top, "compute"), "compute")
+    network = _section(Wires, _table(top, "network"), "network")
+    faults = [
+        parse_fault(kind, f"{rank}={factor}")
+        for key, kind in (("slow", "slow"), ("slow_link", "slow-link"))
+        for rank, factor in _table(top, key).items()
+    ]
+    lines = top.pop("faults", [])
+    if not isinstance(lines, list):
+        raise ConfigurationError(f"faults must be a list such as ['kill 3@2.5s'], got {lines!r}")
+    for line in cast(list[object], lines):
         kind, _, rest = str(line).partition(" ")
         faults.append(parse_fault(kind, rest))
     rest = _section(Cluster, top, "cluster")
     return dataclasses.replace(rest, compute=compute, network=network, faults=tuple(faults))
+
+
+def _table(top: dict[str, Any], key: str) -> Mapping[str, Any]:
+    found = top.pop(key, {})
+    if not isinstance(found, Mapping):
+        raise ConfigurationError(f"{key} must be a table of keys and values, got {found!r}")
+    return cast(Mapping[str, Any], found)
 
 
 _BANDWIDTHS = ("bandwidth", "memory_bandwidth", "server_bandwidth")
@@ -197,19 +216,20 @@ _TIMES = (
 
 
 def _section(cls: type[Any], given: Mapping[str, Any], where: str) -> Any:
-    known = {entry.name: entry for entry in dataclasses.fields(cls)}
+    known = {entry.name for entry in dataclasses.fields(cls)}
+    default = cls()
     values: dict[str, Any] = {}
     for key, value in given.items():
         if key not in known:
             raise unknown_name(f"key of [{where}]", key, known)
+        usual = getattr(default, key)
         if key in _BANDWIDTHS:
-            value = bytes_per_second(value, key) if value else 0.0
+            # Inside a machine and for servers, 0 means: nothing special.
+            value = bytes_per_second(value, key) if value or usual else 0.0
         elif key in _TIMES:
             value = seconds(value, key)
-        elif not isinstance(value, type(getattr(cls(), key))) and not (
-            isinstance(value, int) and isinstance(getattr(cls(), key), float)
-        ):
-            expected = type(getattr(cls(), key)).__name__
+        elif type(value) is not type(usual) and (type(value), type(usual)) != (int, float):
+            expected = type(usual).__name__
             raise ConfigurationError(f"[{where}] {key} must be of type {expected}, got {value!r}")
         values[key] = value
     return cls(**values)

@@ -1,8 +1,8 @@
 """Gradients of many workers at once, and one after the other as the reference.
 
-The vectorised engine evaluates `vmap(grad(loss))` over stacked parameters. Its Python overhead is
-taken out by tracing: the batched computation is recorded once per width as a plain list of tensor
-operations and replayed. That needs no compiler and pays back after a few calls; `torch.compile`
+The vectorised engine evaluates `vmap(grad(loss))` over stacked parameters. Where a width recurs,
+its Python overhead is taken out by tracing: the batched computation is recorded as a plain list of
+tensor operations and replayed, on a GPU as one CUDA graph. That needs no compiler; `torch.compile`
 is added on a GPU when the run is long enough.
 """
 
@@ -19,7 +19,7 @@ from torch.func import grad, vmap  # pyright: ignore[reportUnknownVariableType]
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gossamer.errors import unknown_name
-from gossamer.sim.model import FlatModel
+from gossamer.sim.model import FlatModel, drawing_from
 
 ENGINES = {
     "vector": "all outstanding gradients in one batched call (the default)",
@@ -61,15 +61,17 @@ class LoopEngine:
         gradients: list[Tensor] = []
         losses: list[Tensor] = []
         statistics: list[Tensor] = []
-        for row, batch in enumerate(batches):
+        for row, (batch, key) in enumerate(zip(batches, keys.tolist(), strict=True)):
             # Each parameter gets memory of its own: alignment decides the last bits.
             parameters = {
                 name: value.clone().requires_grad_()
                 for name, value in self._model.layout.unpack(points[row]).items()
             }
-            loss, packed = self._model.loss(
-                parameters, buffers[row], train.inputs[batch], train.targets[batch], keys[row]
-            )
+            # A model with randomness of its own draws from the key too.
+            with drawing_from(key, points.device):
+                loss, packed = self._model.loss(
+                    parameters, buffers[row], train.inputs[batch], train.targets[batch], keys[row]
+                )
             pieces = torch.autograd.grad(loss, list(parameters.values()))
             gradients.append(self._model.layout.pack(pieces))
             losses.append(loss.detach())
@@ -80,11 +82,20 @@ class LoopEngine:
 class VectorEngine:
     """`vmap(grad(loss))`, traced once per width; falls back to the loop if a model cannot."""
 
-    def __init__(self, model: FlatModel, *, compiled: bool = False, most_rows: int = 128) -> None:
+    def __init__(
+        self,
+        model: FlatModel,
+        *,
+        compiled: bool = False,
+        most_rows: int = 128,
+        trace_after: int = 32,
+    ) -> None:
         self.notices: list[str] = []
         self._model = model
         self._compiled = compiled
         self._most_rows = most_rows
+        self._trace_after = trace_after
+        """Uses of a width before it is traced: tracing costs about that many evaluations."""
 
         def loss(
             flat: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, key: Tensor
@@ -93,15 +104,13 @@ class VectorEngine:
 
         self._batched: _Batched = vmap(grad(loss, has_aux=True))
         self._traced: dict[tuple[int, int], _Batched] = {}
+        self._uses: dict[tuple[int, int], int] = {}
         self._fallback: LoopEngine | None = None
-        self.widths: dict[int, int] = {}
-        """How often each width was evaluated."""
 
     def evaluate(self, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor) -> Evaluated:
         if self._fallback is not None:
             return self._fallback.evaluate(points, buffers, batches, keys)
         rows = points.shape[0]
-        self.widths[rows] = self.widths.get(rows, 0) + 1
         if rows > self._most_rows:
             halves = [slice(at, at + self._most_rows) for at in range(0, rows, self._most_rows)]
             parts = [self.evaluate(points[s], buffers[s], batches[s], keys[s]) for s in halves]
@@ -132,23 +141,61 @@ class VectorEngine:
     ) -> _Batched:
         shape = (points.shape[0], inputs.shape[1])
         if shape not in self._traced:
-            if self._compiled:
-                self._traced[shape] = torch.compile(self._batched, dynamic=False)
-            else:
-                trace = make_fx(self._batched)
-                self._traced[shape] = trace(points, buffers, inputs, targets, keys)
+            self._uses[shape] = self._uses.get(shape, 0) + 1
+            if self._uses[shape] <= self._trace_after:
+                return self._batched
+            self._traced[shape] = self._recorded((points, buffers, inputs, targets, keys))
         return self._traced[shape]
+
+    def _recorded(self, arguments: tuple[Tensor, ...]) -> _Batched:
+        """The batched computation as a list of operations, compiled if asked for and possible."""
+        function: _Batched = make_fx(self._batched)(*arguments)
+        if self._compiled:
+            compiled: _Batched = torch.compile(function, dynamic=False)
+            try:
+                compiled(*arguments)
+                function = compiled
+            except Exception as error:
+                reason = str(error).strip().splitlines()[0]
+                self.notices.append(f"not compiled ({reason}); the traced form is as exact")
+                self._compiled = False
+        return GraphReplay(function, arguments) if arguments[0].is_cuda else function
 
     def _fall_back(
         self, error: Exception, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor
     ) -> Evaluated:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0].partition(". ")[0]
         self._fallback = LoopEngine(self._model)
         self.notices.append(
             f"{self._model.task.name} cannot be vectorised ({reason}); "
             "gradients are computed one worker after the other"
         )
         return self._fallback.evaluate(points, buffers, batches, keys)
+
+
+class GraphReplay:
+    """A function recorded as one CUDA graph: all of its kernels are launched by one call."""
+
+    def __init__(self, function: _Batched, arguments: tuple[Tensor, ...]) -> None:
+        self._inputs = [argument.clone() for argument in arguments]
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            # Libraries choose their algorithms in the first calls, which must not be recorded.
+            for _ in range(3):
+                function(*self._inputs)
+        torch.cuda.current_stream().wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._outputs = function(*self._inputs)
+
+    def __call__(self, *arguments: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        for static, argument in zip(self._inputs, arguments, strict=True):
+            static.copy_(argument)
+        self._graph.replay()
+        gradients, (losses, statistics) = self._outputs
+        # The next replay writes to the same memory: what leaves must be a copy.
+        return gradients.clone(), (losses.clone(), statistics.clone())
 
 
 class NullEngine:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap  # pyright: ignore[reportUnknownVariableType]
 
-from gossamer.sim.model import FlatModel
+from gossamer.sim.model import FlatModel, drawing_from
 from gossamer.sim.world import World
 
 BUFFER_POLICIES = {
@@ -69,7 +69,7 @@ class Evaluator:
         buffers = world.desk.buffers[self._alive(world)]
         output = self.output_parameters(world)
         some = torch.linspace(0, len(values) - 1, min(_MOST_WORKERS, len(values))).long()
-        with torch.no_grad():
+        with torch.no_grad(), drawing_from(0, output.device):
             own = self._logits(values[some], buffers[some])
             if self._output == "ensemble":
                 mixed = own if len(some) == len(values) else self._logits(values, buffers)
@@ -94,6 +94,9 @@ class Evaluator:
         correct = self._model.task.correct
         if correct is None:
             return None
+        if prediction.isnan().any():
+            # The largest of nothing is the first class: a diverged model would seem to know it.
+            return float("nan")
         return float(correct(prediction, self._model.task.test.targets).float().mean())
 
     def _mean_accuracy(self, predictions: Tensor) -> float | None:
@@ -127,16 +130,16 @@ class Evaluator:
         train = self._model.task.train
         sums = torch.zeros_like(averaged)
         batches = train.inputs[: 8 * 128].split(128)
+        momentum = self._momentum()
         for at, inputs in enumerate(batches):
             targets = train.targets[at * 128 : at * 128 + len(inputs)]
             key = torch.zeros((), dtype=torch.int64, device=inputs.device)
             parameters = self._model.layout.unpack(output)
-            # One step from zero statistics leaves momentum times the batch's own: undone below.
-            _, packed = self._model.loss(
-                parameters, torch.zeros_like(averaged), inputs, targets, key
-            )
-            sums.add_(packed)
-        return sums.div_(len(batches) * self._momentum())
+            _, packed = self._model.loss(parameters, averaged, inputs, targets, key)
+            # A step leaves (1 - m) of the old and m of the batch's own; buffers that are no
+            # statistics come out as they went in.
+            sums.add_((packed - averaged * (1 - momentum)) / momentum)
+        return sums.div_(len(batches))
 
     def _momentum(self) -> float:
         for module in self._model.module.modules():

@@ -12,13 +12,16 @@ partition 0,1|2-7@1s+2s   the sides cannot reach each other until it heals
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import dataclass
 
 from gossamer.errors import ConfigurationError, unknown_name
-from gossamer.quantities import seconds
+from gossamer.quantities import number, seconds
 
 FOREVER = float("inf")
+KINDS = ("kill", "pause", "slow", "slow-link", "drop", "delay", "partition")
+_OF_A_WORKER = ("kill", "pause", "slow", "slow-link")
+_SLOWEST = 1e9
+_MOST_WORKERS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -33,67 +36,85 @@ class Fault:
     """The factor of slow and slow-link, the probability of drop, the seconds of delay."""
     sides: tuple[frozenset[int], ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse what could not happen, or would silently not."""
+        if self.kind not in KINDS:
+            raise unknown_name("fault", self.kind, KINDS)
+        amounts = {
+            "slow": 0 < self.amount <= _SLOWEST,
+            "slow-link": 0 < self.amount <= _SLOWEST,
+            "drop": 0 <= self.amount < 1,
+            "delay": 0 <= self.amount < FOREVER,
+        }
+        named = [rank for side in self.sides for rank in side]
+        fits = (
+            0 <= self.at < FOREVER
+            and self.lasts > 0
+            and amounts.get(self.kind, self.amount == 0)
+            and (self.worker >= 0) == (self.kind in _OF_A_WORKER)
+            and (self.kind != "kill" or self.lasts == FOREVER)
+            and (self.kind != "pause" or self.lasts < FOREVER)
+            and (self.kind == "partition") == (len(self.sides) > 1 and all(self.sides))
+            and len(named) == len(set(named))
+        )
+        if not fits:
+            raise ConfigurationError(
+                f"the fault '{self}' cannot happen; write it as {self.kind} {_EXAMPLES[self.kind]}"
+            )
+
     @property
     def is_trait(self) -> bool:
         """A slow worker or link that is so from the start to the end: a trait of the cluster."""
         return self.kind in ("slow", "slow-link") and self.at == 0 and self.lasts == FOREVER
 
     def __str__(self) -> str:
-        when = "" if self.at == 0 and self.lasts == FOREVER else f"@{self.at:g}s"
-        if self.lasts != FOREVER and self.kind != "kill":
-            when += f"+{self.lasts:g}s"
+        when = "" if self.at == 0 and self.lasts == FOREVER else f"@{_shown(self.at)}s"
+        if self.lasts != FOREVER:
+            when += f"+{_shown(self.lasts)}s"
         match self.kind:
             case "kill" | "pause":
                 return f"{self.kind} {self.worker}{when or '@0s'}"
             case "slow" | "slow-link":
-                return f"{self.kind} {self.worker}={self.amount:g}{when}"
+                return f"{self.kind} {self.worker}={_shown(self.amount)}{when}"
             case "drop":
-                return f"drop {self.amount:g}{when}"
+                return f"drop {_shown(self.amount)}{when}"
             case "delay":
-                return f"delay {self.amount:g}s{when}"
+                return f"delay {_shown(self.amount)}s{when}"
             case _:
                 sides = "|".join(",".join(map(str, sorted(side))) for side in self.sides)
                 return f"partition {sides}{when}"
-
-
-KINDS = ("kill", "pause", "slow", "slow-link", "drop", "delay", "partition")
 
 
 def parse_fault(kind: str, text: str) -> Fault:
     """One fault from what follows its name, such as ("kill", "3@2.5s")."""
     if kind not in KINDS:
         raise unknown_name("fault", kind, KINDS)
-    what, _, when = text.strip().partition("@")
-    start, _, duration = when.partition("+")
-    at = seconds(start, f"--{kind}") if start else 0.0
-    lasts = seconds(duration, f"--{kind}") if duration else FOREVER
-    wrong = ConfigurationError(f"--{kind} cannot read {text!r}; write it as {_EXAMPLES[kind]}")
-    if kind in ("kill", "pause"):
-        if not what.isdigit() or (kind == "pause" and lasts == FOREVER):
-            raise wrong
-        return Fault(kind, at, lasts, worker=int(what))
-    if kind in ("slow", "slow-link"):
-        match = re.fullmatch(r"(\d+)=([0-9.]+)", what)
-        if match is None or float(match[2]) <= 0:
-            raise wrong
-        return Fault(kind, at, lasts, worker=int(match[1]), amount=float(match[2]))
-    if kind == "drop":
-        if re.fullmatch(r"[0-9.]+", what) is None or not 0 <= float(what) < 1:
-            raise wrong
-        return Fault(kind, at, lasts, amount=float(what))
-    if kind == "delay":
-        return Fault(kind, at, lasts, amount=seconds(what, "--delay"))
     try:
-        sides = tuple(_ranks(side) for side in what.split("|"))
-    except ValueError:
-        raise wrong from None
-    if (
-        len(sides) < 2
-        or not all(sides)
-        or sum(map(len, sides)) != len(frozenset[int]().union(*sides))
-    ):
-        raise wrong
-    return Fault(kind, at, lasts, sides=sides)
+        return _parsed(kind, text)
+    except (ConfigurationError, ValueError):
+        raise ConfigurationError(
+            f"--{kind} cannot read {text!r}; write it as {_EXAMPLES[kind]}"
+        ) from None
+
+
+def _parsed(kind: str, text: str) -> Fault:
+    what, has_time, when = text.strip().partition("@")
+    start, has_end, duration = when.partition("+")
+    at = seconds(start, kind) if has_time else 0.0
+    lasts = seconds(duration, kind) if has_end else FOREVER
+    if kind == "kill" and not has_time:
+        raise ValueError
+    if kind == "partition":
+        return Fault(kind, at, lasts, sides=tuple(_ranks(side) for side in what.split("|")))
+    if kind == "delay":
+        return Fault(kind, at, lasts, amount=seconds(what, kind))
+    worker, has_amount, amount = what.partition("=")
+    if kind == "drop":
+        worker, has_amount, amount = "-1", "=", what
+    factor = number(amount) if has_amount else 0.0
+    if factor is None:
+        raise ValueError
+    return Fault(kind, at, lasts, worker=int(worker), amount=factor)
 
 
 _EXAMPLES = {
@@ -102,15 +123,22 @@ _EXAMPLES = {
     "slow": "0=10 or 0=10@1s+2s",
     "slow-link": "0=10 or 0=10@1s+2s",
     "drop": "0.05 or 0.05@1s+2s (a probability below 1)",
-    "delay": "20ms@1s+2s",
+    "delay": "20ms or 20ms@1s+2s",
     "partition": "0,1|2-7@1s+2s, no worker on two sides",
 }
+
+
+def _shown(value: float) -> str:
+    """Short where that loses nothing, so that what is written down reads back the same."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 def _ranks(text: str) -> frozenset[int]:
     ranks: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
+        if int(last or first) > _MOST_WORKERS:
+            raise ValueError
         ranks.update(range(int(first), int(last or first) + 1))
     return frozenset(ranks)
 

@@ -156,6 +156,17 @@ class Kernel:
 
     def run(self) -> None:
         """Until nothing is left to happen; `Stalled` if somebody who must end still waits."""
+        try:
+            self._run()
+            waiting = [task for task in self._unfinished() if task.is_main]
+            if waiting:
+                raise Stalled(self.explain(waiting))
+        finally:
+            # Python complains about coroutines that are collected before they ever ran.
+            for task in self._unfinished():
+                task.coroutine.close()
+
+    def _run(self) -> None:
         heap = self._heap
         while heap:
             time, _, _, timer = heappop(heap)
@@ -164,10 +175,9 @@ class Kernel:
                 self.now = time
                 self.events += 1
                 callback(*timer.arguments)
-        tasks = [task for own in self._tasks.values() for task in own]
-        waiting = [task for task in tasks if task.is_main and not task.finished.done]
-        if waiting:
-            raise Stalled(self.explain(waiting))
+
+    def _unfinished(self) -> list[Task]:
+        return [task for own in self._tasks.values() for task in own if not task.finished.done]
 
     def explain(self, waiting: list[Task]) -> str:
         """Who waits for whom, for what, since when."""

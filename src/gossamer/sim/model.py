@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +15,32 @@ from gossamer.replica import Layout, trainable
 from gossamer.tasks import Task
 
 
+@contextmanager
+def drawing_from(seed: int, device: torch.device) -> Generator[None]:
+    """What draws from torch's own generator draws from this seed, and the generator is left as it
+    was: a library must not reseed its host."""
+    generators = torch.cuda.default_generators
+    is_cuda = device.type == "cuda"
+    generator = generators[device.index or 0] if is_cuda else torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
 class FlatModel:
     """Parameters, statistics (BatchNorm) and random keys enter; loss and new statistics leave."""
 
     def __init__(self, task: Task, device: torch.device, *, seed: int) -> None:
-        # The caller's generator is left as it was: a library must not reseed its host.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with drawing_from(seed, torch.device("cpu")):
             self.module: nn.Module = task.make_model()
         self._key_names = with_keyed_dropout(self.module)
         self.module.to(device)
-        self.task = task
+        self.task = dataclasses.replace(
+            task, train=task.train.to(device), test=task.test.to(device)
+        )
         self.device = device
         named = trainable(self.module)
         self.layout = Layout.of(named)

@@ -87,7 +87,7 @@ class Post:
         """Call `arrived` when the last byte is there; never, if one of the ends dies before."""
         if source in self._dead or target in self._dead:
             return
-        if source != target:
+        if self._cards[source] != self._cards[target]:
             self.bytes_put[source] += size_bytes
         connection = self._connections.get((source, target))
         if connection is None:

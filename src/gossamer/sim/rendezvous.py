@@ -84,14 +84,19 @@ class Rendezvous:
 
     def fail_separated(self) -> None:
         """A partition outlasted the deadline: who waits across it learns so."""
+        separated = self._world.post.are_separated
         for key, gathering in list(self._open.items()):
+            waiting = [rank for rank in gathering.arrived if rank not in self._world.lost]
             expected = self._expected(gathering)
-            for rank in list(gathering.arrived):
-                across = [r for r in expected if self._world.post.are_separated(rank, r)]
-                if across and not gathering.is_running:
-                    self._open.pop(key, None)
-                    _, pending = gathering.arrived[rank]
-                    pending.fail(PeerLost(across[0], "unreachable for longer than the deadline"))
+            across = [r for r in expected if any(separated(rank, r) for rank in waiting)]
+            if gathering.is_running or not across:
+                continue
+            # All of them, also who can reach everybody: the gathering will not come about.
+            self._open.pop(key)
+            for rank in waiting:
+                peer = next((r for r in across if separated(rank, r)), across[0])
+                _, pending = gathering.arrived[rank]
+                pending.fail(PeerLost(peer, "unreachable for longer than the deadline"))
 
     def _expected(self, gathering: Gathering) -> list[int]:
         world = self._world
@@ -121,13 +126,18 @@ class Rendezvous:
         begin = max([world.kernel.now, *(self._busy_until.get(r, 0) for r in members)])
         duration, put = self._price(gathering.kind, members, gathering.size_bytes)
         end = begin + round(duration * SECOND)
+        on_card: set[int] = set()
         for rank in members:
             self._busy_until[rank] = end
-            world.post.bytes_put[rank] += put
+            # The workers of one machine share its card: its bytes are booked once.
+            machine = world.cluster.machine_of(rank)
+            if machine not in on_card:
+                on_card.add(machine)
+                world.post.bytes_put[rank] += put
         gathering.timer = world.kernel.at(end - world.kernel.now, self._finish, key, gathering)
 
     def _price(self, kind: str, members: list[int], size_bytes: int) -> tuple[float, int]:
-        """Seconds, and bytes that each member puts on its card."""
+        """Seconds, and bytes that each machine puts on its card."""
         world, cluster = self._world, self._world.cluster
         machines = sorted({cluster.machine_of(rank) for rank in members})
         wires = cluster.network

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from gossamer.sim.budget import Budget
 from gossamer.sim.engine import Engine, make_engine
 from gossamer.sim.evaluate import Evaluator
 from gossamer.sim.gradients import GradientDesk
-from gossamer.sim.groups import grouped_roles, split_groups
+from gossamer.sim.groups import Groups, grouped_roles, split_groups
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.model import FlatModel
 from gossamer.sim.store import ReplicaStore
@@ -120,7 +120,7 @@ class Simulation:
                 settings.batch,
                 len(task.train),
                 synchronous=synchronous,
-                living=lambda: len(self.world.alive),
+                living=lambda: len(self.world.alive - self.world.ended),
             ),
             rates=Rates(settings.learning_rate, schedule),
             sampler=make_sampler(
@@ -144,17 +144,19 @@ class Simulation:
         if groups:
             world.speakers = [group[0] for group in groups]
         for rank in range(world.size):
-            worker = SimulatedWorker(world, rank)
-            role = grouped_roles(worker, world.replicas[rank], method.worker, options, groups)
-            world.kernel.spawn(self._lifetime(role, rank), rank, is_main=True)
+            lifetime = self._lifetime(SimulatedWorker(world, rank), options, groups)
+            world.kernel.spawn(lifetime, rank, is_main=True)
         if method.server is not None:
             server = SimulatedWorker(world, world.size)
             role = method.server(server, world.replicas[world.size])
             world.kernel.spawn(role, world.size, is_main=False)
 
-    async def _lifetime(self, role: Coroutine[Any, Any, None], rank: int) -> None:
-        await role
-        self.world.end_worker(rank)
+    async def _lifetime(
+        self, worker: SimulatedWorker, options: dict[str, Any], groups: Groups
+    ) -> None:
+        replica = self.world.replicas[worker.rank]
+        await grouped_roles(worker, replica, self._method.worker, options, groups)
+        self.world.end_worker(worker.rank)
 
     def run(self) -> Result:
         """To the end of the run; what was recorded before an error has been handed out already."""

@@ -48,8 +48,10 @@ class SimulatedGradient(Gradient):
         return pieces
 
     def _ready(self, piece: Pending[Tensor], start: int, end: int) -> None:
-        if self.request.worker in self._world.alive:
-            piece.resolve(self._world.desk.deliver(self.request)[start:end])
+        request, world = self.request, self._world
+        # Nobody waits for the piece any more if its worker died or was cut short at the end.
+        if request.gradient is not None or request in world.outstanding.get(request.worker, ()):
+            piece.resolve(world.desk.deliver(request)[start:end])
 
 
 class SimulatedWorker:
@@ -132,11 +134,9 @@ class SimulatedWorker:
         world = self._world
         if self.rank not in world.alive:
             return
-        # A pause stops the computation: what it took is still to be done afterwards.
-        paused_until = world.kernel.resume_at(self.rank)
-        if paused_until > world.kernel.now:
-            left = paused_until - world.kernel.now
-            world.kernel.at(left, self._deliver, gradient, started_ns, work_ns)
+        delay, gradient.request.delay_ns = gradient.request.delay_ns, 0
+        if delay:
+            world.kernel.at(delay, self._deliver, gradient, started_ns, work_ns)
             return
         if gradient.request not in world.outstanding.get(self.rank, ()):
             return

@@ -161,6 +161,7 @@ class World:
         """A worker's main part is over."""
         self.ended.add(rank)
         self.ended_ns[rank] = self.kernel.now
+        self.budget.give_back(self.accounts.workers[rank].steps)
         self.rendezvous.reconsider()
 
     def progressed(self) -> None:
@@ -272,8 +273,13 @@ class World:
         self.rendezvous.reconsider()
 
     def _pause(self, rank: int, duration_ns: int) -> None:
-        until = self.kernel.now + duration_ns
-        self._pauses[rank] = max(until, self._pauses.get(rank, 0))
+        now = self.kernel.now
+        before = max(now, self._pauses.get(rank, 0))
+        until = max(before, now + duration_ns)
+        self._pauses[rank] = until
+        for request in self.outstanding.get(rank, ()):
+            # What it was computing stands still for as long.
+            request.delay_ns += until - before
 
     def _paused_until(self, end: int) -> int:
         return self._pauses.get(end, 0)

@@ -1,0 +1,313 @@
+"""Every command does what it says, on the console and as JSON, also at the edges."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import Said, gossamer, strict
+from gossamer import simulate
+from gossamer.methods import METHODS
+from gossamer.reproductions import TABLES
+from gossamer.sim.cluster import clusters
+from gossamer.sim.faults import Fault
+from gossamer.tasks import TASKS
+from support import bowl, cluster_of, digits
+
+PROMISED = {
+    "digest", "virtual_seconds", "wall_seconds", "steps", "epochs", "loss", "accuracy",
+    "consensus_distance", "mean_staleness", "bytes_per_step", "waiting_fraction",
+}  # fmt: skip
+COMMANDS = ("compare", "simulate", "methods", "tasks", "clusters", "reproduce")
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def simulated(*arguments: str) -> Said:
+    """`gossamer simulate`, keeping nothing; it must succeed."""
+    said = gossamer("simulate", *arguments, "--runs", "none", "--json")
+    assert said.status == 0, said.err
+    return said
+
+
+def compared(*arguments: str) -> Said:
+    said = gossamer("compare", *arguments, "--runs", "none", "--json")
+    assert said.status == 0, said.err
+    return said
+
+
+# ---------------------------------------------------------------------- simulate
+
+
+def test_the_same_seed_prints_the_same_digest() -> None:
+    """And another seed another one; the last line is one JSON object with what is promised."""
+
+    def run(seed: int) -> dict[str, Any]:
+        return simulated(
+            "--method", "ad_psgd", "--task", "digits-mlp", "--workers", "16", "--slow", "0=10",
+            "--seed", str(seed), "--epochs", "1",
+        ).json  # fmt: skip
+
+    first, second, other = run(7), run(7), run(8)
+    assert first["digest"] == second["digest"] != other["digest"]
+    assert first["parameters_digest"] == second["parameters_digest"]
+    assert set(first) >= PROMISED
+    assert first["workers"] == 16
+    assert first["ended"] == "finished"
+    assert first["diverged"] is False
+
+
+def test_several_seeds_give_a_mean_and_an_interval(tmp_path: Path) -> None:
+    """The mean of the runs that lie in the folder, inside its interval; every digest is told."""
+    said = gossamer(
+        "simulate", "--epochs", "0.5", "--seeds", "3", "--seed", "4", "--json",
+        "--runs", str(tmp_path),
+    )  # fmt: skip
+    merged = said.json
+    own = [strict(path.read_text()) for path in sorted(tmp_path.glob("*/seed-*/summary.json"))]
+    assert [one["seed"] for one in own] == merged["seeds"] == [4, 5, 6]
+    assert [one["digest"] for one in own] == merged["digests"]
+    for key in ("loss", "accuracy", "virtual_seconds", "bytes_per_step"):
+        low, high = merged["interval"][key]
+        assert merged[key] == pytest.approx(sum(one[key] for one in own) / 3)
+        assert low < merged[key] < high
+    assert f"{100 * merged['accuracy']:.1f} %" in said.out
+    assert " to " in said.out
+
+
+def test_a_diverged_run_says_so_and_prints_null() -> None:
+    """No NaN in the JSON, and no accuracy for a model whose output is not a number."""
+    said = simulated("--lr", "1e30", "--epochs", "0.5")
+    assert said.json["loss"] is said.json["accuracy"] is said.json["consensus_distance"] is None
+    assert said.json["diverged"] is True
+    assert "the run diverged" in said.out
+    assert "NaN" not in said.out.splitlines()[-1]
+
+
+def test_a_loss_that_explodes_without_overflowing_has_diverged_too() -> None:
+    """A hundred times what it began with; at a sane rate the same run has not."""
+    wild, sane = (
+        simulated("--task", "quadratic", "--lr", rate, "--epochs", "1").json
+        for rate in ("30", "0.1")
+    )
+    assert math.isfinite(wild["loss"])
+    assert wild["diverged"] is True
+    assert sane["diverged"] is False
+
+
+def test_a_task_without_accuracy_shows_its_loss() -> None:
+    """The quadratic has none: null in the JSON, and no line about it."""
+    said = simulated("--task", "quadratic", "--epochs", "0.5")
+    assert said.json["accuracy"] is None
+    assert math.isfinite(said.json["loss"])
+    assert "accuracy" not in said.out.rsplit("\n", 2)[0]
+
+
+def test_questions_about_time_need_no_gradients() -> None:
+    """`--engine none` prints times and bytes and no loss."""
+    summary = simulated("--engine", "none", "--epochs", "1", "--model-bytes", "1000000").json
+    assert summary["bytes_per_step"] == pytest.approx(1e6, rel=0.1)
+    assert summary.get("loss") is None
+
+
+def test_when_all_workers_die_a_sentence_says_so() -> None:
+    """Not a crash: what was done until then is shown."""
+    kills = [part for rank in range(3) for part in ("--kill", f"{rank}@0.05s")]
+    said = simulated("--workers", "3", "--epochs", "1", *kills)
+    assert said.json["ended"] == "all workers died"
+    assert said.json["living"] == 0
+    assert re.search(r"all workers died: \d+ of 1437 samples were processed", said.out)
+
+
+# ---------------------------------------------------------------------- every method at the edges
+
+
+@every_method
+@pytest.mark.parametrize("workers", [1, 2])
+def test_runs_with_one_worker_and_with_two(name: str, workers: int) -> None:
+    """There may be nobody to talk to, or nobody else."""
+    result = simulate(bowl(), name, cluster_of(workers), epochs=0.2, engine="loop", evaluations=1)
+    assert result.samples >= 0.2 * len(bowl().train) - 1
+    assert math.isfinite(result.loss)
+
+
+@every_method
+def test_runs_with_batches_of_one_and_with_a_single_step(name: str) -> None:
+    """An epoch may be so small that one step fills it."""
+    single = simulate(bowl(), name, cluster_of(3), epochs=1e-9, engine="loop", evaluations=1)
+    assert single.steps in (1, 3)
+    tiny = simulate(bowl(), name, cluster_of(3), epochs=0.01, batch=1, engine="loop", evaluations=1)
+    assert tiny.samples == tiny.steps >= 10
+    assert math.isfinite(single.loss)
+    assert math.isfinite(tiny.loss)
+
+
+@every_method
+@pytest.mark.parametrize("survivor", [0, 2])
+def test_goes_on_with_a_single_survivor(name: str, survivor: int) -> None:
+    """All others die one after the other, and the run still processes its samples."""
+    faults = [
+        Fault("kill", at=0.02 * (rank + 1), worker=rank) for rank in range(4) if rank != survivor
+    ]
+    result = simulate(
+        bowl(), name, cluster_of(4, faults=faults), epochs=0.8, engine="loop", evaluations=1,
+        optimiser="sgd",
+    )  # fmt: skip
+    assert result.living == 1
+    assert result.samples >= 0.8 * len(bowl().train) - 4 * bowl().batch
+    assert math.isfinite(result.loss)
+
+
+@every_method
+def test_the_death_of_all_ends_the_run(name: str) -> None:
+    """At the start, on the way, all at once: no error, no warning, nobody living."""
+    for times in ((0.0, 0.0, 0.0), (0.05, 0.05, 0.05), (0.01, 0.04, 0.3)):
+        faults = [Fault("kill", at=at, worker=rank) for rank, at in enumerate(times)]
+        result = simulate(
+            bowl(), name, cluster_of(3, faults=faults), epochs=5, engine="loop", evaluations=1
+        )
+        assert result.living == 0
+        assert result.samples < 5 * len(bowl().train)
+
+
+@every_method
+def test_a_learning_rate_beyond_reason_diverges_without_an_error(name: str) -> None:
+    """Not-a-number flows through every exchange and every metric."""
+    result = simulate(
+        digits(), name, cluster_of(3), epochs=0.2, learning_rate=1e30, engine="loop", evaluations=1
+    )
+    assert not math.isfinite(result.loss)
+    assert not math.isfinite(result.accuracy)
+
+
+# ---------------------------------------------------------------------- compare
+
+
+def test_compare_ranks_the_methods_and_shows_its_grid() -> None:
+    """Each method once, the fastest first, at the best rate of the same grid for all."""
+    said = compared("--methods", "all_reduce ad_psgd", "--lr", "0.03,0.3", "--epochs", "2")
+    result = said.json
+    assert {row["method"] for row in result["ranking"]} == {"all_reduce", "ad_psgd"}
+    assert result["ranking"][0]["method"] == "ad_psgd"
+    assert {tuple(rates) for rates in result["grid"].values()} == {("0.03", "0.3")}
+    for row in result["ranking"]:
+        best = max(result["grid"][row["method"]].values())
+        assert [row["accuracy"]] == pytest.approx(best)
+        assert set(row) >= PROMISED - {"digest", "steps", "epochs"}
+    assert result["verdict"] in said.out
+    assert result["verdict"].startswith("ad_psgd reaches")
+    assert result["ended"] == "finished"
+
+
+def test_compare_says_when_seeds_leave_it_open() -> None:
+    """With several seeds times have intervals."""
+    result = compared(
+        "--methods", "all_reduce ensemble", "--lr", "0.1", "--epochs", "1", "--seeds", "2"
+    ).json
+    assert result["seeds"] == 2
+    assert all(len(values["0.1"]) == 2 for values in result["grid"].values())
+    first = result["ranking"][0]
+    assert first["low"] < first["seconds_to_target"] < first["high"]
+
+
+def test_compare_judges_by_loss_where_there_is_no_accuracy() -> None:
+    """The quadratic: lower is better, and the target lies above the lowest loss."""
+    result = compared(
+        "--task", "quadratic", "--methods", "all_reduce ad_psgd", "--epochs", "1"
+    ).json
+    lowest = min(row["loss"] for row in result["ranking"])
+    assert result["target"] == pytest.approx(1.1 * lowest)
+    assert "a loss of" in result["verdict"]
+    assert all(row["accuracy"] is None for row in result["ranking"])
+
+
+def test_compare_survives_divergence() -> None:
+    """A rate that diverges loses to one that does not, and is named; where all diverge, the verdict
+    says that, and an untrained model has reached nothing."""
+    some = compared("--methods", "all_reduce ad_psgd", "--lr", "0.1,1e30", "--epochs", "0.5")
+    assert {row["learning_rate"] for row in some.json["ranking"]} == {0.1}
+    assert some.json["grid"]["ad_psgd"]["1e+30"] == [None]
+    assert "diverged" in some.out
+    assert "ad_psgd at 1e+30" in some.out
+    for task in ("digits-mlp", "quadratic"):
+        every = compared(
+            "--task", task, "--methods", "all_reduce ad_psgd", "--lr", "1e30", "--epochs", "0.5"
+        )
+        assert every.json["verdict"].endswith("every one of them diverged.")
+        assert all(row["seconds_to_target"] is None for row in every.json["ranking"])
+
+
+def test_compare_goes_on_when_the_cluster_stops_one_method() -> None:
+    """A partition that outlasts the deadline ends all-reduce and not the others."""
+    said = compared(
+        "--methods", "all_reduce ad_psgd", "--lr", "0.1", "--epochs", "1",
+        "--partition", "0-3|4-7@0.05s",
+    )  # fmt: skip
+    assert [row["method"] for row in said.json["ranking"]] == ["ad_psgd"]
+    assert "unreachable" in said.json["failures"]["all_reduce at 0.1"]
+    alone = gossamer(
+        "compare", "--methods", "all_reduce", "--lr", "0.1", "--epochs", "1", "--runs", "none",
+        "--partition", "0-3|4-7@0.05s",
+    )  # fmt: skip
+    assert alone.status == 1
+    assert alone.err.splitlines()[-1].startswith("the run ended: worker")
+
+
+# ---------------------------------------------------------------------- lists and tables
+
+
+def test_lists_are_complete() -> None:
+    """What the package has is what the commands list, as a table and as JSON."""
+    for command, known in (("methods", METHODS), ("tasks", TASKS), ("clusters", clusters())):
+        said = gossamer(command, "--json")
+        assert said.status == 0
+        assert [row["name"] for row in said.json[command]] == list(known)
+        assert all(name in said.out.rsplit("\n", 2)[0] for name in known)
+
+
+def test_reproduce_lists_its_tables() -> None:
+    said = gossamer("reproduce", "--json")
+    assert [table["name"] for table in said.json["tables"]] == list(TABLES)
+    assert all(name in gossamer("reproduce").out for name in TABLES)
+
+
+def test_the_slow_worker_table_is_reproduced() -> None:
+    """All twelve cells lie within 10 % of the published ones."""
+    said = gossamer("reproduce", "ad-psgd-slow-worker", "--json", "--runs", "none")
+    assert said.json["table"] == "ad-psgd-slow-worker"
+    assert len(said.json["cells"]) == 12
+    for cell in said.json["cells"]:
+        assert {"row", "column", "published", "ours"} <= set(cell)
+        assert cell["ours"] == pytest.approx(cell["published"], rel=0.1), cell
+
+
+# ---------------------------------------------------------------------- help
+
+
+def test_no_command_is_a_question() -> None:
+    """It is answered with the list of commands, each with a whole sentence."""
+    said = gossamer()
+    assert said.status == 0
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} +\S.*\.$", said.out, re.MULTILINE), command
+    assert "..." not in said.out.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_every_command_is_whole(command: str) -> None:
+    """Every option has a text, nothing is cut off, and it fits a terminal of 80 columns."""
+    said = gossamer(command, "--help")
+    assert said.status == 0
+    assert "…" not in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    options = re.split(r"\n  (?=-)", said.out.partition("Options:")[2])[1:]
+    assert options
+    for option in options:
+        name, _, text = re.sub(r"\n\s+", "  ", option.strip()).partition("  ")
+        assert name.startswith("--")
+        assert text.strip(), f"{name} has no text"
+    if command in ("simulate", "compare"):
+        assert "[@START+LENGTH]" in said.out

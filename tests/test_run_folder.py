@@ -1,0 +1,306 @@
+"""A run on disk: complete when it ends, readable whatever ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command_line import Said, gossamer, numbers_in, strict
+from gossamer import simulate
+from gossamer.errors import ConfigurationError
+from gossamer.report.folder import RunFolder, to_json
+from gossamer.settings import make_settings
+from gossamer.sim.cluster import cluster_from
+from gossamer.trace import Timeline
+from support import digits
+
+SHORT = ("--epochs", "0.2", "--evaluations", "3")
+
+
+def only_folder(runs: Path) -> Path:
+    (folder,) = runs.iterdir()
+    return folder
+
+
+def read(path: Path) -> Any:
+    return strict(path.read_text())
+
+
+def rows_of(folder: Path) -> list[Any]:
+    return [strict(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def kept(runs: Path, *arguments: str) -> tuple[Said, Path]:
+    """A command that keeps its folder, and the folder."""
+    said = gossamer(*arguments, "--runs", str(runs))
+    return said, only_folder(runs)
+
+
+# ---------------------------------------------------------------------- finished runs
+
+
+def test_a_finished_run_is_written_down_whole(tmp_path: Path) -> None:
+    """Configuration, one line per evaluation, the printed summary and a timeline."""
+    said, folder = kept(tmp_path, "simulate", *SHORT, "--slow", "0=10", "--json")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json", "metrics.jsonl", "summary.json", "trace.json",
+    ]  # fmt: skip
+    assert str(folder) in said.out
+    summary = read(folder / "summary.json")
+    assert said.json.items() <= summary.items()
+    assert summary["ended"] == "finished"
+    rows = rows_of(folder)
+    assert len(rows) >= 4
+    assert [row["virtual_seconds"] for row in rows] == sorted(r["virtual_seconds"] for r in rows)
+    assert rows[-1]["loss"] == summary["loss"]
+    assert read(folder / "config.json")["cluster"]["faults"] == ["slow 0=10"]
+
+
+def test_the_timeline_shows_every_worker_computing(tmp_path: Path) -> None:
+    """A list of Chrome-trace events: names of the workers, and spans inside the run."""
+    _, folder = kept(tmp_path, "simulate", *SHORT, "--method", "all_reduce", "--kill", "2@0.015s")
+    events, end = read(folder / "trace.json"), read(folder / "summary.json")["virtual_seconds"]
+    named = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert named == {f"worker {rank}" for rank in range(8)}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {span["pid"] for span in spans if span["name"] == "gradient"} == set(range(8))
+    assert any(span["name"].startswith("waiting") for span in spans)
+    assert all(0 <= span["ts"] <= span["ts"] + span["dur"] <= end * 1e6 + 1 for span in spans)
+    assert [event["name"] for event in events if event["ph"] == "i"] == ["kill 2@0.015s"]
+
+
+def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path) -> None:
+    """What config.json says is everything that decided the run: the same bits come out."""
+    _, folder = kept(
+        tmp_path, "simulate", *SHORT, "--method", "easgd:period=2", "--drop", "0.1@0.0123456789s",
+        "--seed", "5", "--lr", "0.07",
+    )  # fmt: skip
+    config, summary = read(folder / "config.json"), read(folder / "summary.json")
+    for derived in ("task", "method", "cluster", "method_options"):
+        assert derived in config
+    rest = {k: v for k, v in config.items() if k not in ("task", "method", "cluster")}
+    rest.pop("method_options")
+    again = simulate(config["task"], config["method"], cluster_from(config["cluster"]), **rest)
+    assert again.digest == summary["digest"]
+    assert again.parameters_digest == summary["parameters_digest"]
+
+
+def test_a_comparison_keeps_every_run_and_a_picture(tmp_path: Path) -> None:
+    """One folder for each method, rate and seed, and the table as JSON."""
+    said, folder = kept(
+        tmp_path, "compare", "--methods", "ad_psgd all_reduce", "--lr", "0.1,0.1,0.2",
+        "--epochs", "0.2", "--seeds", "2", "--json",
+    )  # fmt: skip
+    runs = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    assert runs == [
+        f"{method}-lr{rate}-seed{seed}"
+        for method in ("ad_psgd", "all_reduce") for rate in ("0.1", "0.2") for seed in (0, 1)
+    ]  # fmt: skip
+    assert read(folder / "summary.json") == said.json
+    assert len(read(folder / "config.json")["runs"]) == 4
+    assert (folder / "comparison.png").stat().st_size > 10_000
+    for run in runs:
+        assert read(folder / run / "summary.json")["ended"] == "finished"
+
+
+def test_a_reproduced_table_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what was printed and a picture of it."""
+    monkeypatch.setattr("gossamer.reproductions.ad_psgd.EPOCH", 2_500)
+    said, folder = kept(tmp_path, "reproduce", "ad-psgd-slow-worker", "--json")
+    assert said.status == 0, said.err
+    assert said.json.items() <= read(folder / "summary.json").items()
+    assert (folder / "table.png").exists()
+
+
+def test_what_json_cannot_say_is_null(tmp_path: Path) -> None:
+    """A diverged run's files are strict JSON, line by line."""
+    _, folder = kept(tmp_path, "simulate", *SHORT, "--lr", "1e30")
+    assert rows_of(folder)[-1]["loss"] is None
+    assert read(folder / "summary.json")["loss"] is None
+    assert all(number == number for number in numbers_in(read(folder / "summary.json")))
+    nested = {"a": [float("nan"), (1, float("inf"))], "b": {"c": -float("inf")}, "d": Path("x")}
+    assert strict(to_json(nested)) == {"a": [None, [1, None]], "b": {"c": None}, "d": "x"}
+
+
+def test_nothing_is_kept_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in ("simulate", "compare --methods ad_psgd --lr 0.1"):
+        assert gossamer(*command.split(), "--epochs", "0.1", "--runs", "none").status == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    """Also when both ask at once: the one that comes second gets a number."""
+    folders = [RunFolder.create(tmp_path, "run") for _ in range(4)]
+    assert len({folder.path for folder in folders}) == 4
+    children = [folders[0].child("same").path.name for _ in range(3)]
+    assert children == ["same", "same-2", "same-3"]
+
+
+def test_a_long_method_gets_a_short_folder(tmp_path: Path) -> None:
+    """Names of files end at 255 characters."""
+    method = "downpour:server_optimiser=sgd:momentum=0.9" + "0" * 300
+    said, folder = kept(tmp_path, "simulate", *SHORT, "--method", method)
+    assert said.status == 0, said.err
+    assert len(folder.name) < 128
+
+
+# ---------------------------------------------------------------------- runs that are cut short
+
+
+def interrupted(runs: Path, is_time: Callable[[], bool], *arguments: str) -> Said:
+    """Ctrl-C, as the terminal sends it, once the moment has come."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gossamer.cli", *arguments, "--runs", str(runs)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        give_up = time.monotonic() + 60
+        while not is_time():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < give_up, "the run never got that far"
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return Said(process.returncode, out, err)
+
+
+def written(runs: Path) -> int:
+    """How many runs have written a line of metrics."""
+    return sum(1 for path in runs.rglob("metrics.jsonl") if path.read_text())
+
+
+def test_ctrl_c_leaves_a_readable_simulation(tmp_path: Path) -> None:
+    """Everything recorded so far, an end that is called interrupted, and status 130."""
+    runs = tmp_path / "runs"
+    said = interrupted(runs, lambda: written(runs) == 1, "simulate", "--epochs", "5000", "--json")
+    assert said.status == 130
+    assert said.out == ""
+    assert said.err.endswith("interrupted; what was recorded so far is kept\n")
+    assert "Traceback" not in said.err
+    assert "Aborted" not in said.err
+    folder = only_folder(runs)
+    assert read(folder / "summary.json")["ended"] == "interrupted"
+    assert read(folder / "summary.json")["loss"] == rows_of(folder)[-1]["loss"]
+    assert read(folder / "config.json")["epochs"] == 5000
+    assert len(read(folder / "trace.json")) >= 8
+
+
+def test_ctrl_c_shows_what_a_comparison_has_finished(tmp_path: Path) -> None:
+    """The table of the finished methods, on the console and in the folder, and status 130."""
+    runs = tmp_path / "runs"
+    said = interrupted(
+        runs, lambda: written(runs) == 2, "compare", "--methods", "all_reduce ad_psgd easgd",
+        "--task", "quadratic", "--lr", "0.1", "--epochs", "80", "--json",
+    )  # fmt: skip
+    assert said.status == 130, said.err
+    assert "Traceback" not in said.err
+    assert "all_reduce reaches" in said.out
+    assert [row["method"] for row in said.json["ranking"]] == ["all_reduce"]
+    assert said.json["ended"] == "interrupted"
+    folder = only_folder(runs)
+    assert read(folder / "summary.json") == said.json
+    ends = [read(path)["ended"] for path in sorted(folder.glob("*/summary.json"))]
+    assert sorted(ends) == ["finished", "interrupted"]
+    for run in folder.glob("*/"):
+        assert rows_of(run)
+        assert read(run / "config.json")["task"] == "quadratic"
+
+
+@pytest.mark.parametrize("arguments", ["simulate --seeds 2", "compare --methods ad_psgd --lr 0.1"])
+def test_a_command_interrupted_before_its_first_result_says_so_on_disk(
+    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the whole command and that of the run both know how they ended."""
+
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gossamer.commands.console.Reporter.at", press)
+    said, folder = kept(tmp_path, *arguments.split(), *SHORT[:2])
+    assert said.status == 130
+    assert read(folder / "summary.json") == {"ended": "interrupted"}
+    assert "config.json" in {path.name for path in folder.iterdir()}
+    (run,) = folder.glob("*/")
+    assert read(run / "summary.json")["ended"] == "interrupted"
+    assert len(rows_of(run)) == 1
+
+
+def test_a_run_that_fails_keeps_what_it_recorded(tmp_path: Path) -> None:
+    """With the reason where the end is told."""
+    said, folder = kept(
+        tmp_path, "simulate", "--method", "all_reduce", "--epochs", "1",
+        "--partition", "0-3|4-7@0.05s",
+    )  # fmt: skip
+    assert said.status == 1
+    assert "the run ended: worker" in said.err
+    assert "unreachable" in read(folder / "summary.json")["ended"]
+    assert rows_of(folder)
+    assert read(folder / "trace.json")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize("name", [".config.json", "metrics.jsonl", "trace.json", ".summary.json"])
+def test_a_full_disk_is_one_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever file hits it first; status 2, no traceback, no file half-written."""
+
+    def create(parent: Path, stem: str) -> RunFolder:
+        folder = parent / stem
+        folder.mkdir()
+        folder.joinpath(name).symlink_to("/dev/full")
+        return RunFolder(folder)
+
+    monkeypatch.setattr(RunFolder, "create", staticmethod(create))
+    said, folder = kept(tmp_path, "simulate", *SHORT)
+    assert said.status == 2
+    assert said.err.splitlines()[-1].endswith("No space left on device")
+    assert "Traceback" not in said.err
+    for path in folder.glob("*.json"):
+        if path.name != name:
+            read(path)
+    assert not [path for path in folder.glob(".*.json") if not path.is_symlink()]
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def test_a_timeline_stops_growing(tmp_path: Path) -> None:
+    """After so many spans it ignores more, and still opens; nothing of no length is drawn."""
+    path = tmp_path / "trace.json"
+    timeline = Timeline(path, most_events=10)
+    for start in range(50):
+        timeline.span(0, "main", "gradient", start, start)
+        timeline.span(0, "main", "gradient", start, start + 1)
+    timeline.close()
+    timeline.close()
+    assert len(read(path)) == 10
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    """Below a file, and through a link that leads nowhere."""
+    file = tmp_path / "file"
+    file.write_text("")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere" / "at" / "all")
+    for place in (file, link):
+        with pytest.raises(ConfigurationError, match="cannot be made"):
+            RunFolder.create(place, "run")
+
+
+def test_settings_are_plain_values() -> None:
+    """What is written down needs no class to be read."""
+    described = make_settings(digits(), "d_psgd:topology=torus", "gpu-nodes-4x8").as_dict()
+    assert strict(to_json(described)) == described

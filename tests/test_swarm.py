@@ -1,0 +1,138 @@
+"""Seeded storms: every method against random plans of faults.
+
+A run may end in two ways: it finishes and has processed its samples, or one `PeerLost` names a
+partition that outlasted the deadline. Everything else breaks heals or is survived, nothing crashes,
+nobody hangs, and the same seed tells the same story twice.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gossamer.errors import PeerLost
+from gossamer.methods import METHODS, parse_method
+from gossamer.sim.cluster import Cluster, Compute, Wires
+from gossamer.sim.faults import random_faults
+from gossamer.sim.simulation import Simulation
+from support import bowl, build
+
+STEPS = 10
+SECONDS = 0.01
+HORIZON = STEPS * SECONDS
+DEADLINE = 0.02
+BATCH = 1
+
+VARIANTS = (
+    "all_reduce:stale=1",
+    "all_reduce:overlap=false",
+    "d_psgd:adapt=before,topology=exponential",
+    "d_psgd:topology=matchings",
+    "ad_psgd:free=true",
+    "ad_psgd:topology=ring",
+    "push_sum:overlap=2,topology=grid",
+    "easgd:synchronous=true",
+    "downpour:n_push=2,n_fetch=3",
+    "local_sgd:period=4,state=averaged",
+    "slowmo:period=3",
+    "downpour:groups=3",
+    "ad_psgd:groups=3",
+    "d_psgd:groups=2",
+    "local_sgd:groups=3",
+)
+"""Options under which a method's text takes other turns."""
+
+
+def storm(seed: int, *, kills: int) -> Cluster:
+    """A small cluster on which messages take about as long as it takes to notice a death."""
+    workers = 6 if seed % 3 else 5
+    return Cluster(
+        workers=workers,
+        compute=Compute(seconds=SECONDS, jitter=0.2),
+        network=Wires(bandwidth=1e8, latency=2e-4, retransmission=0.01),
+        failure_detection=0.005,
+        deadline=DEADLINE,
+        faults=tuple(random_faults(seed, workers, HORIZON, kills=kills)),
+    )
+
+
+def digest_of_run(method: str, seed: int, cluster: Cluster) -> str:
+    """The digest of a run that ended as it may; any other end is an error."""
+    simulation = build(
+        bowl(4), method, cluster, steps=STEPS, batch=BATCH, seed=seed, engine="none",
+        model_bytes=100_000, optimiser="sgd",
+    )  # fmt: skip
+    try:
+        result = simulation.run()
+    except PeerLost as error:
+        if not is_named_partition(error, cluster):
+            raise
+        return simulation.world.kernel.digest.hexdigest()
+    check_end(simulation)
+    return result.digest
+
+
+def is_named_partition(error: PeerLost, cluster: Cluster) -> bool:
+    """Whether the plan has a partition that lasts too long and cuts off the peer of the error."""
+    return "unreachable" in str(error) and any(
+        fault.kind == "partition"
+        and fault.lasts > cluster.deadline
+        and any(error.peer in side for side in fault.sides)
+        for fault in cluster.faults
+    )
+
+
+def check_end(simulation: Simulation) -> None:
+    """Everybody who is alive has ended, and the samples were processed."""
+    world = simulation.world
+    dead = {fault.worker for fault in world.cluster.faults if fault.kind == "kill"}
+    assert world.over
+    assert set(range(world.size)) - world.alive <= dead
+    # A group ends with its leader, and what it had promised to do may then be missing.
+    if len(world.speakers) == world.size or dead.isdisjoint(world.speakers):
+        assert world.budget.processed >= world.budget.samples - BATCH * world.size
+
+
+def check(method: str, seed: int, *, kills: int = 1, twice: bool = True) -> None:
+    """One method in one storm; this is what a failure asks you to run."""
+    cluster = storm(seed, kills=kills)
+    call = f"test_swarm.check('{method}', {seed}, kills={kills})"
+    try:
+        first = digest_of_run(method, seed, cluster)
+        if twice:
+            assert first == digest_of_run(method, seed, cluster), "the second run differs"
+    except Exception as error:
+        plan = ", ".join(map(str, cluster.faults)) or "no faults"
+        raise AssertionError(
+            f"{method} with seed {seed} against {plan}:\n{type(error).__name__}: {error}\n"
+            f'to see it again: cd tests && python -c "import test_swarm; {call}"'
+        ) from error
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("block", range(4))
+def test_a_method_weathers_200_storms(name: str, block: int) -> None:
+    """The law of this file; every fourth storm is run twice."""
+    assert METHODS[name].promises.survives_death
+    for seed in range(50 * block, 50 * (block + 1)):
+        check(name, seed, twice=seed % 4 == 0)
+
+
+@pytest.mark.parametrize("method", VARIANTS)
+def test_its_options_weather_storms_too(method: str) -> None:
+    """The same for texts that take other turns, and for groups."""
+    for seed in seeds_for(method, range(12)):
+        check(method, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
+def test_thousands_of_storms_with_two_deaths(method: str) -> None:
+    """The same law with up to two deaths and many more seeds."""
+    for seed in seeds_for(method, range(1000, 3000)):
+        check(method, seed, kills=2, twice=seed % 10 == 0)
+
+
+def seeds_for(method: str, seeds: range) -> list[int]:
+    """Groups must divide the workers, which not every storm has."""
+    groups = parse_method(method).groups
+    return [s for s in seeds if not groups or storm(s, kills=0).workers % int(groups) == 0]
