@@ -73,6 +73,13 @@ def test_a_group_per_machine_keeps_traffic_inside(name: str) -> None:
         assert 0 < ratio < 0.8
 
 
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if not m.has_server])
+def test_what_stays_inside_a_machine_is_no_traffic(name: str) -> None:
+    """Workers of one machine put nothing on its card, grouped or not."""
+    cluster = cluster_of(4, workers_per_machine=4)
+    assert build(bowl(), name, cluster, steps=4, engine="none").run().bytes == 0
+
+
 def test_one_group_of_all_is_one_worker_with_the_big_batch() -> None:
     """Nobody is left for the method to talk to; inside, gradients are averaged exactly."""
     together = trained("local_sgd:groups=1,period=2", cluster_of(4), batch=4)

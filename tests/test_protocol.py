@@ -93,23 +93,29 @@ def test_waiting_for_the_dead_is_an_error_not_a_stall() -> None:
         run(waits, 3, Fault("kill", at=0.1, worker=2))
 
 
-def test_a_collective_that_a_partition_breaks_fails_for_all_who_wait() -> None:
-    """Not only for those it separates: who can reach everybody, and whoever waits beside one that
-    died there, learns that the gathering will not come about."""
-    ends: dict[int, str] = {}
+@pytest.mark.parametrize(
+    ("one_side", "other_side", "losers"),
+    [({0, 1}, {3, 4}, {0, 2, 3}), ({1}, {0, 2, 3, 4}, set[int]())],
+)
+def test_a_collective_that_a_partition_breaks_fails_for_all_who_wait(
+    one_side: set[int], other_side: set[int], losers: set[int]
+) -> None:
+    """For worker 2, too, who can reach everybody: the gathering will not come about. But where the
+    partition cuts off nobody except the dead, it does come about."""
+    lost: dict[int, str] = {}
 
     async def meets(w: Worker, x: Replica) -> None:
-        if w.rank == 4:
-            await w.sleep(0.5)
+        await w.sleep(0.5 if w.rank == 4 else 0.0)
         try:
             await w.all_reduce(x.snapshot())
         except PeerLost as error:
-            ends[w.rank] = str(error)
+            lost[w.rank] = str(error)
 
-    apart = Fault("partition", at=0.01, lasts=5.0, sides=(frozenset({0, 1}), frozenset({3, 4})))
+    sides = (frozenset(one_side), frozenset(other_side))
+    apart = Fault("partition", at=0.01, lasts=5.0, sides=sides)
     run(meets, 5, apart, Fault("kill", at=0.05, worker=1), deadline=0.2)
-    assert ends.keys() == {0, 2, 3}
-    assert all("unreachable for longer than the deadline" in end for end in ends.values())
+    assert lost.keys() == losers
+    assert all("unreachable for longer than the deadline" in text for text in lost.values())
 
 
 # ---------------------------------------------------------------------- the Worker's words

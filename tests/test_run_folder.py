@@ -22,6 +22,8 @@ from gossamer.sim.cluster import cluster_from
 from gossamer.trace import Timeline
 from support import digits
 
+MAIN = "from gossamer.cli import main; main()"
+"""What the installed script does."""
 SHORT = ("--epochs", "0.2", "--evaluations", "3")
 
 
@@ -159,7 +161,7 @@ def test_a_long_method_gets_a_short_folder(tmp_path: Path) -> None:
 def interrupted(runs: Path, is_time: Callable[[], bool], *arguments: str) -> Said:
     """Ctrl-C, as the terminal sends it, once the moment has come."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gossamer.cli", *arguments, "--runs", str(runs)],
+        [sys.executable, "-c", MAIN, *arguments, "--runs", str(runs)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip

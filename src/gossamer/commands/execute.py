@@ -65,7 +65,7 @@ def execute(
             folder.write_config(settings.as_dict())
             if trace:
                 folder.open_trace(settings.cluster.workers)
-        result = engines.simulation(settings, record, folder).run()
+        result = _run(engines.simulation(settings, record, folder))
         result.summary.update(_ending(result))
         if folder is not None:
             folder.write_summary({**result.summary, "staleness_histogram": result.staleness})
@@ -78,6 +78,16 @@ def execute(
         if folder is not None:
             folder.close()
     return result
+
+
+def _run(simulation: Simulation) -> Result:
+    try:
+        return simulation.run()
+    except BaseException:
+        # Python complains about coroutines that never ran: the first row comes before any did.
+        for end in range(simulation.world.ends):
+            simulation.world.kernel.end_tasks(end)
+        raise
 
 
 @contextmanager

@@ -9,17 +9,16 @@ is added on a GPU when the run is long enough.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap  # pyright: ignore[reportUnknownVariableType]
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from gossamer.errors import unknown_name
 from gossamer.sim.model import FlatModel, drawing_from
+from gossamer.sim.recording import Batched, GraphReplay, record
 
 ENGINES = {
     "vector": "all outstanding gradients in one batched call (the default)",
@@ -27,7 +26,6 @@ ENGINES = {
     "none": "no gradients at all, zeros at once: for questions about time only",
 }
 _WIDTHS = sorted({w for power in range(13) for w in (2**power, 3 * 2**power)})
-_Batched = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]]
 
 
 @dataclass(slots=True)
@@ -102,8 +100,8 @@ class VectorEngine:
         ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             return model.flat_loss(flat, buffers, inputs, targets, key)
 
-        self._batched: _Batched = vmap(grad(loss, has_aux=True))
-        self._traced: dict[tuple[int, int], _Batched] = {}
+        self._batched: Batched = vmap(grad(loss, has_aux=True))
+        self._traced: dict[tuple[int, int], Batched] = {}
         self._uses: dict[tuple[int, int], int] = {}
         self._fallback: LoopEngine | None = None
 
@@ -138,7 +136,7 @@ class VectorEngine:
 
     def _function(
         self, points: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor
-    ) -> _Batched:
+    ) -> Batched:
         shape = (points.shape[0], inputs.shape[1])
         if shape not in self._traced:
             self._uses[shape] = self._uses.get(shape, 0) + 1
@@ -147,11 +145,11 @@ class VectorEngine:
             self._traced[shape] = self._recorded((points, buffers, inputs, targets, keys))
         return self._traced[shape]
 
-    def _recorded(self, arguments: tuple[Tensor, ...]) -> _Batched:
+    def _recorded(self, arguments: tuple[Tensor, ...]) -> Batched:
         """The batched computation as a list of operations, compiled if asked for and possible."""
-        function: _Batched = make_fx(self._batched)(*arguments)
+        function: Batched = record(self._batched, arguments)
         if self._compiled:
-            compiled: _Batched = torch.compile(function, dynamic=False)
+            compiled: Batched = torch.compile(function, dynamic=False)
             try:
                 compiled(*arguments)
                 function = compiled
@@ -171,31 +169,6 @@ class VectorEngine:
             "gradients are computed one worker after the other"
         )
         return self._fallback.evaluate(points, buffers, batches, keys)
-
-
-class GraphReplay:
-    """A function recorded as one CUDA graph: all of its kernels are launched by one call."""
-
-    def __init__(self, function: _Batched, arguments: tuple[Tensor, ...]) -> None:
-        self._inputs = [argument.clone() for argument in arguments]
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            # Libraries choose their algorithms in the first calls, which must not be recorded.
-            for _ in range(3):
-                function(*self._inputs)
-        torch.cuda.current_stream().wait_stream(aside)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._outputs = function(*self._inputs)
-
-    def __call__(self, *arguments: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        for static, argument in zip(self._inputs, arguments, strict=True):
-            static.copy_(argument)
-        self._graph.replay()
-        gradients, (losses, statistics) = self._outputs
-        # The next replay writes to the same memory: what leaves must be a copy.
-        return gradients.clone(), (losses.clone(), statistics.clone())
 
 
 class NullEngine:
