@@ -14,6 +14,12 @@ from gossamer.settings import make_settings
 from support import cluster_of, digits
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that should have been refused must not leave its folder in the repository."""
+    monkeypatch.chdir(tmp_path)
+
+
 def refused(*arguments: str) -> str:
     """The one sentence with which a command line is refused."""
     said = gossamer(*arguments)

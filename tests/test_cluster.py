@@ -283,6 +283,14 @@ def test_an_all_reduce_step_costs_computing_and_the_closed_form(
 # ---------------------------------------------------------------------- faults
 
 
+@pytest.mark.parametrize(("at", "lasts"), [(0.001, 0.002), (0.005, 0.1), (0.013, 0.004)])
+def test_who_is_paused_computes_nothing_meanwhile(at: float, lasts: float) -> None:
+    """What was left of a gradient is still to be done afterwards, wherever the pause falls."""
+    pause = Fault("pause", at=at, lasts=lasts, worker=0)
+    cluster = cluster_of(1, distribution="constant", faults=[pause])
+    assert timed("all_reduce", cluster, steps=3).virtual_seconds == pytest.approx(0.03 + lasts)
+
+
 def test_a_pause_delays_everyone_who_waits_by_its_length() -> None:
     """And nobody else."""
 

@@ -35,14 +35,14 @@ def flat(task: Task) -> FlatModel:
     return FlatModel(task, torch.device("cpu"), seed=0)
 
 
-def requests(model: FlatModel, rows: int, batch: int = 8) -> Requests:
+def requests(model: FlatModel, count: int, batch: int = 8) -> Requests:
     """Points, statistics, batches and keys that differ from row to row."""
     generator = torch.Generator().manual_seed(1)
-    points = model.initial + 0.1 * torch.randn(rows, model.layout.total, generator=generator)
-    buffers = model.initial_buffers.repeat(rows, 1)
+    points = model.initial + 0.1 * torch.randn(count, model.layout.total, generator=generator)
+    buffers = model.initial_buffers.repeat(count, 1)
     buffers += 0.1 * torch.rand(buffers.shape, generator=generator)
-    batches = torch.randint(len(model.task.train), (rows, batch), generator=generator)
-    return points, buffers, batches, torch.tensor([key_of(5, row, 3) for row in range(rows)])
+    batches = torch.randint(len(model.task.train), (count, batch), generator=generator)
+    return points, buffers, batches, torch.tensor([key_of(5, row, 3) for row in range(count)])
 
 
 def assert_equal_to_rounding(engine: Engine, reference: Engine, given: Requests) -> None:
@@ -124,22 +124,38 @@ TASKS: dict[str, Callable[[], Task]] = {
     "tied and frozen": lambda: task_with(Tied),
 }
 every_task = pytest.mark.parametrize("kind", TASKS)
+as_given_or_traced = pytest.mark.parametrize("trace_after", [99, 0], ids=["plain", "traced"])
 
 
 @every_task
-def test_together_equals_one_after_the_other(kind: str) -> None:
+@as_given_or_traced
+def test_together_equals_one_after_the_other(kind: str, trace_after: int) -> None:
     """`vmap(grad)` over stacked workers gives each worker's own gradient, loss and statistics."""
     model = flat(TASKS[kind]())
-    engine = VectorEngine(model)
+    engine = VectorEngine(model, trace_after=trace_after)
     assert_equal_to_rounding(engine, LoopEngine(model), requests(model, 6))
     assert engine.notices == []
 
 
 @every_task
-def test_a_result_does_not_depend_on_who_shares_the_batch(kind: str) -> None:
+def test_a_trace_gives_the_same_bits(kind: str) -> None:
+    """From which use on a width is traced must not be seen in a run; a trace made with one set of
+    points, batches and keys serves all others."""
+    model = flat(TASKS[kind]())
+    plain, traced = VectorEngine(model, trace_after=99), VectorEngine(model, trace_after=0)
+    for given in (requests(model, 2), tuple(part.flip(0) for part in requests(model, 2))):
+        ours, theirs = traced.evaluate(*given), plain.evaluate(*given)
+        assert torch.equal(ours.gradients, theirs.gradients)
+        assert torch.equal(ours.losses, theirs.losses)
+        assert torch.equal(ours.buffers, theirs.buffers)
+
+
+@every_task
+@as_given_or_traced
+def test_a_result_does_not_depend_on_who_shares_the_batch(kind: str, trace_after: int) -> None:
     """The same request alone, among others and in another place gives the same gradient."""
     model = flat(TASKS[kind]())
-    engine = VectorEngine(model)
+    engine = VectorEngine(model, trace_after=trace_after)
     given = requests(model, 4)
     together = engine.evaluate(*given).gradients[2]
     alone = engine.evaluate(*(part[2:3] for part in given)).gradients[0]
@@ -172,13 +188,13 @@ def test_another_key_is_another_mask() -> None:
     assert not torch.equal(gradients[0], gradients[1])
 
 
-@pytest.mark.parametrize("rows", [1, 5, 7, 9])
-def test_padding_to_a_few_widths_changes_nothing(rows: int) -> None:
+@pytest.mark.parametrize("width", [1, 5, 7, 9])
+def test_padding_to_a_few_widths_changes_nothing(width: int) -> None:
     """Widths between the traced ones are filled up; nobody sees the surplus rows."""
     model = flat(task_with(normed))
-    engine = VectorEngine(model)
-    given = requests(model, rows)
-    assert engine.evaluate(*given).gradients.shape == (rows, model.layout.total)
+    engine = VectorEngine(model, trace_after=1)
+    given = requests(model, width)
+    assert engine.evaluate(*given).gradients.shape == (width, model.layout.total)
     assert_equal_to_rounding(engine, LoopEngine(model), given)
 
 
@@ -203,10 +219,11 @@ def test_no_gradients_at_all_are_zeros() -> None:
 # ---------------------------------------------------------------------- what cannot be vectorised
 
 
-def test_a_model_that_cannot_be_batched_falls_back_to_the_loop() -> None:
+@as_given_or_traced
+def test_a_model_that_cannot_be_batched_falls_back_to_the_loop(trace_after: int) -> None:
     """Data-dependent control flow: the gradients are right all the same, and a notice says so."""
     model = flat(task_with(Undecided))
-    engine = VectorEngine(model)
+    engine = VectorEngine(model, trace_after=trace_after)
     assert_equal_to_rounding(engine, LoopEngine(model), requests(model, 3))
     assert len(engine.notices) == 1
     assert "own cannot be vectorised" in engine.notices[0]

@@ -27,7 +27,7 @@ VARIANTS = (
     "all_reduce:overlap=false",
     "d_psgd:adapt=before,topology=exponential",
     "d_psgd:topology=matchings",
-    "ad_psgd:free=true",
+    "ad_psgd:least=0,most=inf",
     "ad_psgd:topology=ring",
     "push_sum:overlap=2,topology=grid",
     "easgd:synchronous=true",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from torch import Tensor
 
@@ -68,13 +69,15 @@ async def _mix(
     x.assign_(weighted_sum(parts))
 
 
-async def ad_psgd(w: Worker, x: Replica, *, topology: str = "complete", free: bool = False) -> None:
+async def ad_psgd(
+    w: Worker, x: Replica, *, topology: str = "complete", least: float = 1.0, most: float = 1.0
+) -> None:
     """Lian et al. 2018, AD-PSGD: a training loop and an averaging loop share x.
 
     On a bipartite graph active workers offer and passive ones answer; on any other graph everyone
     does both. Promises: the mean is kept under every race, because both ends add deltas; nobody
-    waits for a slow worker. One exchange per step: training is at most one exchange ahead. `free`
-    lets both loops run as fast as they can.
+    waits for a slow worker. An active worker averages at least `least` and at most `most` times
+    per step, training being at most one step ahead; the paper's loops run freely (0 and inf).
     """
     graph = Neighbourhood(topology, w)
 
@@ -83,22 +86,25 @@ async def ad_psgd(w: Worker, x: Replica, *, topology: str = "complete", free: bo
         return sides is None or w.rank in sides[0]
 
     async def train() -> None:
-        is_ahead = False
+        steps = averaged = 0
         for _ in w.steps():
             x.descend_(await w.gradient(x))
-            if is_active() and not free:
+            if is_active():
                 w.send(w.rank, None, tag="stepped")
-                if is_ahead:
+                averaged += len(w.collect("averaged"))
+                while averaged < least * steps:
                     await w.receive("averaged")
-                is_ahead = True
+                    averaged += 1
+                steps += 1
 
     async def offer() -> None:
+        steps = averaged = 0
         while not w.over:
-            if not free:
+            steps += len(w.collect("stepped"))
+            while averaged >= steps * most or steps == 0:
                 await w.receive("stepped")
+                steps += 1
             peers = graph.among(w.live).neighbours(w.rank)
-            if free and not peers:
-                return
             if peers:
                 peer, mine = w.rng.choice(peers), x.snapshot()
                 try:
@@ -106,6 +112,9 @@ async def ad_psgd(w: Worker, x: Replica, *, topology: str = "complete", free: bo
                     x.add_(pair_delta(mine, theirs))  # x_i <- (x_i + x_j) / 2, as a delta
                 except PeerLost:
                     pass  # w.live has shrunk; the next offer goes elsewhere
+            elif most == inf:
+                await w.receive("stepped")  # nobody is left: a free loop must let time pass
+            averaged += 1
             w.send(w.rank, None, tag="averaged")
 
     async def answer() -> None:
@@ -116,5 +125,4 @@ async def ad_psgd(w: Worker, x: Replica, *, topology: str = "complete", free: bo
             x.add_(pair_delta(mine, message.payload))
 
     # Everyone answers: while news of a death spreads, two workers may both count as active.
-    loops = [answer(), offer()] if is_active() or not free else [answer()]
-    await w.together(train(), *loops)
+    await w.together(train(), offer(), answer())

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from gossamer.errors import ConfigurationError, unknown_name
@@ -99,6 +100,11 @@ class MethodSpec:
         if self.is_paper:
             values |= self.method.paper_values
         values |= self.options
+        if values.get("least", 0.0) > values.get("most", inf):
+            raise ConfigurationError(
+                f"{self.name}: least must not be above most, got least={values['least']:g} and "
+                f"most={values['most']:g}"
+            )
         if "topology" in values:
             make_topology(values["topology"], workers)
         return values
@@ -147,6 +153,8 @@ def _check(name: str, options: Options) -> None:
             raise ConfigurationError(f"{name}: {key} must be at least 1, got {value}")
         if key in ("stale", "overlap") and isinstance(value, int) and value < 0:
             raise ConfigurationError(f"{name}: {key} must not be negative, got {value}")
+        if key in ("least", "most") and not value >= 0:
+            raise ConfigurationError(f"{name}: {key} must not be negative, got {value:g}")
         if key in _SHARES and not 0 <= value <= 1:
             raise ConfigurationError(f"{name}: {key} must lie between 0 and 1, got {value:g}")
 
@@ -206,7 +214,7 @@ _ROWS = (
         Promises(True, "partner", "none", True, "1 (2 where all offer)", _offers),
         is_synchronous=lambda options: False,
         suits=_bipartite,
-        paper_values={"topology": "bipartite_ring"},
+        paper_values={"topology": "bipartite_ring", "least": 0.0, "most": inf},
     ),
     Method(
         "pull_gossip", "gossip", "Jin et al. 2016, Algorithm 3", "mean", gossip.pull_gossip,

@@ -238,7 +238,7 @@ class Simulation:
         for account in accounts.workers:
             for cause, waited in account.waiting_ns.items():
                 causes[cause] = causes.get(cause, 0.0) + waited / SECOND
-        weights = [world.replicas[rank].weight for rank in sorted(world.alive)]
+        weights = [world.replicas[r].weight for r in world.speakers if r in world.alive]
         return {
             "wall_seconds": time.perf_counter() - self._began,
             "events": world.kernel.events,
@@ -248,7 +248,7 @@ class Simulation:
             "waiting_by_cause": causes,
             "exchanges_per_step": accounts.exchanges_per_step,
             "mean_width": world.desk.mean_width,
-            "lost_mass": max(0.0, len(weights) - sum(weights)),
+            "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),
             "notices": list(self.engine.notices),
         }
