@@ -82,8 +82,7 @@ def rows(simulation: Simulation) -> Tensor:
 
 def centre(simulation: Simulation) -> Tensor:
     """The server's replica, likewise."""
-    store = simulation.world.parts.servers
-    assert store is not None
+    (store,) = simulation.world.parts.servers
     store.flush()
     return store.parameters[0].double()
 
@@ -91,15 +90,14 @@ def centre(simulation: Simulation) -> Tensor:
 def total(simulation: Simulation) -> Tensor:
     """The sum of all replicas, with the server's where there is one."""
     whole = rows(simulation).sum(0)
-    return whole if simulation.world.parts.servers is None else whole + centre(simulation)
+    return whole + centre(simulation) if simulation.world.parts.servers else whole
 
 
 def scatter(simulation: Simulation, seed: int = 0) -> None:
     """Start every replica from a value of its own, all of them far from zero."""
     generator = torch.Generator().manual_seed(seed)
-    for store in (simulation.world.parts.workers, simulation.world.parts.servers):
-        if store is not None:
-            store.parameters.normal_(mean=2.0, std=1.0, generator=generator)
+    for store in (simulation.world.parts.workers, *simulation.world.parts.servers):
+        store.parameters.normal_(mean=2.0, std=1.0, generator=generator)
 
 
 def spread(values: Tensor) -> float:
@@ -118,14 +116,14 @@ def only_here(worker: Role, like: str = "ensemble") -> MethodSpec:
 
 
 def before_each_descent(
-    simulation: Simulation, call: Callable[[SimulatedReplica, int | None], None]
+    simulation: Simulation, call: Callable[[SimulatedReplica, Sequence[int]], None]
 ) -> None:
-    """Call back with the replica and the version that the gradient was read at."""
+    """Call back with the replica and the versions that its gradients were read at."""
 
     def watch(replica: SimulatedReplica) -> None:
         usual = replica._on_descend
 
-        def watched(seen: SimulatedReplica, read: int | None) -> None:
+        def watched(seen: SimulatedReplica, read: Sequence[int]) -> None:
             call(seen, read)
             usual(seen, read)
 

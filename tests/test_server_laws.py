@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -148,9 +150,8 @@ def staleness_of(simulation: Simulation) -> list[tuple[int, int]]:
     """For each gradient that the server applied: the version then, and the one it was read at."""
     applied: list[tuple[int, int]] = []
 
-    def note(replica: SimulatedReplica, read: int | None) -> None:
-        if read is not None:
-            applied.append((replica.version, read))
+    def note(replica: SimulatedReplica, read: Sequence[int]) -> None:
+        applied.extend((replica.version, version) for version in read)
 
     before_each_descent(simulation, note)
     return applied

@@ -84,7 +84,7 @@ class Pending(Generic[T]):
 
 
 def gather(pendings: Sequence[Pending[T]]) -> Pending[list[T]]:
-    """All results in order; the first failure fails the whole."""
+    """All results in order, once all are there; a failure among them fails the whole."""
     whole: Pending[list[T]] = Pending("gather")
     left = len(pendings)
 

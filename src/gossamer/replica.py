@@ -6,12 +6,15 @@ parameters: it asks the replica, whose atomicity the world owns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+
+from gossamer.errors import ConfigurationError
 
 
 class Replica(Protocol):
@@ -19,6 +22,9 @@ class Replica(Protocol):
 
     weight: float
     """Push-sum weight: the model is the value divided by it; 1 for every other method."""
+
+    output: Tensor | None
+    """What counts as this replica's model instead of its value, such as a moving average."""
 
     @property
     def version(self) -> int:
@@ -46,11 +52,12 @@ class Replica(Protocol):
         """x = value; only for methods in which nobody else touches x meanwhile."""
         ...
 
-    def descend_(self, gradient: Tensor, *, read: int | None = None) -> None:
+    def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
         """One step of the replica's own optimiser (momentum, Adam, ...).
 
         `read` is the version at which the gradient's point was read, where the method knows it
-        (a server); the staleness that metrics report is `version - read`.
+        (a server), one for each gradient in a mean; the staleness that metrics report is
+        `version - read`.
         """
         ...
 
@@ -104,3 +111,23 @@ class Layout:
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Parameters that a method moves: tied ones once, frozen ones not at all."""
     return [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
+
+
+def cut(sizes: Sequence[int], parts: int) -> tuple[slice, ...]:
+    """Consecutive ranges of a flat vector, about equal, cut at parameter boundaries only."""
+    if parts > len(sizes):
+        raise ConfigurationError(
+            f"the model has {len(sizes)} parameter tensors and cannot be cut over {parts} servers; "
+            f"use at most {len(sizes)}"
+        )
+    ends = list(accumulate(sizes))
+    slices: list[slice] = []
+    start = first = 0
+    for part in range(parts):
+        # As near as possible to the share that is due, but leaving a tensor for everyone after.
+        last = len(sizes) - (parts - part)
+        due = ends[-1] * (part + 1) / parts
+        chosen = min(range(first, last + 1), key=lambda at: abs(ends[at] - due))
+        slices.append(slice(start, ends[chosen]))
+        start, first = ends[chosen], chosen + 1
+    return tuple(slices)

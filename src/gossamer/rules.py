@@ -19,6 +19,11 @@ def elastic_pull(mine: Tensor, centre: Tensor, alpha: float) -> Tensor:
     return (mine - centre).mul_(alpha)
 
 
+def delay_compensated(gradient: Tensor, drift: Tensor, scale: float | Tensor) -> Tensor:
+    """g + lambda g g (w - w_bak): a first-order correction for the way gone since g's point."""
+    return gradient + scale * gradient * gradient * drift
+
+
 def weighted_sum(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
     """sum_j W_ij x_j in the order given, so that equal inputs give equal bits."""
     first_weight, first = parts[0]

@@ -14,11 +14,20 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from gossamer.payload import payload
 from gossamer.pending import Pending
 from gossamer.replica import Replica
 
 T = TypeVar("T")
 Tag = str | tuple[str, int]
+INBOX: Tag = "inbox"
+"""Where servers receive; the world puts `Left` there, too."""
+
+
+@payload
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A worker has ended or died, and no server need wait for it any longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +73,18 @@ class Worker(Protocol):
         ...
 
     @property
-    def server(self) -> int:
-        """The address of the method's server (or centre)."""
+    def servers(self) -> Sequence[int]:
+        """The addresses of the method's servers (or of its centre)."""
+        ...
+
+    @property
+    def slices(self) -> Sequence[slice]:
+        """Which range of the flat vector each server holds, cut at parameter boundaries."""
+        ...
+
+    @property
+    def clients(self) -> frozenset[int]:
+        """For servers: the workers that are alive, not at their end, and push for themselves."""
         ...
 
     @property
@@ -76,6 +95,10 @@ class Worker(Protocol):
     @property
     def over(self) -> bool:
         """Whether every live worker has ended: side loops that run freely stop then."""
+        ...
+
+    def observe(self, what: str, value: float = 1.0) -> None:
+        """Tell the metrics what only the method knows: a dropped gradient, a gap of clocks."""
         ...
 
     def now(self) -> float: ...
@@ -127,8 +150,8 @@ class Worker(Protocol):
         """One-sided: the peer's published parameters; its own thread is not involved."""
         ...
 
-    def accumulate(self, peer: int, delta: Tensor) -> Pending[None]:
-        """One-sided: add to the peer's published parameters, atomically."""
+    def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
+        """One-sided: add to the peer's published parameters from `start` on, atomically."""
         ...
 
     def sleep(self, seconds: float) -> Pending[None]: ...

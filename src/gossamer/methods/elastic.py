@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gossamer.methods.shards import Shards
 from gossamer.replica import Replica
 from gossamer.rules import elastic_pull
 from gossamer.worker import Worker
@@ -19,10 +20,11 @@ async def easgd(
     worker waits for one read of the centre (`synchronous`: for everyone). The gradient is taken
     at the point before the elastic pull.
     """
+    centre = Shards(w)
     for t in w.steps():
         point = x.snapshot()  # x <- x_i
         if t % period == 0:  # if tau divides t_i
-            await _exchange(w, x, point, alpha, synchronous)
+            await _exchange(w, x, centre, point, alpha, synchronous)
         x.descend_(await w.gradient(point))  # x_i <- x_i - eta g(x)
 
 
@@ -39,25 +41,27 @@ async def eamsgd(
 
     It has a momentum of its own (delta), so the run's optimiser gives it the learning rate only.
     """
+    centre = Shards(w)
     velocity = torch.zeros_like(x.snapshot())
     for t in w.steps():
         point = x.snapshot()
         if t % period == 0:
-            await _exchange(w, x, point, alpha, synchronous)
+            await _exchange(w, x, centre, point, alpha, synchronous)
         grad = await w.gradient(point.add_(velocity, alpha=delta))  # g(x + delta v)
         velocity.mul_(delta).add_(grad, alpha=-x.learning_rate)  # v <- delta v - eta g
         x.add_(velocity)  # the elastic step is not part of v
 
 
-async def _exchange(w: Worker, x: Replica, point: Tensor, alpha: float, synchronous: bool) -> None:
+async def _exchange(
+    w: Worker, x: Replica, centre: Shards, point: Tensor, alpha: float, synchronous: bool
+) -> None:
     """x_i <- x_i - e and centre <- centre + e with e = alpha (x - centre)."""
-    centre = await w.read(w.server)
-    pull = elastic_pull(point, centre, alpha)
+    pull = elastic_pull(point, torch.cat(await centre.read()), alpha)
     if synchronous:
         # Everyone has read before anyone adds: all right-hand sides are values of time t.
         await w.all_reduce(pull[:1])
     x.add_(pull, -1.0)
-    moved = w.accumulate(w.server, pull)
+    moved = centre.accumulate(pull)
     if synchronous:
         await moved
         await w.all_reduce(pull[:1])

@@ -65,7 +65,8 @@ async def push_sum(
         point = x if x.weight == 1.0 else x.snapshot() / x.weight  # z_i = x_i / w_i
         x.descend_(await w.gradient(point))  # the gradient moves the biased numerator
         now = graph.among(w.live_at(t))
-        targets = now.out_neighbours(w.rank, t)
+        # Mass sent to whom nobody reaches would be lost: it is not sent.
+        targets = [peer for peer in now.out_neighbours(w.rank, t) if peer in w.live]
         share = 1.0 / (len(targets) + 1)
         mine, weight = x.snapshot(), x.weight
         for peer in targets:

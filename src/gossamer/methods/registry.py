@@ -4,159 +4,12 @@ read the promises from here: a new method is a row, not a file of tests."""
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.methods import decentralised, elastic, gossip, local, server, synchronous
-from gossamer.optimisers import make_optimiser
-from gossamer.options import bind, parse_spec, print_spec
+from gossamer.methods.method import Method, Options, Promises
 from gossamer.topology import make_topology
-
-Role = Callable[..., Coroutine[Any, Any, None]]
-Options = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Promises:
-    """What a method promises, in the form in which a test can check it."""
-
-    keeps_mean: bool
-    """Averaging changes no sum: the mean of workers (with the centre, where there is one) moves by
-    gradients only."""
-    waits_for: str
-    """everyone, neighbours, partner, server or nobody."""
-    staleness: str
-    """The bound on a gradient's staleness, in updates."""
-    survives_death: bool
-    traffic: str
-    """Models that a worker puts on the network per step, as a formula."""
-    models_per_step: Callable[[int, Options], float]
-    """The same for p workers, as a number."""
-    is_plain_alone: bool = True
-    """With one worker, bit for bit plain PyTorch training."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """One row."""
-
-    name: str
-    family: str
-    paper: str
-    output: str
-    """Which model the user gets: mean, centre, server or ensemble."""
-    worker: Role
-    promises: Promises
-    server: Role | None = None
-    has_server: bool = False
-    server_optimiser: str = ""
-    """What a server descends with unless the user says otherwise; empty: as the workers do."""
-    is_synchronous: Callable[[Options], bool] = lambda options: True
-    suits: Callable[[int, int], dict[str, Any]] = lambda workers, steps: {}
-    """Defaults that suit the run at hand, from the number of workers and of steps."""
-    paper_values: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The paper's own values, chosen by the flag `paper`."""
-
-    @property
-    def summary(self) -> str:
-        return (inspect.getdoc(self.worker) or "").splitlines()[0]
-
-    def defaults(self) -> dict[str, Any]:
-        parameters = inspect.signature(self.worker).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-@dataclass(frozen=True)
-class MethodSpec:
-    """A method with its options, as a user chose them; prints and parses back as a short string."""
-
-    method: Method
-    options: Mapping[str, Any]
-    """What was given; the rest is the method's defaults or suits the run."""
-    is_paper: bool = False
-    groups: int | str = 0
-    server_optimiser: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.method.name
-
-    def __str__(self) -> str:
-        shown: dict[str, Any] = {"paper": True} if self.is_paper else {}
-        shown.update(self.options)
-        if self.groups:
-            shown["groups"] = self.groups
-        if self.server_optimiser:
-            shown["server_optimiser"] = self.server_optimiser
-        return print_spec(self.name, shown)
-
-    def resolve(self, workers: int, steps: int) -> dict[str, Any]:
-        """All options for a run of that many workers and steps each."""
-        values = self.method.defaults() | self.method.suits(workers, steps)
-        if self.is_paper:
-            values |= self.method.paper_values
-        values |= self.options
-        if values.get("least", 0.0) > values.get("most", inf):
-            raise ConfigurationError(
-                f"{self.name}: least must not be above most, got least={values['least']:g} and "
-                f"most={values['most']:g}"
-            )
-        if "topology" in values:
-            make_topology(values["topology"], workers)
-        return values
-
-
-def parse_method(text: str | MethodSpec) -> MethodSpec:
-    """`name` or `name:key=value,...`; `name:paper` takes the paper's own values."""
-    if isinstance(text, MethodSpec):
-        return text
-    name, given = parse_spec(text, "method")
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    method = METHODS[name]
-    is_paper = given.pop("paper", "false") == "true"
-    groups = _groups(given.pop("groups", "0"), name)
-    server_optimiser = given.pop("server_optimiser", "")
-    if server_optimiser:
-        if not method.has_server:
-            raise ConfigurationError(f"{name} has no server, so server_optimiser cannot be set")
-        make_optimiser(server_optimiser)
-    options = bind("method", name, method.worker, given)
-    _check(name, options)
-    return MethodSpec(method, options, is_paper, groups, server_optimiser)
-
-
-def _groups(text: str, name: str) -> int | str:
-    if text == "host":
-        return text
-    if not text.isdigit():
-        raise ConfigurationError(
-            f"{name}: groups must be a number of groups or 'host', got {text!r}"
-        )
-    return int(text)
-
-
-_CHOICES = {"state": ("local", "averaged", "reset"), "adapt": ("before", "after")}
-_AT_LEAST_ONE = ("period", "n_push", "n_fetch")
-_SHARES = ("switch", "beta", "delta", "block_momentum", "outer_momentum", "alpha")
-
-
-def _check(name: str, options: Options) -> None:
-    for key, value in options.items():
-        if key in _CHOICES and value not in _CHOICES[key]:
-            raise unknown_name(f"{name} {key}", str(value), _CHOICES[key])
-        if key in _AT_LEAST_ONE and value < 1:
-            raise ConfigurationError(f"{name}: {key} must be at least 1, got {value}")
-        if key in ("stale", "overlap") and isinstance(value, int) and value < 0:
-            raise ConfigurationError(f"{name}: {key} must not be negative, got {value}")
-        if key in ("least", "most") and not value >= 0:
-            raise ConfigurationError(f"{name}: {key} must not be negative, got {value:g}")
-        if key in _SHARES and not 0 <= value <= 1:
-            raise ConfigurationError(f"{name}: {key} must lie between 0 and 1, got {value:g}")
 
 
 def _period(steps: int, most: int) -> int:
@@ -196,6 +49,14 @@ def _outer(*, plain: bool) -> Promises:
         return twice * _ring(workers) / options["period"]
 
     return dataclasses.replace(_AVERAGED, models_per_step=traffic, is_plain_alone=plain)
+
+
+def _server(waits_for: str, staleness: str, *, bounded: bool = False) -> Promises:
+    """A gradient up and the parameters down at every step, or at most that."""
+    return Promises(
+        False, waits_for, staleness, True, "at most 2" if bounded else "2", lambda p, o: 2.0,
+        is_traffic_a_bound=bounded, is_plain_alone=False,
+    )  # fmt: skip
 
 
 _ROWS = (
@@ -254,6 +115,77 @@ _ROWS = (
         is_synchronous=lambda options: bool(options["synchronous"]),
         suits=lambda workers, steps: {"alpha": 0.9 / workers, "period": _period(steps, 4)},
         paper_values={"period": 10, "delta": 0.99},
+    ),
+    Method(
+        "sync_server", "parameter server", "Chen et al. 2016", "server", server.client,
+        _server("everyone", "0"),
+        server=server.sync_server,
+        has_server=True,
+        suits=lambda workers, steps: {"backups": 0, "decay": 0.0},
+        about="Chen et al. 2016: a server that waits for a gradient of every worker (hardsync).",
+    ),
+    Method(
+        "backup_workers", "parameter server", "Chen et al. 2016", "moving average", server.client,
+        _server("the first p - backups", "0"),
+        server=server.sync_server,
+        has_server=True,
+        is_synchronous=lambda options: False,
+        suits=lambda workers, steps: {
+            "backups": max(1, workers // 8) if workers > 1 else 0,
+            "decay": min(0.9999, max(0.5, 1 - 50 / steps)),
+        },
+        paper_values={"decay": 0.9999},
+        about="Chen et al. 2016: the first N gradients make a step, late ones are dropped.",
+    ),
+    Method(
+        "ssp", "parameter server", "Ho et al. 2013", "server", server.ssp,
+        _server("slowest beyond the bound", "none", bounded=True),
+        server=server.clock_server,
+        has_server=True,
+        server_optimiser="sgd",
+        is_synchronous=lambda options: False,
+    ),
+    Method(
+        "bounded_delay", "parameter server", "Li et al. 2014", "server", server.client,
+        _server("slowest beyond the bound", "none"),
+        server=server.clock_server,
+        has_server=True,
+        server_optimiser="sgd",
+        is_synchronous=lambda options: False,
+        about="Li et al. 2014: step t starts when everyone has finished step t - bound - 1.",
+    ),
+    Method(
+        "softsync", "parameter server", "Gupta et al. 2016", "server", server.client,
+        _server("server", "none (mean (p-1)/c)"),
+        server=server.softsync_server,
+        has_server=True,
+        is_synchronous=lambda options: False,
+        about="Gupta et al. 2016: an update after every c = p / n gradients, from anyone.",
+    ),
+    Method(
+        "staleness_aware", "parameter server", "Zhang et al. 2016", "server", server.client,
+        _server("server", "none (mean (p-1)/c)"),
+        server=server.softsync_server,
+        has_server=True,
+        server_optimiser="sgd",
+        is_synchronous=lambda options: False,
+        suits=lambda workers, steps: {"n": workers, "damping": "inverse", "divide": False},
+        about="Zhang et al. 2016: each gradient's step is divided by its own staleness.",
+    ),
+    Method(
+        "dc_asgd", "parameter server", "Zheng et al. 2017", "server", server.client,
+        _server("server", "none (mean p-1)"),
+        server=server.dc_asgd_server,
+        has_server=True,
+        server_optimiser="sgd",
+        is_synchronous=lambda options: False,
+        about="Zheng et al. 2017: each gradient is corrected for the way gone since its point.",
+    ),
+    Method(
+        "hogwild", "parameter server", "Recht et al. 2011", "server", server.hogwild,
+        _server("server", "none"),
+        has_server=True,
+        is_synchronous=lambda options: False,
     ),
     Method(
         "downpour", "parameter server", "Dean et al. 2012", "server", server.downpour,

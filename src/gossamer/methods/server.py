@@ -1,62 +1,258 @@
-"""A parameter server that waits for nobody."""
+"""Parameter servers, from waiting for all to waiting for none. The workers of most are one text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from math import exp
+from typing import Literal
 
+import torch
 from torch import Tensor
 
-from gossamer.payload import payload
+from gossamer.methods.shards import Parameters, Push, Shards
 from gossamer.replica import Replica
-from gossamer.worker import Worker
+from gossamer.rules import delay_compensated, mean_in_order
+from gossamer.worker import INBOX, Left, Message, Worker
 
 
-@payload
-@dataclass(frozen=True, slots=True)
-class Push:
-    """An accrued gradient and the version it was computed from; no gradient is a plain fetch."""
+async def client(w: Worker, x: Replica) -> None:
+    """The worker of every server that answers a gradient with parameters."""
+    shards = Shards(w)
+    x.assign_(await shards.pull())
+    for t in w.steps():
+        x.assign_(await shards.push(await w.gradient(x), clock=t))
 
-    gradient: Tensor | None
-    read: int
+
+def answer(w: Worker, x: Replica, message: Message, clock: int = 0) -> None:
+    if message.reply_to:
+        w.reply(message, Parameters(x.snapshot(), x.version, clock))
 
 
-@payload
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """The server's answer to a fetch."""
+def apply_mean(w: Worker, x: Replica, held: list[Message]) -> None:
+    """One descent along the mean of what is held, added in order of rank; then everyone is told."""
+    ordered = sorted(held, key=lambda message: message.source)
+    pushes: list[Push] = [message.payload for message in ordered]
+    gradients = [push.gradient for push in pushes if push.gradient is not None]
+    x.descend_(mean_in_order(gradients), read=[push.read for push in pushes])
+    for message in ordered:
+        answer(w, x, message)
 
-    value: Tensor
-    version: int
+
+async def sync_server(w: Worker, x: Replica, *, backups: int = 0, decay: float = 0.0) -> None:
+    """Chen et al. 2016: the first N gradients of N + b workers make a step; late ones are dropped.
+
+    Promises: exactly N = living - b gradients per update, all computed from its version. Without
+    backups it is the hard-synchronous server. `decay` keeps a moving average for evaluation.
+    """
+    held: list[Message] = []
+    average = x.snapshot()
+    while True:
+        message = await w.receive(INBOX)
+        push = message.payload
+        if isinstance(push, Push):
+            if push.gradient is None:
+                answer(w, x, message)
+            elif push.read != x.version:
+                w.observe("dropped")
+                answer(w, x, message)
+            else:
+                held.append(message)
+        if held and len(held) >= max(1, len(w.clients) - backups):
+            apply_mean(w, x, held)
+            held = []
+            if decay:
+                x.output = average.lerp_(x.snapshot(), 1 - decay)
 
 
 async def downpour(w: Worker, x: Replica, *, n_push: int = 1, n_fetch: int = 1) -> None:
     """Dean et al. 2012, Downpour SGD. Promises: nobody waits for another worker."""
+    shards = Shards(w)
     accrued: Tensor | None = None
-    fresh = await w.request(w.server, Push(None, 0), tag="push")
-    x.assign_(fresh.value)
+    x.assign_(await shards.pull())
     for t in w.steps():
         grad = await w.gradient(x)
         accrued = grad if accrued is None else accrued + grad
         pushes, fetches = (t + 1) % n_push == 0, (t + 1) % n_fetch == 0
         if not fetches:
             x.descend_(grad)  # the local copy moves on until the next fetch
-        message = Push(accrued if pushes else None, fresh.version)
         if fetches:
-            fresh = await w.request(w.server, message, tag="push")  # the fetch rides on the push
-            x.assign_(fresh.value)
+            x.assign_(await shards.push(accrued if pushes else None))  # the fetch rides on the push
         elif pushes:
-            w.send(w.server, message, tag="push")
+            shards.send(accrued)
         if pushes:
             accrued = None
     if accrued is not None:
-        await w.send(w.server, Push(accrued, fresh.version), tag="push")
+        shards.send(accrued)
 
 
-async def downpour_server(w: Worker, x: Replica) -> None:
-    """Apply every gradient as it comes; answer with the parameters after it."""
+async def downpour_server(
+    w: Worker, x: Replica, *, n_push: int = 1, warm_start: float = 0.0, introduce: float = 0.0
+) -> None:
+    """Apply every gradient as it comes; answer with the parameters after it.
+
+    One worker trains alone for the share `warm_start` of the run's updates; the others come in one
+    after the other over the share `introduce` that follows.
+    """
+    waiting: dict[int, Message] = {}
+    updates = w.expected_steps * w.size / n_push
     while True:
-        message = await w.receive("push")
-        if message.payload.gradient is not None:
-            x.descend_(message.payload.gradient, read=message.payload.read)
-        if message.reply_to:
-            w.reply(message, Parameters(x.snapshot(), x.version))
+        message = await w.receive(INBOX)
+        push = message.payload
+        if isinstance(push, Push) and push.gradient is None:
+            waiting[message.source] = message
+        elif isinstance(push, Push):
+            if push.gradient is not None:
+                x.descend_(push.gradient, read=push.read)
+            answer(w, x, message)
+        order = sorted(w.clients)
+        for rank in sorted(waiting):
+            turn = order.index(rank) if rank in order else 0
+            begin = (warm_start + introduce * turn / w.size) * updates
+            if turn == 0 or x.version >= begin:
+                answer(w, x, waiting.pop(rank))
+
+
+async def softsync_server(
+    w: Worker,
+    x: Replica,
+    *,
+    n: int = 1,
+    divide: bool = True,
+    damping: Literal["none", "inverse", "exponential", "polynomial"] = "none",
+    strength: float = 1.0,
+    cap: int | None = None,
+) -> None:
+    """Gupta et al. 2016, n-softsync: an update after every c = p / n gradients, from anyone.
+
+    x <- x - (alpha / c) sum of the c gradients, alpha divided by n, about the mean staleness.
+    Staleness-aware (Zhang et al. 2016): each gradient is damped by its own staleness tau instead,
+    by 1 / max(tau, 1), e^(-strength tau) or (1 + tau)^(-strength), and dropped beyond the cap.
+    """
+    held: list[tuple[Push, Tensor]] = []
+    while True:
+        message = await w.receive(INBOX)
+        push = message.payload
+        if isinstance(push, Push) and push.gradient is not None:
+            staleness = x.version - push.read
+            if cap is not None and staleness > cap:
+                w.observe("dropped")
+            else:
+                held.append((push, push.gradient * damp(staleness, damping, strength)))
+                w.observe("queue", len(held))
+        c = max(1, len(w.clients) // n)
+        if len(held) >= c:
+            mean = mean_in_order([gradient for _, gradient in held])
+            x.descend_(mean / n if divide else mean, read=[push.read for push, _ in held])
+            held = []
+        if isinstance(push, Push):
+            answer(w, x, message)
+
+
+def damp(staleness: int, damping: str, strength: float) -> float:
+    """The factor of a gradient that missed so many updates; 1 for a fresh one."""
+    match damping:
+        case "inverse":
+            return 1.0 / max(staleness, 1)
+        case "exponential":
+            return exp(-strength * staleness)
+        case "polynomial":
+            return (1.0 + staleness) ** -strength
+        case _:
+            return 1.0
+
+
+async def dc_asgd_server(
+    w: Worker,
+    x: Replica,
+    *,
+    compensation: float = 0.04,
+    adaptive: bool = False,
+    mean_square: float = 0.95,
+) -> None:
+    """Zheng et al. 2017, DC-ASGD: w <- w - eta (g + lambda g g (w - w_bak)).
+
+    w_bak is what the worker was given when it computed g; `adaptive` divides lambda by the root
+    of a running mean of g squared (their DC-ASGD-a).
+    """
+    given: dict[int, Tensor] = {}
+    squares = torch.zeros_like(x.snapshot())
+    while True:
+        message = await w.receive(INBOX)
+        push = message.payload
+        if isinstance(push, Left):
+            given.pop(message.source, None)
+            continue
+        if push.gradient is not None:
+            squares.mul_(mean_square).addcmul_(push.gradient, push.gradient, value=1 - mean_square)
+            scale = compensation / (squares + 1e-7).sqrt() if adaptive else compensation
+            drift = x.snapshot() - given[message.source]
+            x.descend_(delay_compensated(push.gradient, drift, scale), read=push.read)
+        given[message.source] = x.snapshot()
+        answer(w, x, message)
+
+
+async def ssp(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) -> None:
+    """Ho et al. 2013, SSP: read from a cache that is at most `bound` clocks old; read my writes.
+
+    Promises: the clock being computed is never more than `bound` ahead of the slowest one.
+    """
+    shards = Shards(w)
+    x.assign_(await shards.pull())
+    for t in w.steps():
+        if t > shards.clock + bound:
+            x.assign_(await shards.pull(clock=t))  # waits while the slowest is too far behind
+        grad = await w.gradient(x)
+        shards.send(grad, clock=t)
+        x.add_(grad, -x.learning_rate / (len(w.live) if divide else 1))
+
+
+async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) -> None:
+    """Grant a read for clock t when the slowest worker has completed clock t - bound.
+
+    Bounded delay (Li et al. 2014) is the same rule with a fresh read at every step. Updates add
+    up, or with `divide` count 1/p each. With bound 0 nobody can read before a clock's end, so
+    they are committed there, in order of rank, as the synchronous server does.
+    """
+    completed: dict[int, int] = {}
+    held: list[tuple[int, Message]] = []
+    fresh: list[Message] = []
+    while True:
+        message = await w.receive(INBOX)
+        push = message.payload
+        if isinstance(push, Push):
+            clock = push.clock
+            if push.gradient is not None:
+                clock = completed[message.source] = push.clock + 1
+                fresh.append(message)
+            if message.reply_to:
+                held.append((clock, message))
+        slowest = min((completed.get(rank, 0) for rank in w.clients), default=0)
+        scale = 1 / max(1, len(w.clients)) if divide else 1.0
+        if bound == 0 and fresh and slowest > min(m.payload.clock for m in fresh):
+            pushes = [m.payload for m in sorted(fresh, key=lambda m: m.source)]
+            mean = mean_in_order([push.gradient for push in pushes])
+            whole = mean if divide else mean * len(pushes)
+            x.descend_(whole, read=[push.read for push in pushes])
+            fresh = []
+        elif bound > 0:
+            for update in fresh:
+                x.descend_(update.payload.gradient * scale, read=update.payload.read)
+            fresh = []
+        ready = [(clock, m) for clock, m in held if clock - slowest <= bound or not w.clients]
+        held = [entry for entry in held if entry not in ready]
+        w.observe("queue", len(held))
+        for clock, granted in ready:
+            w.observe("clock_gap", clock - slowest)
+            answer(w, x, granted, slowest)
+
+
+async def hogwild(w: Worker, x: Replica, *, pieces: int = 8) -> None:
+    """Recht et al. 2011, HOGWILD!: shared parameters without locks.
+
+    Component-wise adds are atomic, so no update is lost; but an update lands in `pieces`, and who
+    reads meanwhile sees some of them.
+    """
+    shards = Shards(w)
+    for _ in w.steps():
+        x.assign_(torch.cat(await shards.read()))
+        grad = await w.gradient(x)
+        await shards.accumulate(grad * -x.learning_rate, pieces=pieces)

@@ -42,6 +42,15 @@ class Tally:
 
 
 @dataclass
+class Observed:
+    """A stream of numbers that a method told."""
+
+    count: int = 0
+    total: float = 0.0
+    most: float = 0.0
+
+
+@dataclass
 class Accounts:
     """The books of a whole run."""
 
@@ -50,8 +59,16 @@ class Accounts:
     """Updates that a gradient missed between its read and its application."""
     age: Tally = field(default_factory=Tally)
     """Steps that a peer had made since the model that it gave in an exchange."""
+    observed: dict[str, Observed] = field(default_factory=dict[str, "Observed"])
+    """What methods told: dropped gradients, gaps of clocks, lengths of queues."""
     losses: list[Tensor] = field(default_factory=list[Tensor])
     """Training losses since the last evaluation, left on their device."""
+
+    def observe(self, what: str, value: float) -> None:
+        seen = self.observed.setdefault(what, Observed())
+        seen.count += 1
+        seen.total += value
+        seen.most = max(seen.most, value)
 
     @property
     def steps(self) -> int:

@@ -40,8 +40,9 @@ class Evaluator:
 
     def output_parameters(self, world: World) -> Tensor:
         """The output model as a flat vector; an ensemble has none, so its mean stands in."""
-        if self._output in ("centre", "server"):
-            return world.replicas[world.size].snapshot()
+        if self._output in ("centre", "server", "moving average"):
+            servers = world.replicas[world.size :]
+            return torch.cat([s.snapshot() if s.output is None else s.output for s in servers])
         values = self.worker_values(world)
         alive = [world.replicas[rank].weight for rank in self._alive(world)]
         # Push-sum's mean is sum of numerators over sum of weights; every other weight is 1.

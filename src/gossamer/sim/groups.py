@@ -104,7 +104,9 @@ class GroupLeader:
         return self._live[1]
 
     def _address(self, number: int) -> int:
-        return self._leaders[number] if number < self.size else self._inner.server
+        if number < self.size:
+            return self._leaders[number]
+        return self._inner.servers[number - self.size]
 
     @property
     def live(self) -> frozenset[int]:
@@ -118,8 +120,19 @@ class GroupLeader:
         return sorted(self.live - {self.rank})
 
     @property
-    def server(self) -> int:
-        return self.size
+    def servers(self) -> Sequence[int]:
+        return range(self.size, self.size + len(self._inner.servers))
+
+    @property
+    def slices(self) -> Sequence[slice]:
+        return self._inner.slices
+
+    @property
+    def clients(self) -> frozenset[int]:
+        return self._among(self._inner.clients)
+
+    def observe(self, what: str, value: float = 1.0) -> None:
+        self._inner.observe(what, value)
 
     @property
     def expected_steps(self) -> int:
@@ -162,7 +175,8 @@ class GroupLeader:
         return mapped(self._inner.receive(tag, source=origin), self._from_group)
 
     def _from_group(self, message: Message) -> Message:
-        number = self._number.get(message.source, self.size)
+        beyond = message.source - self._inner.size
+        number = self._number.get(message.source, self.size + beyond)
         return Message(number, message.payload, message.reply_to)
 
     def collect(self, tag: Tag) -> list[Message]:
@@ -193,8 +207,8 @@ class GroupLeader:
     def read(self, peer: int) -> Pending[Tensor]:
         return self._inner.read(self._address(peer))
 
-    def accumulate(self, peer: int, delta: Tensor) -> Pending[None]:
-        return self._inner.accumulate(self._address(peer), delta)
+    def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
+        return self._inner.accumulate(self._address(peer), delta, start=start)
 
     def sleep(self, seconds: float) -> Pending[None]:
         return self._inner.sleep(seconds)

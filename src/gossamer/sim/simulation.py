@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable
@@ -11,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.methods import Method
-from gossamer.optimisers import make_optimiser
+from gossamer.methods import Method, for_role
+from gossamer.momentum import explicit_momentum
+from gossamer.optimisers import Optimiser, Sgd, make_optimiser
+from gossamer.replica import cut
 from gossamer.schedules import make_schedule
 from gossamer.settings import Settings
+from gossamer.sim.accounts import Observed
 from gossamer.sim.buckets import make_buckets
 from gossamer.sim.budget import Budget
 from gossamer.sim.engine import Engine, make_engine
@@ -101,11 +105,12 @@ class Simulation:
         assert settings.optimiser
         optimiser = make_optimiser(settings.optimiser)
         workers = ReplicaStore(cluster.workers, model.initial, optimiser, clip=settings.clip)
-        servers = None
-        if self._method.has_server:
-            chosen = settings.method.server_optimiser or self._method.server_optimiser
-            own = make_optimiser(chosen) if chosen else optimiser
-            servers = ReplicaStore(1, model.initial, own, clip=settings.clip)
+        slices = self._slices()
+        server_optimiser = self._server_optimiser(optimiser)
+        servers = tuple(
+            ReplicaStore(1, model.initial[part], server_optimiser, clip=settings.clip)
+            for part in slices
+        )
         synchronous = self._method.is_synchronous(options)
         buffers = model.initial_buffers.repeat(cluster.workers, 1)
         schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=cluster.workers)
@@ -134,9 +139,36 @@ class Simulation:
             desk=GradientDesk(self.engine, workers, buffers),
             workers=workers,
             servers=servers,
+            slices=slices,
+            server_machines=self._server_machines(len(servers)),
             buckets=make_buckets(model.module, sample, byte_scale),
             byte_scale=byte_scale,
         )
+
+    def _slices(self) -> tuple[slice, ...]:
+        """Which server holds what."""
+        if not self._method.has_server:
+            return ()
+        return cut(self.model.layout.sizes, self.settings.method.servers)
+
+    def _server_optimiser(self, workers: Optimiser) -> Optimiser:
+        spec = self.settings.method
+        chosen = spec.server_optimiser or self._method.server_optimiser
+        optimiser = make_optimiser(chosen) if chosen else workers
+        if spec.lower_momentum and isinstance(optimiser, Sgd):
+            lowered = explicit_momentum(optimiser.momentum, self.settings.cluster.workers)
+            # Nesterov's form needs some momentum to look ahead with.
+            nesterov = optimiser.nesterov and lowered > 0
+            optimiser = dataclasses.replace(optimiser, momentum=lowered, nesterov=nesterov)
+        return optimiser
+
+    def _server_machines(self, servers: int) -> tuple[int, ...]:
+        """A machine for each server: one of its own, or those of the workers in turn."""
+        cluster = self.settings.cluster
+        machines = cluster.machine_of(cluster.workers - 1) + 1
+        if self.settings.method.placement == "workers":
+            return tuple(server % machines for server in range(servers))
+        return tuple(machines + server for server in range(servers))
 
     def _spawn(self, options: dict[str, Any]) -> None:
         world, method = self.world, self._method
@@ -147,15 +179,17 @@ class Simulation:
             lifetime = self._lifetime(SimulatedWorker(world, rank), options, groups)
             world.kernel.spawn(lifetime, rank, is_main=True)
         if method.server is not None:
-            server = SimulatedWorker(world, world.size)
-            role = method.server(server, world.replicas[world.size])
-            world.kernel.spawn(role, world.size, is_main=False)
+            for end in range(world.size, world.ends):
+                own = for_role(method.server, options)
+                role = method.server(SimulatedWorker(world, end), world.replicas[end], **own)
+                world.kernel.spawn(role, end, is_main=False)
 
     async def _lifetime(
         self, worker: SimulatedWorker, options: dict[str, Any], groups: Groups
     ) -> None:
         replica = self.world.replicas[worker.rank]
-        await grouped_roles(worker, replica, self._method.worker, options, groups)
+        own = for_role(self._method.worker, options)
+        await grouped_roles(worker, replica, self._method.worker, own, groups)
         self.world.end_worker(worker.rank)
 
     def run(self) -> Result:
@@ -231,6 +265,9 @@ class Simulation:
             }
         return row
 
+    def _observed(self, what: str) -> Observed:
+        return self.world.accounts.observed.get(what, Observed())
+
     def _totals(self) -> Row:
         world, accounts = self.world, self.world.accounts
         steps = max(1, accounts.steps)
@@ -243,6 +280,9 @@ class Simulation:
             "wall_seconds": time.perf_counter() - self._began,
             "events": world.kernel.events,
             "max_staleness": accounts.staleness.most,
+            "max_clock_gap": self._observed("clock_gap").most,
+            "dropped_gradients": self._observed("dropped").count,
+            "max_queue": self._observed("queue").most,
             "bytes_per_step": sum(world.post.bytes_put) / steps,
             "waiting_fraction": accounts.waiting_fraction(world.ended_ns),
             "waiting_by_cause": causes,

@@ -112,7 +112,7 @@ def stack_rows(rows: Sequence[Tensor]) -> Tensor:
     first = rows[0]
     base = first._base  # pyright: ignore[reportPrivateUsage]
     width = first.numel()
-    if base is not None and base.dim() == 2 and base.is_contiguous():
+    if base is not None and base.shape[1:] == (width,) and base.is_contiguous():
         start = int(first.storage_offset() - base.storage_offset())
         if start % width == 0 and all(
             row._base is base  # pyright: ignore[reportPrivateUsage]
@@ -126,18 +126,19 @@ def stack_rows(rows: Sequence[Tensor]) -> Tensor:
 class SimulatedReplica:
     """A row of the store, as a method sees it (the `Replica` protocol)."""
 
-    __slots__ = ("_learning_rate", "_on_descend", "row", "store", "weight")
+    __slots__ = ("_learning_rate", "_on_descend", "output", "row", "store", "weight")
 
     def __init__(
         self,
         store: ReplicaStore,
         row: int,
         learning_rate: Callable[[], float],
-        on_descend: Callable[[SimulatedReplica, int | None], None],
+        on_descend: Callable[[SimulatedReplica, Sequence[int]], None],
     ) -> None:
         self.store = store
         self.row = row
         self.weight = 1.0
+        self.output: Tensor | None = None
         self._learning_rate = learning_rate
         self._on_descend = on_descend
 
@@ -161,8 +162,8 @@ class SimulatedReplica:
     def assign_(self, value: Tensor) -> None:
         self.store.writable(self.row).copy_(value)
 
-    def descend_(self, gradient: Tensor, *, read: int | None = None) -> None:
-        self._on_descend(self, read)
+    def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
+        self._on_descend(self, (read,) if isinstance(read, int) else read)
         self.store.descend(self.row, gradient, self._learning_rate())
 
     def optimiser_state(self) -> Tensor:

@@ -85,8 +85,19 @@ class SimulatedWorker:
         return self._world.live_at(step)
 
     @property
-    def server(self) -> int:
-        return self.size
+    def servers(self) -> Sequence[int]:
+        return range(self.size, self._world.ends)
+
+    @property
+    def slices(self) -> Sequence[slice]:
+        return self._world.parts.slices
+
+    @property
+    def clients(self) -> frozenset[int]:
+        return self._world.clients
+
+    def observe(self, what: str, value: float = 1.0) -> None:
+        self._world.accounts.observe(what, value)
 
     @property
     def expected_steps(self) -> int:
@@ -238,13 +249,14 @@ class SimulatedWorker:
         world.post.carry(self.rank, peer, 32, asked)
         return answer
 
-    def accumulate(self, peer: int, delta: Tensor) -> Pending[None]:
+    def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
         world = self._world
         done: Pending[None] = Pending("accumulate", peer)
         world.watch(done, self.rank)
 
         def arrived() -> None:
-            world.replicas[peer].add_(delta)
+            replica = world.replicas[peer]
+            replica.store.writable(replica.row)[start : start + delta.numel()].add_(delta)
             done.resolve(None)
 
         world.post.carry(self.rank, peer, world.wire_size(delta), arrived)
@@ -260,7 +272,9 @@ class SimulatedWorker:
     def within(self, seconds: float, pending: Pending[T]) -> Pending[T]:
         bounded: Pending[T] = Pending(pending.label, pending.peer)
         what = f"{pending.label} did not end within {seconds:g} s"
-        timer = self._world.kernel.at(round(seconds * SECOND), self._too_late, bounded, what)
+        timer = self._world.kernel.at(
+            round(seconds * SECOND), self._too_late, bounded, pending, what
+        )
 
         def ended() -> None:
             timer.cancel()
@@ -273,8 +287,10 @@ class SimulatedWorker:
         return bounded
 
     @staticmethod
-    def _too_late(bounded: Pending[Any], what: str) -> None:
+    def _too_late(bounded: Pending[Any], pending: Pending[Any], what: str) -> None:
         bounded.fail(Late(what))
+        # A receive that stayed posted would take the next message and lose it.
+        pending.cancel()
 
     def start(self, task: Coroutine[Any, Any, T]) -> Pending[T]:
         return self._world.kernel.spawn(task, self.rank, is_main=False).finished

@@ -26,6 +26,7 @@ from gossamer.sim.rendezvous import Rendezvous
 from gossamer.sim.store import ReplicaStore, SimulatedReplica
 from gossamer.tasks.split import Sampler
 from gossamer.trace import Timeline
+from gossamer.worker import INBOX, Left, Message
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ class Parts:
     sampler: Sampler
     desk: GradientDesk
     workers: ReplicaStore
-    servers: ReplicaStore | None
+    servers: tuple[ReplicaStore, ...]
+    """One store of one row each: a server's range of the parameters."""
+    slices: tuple[slice, ...]
+    server_machines: tuple[int, ...]
     buckets: tuple[Bucket, ...]
     byte_scale: float = 1.0
     """Bytes charged per byte of tensor, for questions about larger models than the one at hand."""
@@ -70,11 +74,9 @@ class World:
         self.kernel = Kernel(parts.seed)
         self.kernel.on_park, self.kernel.on_resume = None, self._resumed
         self.kernel.resume_at = self._paused_until
-        servers = 0 if parts.servers is None else parts.servers.parameters.shape[0]
-        machines = cluster.machine_of(self.size - 1) + 1
         cards = [cluster.machine_of(rank) for rank in range(self.size)]
-        cards += [machines + server for server in range(servers)]
-        self.ends = self.size + servers
+        cards += parts.server_machines
+        self.ends = self.size + len(parts.servers)
         self.post = Post(self.kernel, cluster, cards, self.stream("network"))
         self.mailboxes = [Mailbox() for _ in range(self.ends)]
         self.rendezvous = Rendezvous(self)
@@ -91,8 +93,7 @@ class World:
         self.speakers: Sequence[int] = range(self.size)
         """Whose replicas count; with groups, their first members'."""
         self.replicas = [self._replica(parts.workers, rank) for rank in range(self.size)]
-        if parts.servers is not None:
-            self.replicas += [self._replica(parts.servers, row) for row in range(servers)]
+        self.replicas += [self._replica(store, 0) for store in parts.servers]
         self.on_progress: Callable[[], None] = lambda: None
         """Called after each gradient that was delivered."""
         self.finished_ns: int | None = None
@@ -118,9 +119,9 @@ class World:
             store, row, lambda: self.parts.rates.at(self.budget.epochs), self._descended
         )
 
-    def _descended(self, replica: SimulatedReplica, read: int | None) -> None:
-        if read is not None:
-            self.accounts.staleness.add(replica.version - read)
+    def _descended(self, replica: SimulatedReplica, read: Sequence[int]) -> None:
+        for version in read:
+            self.accounts.staleness.add(replica.version - version)
 
     # ------------------------------------------------------------------ membership
 
@@ -163,6 +164,7 @@ class World:
         self.ended_ns[rank] = self.kernel.now
         self.budget.give_back(self.accounts.workers[rank].steps)
         self.rendezvous.reconsider()
+        self._tell_servers(rank)
 
     def progressed(self) -> None:
         """After each gradient; the one that completes the samples ends an asynchronous run."""
@@ -271,6 +273,16 @@ class World:
         for pending in list(self._watching.pop(rank, {})):
             pending.fail(PeerLost(rank))
         self.rendezvous.reconsider()
+        self._tell_servers(rank)
+
+    def _tell_servers(self, rank: int) -> None:
+        for server in range(self.size, self.ends):
+            self.mailboxes[server].deliver(INBOX, Message(rank, Left()))
+
+    @property
+    def clients(self) -> frozenset[int]:
+        """Whom a server may still hear from."""
+        return frozenset(self.speakers) - self.lost - self.ended
 
     def _pause(self, rank: int, duration_ns: int) -> None:
         now = self.kernel.now

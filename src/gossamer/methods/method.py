@@ -1,0 +1,77 @@
+"""What a method is: its roles, its paper and its promises."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Role = Callable[..., Coroutine[Any, Any, None]]
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What a method promises, in the form in which a test can check it."""
+
+    keeps_mean: bool
+    """Averaging changes no sum: the mean of workers (with the centre, where there is one) moves by
+    gradients only."""
+    waits_for: str
+    """everyone, neighbours, partner, server, nobody, ...: whose slowness can hold a worker up."""
+    staleness: str
+    """The bound on a gradient's staleness, in updates."""
+    survives_death: bool
+    traffic: str
+    """Models that a worker puts on the network per step, as a formula."""
+    models_per_step: Callable[[int, Options], float]
+    """The same for p workers, as a number."""
+    is_traffic_a_bound: bool = False
+    """The number is the most that travels, not what always does."""
+    is_plain_alone: bool = True
+    """With one worker, bit for bit plain PyTorch training."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row."""
+
+    name: str
+    family: str
+    paper: str
+    output: str
+    """Which model the user gets: mean, centre, server or ensemble."""
+    worker: Role
+    promises: Promises
+    server: Role | None = None
+    has_server: bool = False
+    server_optimiser: str = ""
+    """What a server descends with unless the user says otherwise; empty: as the workers do."""
+    is_synchronous: Callable[[Options], bool] = lambda options: True
+    suits: Callable[[int, int], dict[str, Any]] = lambda workers, steps: {}
+    """Defaults that suit the run at hand, from the number of workers and of steps."""
+    paper_values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The paper's own values, chosen by the flag `paper`."""
+
+    about: str = ""
+    """One line for those whose worker is a text shared by several methods."""
+
+    @property
+    def summary(self) -> str:
+        return self.about or (inspect.getdoc(self.worker) or "").splitlines()[0]
+
+    def defaults(self) -> dict[str, Any]:
+        """The options of all roles."""
+        return options_of(self.worker) | (options_of(self.server) if self.server else {})
+
+
+def options_of(role: Role) -> dict[str, Any]:
+    """The keyword-only parameters of a coroutine, with their defaults."""
+    parameters = inspect.signature(role).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def for_role(role: Role, options: Options) -> dict[str, Any]:
+    """Those of a method's options that this role takes."""
+    return {name: options[name] for name in options_of(role)}

@@ -1,0 +1,83 @@
+"""The servers of a method, seen from a worker: one range of the parameters per server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gossamer.payload import payload
+from gossamer.pending import Pending, gather
+from gossamer.worker import INBOX, Worker
+
+
+@payload
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A gradient (or none: a plain pull), the version it was computed from, the sender's clock."""
+
+    gradient: Tensor | None
+    read: int
+    clock: int = 0
+
+
+@payload
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """A server's answer: its range of the parameters, their version, the slowest clock."""
+
+    value: Tensor
+    version: int
+    clock: int = 0
+
+
+class Shards:
+    """All servers at once. With one server the ranges are the whole vector."""
+
+    def __init__(self, w: Worker) -> None:
+        self._w = w
+        self._versions = [0] * len(w.servers)
+        self.clock = 0
+        """The slowest clock that the last answer vouches for."""
+
+    async def pull(self, *, clock: int = 0) -> Tensor:
+        """The parameters, when every server grants them."""
+        return await self.push(None, clock=clock)
+
+    async def push(self, gradient: Tensor | None, *, clock: int = 0) -> Tensor:
+        """Send a gradient; the answer is the parameters: the pull rides on the push."""
+        w = self._w
+        pushes = self._cut(gradient, clock)
+        asked = [w.request(s, push, tag=INBOX) for s, push in zip(w.servers, pushes, strict=True)]
+        answers: list[Parameters] = await gather(asked)
+        self._versions = [answer.version for answer in answers]
+        self.clock = min(answer.clock for answer in answers)
+        return torch.cat([answer.value for answer in answers])
+
+    def send(self, gradient: Tensor, *, clock: int = 0) -> None:
+        """Send a gradient and expect no answer."""
+        for server, push in zip(self._w.servers, self._cut(gradient, clock), strict=True):
+            self._w.send(server, push, tag=INBOX)
+
+    def read(self) -> Pending[list[Tensor]]:
+        """One-sided: the servers' memory, range by range."""
+        return gather([self._w.read(server) for server in self._w.servers])
+
+    def accumulate(self, delta: Tensor, *, pieces: int = 1) -> Pending[list[None]]:
+        """One-sided: add a delta; in several pieces others may read between them."""
+        w = self._w
+        adds: list[Pending[None]] = []
+        for server, part in zip(w.servers, w.slices, strict=True):
+            start = 0
+            for piece in delta[part].chunk(pieces):
+                adds.append(w.accumulate(server, piece, start=start))
+                start += piece.numel()
+        return gather(adds)
+
+    def _cut(self, gradient: Tensor | None, clock: int) -> Sequence[Push]:
+        parts = [None if gradient is None else gradient[part] for part in self._w.slices]
+        return [
+            Push(part, version, clock) for part, version in zip(parts, self._versions, strict=True)
+        ]

@@ -1,0 +1,165 @@
+"""A method with its options as a short string: `name:key=value,...`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.methods.method import Method, Options, options_of
+from gossamer.methods.registry import METHODS
+from gossamer.optimisers import make_optimiser
+from gossamer.options import bind, convert, parse_spec, print_spec
+from gossamer.topology import make_topology
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method with its options, as a user chose them; prints and parses back as a short string."""
+
+    method: Method
+    options: Mapping[str, Any]
+    """What was given; the rest is the method's defaults or suits the run."""
+    is_paper: bool = False
+    groups: int | str = 0
+    server_optimiser: str = ""
+    servers: int = 1
+    """Over how many servers the parameters are cut."""
+    placement: str = "own"
+    """Whether servers have machines of their own or sit on the workers'."""
+    lower_momentum: bool = False
+    """Lower the server's explicit momentum by what asynchrony itself adds."""
+
+    @property
+    def name(self) -> str:
+        return self.method.name
+
+    def __str__(self) -> str:
+        shown: dict[str, Any] = {"paper": True} if self.is_paper else {}
+        shown.update(self.options)
+        if self.groups:
+            shown["groups"] = self.groups
+        if self.server_optimiser:
+            shown["server_optimiser"] = self.server_optimiser
+        if self.servers != 1:
+            shown["servers"] = self.servers
+        if self.placement != "own":
+            shown["placement"] = self.placement
+        if self.lower_momentum:
+            shown["lower_momentum"] = True
+        return print_spec(self.name, shown)
+
+    def resolve(self, workers: int, steps: int) -> dict[str, Any]:
+        """All options for a run of that many workers and steps each."""
+        values = self.method.defaults() | self.method.suits(workers, steps)
+        if self.is_paper:
+            values |= self.method.paper_values
+        values |= self.options
+        if values.get("least", 0.0) > values.get("most", inf):
+            raise ConfigurationError(
+                f"{self.name}: least must not be above most, got least={values['least']:g} and "
+                f"most={values['most']:g}"
+            )
+        if values.get("backups", 0) >= workers:
+            raise ConfigurationError(
+                f"{self.name}: backups must be fewer than the workers, got {values['backups']} of "
+                f"{workers}"
+            )
+        if values.get("n", 1) > workers:
+            raise ConfigurationError(
+                f"{self.name}: n must not exceed the {workers} workers, got {values['n']}"
+            )
+        if "topology" in values:
+            make_topology(values["topology"], workers)
+        return values
+
+
+def parse_method(text: str | MethodSpec) -> MethodSpec:
+    """`name` or `name:key=value,...`; `name:paper` takes the paper's own values."""
+    if isinstance(text, MethodSpec):
+        return text
+    name, given = parse_spec(text, "method")
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    method = METHODS[name]
+    is_paper = given.pop("paper", "false") == "true"
+    groups = _groups(given.pop("groups", "0"), name)
+    server_side = {key: given.pop(key) for key in _SERVER_SIDE if key in given}
+    if server_side and not method.has_server:
+        key = next(iter(server_side))
+        raise ConfigurationError(f"{name} has no server, so {key} cannot be set")
+    options = _bind(method, given)
+    _check(name, options)
+    return MethodSpec(method, options, is_paper, groups, **_server_side(name, server_side))
+
+
+def _bind(method: Method, given: dict[str, str]) -> dict[str, Any]:
+    """Options of any role; a name that no role knows is refused with the nearest that one does."""
+    known = method.defaults()
+    for key in given:
+        if key not in known and known:
+            raise unknown_name(f"{method.name} option", key, known)
+    values: dict[str, Any] = {}
+    for role in (method.worker, method.server):
+        if role is not None:
+            own = {key: text for key, text in given.items() if key in options_of(role)}
+            values |= bind("method", method.name, role, own if known else given)
+    return values
+
+
+_SERVER_SIDE = ("server_optimiser", "servers", "placement", "lower_momentum")
+
+
+def _server_side(name: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """The options that every method with a server has."""
+    values: dict[str, Any] = {}
+    if "server_optimiser" in given:
+        values["server_optimiser"] = str(make_optimiser(given["server_optimiser"]))
+    if "servers" in given:
+        values["servers"] = servers = convert(given["servers"], int, f"{name}: servers")
+        if not isinstance(servers, int) or servers < 1:
+            raise ConfigurationError(f"{name}: servers must be at least 1, got {servers}")
+    if "placement" in given:
+        if given["placement"] not in ("own", "workers"):
+            raise unknown_name(f"{name} placement", given["placement"], ("own", "workers"))
+        values["placement"] = given["placement"]
+    if "lower_momentum" in given:
+        values["lower_momentum"] = convert(given["lower_momentum"], bool, f"{name}: lower_momentum")
+    return values
+
+
+def _groups(text: str, name: str) -> int | str:
+    if text == "host":
+        return text
+    if not text.isdigit():
+        raise ConfigurationError(
+            f"{name}: groups must be a number of groups or 'host', got {text!r}"
+        )
+    return int(text)
+
+
+_CHOICES = {"state": ("local", "averaged", "reset"), "adapt": ("before", "after")}
+_AT_LEAST_ONE = ("period", "n_push", "n_fetch", "n", "pieces")
+_NOT_NEGATIVE = (
+    "least", "most", "bound", "backups", "cap", "compensation", "strength", "outer_rate", "zeta",
+)  # fmt: skip
+_SHARES = (
+    "switch", "beta", "delta", "block_momentum", "outer_momentum", "alpha", "warm_start",
+    "introduce", "decay", "mean_square",
+)  # fmt: skip
+
+
+def _check(name: str, options: Options) -> None:
+    for key, value in options.items():
+        if key in _CHOICES and value not in _CHOICES[key]:
+            raise unknown_name(f"{name} {key}", str(value), _CHOICES[key])
+        if key in _AT_LEAST_ONE and value < 1:
+            raise ConfigurationError(f"{name}: {key} must be at least 1, got {value}")
+        if key in ("stale", "overlap") and isinstance(value, int) and value < 0:
+            raise ConfigurationError(f"{name}: {key} must not be negative, got {value}")
+        if key in _NOT_NEGATIVE and value is not None and not value >= 0:
+            raise ConfigurationError(f"{name}: {key} must not be negative, got {value:g}")
+        if key in _SHARES and value is not None and not 0 <= value <= 1:
+            raise ConfigurationError(f"{name}: {key} must lie between 0 and 1, got {value:g}")
