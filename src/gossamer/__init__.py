@@ -15,6 +15,7 @@ from gossamer.sim.cluster import Cluster, load_cluster
 from gossamer.sim.simulation import Result
 from gossamer.tasks import TASKS, Data, Task, make_task
 from gossamer.topology import make_topology
+from gossamer.yellowfin import YellowFin
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "RunFailed",
     "Stalled",
     "Task",
+    "YellowFin",
     "load_cluster",
     "make_task",
     "make_topology",

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.options import bind, check_range, parse_spec, print_dataclass
+from gossamer.yellowfin import Chunk, Tuner, descend_rows_, state_names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -279,8 +280,42 @@ class RMSprop(Optimiser):
             _move_by_ratio_(parameters, gradients, denominators, learning_rate)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class YellowFinRows(Optimiser, Tuner):
+    """YellowFin (Zhang and Mitliagkas, 2019), each row tuned on its own."""
+
+    name = "yellowfin"
+    description = "tunes momentum and rate by itself; the learning rate is a factor, 1 as a rule"
+
+    def __post_init__(self) -> None:
+        Optimiser.__post_init__(self)
+        Tuner.__post_init__(self)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return (*state_names(self), "tuner")
+
+    def _update_(
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        state: Mapping[str, Tensor],
+        steps: Sequence[int],
+        learning_rate: float | Tensor,
+    ) -> None:
+        scalars = state["tuner"]
+        if scalars.shape[1] < self.columns:
+            raise ConfigurationError(
+                f"yellowfin: a window of {self.window} needs a model of at least {self.columns} "
+                f"parameters, got {scalars.shape[1]}; use a smaller window or a larger model"
+            )
+        displacement, mean_gradient, *past = (state[name] for name in state_names(self))
+        whole = Chunk(parameters, gradients, displacement, mean_gradient, learning_rate, past)
+        descend_rows_(self, [whole], scalars)
+
+
 _CLASSES: dict[str, type[Optimiser]] = {
-    optimiser.name: optimiser for optimiser in (Sgd, Adam, AdamW, Adagrad, RMSprop)
+    optimiser.name: optimiser for optimiser in (Sgd, Adam, AdamW, Adagrad, RMSprop, YellowFinRows)
 }
 
 OPTIMISERS: dict[str, str] = {name: made.description for name, made in _CLASSES.items()}

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast, overload
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from gossamer.errors import ConfigurationError
 from gossamer.options import check_range
@@ -52,7 +53,9 @@ def root_momentum(distance: Tensor, variance: Tensor, curvature: Tensor) -> Tens
     """
     ratio = (distance * curvature).square() / (2.0 * variance).clamp(min=1e-30)
     ratio = ratio.clamp(1e-9, 1e9)
-    return 1.0 - 2.0 * (ratio / 3.0).sqrt() * torch.sinh(torch.asinh(1.5 * (3.0 / ratio).sqrt()) / 3)
+    return 1.0 - 2.0 * (ratio / 3.0).sqrt() * torch.sinh(
+        torch.asinh(1.5 * (3.0 / ratio).sqrt()) / 3
+    )
 
 
 class Tuned(NamedTuple):
@@ -116,7 +119,7 @@ class Tuner:
         target, rate = self.tuned(scalars)
         if not self.closed_loop:
             scalars[:, _MOMENTUM] = target
-        elif self.momentum:
+        else:
             scalars[:, _MOMENTUM] += (count == 1) * self.momentum
         momentum = scalars[:, _MOMENTUM].clone()
         clip = (most / squared.clamp(min=_FLOOR)).sqrt().clamp(max=1.0)
@@ -189,12 +192,11 @@ def descend_rows_(tuner: Tuner, chunks: Sequence[Chunk], scalars: Tensor) -> Non
             totals.append(_total_momenta(chunk, pull))
     if totals:
         rows = torch.cat(totals, dim=1)
-        # Row by row, because the median along a dimension is not deterministic on a GPU.
-        tuner.steer_(scalars, tuned, torch.stack([torch.nanmedian(row) for row in rows]))
+        tuner.steer_(scalars, tuned, torch.stack([_median(row) for row in rows]))
 
 
 def _total_momenta(chunk: Chunk, pull: Tensor) -> Tensor:
-    """For each parameter the momentum that, with its pull, explains the step from where it was read.
+    """For each parameter the momentum that, with its pull, explains the step from that point.
 
     The newest gradient was read at the second oldest point kept, so without delay the step from
     there would have been mu times the step before, less the pull: solve that for mu.
@@ -203,6 +205,14 @@ def _total_momenta(chunk: Chunk, pull: Tensor) -> Tensor:
     previous = read - before
     total = (after - read + pull) / previous
     return torch.where(previous == 0, math.nan, total).flatten(1)
+
+
+def _median(values: Tensor) -> Tensor:
+    """Of what is not NaN. torch takes the lower of two middle values, which would be a bias here.
+
+    Of one row at a time, because a median along a dimension is not deterministic on a GPU.
+    """
+    return (torch.nanmedian(values) - torch.nanmedian(-values)) / 2
 
 
 def _squared_norms(tensors: Iterable[Tensor]) -> Tensor:
@@ -225,7 +235,7 @@ class YellowFin(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float = 1.0,
         momentum: float = 0.0,
         beta: float = 0.999,
@@ -261,7 +271,7 @@ class YellowFin(torch.optim.Optimizer):
 
     @property
     def tuned(self) -> tuple[float, float]:
-        """The explicit momentum and the rate, before the factor, after the steps so far."""
+        """The explicit momentum and the rate before the factor: NaN until the first step."""
         scalars = self._scalars()
         return float(scalars[0, _MOMENTUM]), float(self._tuner().tuned(scalars)[1])
 

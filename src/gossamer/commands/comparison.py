@@ -218,7 +218,7 @@ class Comparison:
     def _grid(self) -> Table:
         rates = sorted({rate for entry in self.entries.values() for rate in entry.results})
         table = Table(
-            title=f"Final {self.key} over the grid of learning rates (best in bold)",
+            title=f"Final {self.key} over the grid of learning rates (* is shown above)",
             title_justify="left",
             box=SIMPLE_HEAD,
             padding=(0, 2, 0, 0),
@@ -236,7 +236,7 @@ class Comparison:
                     continue
                 value = interval([final(h, self.key) for h in entry.histories(rate)]).mean
                 shown = show_share(value) if self.key == "accuracy" else f"{value:.4g}"
-                cells.append(f"[bold]{shown}[/bold]" if rate == best[label] else shown)
+                cells.append(f"[bold]{shown}*[/bold]" if rate == best[label] else f"{shown} ")
             table.add_row(label, *cells)
         return table
 

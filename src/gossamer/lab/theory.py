@@ -1,7 +1,7 @@
 """How large a step a delay allows: delayed gradient descent on a quadratic.
 
-On a quadratic of curvature h, heavy-ball descent with rate eta, momentum m and a delay of d steps is
-a linear recurrence: its solutions are powers of the roots z of
+On a quadratic of curvature h, heavy-ball descent with rate eta, momentum m and a delay of d steps
+is a linear recurrence: its solutions are powers of the roots z of
 
     z^(d-1) (z - 1) (z - m) + eta h = 0          (times z for d = 0)
 
@@ -35,7 +35,7 @@ def stability_edge(delay: int, momentum: float = 0.0) -> float:
 def numerical_edge(delay: int, momentum: float) -> float:
     """The edge from where the roots cross the unit circle, for any momentum.
 
-    At the edge a root is z = e^(i angle), and z^(d-1) (z - 1) (z - m) must be a negative number: its
+    At the edge a root is z = e^(i angle), where z^(d-1) (z - 1) (z - m) is a negative number: its
     phase is pi. The phase starts at pi/2 and grows with the angle, and so does the modulus, hence
     the first angle of phase pi is the edge, and halving finds it.
     """

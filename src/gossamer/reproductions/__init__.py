@@ -1,8 +1,11 @@
 """Published tables, and how we compute the same cells."""
 
 from gossamer.reproductions.ad_psgd import SLOW_WORKER, SPEED_UP
+from gossamer.reproductions.servers import BACKUP_WORKERS, SOFTSYNC_STALENESS
 from gossamer.reproductions.table import Cell, PublishedTable
 
-TABLES: dict[str, PublishedTable] = {table.name: table for table in (SLOW_WORKER, SPEED_UP)}
+TABLES: dict[str, PublishedTable] = {
+    table.name: table for table in (SLOW_WORKER, SPEED_UP, SOFTSYNC_STALENESS, BACKUP_WORKERS)
+}
 
 __all__ = ["TABLES", "Cell", "PublishedTable"]

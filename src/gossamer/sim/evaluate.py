@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import vmap  # pyright: ignore[reportUnknownVariableType]
 
 from gossamer.sim.model import FlatModel, drawing_from
 from gossamer.sim.world import World
@@ -17,12 +16,14 @@ BUFFER_POLICIES = {
     "local": "those of the first living worker",
 }
 _CHUNK = 1000
-_MOST_WORKERS = 16
+# Of the workers a sample is evaluated: they are there to see how far they lag behind the output.
+_MOST_WORKERS = 8
+_MOST_SAMPLES = 1000
 
 
 @dataclass
 class Scores:
-    """Loss and accuracy of the output model and of the workers on the test set."""
+    """Loss and accuracy of the output model, and of some workers, on the test set."""
 
     loss: float
     accuracy: float | None
@@ -70,15 +71,16 @@ class Evaluator:
         buffers = world.desk.buffers[self._alive(world)]
         output = self.output_parameters(world)
         some = torch.linspace(0, len(values) - 1, min(_MOST_WORKERS, len(values))).long()
+        test = self._model.task.test
         with torch.no_grad(), drawing_from(0, output.device):
-            own = self._logits(values[some], buffers[some])
+            own = self._logits(values[some], buffers[some], test.inputs[:_MOST_SAMPLES])
             if self._output == "ensemble":
-                mixed = own if len(some) == len(values) else self._logits(values, buffers)
+                mixed = self._logits(values, buffers, test.inputs)
                 prediction = mixed.softmax(-1).mean(0).log() if self._classifies else mixed.mean(0)
             else:
                 statistics = self._statistics(output, buffers)
-                prediction = self._logits(output.unsqueeze(0), statistics.unsqueeze(0))[0]
-            loss = self._model.task.loss(prediction, self._model.task.test.targets)
+                prediction = self._logits(output[None], statistics[None], test.inputs)[0]
+            loss = self._model.task.loss(prediction, test.targets)
         mean = values.mean(0)
         spread = (values - mean).pow(2).sum(1).mean().sqrt()
         distance = spread / mean.norm().clamp_min(1e-30)
@@ -98,28 +100,24 @@ class Evaluator:
         if prediction.isnan().any():
             # The largest of nothing is the first class: a diverged model would seem to know it.
             return float("nan")
-        return float(correct(prediction, self._model.task.test.targets).float().mean())
+        targets = self._model.task.test.targets[: len(prediction)]
+        return float(correct(prediction, targets).float().mean())
 
     def _mean_accuracy(self, predictions: Tensor) -> float | None:
         scores = [self._accuracy(prediction) for prediction in predictions]
         known = [score for score in scores if score is not None]
         return sum(known) / len(known) if known else None
 
-    def _logits(self, values: Tensor, buffers: Tensor) -> Tensor:
-        """Outputs on the test set of each model, [models, samples, ...]."""
+    def _logits(self, values: Tensor, buffers: Tensor, inputs: Tensor) -> Tensor:
+        """Outputs of each model, [models, samples, ...]."""
         self._model.module.eval()
-        parts = self._model.task.test.inputs.split(_CHUNK)
-        if len(values) == 1 or self._model.has_buffers:
-            models = zip(values, buffers, strict=True)
-            predict = self._model.predict
-            stacked = torch.stack(
-                [torch.cat([predict(value, own, part) for part in parts]) for value, own in models]
-            )
-        else:
-            together = vmap(self._model.predict, in_dims=(0, 0, None))
-            stacked = torch.cat([together(values, buffers, part) for part in parts], dim=1)
+        parts = inputs.split(_CHUNK)
+        outputs = [
+            torch.cat([self._model.predict(value, own, part) for part in parts])
+            for value, own in zip(values, buffers, strict=True)
+        ]
         self._model.module.train()
-        return stacked
+        return torch.stack(outputs)
 
     def _statistics(self, output: Tensor, buffers: Tensor) -> Tensor:
         """BatchNorm statistics for the output model, by the declared policy."""

@@ -62,10 +62,11 @@ class Post:
         self._connections: dict[tuple[int, int], Connection] = {}
         self._dead: set[int] = set()
         self._held: list[Connection] = []
-        self.drop_probability = 0.0
+        self.drops: list[float] = []
+        """The probabilities of the drops that are going on."""
         self.extra_delay_s = 0.0
-        self.sides: tuple[frozenset[int], ...] = ()
-        """The sides of a partition; nothing crosses from one to another."""
+        self.partitions: list[tuple[frozenset[int], ...]] = []
+        """The sides of each partition that is going on; nothing crosses from one to another."""
         self.bytes_put = [0] * len(cards)
         """Bytes each end has put on its card."""
 
@@ -80,8 +81,12 @@ class Post:
         self.network.set_capacity(card, egress=capacity, ingress=capacity)
 
     def are_separated(self, one: int, other: int) -> bool:
-        return any((one in side) != (other in side) and _names(self.sides, one, other)
-                   for side in self.sides)  # fmt: skip
+        """Whether some partition has them on different sides; who stands on none is not cut off."""
+        for sides in self.partitions:
+            mine = next((side for side in sides if one in side), None)
+            if mine is not None and other not in mine and any(other in side for side in sides):
+                return True
+        return False
 
     def carry(self, source: int, target: int, size_bytes: int, arrived: Callable[[], None]) -> None:
         """Call `arrived` when the last byte is there; never, if one of the ends dies before."""
@@ -105,9 +110,10 @@ class Post:
         seconds = wires.latency + self.extra_delay_s
         if cluster.rack_of(mine) != cluster.rack_of(theirs):
             seconds += wires.rack_latency
-        while self.drop_probability and self._rng.random() < self.drop_probability:
-            # A drop is a delay: the sender notices and sends again.
-            seconds += wires.retransmission
+        for probability in self.drops:
+            while self._rng.random() < probability:
+                # A drop is a delay: the sender notices and sends again.
+                seconds += wires.retransmission
         return round(seconds * SECOND)
 
     def _next(self, connection: Connection) -> None:
@@ -124,7 +130,7 @@ class Post:
         if not connection.queue:
             return
         source, target = connection.source, connection.target
-        if self.sides and self.are_separated(source, target):
+        if self.partitions and self.are_separated(source, target):
             self._held.append(connection)
             return
         parcel = connection.queue[0]
@@ -150,9 +156,9 @@ class Post:
             connection.queue.popleft().arrived()
         self._next(connection)
 
-    def heal(self) -> None:
-        """The partition is over: what was held goes on."""
-        self.sides = ()
+    def heal(self, sides: tuple[frozenset[int], ...]) -> None:
+        """A partition is over: what it held goes on, unless another holds it."""
+        self.partitions.remove(sides)
         held, self._held = self._held, []
         for connection in held:
             self._depart(connection)
@@ -167,8 +173,3 @@ class Post:
                 if connection.flow is not None:
                     self.network.abort(connection.flow)
                     connection.flow = None
-
-
-def _names(sides: tuple[frozenset[int], ...], one: int, other: int) -> bool:
-    """Whether both ends stand on some side: who is not named, is reached by everybody."""
-    return any(one in side for side in sides) and any(other in side for side in sides)

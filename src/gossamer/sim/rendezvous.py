@@ -118,7 +118,7 @@ class Rendezvous:
         if not members:
             self._open.pop(key, None)
             return
-        if world.post.sides and any(
+        if world.post.partitions and any(
             world.post.are_separated(members[0], other) for other in members[1:]
         ):
             return

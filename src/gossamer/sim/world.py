@@ -213,11 +213,11 @@ class World:
         elif fault.kind == "slow-link":
             self.post.slow_card(fault.worker, fault.amount)
         elif fault.kind == "drop":
-            self.post.drop_probability = fault.amount
+            self.post.drops.append(fault.amount)
         elif fault.kind == "delay":
             self.post.extra_delay_s += fault.amount
-        elif fault.kind == "partition" and self.post.sides == ():
-            self.post.sides = fault.sides
+        elif fault.kind == "partition":
+            self.post.partitions.append(fault.sides)
             self.kernel.at(round(self.cluster.deadline * SECOND), self._give_up_across, fault)
         if end_ns is not None:
             self.kernel.at(end_ns, self._end_fault, fault)
@@ -228,18 +228,27 @@ class World:
         elif fault.kind == "slow-link":
             self.post.slow_card(fault.worker, 1 / fault.amount)
         elif fault.kind == "drop":
-            self.post.drop_probability = 0.0
+            self.post.drops.remove(fault.amount)
         elif fault.kind == "delay":
             self.post.extra_delay_s -= fault.amount
-        elif fault.kind == "partition" and self.post.sides == fault.sides:
-            self.unreachable.clear()
-            self._live_seen.clear()
-            self.post.heal()
+        elif fault.kind == "partition":
+            self.post.heal(fault.sides)
+            self._forget_unreachable()
             self.rendezvous.reconsider()
+
+    def _forget_unreachable(self) -> None:
+        """Who can be reached again counts as alive again."""
+        for rank, across in list(self.unreachable.items()):
+            left = {peer for peer in across if self.post.are_separated(rank, peer)}
+            if left:
+                self.unreachable[rank] = left
+            else:
+                del self.unreachable[rank]
+        self._live_seen.clear()
 
     def _give_up_across(self, fault: Fault) -> None:
         """The partition has outlasted the deadline: who is across counts as lost until it heals."""
-        if self.post.sides != fault.sides:
+        if fault.sides not in self.post.partitions:
             return
         for rank in sorted(self.alive):
             across = {r for r in range(self.size) if self.post.are_separated(rank, r)}
