@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Coroutine, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gossamer.keyed import key_of
 from gossamer.methods import METHODS, Method, MethodSpec
+from gossamer.methods.shards import Push
 from gossamer.settings import make_settings
 from gossamer.sim.cluster import Cluster, Compute, Wires
-from gossamer.sim.engine import Engine
+from gossamer.sim.engine import Engine, Evaluated
 from gossamer.sim.faults import Fault
+from gossamer.sim.mailbox import Mailbox
 from gossamer.sim.simulation import Simulation
 from gossamer.sim.store import SimulatedReplica
 from gossamer.tasks import Task, make_sampler, make_task
+from gossamer.worker import Message, Tag
 
 Role = Callable[..., Coroutine[Any, Any, None]]
 
@@ -30,6 +36,23 @@ def digits() -> Task:
 def bowl(dimension: int = 6) -> Task:
     """A quadratic whose gradient is known in closed form."""
     return make_task(f"quadratic:dimension={dimension}")
+
+
+class Pieces(nn.Module):
+    """A vector that is kept as several parameters, so that servers can share it."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(torch.randn(size) for size in sizes)
+
+    def forward(self, points: Tensor) -> Tensor:
+        return torch.cat(list(self.parts)) - points
+
+
+@cache
+def pieces(*sizes: int) -> Task:
+    """The quadratic over several parameter tensors."""
+    return dataclasses.replace(bowl(sum(sizes)), make_model=lambda: Pieces(sizes))
 
 
 def cluster_of(
@@ -57,6 +80,13 @@ def racing(workers: int) -> Cluster:
     return cluster_of(workers, distribution="exponential", latency=3e-3, faults=[late])
 
 
+def unequal(workers: int, seed: int, *faults: Fault) -> Cluster:
+    """Workers whose speeds differ up to tenfold."""
+    factors = np.random.default_rng(seed).uniform(1.0, 10.0, workers)
+    slow = [Fault("slow", worker=rank, amount=float(f)) for rank, f in enumerate(factors)]
+    return cluster_of(workers, distribution="lognormal", jitter=0.4, faults=[*slow, *faults])
+
+
 def build(
     task: Task,
     method: str | MethodSpec,
@@ -81,10 +111,9 @@ def rows(simulation: Simulation) -> Tensor:
 
 
 def centre(simulation: Simulation) -> Tensor:
-    """The server's replica, likewise."""
-    (store,) = simulation.world.parts.servers
-    store.flush()
-    return store.parameters[0].double()
+    """The replica that the servers hold together, likewise."""
+    servers = simulation.world.replicas[simulation.world.size :]
+    return torch.cat([replica.snapshot() for replica in servers]).double()
 
 
 def total(simulation: Simulation) -> Tensor:
@@ -143,3 +172,78 @@ def bowl_gradient(task: Task, theta: Tensor, batch: Tensor) -> Tensor:
     """The quadratic's gradient, written out: h (theta - mean of the points)."""
     curvatures = torch.logspace(0.0, 1.0, len(theta), base=0.1, dtype=torch.float64)
     return curvatures * (theta - task.train.inputs[batch].double().mean(0))
+
+
+class Ones:
+    """An engine whose every gradient is one; it keeps the points at which they were asked for."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+        self.points: list[Tensor] = []
+
+    def evaluate(self, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor) -> Evaluated:
+        self.points.extend(points.clone())
+        return Evaluated(torch.ones_like(points), points.new_zeros(points.shape[0]), buffers)
+
+
+class Signed:
+    """An engine that signs its gradients: the n-th one of worker r is 1 in coordinate (r, n) and 0
+    elsewhere. Descended along from zero at rate 1, parameters tell whose gradients they contain and
+    how much of each."""
+
+    def __init__(self, workers: int, dimension: int, seed: int) -> None:
+        self.notices: list[str] = []
+        self.shape = (workers, dimension // workers)
+        self.read: dict[tuple[int, int], Tensor] = {}
+        """What each gradient's point contained."""
+        self._signer = {key_of(seed, r, n): (r, n) for r, n in np.ndindex(*self.shape)}
+
+    def contents(self, parameters: Tensor) -> Tensor:
+        """How much of each gradient is in there, [workers, gradients]."""
+        workers, most = self.shape
+        return -parameters[: workers * most].double().view(workers, most)
+
+    def evaluate(self, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor) -> Evaluated:
+        gradients = torch.zeros_like(points)
+        for row, key in enumerate(keys.tolist()):
+            rank, n = self._signer[key]
+            gradients[row, rank * self.shape[1] + n] = 1.0
+            self.read[rank, n] = self.contents(points[row])
+        return Evaluated(gradients, points.new_zeros(len(points)), buffers)
+
+
+SIGNATURES = (60, 100, 30, 50)
+
+
+def signed(
+    method: str, cluster: Cluster, *, steps: int, seed: int = 0, **choices: Any
+) -> tuple[Simulation, Signed]:
+    """A run whose gradients are signed; up to four servers can share its parameters."""
+    engine = Signed(cluster.workers, sum(SIGNATURES), seed)
+    simulation = build(
+        pieces(*SIGNATURES), method, cluster, steps=steps, seed=seed, own_engine=engine,
+        engine="none", optimiser="sgd", learning_rate=1.0, **choices,
+    )  # fmt: skip
+    for store in (simulation.world.parts.workers, *simulation.world.parts.servers):
+        store.parameters.zero_()
+    return simulation, engine
+
+
+class Watched(Mailbox):
+    """A server's mailbox that tells of every push as it arrives."""
+
+    def __init__(self, call: Callable[[int, Push], None]) -> None:
+        super().__init__()
+        self.call = call
+
+    def deliver(self, tag: Tag, message: Message) -> None:
+        if isinstance(message.payload, Push):
+            self.call(message.source, message.payload)
+        super().deliver(tag, message)
+
+
+def on_each_push(simulation: Simulation, call: Callable[[int, int, Push], None]) -> None:
+    """Call back with the server, the sender and what it pushed."""
+    world = simulation.world
+    for server in range(world.size, world.ends):
+        world.mailboxes[server] = Watched(partial(call, server))

@@ -121,7 +121,10 @@ def test_commands_in_the_documentation_exist() -> None:
         if program == "make":
             assert f"\n{name}:" in makefile, line
             continue
-        options = {option for parameter in known[name].params for option in parameter.opts}
+        command = known[name]
+        while rest and hasattr(command, "commands"):
+            command = command.commands[rest.pop(0)]
+        options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in rest if word.startswith("--")} <= options, line
 
 

@@ -55,7 +55,8 @@ def test_every_method_runs_between_groups(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"ensemble"}))
 def test_a_group_per_machine_keeps_traffic_inside(name: str) -> None:
     """Between machines travels less than when every worker speaks for itself, at equal options;
-    an all-reduce alone is as thrifty, since it adds up inside the machines first."""
+    an all-reduce alone is as thrifty, since it adds up inside the machines first. To a server, two
+    workers of one machine send twice what their group sends."""
     # Defaults suit the number of ends; and a ring crosses between machines no oftener ungrouped.
     same = {"period": "2", "topology": "complete"}
     options = [f"{key}={same[key]}" for key in same if key in METHODS[name].defaults()]
@@ -67,7 +68,8 @@ def test_a_group_per_machine_keeps_traffic_inside(name: str) -> None:
         return run.run().bytes_per_step
 
     ratio = bytes_per_step("groups=host") / bytes_per_step()
-    if METHODS[name].promises.waits_for == "everyone":
+    method = METHODS[name]
+    if method.promises.waits_for == "everyone" and not method.has_server:
         assert ratio == pytest.approx(1.0)
     else:
         assert 0 < ratio < 0.8

@@ -25,7 +25,7 @@ def test_explicit_and_implicit_momentum_make_up_the_target(target, workers):
     """1 - total = (1 - explicit) (1 - implicit), unless asynchrony alone is too much already."""
     explicit = explicit_momentum(target, workers)
     total = 1 - (1 - explicit) * (1 - implicit_momentum(workers))
-    assert 0 <= explicit <= target
+    assert 0 <= explicit <= target + 1e-12
     if implicit_momentum(workers) < target:
         assert total == pytest.approx(target, abs=1e-12)
     else:
@@ -86,12 +86,12 @@ def fitted_total(trajectory: Tensor) -> float:
 
 @pytest.mark.parametrize(("workers", "rate"), WORKERS_AND_RATES)
 def test_asynchronous_workers_add_the_momentum_that_theory_says(workers, rate):
-    """1 - 1/n in the mean over 40 runs, and an effective rate of eta/n. What is left of the runs'
-    scatter pulls every such fit a little down, so it is held to 0.06."""
-    trajectory = mean_trajectory(workers, rate, seeds=40, length=20)
+    """1 - 1/n in the mean over 80 runs, and an effective rate of eta/n. What is left of the runs'
+    scatter pulls every such fit a little down, so it is held to 0.04."""
+    trajectory = mean_trajectory(workers, rate, seeds=80, length=20)
     fitted = measured_momentum(trajectory, CURVATURES * trajectory)
-    assert fitted.momentum == pytest.approx(implicit_momentum(workers), abs=0.06)
-    assert fitted.learning_rate == pytest.approx(rate / workers, rel=0.35)
+    assert fitted.momentum == pytest.approx(implicit_momentum(workers), abs=0.04)
+    assert fitted.learning_rate == pytest.approx(rate / workers, rel=0.25)
 
 
 @pytest.mark.slow

@@ -148,11 +148,42 @@ def eamsgd() -> Tensor:
     return centre
 
 
-def downpour() -> Tensor:
-    """Serial SGD: the server's optimiser has no momentum unless the user asks for it."""
+def serial() -> Tensor:
+    """Plain SGD: such a server has no momentum and no decay unless the user asks for them."""
     plain = Plain(momentum=0.0, decay=0.0)
     for _, batch in plain.batches():
         plain.step(batch)
+    return plain.flat
+
+
+def heavy_ball() -> Tensor:
+    """A server that waits has the run's own optimiser."""
+    plain = Plain()
+    for _, batch in plain.batches():
+        plain.step(batch)
+    return plain.flat
+
+
+def moving_average() -> Tensor:
+    plain = Plain()
+    average = plain.flat
+    for _, batch in plain.batches():
+        plain.step(batch)
+        average = 0.9 * average + 0.1 * plain.flat
+    return average
+
+
+def compensated() -> Tensor:
+    """Nothing has moved since the gradient's point, so that there is nothing to compensate."""
+    plain = Plain(momentum=0.0, decay=0.0)
+    backup = plain.flat
+    mean_square = torch.zeros_like(backup)
+    for _, batch in plain.batches():
+        gradient = plain.flat_gradient(backup, batch)
+        mean_square = 0.8 * mean_square + 0.2 * gradient.square()
+        strength = 2.0 / (mean_square + 1e-7).sqrt()
+        plain.descend(gradient + strength * gradient.square() * (plain.flat - backup))
+        backup = plain.flat
     return plain.flat
 
 
@@ -202,7 +233,15 @@ def diloco() -> Tensor:
 FORMS = {
     "easgd": Alone("alpha=0.4,period=3", easgd),
     "eamsgd": Alone("alpha=0.4,period=3,delta=0.8", eamsgd),
-    "downpour": Alone("n_push=1", downpour),
+    "sync_server": Alone("servers=2", heavy_ball),
+    "backup_workers": Alone("decay=0.9", moving_average),
+    "ssp": Alone("bound=3", serial),
+    "bounded_delay": Alone("bound=3", serial),
+    "softsync": Alone("n=1", heavy_ball),
+    "staleness_aware": Alone("damping=exponential", serial),
+    "dc_asgd": Alone("compensation=2,adaptive=true,mean_square=0.8", compensated),
+    "hogwild": Alone("pieces=3", serial),
+    "downpour": Alone("n_push=1", serial),
     "bmuf": Alone("period=4,block_momentum=0.6,zeta=0.9", bmuf),
     "slowmo": Alone("period=4,alpha=0.8,beta=0.5", slowmo),
     "diloco": Alone("period=4", diloco),

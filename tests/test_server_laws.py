@@ -12,13 +12,12 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gossamer.rules import elastic_pull
-from gossamer.sim.cluster import Cluster
-from gossamer.sim.engine import Evaluated
-from gossamer.sim.faults import Fault
+from gossamer.rules import delay_compensated, elastic_pull
+from gossamer.sim.cluster import Cluster, Wires
 from gossamer.sim.simulation import Simulation
 from gossamer.sim.store import SimulatedReplica
 from support import (
+    Ones,
     batches,
     before_each_descent,
     bowl,
@@ -26,10 +25,13 @@ from support import (
     build,
     centre,
     cluster_of,
+    pieces,
     racing,
     rows,
     scatter,
+    signed,
     total,
+    unequal,
 )
 
 few = examples(max_examples=12, deadline=None, derandomize=True)
@@ -157,19 +159,13 @@ def staleness_of(simulation: Simulation) -> list[tuple[int, int]]:
     return applied
 
 
-def unequal(workers: int, seed: int) -> Cluster:
-    """Workers whose speeds differ up to tenfold."""
-    factors = np.random.default_rng(seed).uniform(1.0, 10.0, workers)
-    faults = [Fault("slow", worker=rank, amount=float(f)) for rank, f in enumerate(factors)]
-    return cluster_of(workers, distribution="lognormal", jitter=0.4, faults=faults)
-
-
+@pytest.mark.parametrize("method", ["downpour", "dc_asgd", "staleness_aware"])
 @few
 @given(st.integers(1, 8), seeds)
-def test_staleness_adds_up_exactly(workers: int, seed: int) -> None:
+def test_staleness_adds_up_exactly(method: str, workers: int, seed: int) -> None:
     """The sum of staleness is the sum over workers of the version after their last apply, less the
     number of applies: every other version was read by the worker whose gradient made it."""
-    simulation = build(bowl(), "downpour", unequal(workers, seed), steps=20, engine="none")
+    simulation = build(bowl(), method, unequal(workers, seed), steps=20, engine="none")
     applied = staleness_of(simulation)
     result = simulation.run()
     count = len(applied)
@@ -192,16 +188,6 @@ def test_mean_staleness_tends_to_one_less_than_the_workers() -> None:
     assert result.max_staleness > 20
 
 
-class Ones:
-    """An engine whose every gradient is one."""
-
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-
-    def evaluate(self, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor) -> Evaluated:
-        return Evaluated(torch.ones_like(points), points.new_zeros(points.shape[0]), buffers)
-
-
 @few
 @given(st.integers(1, 4), st.integers(1, 4), seeds)
 def test_downpour_moves_the_server_by_the_sum_of_all_gradients(
@@ -220,3 +206,155 @@ def test_downpour_moves_the_server_by_the_sum_of_all_gradients(
     # A worker that is cut short at the end keeps what it had not pushed yet.
     assert result.steps - workers * (n_push - 1) - 1e-3 <= moved <= result.steps + 1e-3
     assert moved == pytest.approx(round(moved), abs=1e-3)
+
+
+@few
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), seeds)
+def test_downpour_applies_every_gradient_once(
+    workers: int, servers: int, n_push: int, n_fetch: int, seed: int
+) -> None:
+    """What is accrued is forgotten once it is pushed and not before: a gradient reaches the servers
+    once, with the whole push it belongs to, and a worker that is cut short keeps the last push's
+    remainder only. Until the next fetch its own copy contains its own gradients."""
+    method = f"downpour:n_push={n_push},n_fetch={n_fetch},servers={servers}"
+    simulation, engine = signed(method, unequal(workers, seed), steps=8, seed=seed)
+    simulation.run()
+    contents = engine.contents(centre(simulation))
+    assert ((contents == 0) | (contents == 1)).all()
+    for rank, account in enumerate(simulation.world.accounts.workers):
+        pushed = int(contents[rank].sum())
+        assert (contents[rank, :pushed] == 1).all()
+        assert account.steps - n_push < pushed <= account.steps
+        assert pushed % n_push == 0 or pushed == account.steps
+    for (rank, number), seen in engine.read.items():
+        fetched = number // n_fetch * n_fetch
+        assert (seen[rank, fetched:number] == 1).all()
+        assert seen[rank, : fetched // n_push * n_push].all()
+
+
+def test_downpour_alone_is_the_loop_of_its_paper() -> None:
+    """accrued += g and x -= eta g at every step; every n_push steps w -= eta accrued, then every
+    n_fetch steps x = w."""
+    steps, n_push, n_fetch, rate = 25, 3, 4, 0.05
+    simulation = build(
+        bowl(), f"downpour:n_push={n_push},n_fetch={n_fetch}", cluster_of(1), steps=steps,
+        engine="loop", learning_rate=rate, optimiser="sgd:momentum=0.9", evaluations=1,
+    )  # fmt: skip
+    x = w = centre(simulation)
+    accrued = torch.zeros_like(x)
+    draw = batches(bowl(), 1, 4, 0)
+    simulation.run()
+    for step in range(1, steps + 1):
+        gradient = bowl_gradient(bowl(), x, draw(0))
+        accrued, x = accrued + gradient, x - rate * gradient
+        if step % n_push == 0 or step == steps:
+            w, accrued = w - rate * accrued, torch.zeros_like(x)
+        if step % n_fetch == 0:
+            x = w
+    torch.testing.assert_close(centre(simulation), w, rtol=1e-4, atol=1e-5)
+
+
+def first_contributions(method: str, cluster: Cluster, steps: int) -> tuple[list[int], int]:
+    """For each worker, after how many updates of the last server its first gradient was in it."""
+    simulation, engine = signed(method, cluster, steps=steps)
+    server = simulation.world.replicas[-1]
+    first = [-1] * cluster.workers
+
+    def note(replica: SimulatedReplica, _: Sequence[int]) -> None:
+        if replica is server:
+            contents = engine.contents(centre(simulation))
+            for rank in contents.sum(1).nonzero().flatten().tolist():
+                first[rank] = first[rank] if first[rank] >= 0 else server.version
+
+    before_each_descent(simulation, note)
+    simulation.run()
+    return first, server.version
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_one_worker_trains_alone_until_the_warm_start_is_over(servers: int) -> None:
+    """Up to the share `warm_start` of all updates the server contains gradients of one worker only;
+    soon after it, of everybody."""
+    method = f"downpour:warm_start=0.5,servers={servers}"
+    first, updates = first_contributions(method, cluster_of(4, jitter=0.3), 12)
+    assert 0 <= first[0] <= 1
+    assert all(0.5 * updates < version < 0.5 * updates + 8 for version in first[1:])
+
+
+def test_workers_are_introduced_one_after_the_other() -> None:
+    """After the warm start, worker k of p comes in once k/p of the share `introduce` has passed."""
+    method = "downpour:warm_start=0.2,introduce=0.6"
+    first, updates = first_contributions(method, cluster_of(4), 12)
+    assert first[0] == 1
+    assert first == sorted(first)
+    for rank in (1, 2, 3):
+        begin = (0.2 + 0.6 * rank / 4) * updates
+        assert begin < first[rank] <= begin + 6
+
+
+def test_a_warm_start_counts_the_updates_of_groups() -> None:
+    """Two groups of two make half as many updates as four workers; the share is one of those."""
+    method = "downpour:warm_start=0.5,groups=2"
+    first, updates = first_contributions(method, cluster_of(4), 24)
+    assert 48 <= updates <= 50
+    assert 24 < first[2] <= 28
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_server_clips_what_it_is_given(servers: int) -> None:
+    """A gradient of norm 2 moves each server by eta times the clip, in the gradient's direction."""
+    simulation = build(
+        pieces(4, 4) if servers == 2 else pieces(4), f"downpour:servers={servers}", cluster_of(3),
+        steps=5, own_engine=Ones(), engine="none", learning_rate=0.1, optimiser="sgd", clip=0.5,
+    )  # fmt: skip
+    before = centre(simulation)
+    result = simulation.run()
+    moved = before - centre(simulation)
+    expected = torch.full_like(moved, 0.1 * 0.25 * result.steps)
+    torch.testing.assert_close(moved, expected, rtol=1e-4, atol=0)
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5), st.floats(-5, 5), st.floats(0.1, 9))
+def test_the_right_compensation_makes_a_quadratics_gradient_fresh(
+    now: float, then: float, optimum: float, curvature: float
+) -> None:
+    """Where lambda g g is the curvature h, a gradient of h (x - a)^2 / 2 that was taken a while ago
+    becomes the one at the present point."""
+    stale = torch.tensor(curvature * (then - optimum), dtype=torch.float64)
+    if abs(stale) < 1e-3:
+        return
+    drift = torch.tensor(now - then, dtype=torch.float64)
+    compensated = delay_compensated(stale, drift, curvature / float(stale) ** 2)
+    assert float(compensated) == pytest.approx(curvature * (now - optimum), abs=1e-9)
+
+
+# ---------------------------------------------------------------------- without locks
+
+
+@few
+@given(st.integers(1, 5), st.integers(1, 8), st.integers(1, 4), seeds)
+def test_hogwild_loses_no_update(workers: int, pieces: int, servers: int, seed: int) -> None:
+    """Adds are atomic: in the end every gradient that was computed is in there once, however torn
+    the values were that the readers saw."""
+    method = f"hogwild:pieces={pieces},servers={servers}"
+    simulation, engine = signed(method, racing(workers), steps=8, seed=seed, model_bytes=10**6)
+    result = simulation.run()
+    contents = engine.contents(centre(simulation))
+    assert ((contents == 0) | (contents == 1)).all()
+    assert contents.sum(1).tolist() == [a.steps for a in simulation.world.accounts.workers]
+    assert contents.sum() == result.steps
+
+
+@pytest.mark.parametrize(("pieces", "is_torn"), [(1, False), (4, True)])
+def test_who_reads_between_the_pieces_of_an_update_sees_it_torn(pieces: int, is_torn: bool) -> None:
+    """With gradients of one and a start at zero, a value is whole if all its coordinates agree. An
+    update that lands in one piece is seen wholly or not at all; one in pieces is seen in part."""
+    engine = Ones()
+    cluster = Cluster(workers=4, network=Wires(bandwidth=1e8))
+    simulation = build(
+        bowl(8), f"hogwild:pieces={pieces}", cluster, steps=10, own_engine=engine, engine="none",
+        learning_rate=1.0, model_bytes=10**6,
+    )  # fmt: skip
+    simulation.world.parts.servers[0].parameters.zero_()
+    simulation.run()
+    assert any(bool((point != point[0]).any()) for point in engine.points) == is_torn

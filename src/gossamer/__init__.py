@@ -1,5 +1,6 @@
 """Train PyTorch models on many loosely coupled workers, and know beforehand which way wins."""
 
+from gossamer.delayed import DelayedOptimizer
 from gossamer.errors import (
     ConfigurationError,
     Error,
@@ -25,6 +26,7 @@ __all__ = [
     "Cluster",
     "ConfigurationError",
     "Data",
+    "DelayedOptimizer",
     "Error",
     "Late",
     "MethodSpec",

@@ -9,6 +9,7 @@ import typer
 
 from gossamer.commands.compare import compare
 from gossamer.commands.console import err
+from gossamer.commands.lab import lab
 from gossamer.commands.listing import clusters, methods, tasks
 from gossamer.commands.reproduce import reproduce
 from gossamer.commands.simulate import simulate
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 for command in (compare, simulate, methods, tasks, clusters, reproduce):
     app.command()(command)
+app.add_typer(lab, name="lab")
 
 
 _INTERRUPTED = 130

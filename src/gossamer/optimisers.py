@@ -29,6 +29,8 @@ class Optimiser(ABC):
 
     name: ClassVar[str]
     description: ClassVar[str]
+    own_rate: ClassVar[float | None] = None
+    """The learning rate to use with it where the task's own does not fit."""
 
     weight_decay: float = 0.0
 
@@ -286,6 +288,7 @@ class YellowFinRows(Optimiser, Tuner):
 
     name = "yellowfin"
     description = "tunes momentum and rate by itself; the learning rate is a factor, 1 as a rule"
+    own_rate = 1.0
 
     def __post_init__(self) -> None:
         Optimiser.__post_init__(self)

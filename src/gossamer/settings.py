@@ -51,12 +51,16 @@ class Settings:
     def resolved(self) -> Settings:
         """With everything filled in and checked."""
         task = self.task
+        optimiser = task.optimiser if self.optimiser is None else self.optimiser
+        rate = self.learning_rate
+        if rate is None:
+            rate = make_optimiser(optimiser).own_rate or middle_rate(task)
         filled = dataclasses.replace(
             self,
             epochs=task.epochs if self.epochs is None else self.epochs,
             batch=task.batch if self.batch is None else self.batch,
-            learning_rate=middle_rate(task) if self.learning_rate is None else self.learning_rate,
-            optimiser=task.optimiser if self.optimiser is None else self.optimiser,
+            learning_rate=rate,
+            optimiser=optimiser,
         )
         filled._check()
         return filled

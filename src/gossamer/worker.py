@@ -46,8 +46,11 @@ class Gradient(Pending[Tensor]):
     __slots__ = ()
 
     def buckets(self) -> Sequence[Pending[Tensor]]:
-        """Pieces of the flat gradient in the order in which backward finishes them: last first."""
-        raise NotImplementedError
+        """Pieces of the flat gradient in the order in which backward finishes them: last first.
+
+        A world that knows nothing better delivers it in one piece.
+        """
+        return [self]
 
 
 class Worker(Protocol):

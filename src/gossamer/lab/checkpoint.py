@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -54,14 +55,18 @@ class Checkpoint:
             name = progress["state"]
             if name is None:
                 return progress, None
-            with np.load(self._folder / name, allow_pickle=False) as arrays:
+            # Opened here, for numpy leaves a file that it cannot read open.
+            with (
+                (self._folder / name).open("rb") as file,
+                np.load(file, allow_pickle=False) as arrays,
+            ):
                 return progress, dict(arrays)
         except FileNotFoundError as error:
             raise ConfigurationError(
                 f"{self._folder} cannot be resumed, because it has no {Path(error.filename).name}; "
                 "give the folder of a run that was stopped"
             ) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
             raise ConfigurationError(
                 f"{self._folder} cannot be resumed, because its checkpoint is damaged ({error}); "
                 "start the run again"

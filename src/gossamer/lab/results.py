@@ -17,6 +17,7 @@ from gossamer.tasks import Task
 
 CHANCE_FACTOR = 1.6
 """Accuracies up to so many times chance level count as failed; published ones go up to there."""
+_NEAR = 0.9
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class Yardstick:
         trained = value > self.limit if self.key == "accuracy" else value < self.limit
         return not trained
 
+    def is_near(self, value: float, best: float) -> bool:
+        """Whether a score is still about as good as the best one."""
+        return value >= _NEAR * best if self.key == "accuracy" else not self.fails(value)
+
     def better(self, value: float) -> float:
         """For sorting: more is better."""
         return value if self.key == "accuracy" else -value
@@ -82,7 +87,7 @@ class Best:
     delay: int
     cell: Cell
     largest_rate: float | None
-    """That still trains at some batch size."""
+    """That comes close to the best at some batch size: beyond it is the cliff."""
     predicted_edge: float | None
     """The rate beyond which the quadratic theory expects no training."""
 
@@ -130,7 +135,8 @@ class Results:
     def _best(self, optimiser: str, delay: int, cells: Sequence[Cell]) -> Best:
         trained = [cell for cell in cells if not cell.fails]
         best = max(trained or cells, key=lambda cell: self._rank(cell.value))
-        largest = max((cell.place[3] for cell in trained), default=None)
+        near = [c.place[3] for c in trained if self.yardstick.is_near(c.value, best.value)]
+        largest = max(near, default=None)
         return Best(optimiser, delay, best, largest, self.edge(optimiser, delay))
 
     def _rank(self, value: float) -> float:

@@ -51,8 +51,10 @@ class Histogram:
         return sum(abs(self.share(value) - other.share(value)) for value in values) / 2
 
     def as_dict(self) -> dict[str, Any]:
-        ordered = dict(sorted(self.counts.items()))
-        return {"mean": self.mean, "deviation": self.deviation, "histogram": ordered}
+        return {"mean": self.mean, "deviation": self.deviation, "histogram": self.ordered()}
+
+    def ordered(self) -> dict[int, int]:
+        return dict(sorted(self.counts.items()))
 
 
 def monte_carlo(compute: Compute, workers: int, updates: int, seed: int) -> Histogram:

@@ -49,9 +49,11 @@ class Sweep:
         self.finished: dict[str, History] = {}
         self.notices: list[str] = []
         self.curvature: float | None = None
-        self.on_score: Callable[[Sweep], None] = lambda _: None
-        """Called after each evaluation, when there is something new to show or to write."""
         self.on_step: Callable[[GroupTraining], None] = lambda _: None
+        self.on_score: Callable[[], None] = lambda: None
+        """Called after each evaluation, when there is something new to show or to write."""
+        self.on_group: Callable[[Group], None] = lambda _: None
+        """Called when a group is finished."""
         self._threads = threads
         self._models = Models(task, torch.device(device), grid.seeds)
         self._checkpoint = None if folder is None else Checkpoint(folder)
@@ -105,13 +107,14 @@ class Sweep:
             self.on_step(training)
             if training.step in marks:
                 self._evaluate(training)
-                self.on_score(self)
+                self.on_score()
             if self._is_time_to_save():
                 self._save()
         self.notices += [n for n in training.engine.notices if n not in self.notices]
         self.finished[group.label] = self._history
         self._current = None
         self._save()
+        self.on_group(group)
         return True
 
     def _evaluate(self, training: GroupTraining) -> None:

@@ -121,6 +121,7 @@ _ROWS = (
         _server("everyone", "0"),
         server=server.sync_server,
         has_server=True,
+        is_synchronous=lambda options: options["backups"] == 0,
         suits=lambda workers, steps: {"backups": 0, "decay": 0.0},
         about="Chen et al. 2016: a server that waits for a gradient of every worker (hardsync).",
     ),
@@ -129,7 +130,7 @@ _ROWS = (
         _server("the first p - backups", "0"),
         server=server.sync_server,
         has_server=True,
-        is_synchronous=lambda options: False,
+        is_synchronous=lambda options: options["backups"] == 0,
         suits=lambda workers, steps: {
             "backups": max(1, workers // 8) if workers > 1 else 0,
             "decay": min(0.9999, max(0.5, 1 - 50 / steps)),
@@ -143,7 +144,7 @@ _ROWS = (
         server=server.clock_server,
         has_server=True,
         server_optimiser="sgd",
-        is_synchronous=lambda options: False,
+        is_synchronous=lambda options: options["bound"] == 0,
     ),
     Method(
         "bounded_delay", "parameter server", "Li et al. 2014", "server", server.client,
@@ -151,7 +152,7 @@ _ROWS = (
         server=server.clock_server,
         has_server=True,
         server_optimiser="sgd",
-        is_synchronous=lambda options: False,
+        is_synchronous=lambda options: options["bound"] == 0,
         about="Li et al. 2014: step t starts when everyone has finished step t - bound - 1.",
     ),
     Method(

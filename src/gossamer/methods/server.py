@@ -56,11 +56,18 @@ async def sync_server(w: Worker, x: Replica, *, backups: int = 0, decay: float =
                 answer(w, x, message)
             else:
                 held.append(message)
-        if held and len(held) >= max(1, len(w.clients) - backups):
+        held = [m for m in held if m.source in w.live]  # who dies is left out
+        needed = max(1, len(w.live) - backups)
+        if len(held) >= needed:
             apply_mean(w, x, held)
             held = []
             if decay:
                 x.output = average.lerp_(x.snapshot(), 1 - decay)
+        elif len(w.clients) < needed:  # the run is ending: no update will come about any more
+            for late in held:
+                w.observe("dropped")
+                answer(w, x, late)
+            held = []
 
 
 async def downpour(w: Worker, x: Replica, *, n_push: int = 1, n_fetch: int = 1) -> None:
@@ -73,7 +80,7 @@ async def downpour(w: Worker, x: Replica, *, n_push: int = 1, n_fetch: int = 1) 
         accrued = grad if accrued is None else accrued + grad
         pushes, fetches = (t + 1) % n_push == 0, (t + 1) % n_fetch == 0
         if not fetches:
-            x.descend_(grad)  # the local copy moves on until the next fetch
+            x.add_(grad, -x.learning_rate)  # the local copy moves on until the next fetch
         if fetches:
             x.assign_(await shards.push(accrued if pushes else None))  # the fetch rides on the push
         elif pushes:
@@ -138,7 +145,7 @@ async def softsync_server(
             else:
                 held.append((push, push.gradient * damp(staleness, damping, strength)))
                 w.observe("queue", len(held))
-        c = max(1, len(w.clients) // n)
+        c = max(1, len(w.live) // n)
         if len(held) >= c:
             mean = mean_in_order([gradient for _, gradient in held])
             x.descend_(mean / n if divide else mean, read=[push.read for push, _ in held])
@@ -226,18 +233,17 @@ async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = 
             if message.reply_to:
                 held.append((clock, message))
         slowest = min((completed.get(rank, 0) for rank in w.clients), default=0)
-        scale = 1 / max(1, len(w.clients)) if divide else 1.0
+        shares = max(1, len(w.live)) if divide else 1
         if bound == 0 and fresh and slowest > min(m.payload.clock for m in fresh):
             pushes = [m.payload for m in sorted(fresh, key=lambda m: m.source)]
             mean = mean_in_order([push.gradient for push in pushes])
-            whole = mean if divide else mean * len(pushes)
-            x.descend_(whole, read=[push.read for push in pushes])
+            x.descend_(mean * (len(pushes) / shares), read=[push.read for push in pushes])
             fresh = []
         elif bound > 0:
             for update in fresh:
-                x.descend_(update.payload.gradient * scale, read=update.payload.read)
+                x.descend_(update.payload.gradient / shares, read=update.payload.read)
             fresh = []
-        ready = [(clock, m) for clock, m in held if clock - slowest <= bound or not w.clients]
+        ready = [(clock, m) for clock, m in held if clock - slowest <= bound]
         held = [entry for entry in held if entry not in ready]
         w.observe("queue", len(held))
         for clock, granted in ready:

@@ -1,11 +1,21 @@
 """Published tables, and how we compute the same cells."""
 
 from gossamer.reproductions.ad_psgd import SLOW_WORKER, SPEED_UP
+from gossamer.reproductions.delayed_gradients import ADAM, ADAM_FAR, SGD
 from gossamer.reproductions.servers import BACKUP_WORKERS, SOFTSYNC_STALENESS
 from gossamer.reproductions.table import Cell, PublishedTable
 
 TABLES: dict[str, PublishedTable] = {
-    table.name: table for table in (SLOW_WORKER, SPEED_UP, SOFTSYNC_STALENESS, BACKUP_WORKERS)
+    table.name: table
+    for table in (
+        SLOW_WORKER,
+        SPEED_UP,
+        SOFTSYNC_STALENESS,
+        BACKUP_WORKERS,
+        SGD,
+        ADAM,
+        ADAM_FAR,
+    )
 }
 
 __all__ = ["TABLES", "Cell", "PublishedTable"]

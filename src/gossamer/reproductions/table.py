@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from gossamer.lab.grid import Grid
+from gossamer.lab.results import Results
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,23 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class Experiment:
+    """A table of trainings: the laboratory trains its grid, in several pieces if need be."""
+
+    task: str
+    grid: Callable[[int, bool], Grid]
+    """From a seed; True: a quick part of it."""
+    cells: Callable[[Results], list[Cell]]
+    """Those that were trained to the end."""
+    show: Callable[[Cell], str]
+    verdict: Callable[[list[Cell]], str]
+    """How far ours and the published cells agree."""
+    picture: Callable[[Path, Results], None]
+
+
+@dataclass(frozen=True)
 class PublishedTable:
-    """A table that `gossamer reproduce` can compute."""
+    """A table that `gossamer reproduce` can compute: at once, or as an experiment."""
 
     name: str
     title: str
@@ -48,5 +67,7 @@ class PublishedTable:
     settings: str
     """Every setting that matters, and what the paper leaves open and we chose."""
     cells: int
-    compute: Callable[[int, Progress], list[Cell]]
+    compute: Callable[[int, Progress], list[Cell]] | None = None
     """From a seed; calls back after each cell."""
+    experiment: Experiment | None = None
+    """Instead of `compute`, for a table that takes long and needs data."""

@@ -74,15 +74,6 @@ async def _follow(w: SimulatedWorker, x: Replica, group: tuple[int, ...]) -> Non
         await w.all_reduce(await w.gradient(point), over=group)
 
 
-class GroupGradient(Gradient):
-    """The mean gradient of a group; it comes in one piece."""
-
-    __slots__ = ()
-
-    def buckets(self) -> Sequence[Pending[Tensor]]:
-        return [self]
-
-
 class GroupLeader:
     """The `Worker` of a whole group: its rank is the group's number."""
 
@@ -148,8 +139,8 @@ class GroupLeader:
     def steps(self) -> Iterator[int]:
         return self._inner.steps()
 
-    def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> GroupGradient:
-        gradient = GroupGradient("gradient")
+    def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
+        gradient = Gradient("gradient")
         point = at if isinstance(at, Tensor) else at.snapshot()
 
         async def collect() -> None:

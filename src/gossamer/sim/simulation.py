@@ -69,10 +69,10 @@ class Simulation:
     ) -> None:
         self.settings = settings
         self._method: Method = settings.method.method
-        ends = (
+        self._ends = (
             len(split_groups(settings.method.groups, settings.cluster)) or settings.cluster.workers
         )
-        options = settings.method.resolve(ends, settings.steps_per_worker)
+        options = settings.method.resolve(self._ends, settings.steps_per_worker)
         self._options = options
         self._on_row = on_row
         device = torch.device(settings.device)
@@ -106,12 +106,12 @@ class Simulation:
         optimiser = make_optimiser(settings.optimiser)
         workers = ReplicaStore(cluster.workers, model.initial, optimiser, clip=settings.clip)
         slices = self._slices()
-        server_optimiser = self._server_optimiser(optimiser)
+        synchronous = self._method.is_synchronous(options)
+        server_optimiser = self._server_optimiser(optimiser, synchronous)
         servers = tuple(
             ReplicaStore(1, model.initial[part], server_optimiser, clip=settings.clip)
             for part in slices
         )
-        synchronous = self._method.is_synchronous(options)
         buffers = model.initial_buffers.repeat(cluster.workers, 1)
         schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=cluster.workers)
         own_bytes = model.layout.total * model.initial.element_size()
@@ -151,12 +151,12 @@ class Simulation:
             return ()
         return cut(self.model.layout.sizes, self.settings.method.servers)
 
-    def _server_optimiser(self, workers: Optimiser) -> Optimiser:
+    def _server_optimiser(self, workers: Optimiser, synchronous: bool) -> Optimiser:
         spec = self.settings.method
         chosen = spec.server_optimiser or self._method.server_optimiser
         optimiser = make_optimiser(chosen) if chosen else workers
-        if spec.lower_momentum and isinstance(optimiser, Sgd):
-            lowered = explicit_momentum(optimiser.momentum, self.settings.cluster.workers)
+        if spec.lower_momentum and isinstance(optimiser, Sgd) and not synchronous:
+            lowered = explicit_momentum(optimiser.momentum, self._ends)
             # Nesterov's form needs some momentum to look ahead with.
             nesterov = optimiser.nesterov and lowered > 0
             optimiser = dataclasses.replace(optimiser, momentum=lowered, nesterov=nesterov)

@@ -59,7 +59,7 @@ class SimulatedWorker:
 
     def __init__(self, world: World, rank: int) -> None:
         self.rank = rank
-        self.size = world.size
+        self.size = world.size if rank < world.size else len(world.speakers)
         self.rng = world.stream("worker", rank)
         self.step = 0
         self._world = world
@@ -86,7 +86,7 @@ class SimulatedWorker:
 
     @property
     def servers(self) -> Sequence[int]:
-        return range(self.size, self._world.ends)
+        return range(self._world.size, self._world.ends)
 
     @property
     def slices(self) -> Sequence[slice]:
@@ -94,7 +94,7 @@ class SimulatedWorker:
 
     @property
     def clients(self) -> frozenset[int]:
-        return self._world.clients
+        return self._world.clients_of(self.rank)
 
     def observe(self, what: str, value: float = 1.0) -> None:
         self._world.accounts.observe(what, value)
@@ -102,7 +102,7 @@ class SimulatedWorker:
     @property
     def expected_steps(self) -> int:
         budget = self._world.budget
-        return max(1, -(-budget.samples // (budget.batch * self.size)))
+        return max(1, -(-budget.samples // (budget.batch * self._world.size)))
 
     @property
     def over(self) -> bool:
@@ -182,6 +182,8 @@ class SimulatedWorker:
 
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
         pending: Pending[Message] = Pending("receive", source)
+        if self.rank >= self._world.size:
+            pending.when_done(lambda: self._world.received(self.rank, pending.result()))
         self._world.mailboxes[self.rank].receive(tag, source, pending)
         if not pending.done:
             self._world.watch(pending, self.rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -103,6 +104,8 @@ class World:
         self._views: list[tuple[int, frozenset[int]]] = [(0, frozenset(range(self.size)))]
         self._asked = -1
         self._live_seen: dict[int, frozenset[int]] = {}
+        self._left: list[set[int]] = [set() for _ in range(self.ends)]
+        """For each server, whose end or death it has been told."""
         for fault in cluster.faults:
             self.kernel.at(round(fault.at * SECOND), self.begin_fault, fault)
 
@@ -127,11 +130,13 @@ class World:
 
     def live_seen_by(self, rank: int) -> frozenset[int]:
         """Kept until it changes: methods ask at every step."""
-        viewer = rank if rank in self.unreachable else -1
+        viewer = rank if rank in self.unreachable or rank >= self.size else -1
         seen = self._live_seen.get(viewer)
         if seen is None:
             hidden = self.lost | self.unreachable.get(rank, set())
-            seen = self._live_seen[viewer] = frozenset(range(self.size)) - hidden
+            # A server knows those only who push for themselves.
+            known = self.speakers if rank >= self.size else range(self.size)
+            seen = self._live_seen[viewer] = frozenset(known) - hidden
         return seen
 
     def live_at(self, step: int) -> frozenset[int]:
@@ -164,7 +169,9 @@ class World:
         self.ended_ns[rank] = self.kernel.now
         self.budget.give_back(self.accounts.workers[rank].steps)
         self.rendezvous.reconsider()
-        self._tell_servers(rank)
+        for server in range(self.size, self.ends):
+            # Like the end of a connection: it arrives behind the pushes still on their way.
+            self.post.carry(rank, server, 0, partial(self._tell_server, server, rank))
 
     def progressed(self) -> None:
         """After each gradient; the one that completes the samples ends an asynchronous run."""
@@ -282,16 +289,20 @@ class World:
         for pending in list(self._watching.pop(rank, {})):
             pending.fail(PeerLost(rank))
         self.rendezvous.reconsider()
-        self._tell_servers(rank)
-
-    def _tell_servers(self, rank: int) -> None:
         for server in range(self.size, self.ends):
-            self.mailboxes[server].deliver(INBOX, Message(rank, Left()))
+            self._tell_server(server, rank)
 
-    @property
-    def clients(self) -> frozenset[int]:
+    def _tell_server(self, server: int, rank: int) -> None:
+        self.mailboxes[server].deliver(INBOX, Message(rank, Left()))
+
+    def received(self, server: int, message: Message) -> None:
+        """What a server knows of its clients keeps step with what it has read of its inbox."""
+        if isinstance(message.payload, Left):
+            self._left[server].add(message.source)
+
+    def clients_of(self, server: int) -> frozenset[int]:
         """Whom a server may still hear from."""
-        return frozenset(self.speakers) - self.lost - self.ended
+        return frozenset(self.speakers) - self._left[server]
 
     def _pause(self, rank: int, duration_ns: int) -> None:
         now = self.kernel.now

@@ -1,0 +1,335 @@
+"""`gossamer lab`: what late gradients cost, over whole grids; how stale they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from gossamer.commands import options as given
+from gossamer.commands.console import can_draw, out, print_json, show_share
+from gossamer.commands.execute import recorded
+from gossamer.commands.stragglers import stragglers
+from gossamer.commands.sweep import (
+    DeviceOption,
+    MinutesOption,
+    ResumeOption,
+    Setup,
+    continued,
+    run_sweep,
+    say_how_to_go_on,
+)
+from gossamer.errors import ConfigurationError
+from gossamer.lab.grid import (
+    DEFAULT_DELAYS,
+    DEFAULT_RATES,
+    Grid,
+    default_batches,
+    named_optimisers,
+)
+from gossamer.lab.heat_map import caption_of, results_picture, show_rate
+from gossamer.lab.pictures import Words, staleness_picture
+from gossamer.lab.results import Cell, Results
+from gossamer.lab.staleness import Histogram, monte_carlo, simulated
+from gossamer.report.folder import RunFolder
+from gossamer.sim.cluster import Cluster, Compute
+from gossamer.tasks import Task
+
+lab = typer.Typer(
+    help="Experiments: what late gradients and slow workers cost.",
+    rich_markup_mode=None,
+)
+Number = TypeVar("Number", int, float)
+
+
+lab.command()(stragglers)
+
+
+@lab.callback(invoke_without_command=True)
+def questions(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        out.print(context.get_help(), markup=False)
+
+
+# ---------------------------------------------------------------------- staleness
+
+
+@lab.command()
+def staleness(
+    workers: Annotated[int, typer.Option("--workers", help="How many workers.")] = 8,
+    distribution: Annotated[
+        str,
+        typer.Option(
+            "--distribution",
+            help="Of compute times: constant, normal, lognormal, uniform, exponential.",
+        ),
+    ] = "normal",
+    jitter: Annotated[
+        float, typer.Option("--jitter", help="Standard deviation of compute times over mean.")
+    ] = 0.2,
+    updates: Annotated[int, typer.Option("--updates", help="Gradients to count.")] = 20_000,
+    seed: given.SeedOption = 0,
+    runs: given.RunsOption = Path("runs"),
+    as_json: given.JsonOption = False,
+) -> None:
+    """How stale gradients are at an asynchronous server.
+
+    A Monte-Carlo of the workers' compute times beside a simulated run of downpour.
+    """
+    compute = Compute(seconds=1.0, distribution=distribution, jitter=jitter)
+    # Refuses what no cluster can be, before anything is written.
+    Cluster(workers=workers, compute=compute)
+    if updates < 1:
+        raise ConfigurationError(f"updates must be at least 1, got {updates}")
+    folder = RunFolder.create(runs, "lab-staleness") if given.keeps_folder(runs) else None
+    asked = {"workers": workers, "distribution": distribution, "jitter": jitter}
+    with recorded(folder):
+        if folder is not None:
+            folder.write_config({**asked, "updates": updates, "seed": seed})
+        found = {
+            "Monte-Carlo": monte_carlo(compute, workers, updates, seed),
+            "simulated downpour": simulated(compute, workers, updates, seed),
+        }
+    counted, played = found.values()
+    has_spread = distribution not in ("constant", "exponential")
+    spread = f", standard deviation {jitter:g} of the mean" if has_spread else ""
+    summary = {
+        "ended": "finished", **asked, "updates": updates, "seed": seed,
+        "expected_mean": workers - 1, "distance": counted.distance(played),
+        "mean_staleness": played.mean, "staleness_deviation": played.deviation,
+        "staleness_histogram": played.ordered(), "monte_carlo": counted.as_dict(),
+    }  # fmt: skip
+    _show_staleness(found, workers)
+    if folder is not None:
+        folder.write_summary(summary)
+        if can_draw():
+            words = Words(
+                f"Staleness of {workers} asynchronous workers",
+                f"compute times: {distribution}{spread}; {updates} updates",
+                "Means with standard deviations. In the long run the mean is workers − 1, whatever "
+                "the distribution.",
+            )
+            staleness_picture(folder.path / "staleness.png", found, workers, words)
+        out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+    if as_json:
+        print_json(summary)
+
+
+_MOST_ROWS = 40
+
+
+def _show_staleness(found: dict[str, Histogram], workers: int) -> None:
+    counted, played = found.values()
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("staleness", justify="right")
+    for name in found:
+        table.add_column(name, justify="right")
+    values = sorted({*counted.counts, *played.counts})
+    # Many workers: ranges of values, so that the table stays one page.
+    step = -(-len(range(values[0], values[-1] + 1)) // _MOST_ROWS)
+    for start in range(values[0], values[-1] + 1, step):
+        inside = range(start, start + step)
+        label = f"{start}" if step == 1 else f"{start}-{inside[-1]}"
+        shares = [sum(h.share(value) for value in inside) for h in found.values()]
+        table.add_row(label, *(show_share(share) for share in shares))
+    out.print(table)
+    for name, histogram in found.items():
+        out.print(
+            f"{name}: mean {histogram.mean:.3f} (workers - 1 = {workers - 1}), "
+            f"standard deviation {histogram.deviation:.2f}",
+            markup=False,
+        )
+    out.print(
+        f"{show_share(counted.distance(played))} of the gradients would have to change their "
+        "staleness to make the histograms equal",
+        markup=False,
+    )
+
+
+# ---------------------------------------------------------------------- delay
+
+
+@lab.command()
+def delay(
+    task: Annotated[
+        str | None, typer.Option("--task", help="What to train; default: digits-mlp.")
+    ] = None,
+    optimiser: Annotated[
+        str | None,
+        typer.Option(
+            "--optimiser",
+            "--optimizer",
+            help="sgd (momentum 0.9), adam or any spec, separated by spaces or commas.",
+        ),
+    ] = None,
+    lr: Annotated[
+        str | None, typer.Option("--lr", help="Learning rates, such as 1e-4,1e-3,1e-2.")
+    ] = None,
+    batch: Annotated[str | None, typer.Option("--batch", help="Sizes, such as 64,256.")] = None,
+    delays: Annotated[
+        str | None, typer.Option("--delay", help="Steps of delay, such as 0,1,2,4.")
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option("--epochs", help="Passes over the data of each training.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the first; default: 0.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Repeat with this many seeds; show means.")
+    ] = None,
+    warmup: Annotated[
+        float | None, typer.Option("--warmup", help="Epochs of linear warm-up, from a tenth.")
+    ] = None,
+    halve: Annotated[
+        bool,
+        typer.Option("--halve", help="Divide rate and batch by delay + 1, the number of workers."),
+    ] = False,
+    device: DeviceOption = None,
+    threads: given.ThreadsOption = 1,
+    data: given.DataOption = None,
+    resume: ResumeOption = None,
+    minutes: MinutesOption = None,
+    runs: given.RunsOption = Path("runs"),
+    as_json: given.JsonOption = False,
+) -> None:
+    """Accuracy over learning rate, batch size and delay.
+
+    The whole grid is trained at once: step t applies the gradient of step t - delay.
+    """
+    asked = {
+        "--task": task, "--optimiser": optimiser, "--lr": lr, "--batch": batch, "--delay": delays,
+        "--epochs": epochs, "--seed": seed, "--seeds": seeds, "--warmup": warmup,
+        "--halve": halve or None,
+    }  # fmt: skip
+    folder = None
+    if resume is not None:
+        setup, folder = continued(resume, asked, device, threads, data)
+        loaded = given.load_task(setup.task, setup.data)
+    else:
+        loaded = given.load_task(task or "digits-mlp", data)
+        grid = _grid(loaded, asked)
+        setup = Setup(task or "digits-mlp", data, device or "cpu", threads, grid)
+    setup.check(loaded, minutes)
+    if resume is None and given.keeps_folder(runs):
+        folder = RunFolder.create(runs, f"lab-delay-{given.slug(loaded.name)}")
+    run = run_sweep(
+        loaded, setup, folder, is_new=resume is None, minutes=minutes, described=Results.as_dict
+    )
+    _report(loaded, run.results, folder)
+    say_how_to_go_on(run, folder, "gossamer lab delay")
+    if as_json:
+        print_json(run.summary)
+    if run.ended == "interrupted":
+        raise KeyboardInterrupt
+
+
+def _grid(task: Task, asked: dict[str, Any]) -> Grid:
+    names = asked["--optimiser"] or "sgd,adam"
+    # Commas belong to a spec's options as soon as one has any.
+    split = names.split() if ":" in names else names.replace(",", " ").split()
+    seeds = 1 if asked["--seeds"] is None else asked["--seeds"]
+    given.check_seeds(seeds)
+    first = asked["--seed"] or 0
+    return Grid(
+        optimisers=named_optimisers(split),
+        learning_rates=_numbers("--lr", asked["--lr"], float) or DEFAULT_RATES,
+        batches=_numbers("--batch", asked["--batch"], int) or default_batches(task),
+        delays=_numbers("--delay", asked["--delay"], int) or DEFAULT_DELAYS,
+        epochs=task.epochs if asked["--epochs"] is None else asked["--epochs"],
+        seeds=tuple(range(first, first + seeds)),
+        warmup=asked["--warmup"] or 0.0,
+        halve=asked["--halve"] is not None,
+    )
+
+
+def _numbers(
+    option: str, text: str | None, kind: Callable[[str], Number]
+) -> tuple[Number, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise ConfigurationError(
+            f"{option} must be {what} separated by commas, got {text!r}"
+        ) from None
+
+
+def _report(task: Task, results: Results, folder: RunFolder | None) -> None:
+    out.print(_heading(task, results), markup=False, soft_wrap=True)
+    for optimiser in results.grid.optimisers:
+        out.print(_table(results, optimiser))
+    out.print(_best_table(results))
+    good = (
+        "at least 90 % of the best accuracy at that delay"
+        if results.yardstick.key == "accuracy"
+        else "better than untrained"
+    )
+    caption = caption_of(results)
+    out.print(f"Good: {good}. {caption}", markup=False, soft_wrap=True)
+    if folder is not None and results.cells and can_draw():
+        words = Words(f"{task.title}: what a delay costs", _subtitle(results), caption)
+        results_picture(folder.path / "delay.png", results, words)
+
+
+def _heading(task: Task, results: Results) -> str:
+    grid = results.grid
+    return f"{task.title}; {len(grid.points())} trainings, {_subtitle(results)}"
+
+
+def _subtitle(results: Results) -> str:
+    grid, seeds = results.grid, len(results.grid.seeds)
+    parts = [f"{grid.epochs:g} epochs", "one seed" if seeds == 1 else f"mean of {seeds} seeds"]
+    if grid.warmup:
+        parts.append(f"the first {grid.warmup:g} of them a warm-up")
+    if grid.halve:
+        parts.append("rate and batch divided by delay + 1")
+    score = "accuracy in %" if results.yardstick.key == "accuracy" else "loss"
+    return ", ".join([*parts, f"{score} on the test set"])
+
+
+def _table(results: Results, optimiser: str) -> Table:
+    grid = results.grid
+    table = Table(
+        title=f"{optimiser} (in parentheses: failed)", title_justify="left", box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0), pad_edge=False,
+    )  # fmt: skip
+    table.add_column("delay", justify="right")
+    table.add_column("batch", justify="right")
+    for rate in grid.learning_rates:
+        table.add_column(show_rate(rate), justify="right")
+    for delay in grid.delays:
+        for batch in grid.batches:
+            places = [(optimiser, delay, batch, rate) for rate in grid.learning_rates]
+            cells = [_shown(results, results.cells.get(place)) for place in places]
+            table.add_row(f"{delay}", f"{batch}", *cells)
+    return table
+
+
+def _shown(results: Results, cell: Cell | None) -> str:
+    if cell is None:
+        return "."
+    value = cell.value
+    text = f"{100 * value:.1f}" if results.yardstick.key == "accuracy" else f"{value:.3g}"
+    text = "-" if value != value else text
+    return (f"({text})" if cell.fails else text) + ("" if cell.is_final else "*")
+
+
+def _best_table(results: Results) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in ("optimiser", "delay", "best", "at rate", "batch", "largest good rate",
+                   "predicted edge"):  # fmt: skip
+        table.add_column(column, justify="left" if column == "optimiser" else "right")
+    for best in results.best():
+        edge, largest = best.predicted_edge, best.largest_rate
+        table.add_row(
+            best.optimiser, f"{best.delay}", _shown(results, best.cell),
+            show_rate(best.cell.place[3]), f"{best.cell.place[2]}",
+            "none" if largest is None else show_rate(largest),
+            "-" if edge is None else show_rate(edge),
+        )  # fmt: skip
+    return table

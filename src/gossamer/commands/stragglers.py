@@ -1,0 +1,275 @@
+"""`gossamer lab stragglers`: what waiting costs, and what not waiting costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from gossamer.commands import options as given
+from gossamer.commands.console import Reporter, can_draw, out, print_json
+from gossamer.commands.execute import Engines, execute, recorded
+from gossamer.errors import ConfigurationError
+from gossamer.lab.stragglers import (
+    OPTIMISER,
+    RATES,
+    STEPS,
+    Claim,
+    Entry,
+    Job,
+    Scene,
+    Study,
+    claims,
+    pace,
+    scenes,
+)
+from gossamer.report.folder import RunFolder
+from gossamer.report.statistics import Interval, show_number
+from gossamer.report.stragglers_picture import Runner, Stage, stragglers_picture
+
+Found = dict[str, dict[str, Entry]]
+
+
+def stragglers(
+    workers: Annotated[int, typer.Option("--workers", help="How many workers.")] = 16,
+    seed: given.SeedOption = 0,
+    seeds: given.SeedsOption = 3,
+    epochs: given.EpochsOption = None,
+    steps: Annotated[
+        int, typer.Option("--steps", help="Steps per worker of the runs that take times only.")
+    ] = STEPS,
+    lr: given.GridOption = None,
+    task: given.TaskOption = "digits-mlp",
+    data: given.DataOption = None,
+    runs: given.RunsOption = Path("runs"),
+    as_json: given.JsonOption = False,
+) -> None:
+    """Parameter servers from waiting for all to waiting for none.
+
+    With stragglers that strike at random, and with one worker that is slow for ever: throughput,
+    waiting, and accuracy per sample at each method's best rate of one grid.
+    """
+    given.check_seeds(seeds)
+    loaded = given.load_task(task, data)
+    study = Study(loaded, scenes(workers), range(seed, seed + seeds), _rates(lr), epochs, steps)
+    jobs = study.jobs()
+    folder = RunFolder.create(runs, "lab-stragglers") if given.keeps_folder(runs) else None
+    with recorded(folder):
+        if folder is not None:
+            folder.write_config(_config(study, jobs))
+        found = _run(jobs, folder)
+    summary = _summary(study, found)
+    _show(study, found)
+    if folder is not None:
+        folder.write_summary({"ended": "finished", **summary})
+        if can_draw():
+            _draw(folder.path / "stragglers.png", study, found)
+        out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+    if as_json:
+        print_json(summary)
+
+
+def _rates(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return RATES
+    try:
+        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        raise ConfigurationError(
+            f"--lr must be numbers separated by commas, got {text!r}"
+        ) from None
+
+
+def _run(jobs: list[Job], folder: RunFolder | None) -> Found:
+    """One line of metrics a run, so that an interruption loses at most one."""
+    engines = Engines()
+    found: Found = {}
+    try:
+        with Reporter(len(jobs), "stragglers") as reporter:
+            for job in jobs:
+                entry = found.setdefault(job.scene.name, {}).setdefault(job.label, Entry(job.label))
+                name = f"{job.scene.name} stragglers, {job.label}, seed {job.settings.seed}"
+                row: dict[str, Any] = {
+                    "scene": job.scene.name, "method": job.label, "seed": job.settings.seed
+                }  # fmt: skip
+                if job.rate is None:
+                    timed = pace(job.settings)
+                    entry.paces.append(timed)
+                    row |= vars(timed)
+                    reporter.finished(f"{name}: {timed.throughput:,.0f} gradients/s")
+                else:
+                    result = execute(
+                        job.settings, folder=None, on_row=lambda row: None, engines=engines
+                    )
+                    entry.histories.setdefault(job.rate, []).append(result.history)
+                    row |= {"learning_rate": job.rate, "history": result.history}
+                    last = result.summary
+                    score = last["accuracy"] if last["accuracy"] is not None else last["loss"]
+                    reporter.finished(f"{name}, rate {job.rate:g}: {entry.key} {score:.4f}")
+                if folder is not None:
+                    folder.add_row(row)
+    finally:
+        if folder is not None:
+            folder.close()
+    return found
+
+
+def _config(study: Study, jobs: list[Job]) -> dict[str, Any]:
+    first = next(job.settings for job in jobs if job.rate is not None)
+    return {
+        "task": study.task.name,
+        "seeds": list(study.seeds),
+        "learning_rates": list(study.rates),
+        "epochs": first.epochs,
+        "batch": first.batch,
+        "optimiser": OPTIMISER,
+        "steps": study.steps,
+        "scenes": [
+            {"name": s.name, "methods": list(s.methods), "cluster": s.cluster.as_dict()}
+            for s in study.scenes
+        ],
+    }
+
+
+def _summary(study: Study, found: Found) -> dict[str, Any]:
+    return {
+        "task": study.task.name,
+        "workers": study.scenes[0].cluster.workers,
+        "seeds": len(study.seeds),
+        "steps": study.steps,
+        "scenes": {
+            scene: [entry.as_dict() for entry in entries.values()]
+            for scene, entries in found.items()
+        },
+        "claims": [claim.as_dict() for claim in claims(found)],
+    }
+
+
+# ---------------------------------------------------------------------- on the console
+
+
+def _show(study: Study, found: Found) -> None:
+    epochs = study.task.epochs if study.epochs is None else study.epochs
+    out.print(
+        f"{study.task.title}; {study.scenes[0].cluster.workers} workers, {_seeds(study)}, "
+        f"{OPTIMISER} on every server and no moving average; times from "
+        f"{study.steps} steps per worker, scores over {epochs:g} epochs at the best rate of "
+        f"{', '.join(f'{rate:g}' for rate in study.rates)}",
+        markup=False,
+        soft_wrap=True,
+    )
+    for scene in study.scenes:
+        entries = found[scene.name]
+        out.print(_table(scene, entries))
+        edges = [entry.label for entry in entries.values() if scene.trains and entry.is_at_edge]
+        if edges:
+            out.print(
+                f"notice: the best rate is at the edge of the grid for {', '.join(edges)}; widen "
+                "it with --lr",
+                markup=False,
+                soft_wrap=True,
+            )
+    out.print(_verdicts(claims(found)))
+
+
+def _table(scene: Scene, entries: Mapping[str, Entry]) -> Table:
+    table = Table(
+        title=scene.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )  # fmt: skip
+    key = next(iter(entries.values())).key
+    show = _spread_share if key == "accuracy" else _spread_loss
+    columns: dict[str, Callable[[Entry], str]] = {
+        "used/s": lambda entry: _spread(entry.over_seeds("throughput")),
+    }
+    if scene.slowest_pace is not None:
+        columns["2nd half/s"] = lambda entry: _spread(entry.over_seeds("late_throughput"))
+    columns |= {
+        "waiting": lambda entry: _spread_share(entry.over_seeds("waiting")),
+        "stale": lambda entry: f"{entry.over_seeds('mean_staleness').mean:.1f}",
+        "most": lambda entry: f"{max(one.max_staleness for one in entry.paces):.0f}",
+        "dropped": lambda entry: f"{100 * entry.over_seeds('dropped').mean:.1f} %",
+    }
+    if scene.trains:
+        columns["rate"] = lambda entry: f"{entry.best_rate:g}"
+        columns[f"mean {key}"] = lambda entry: show(entry.average(entry.best_rate))
+        columns["at the end"] = lambda entry: show(entry.final(entry.best_rate))
+    table.add_column("method", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for entry in entries.values():
+        table.add_row(entry.label, *(cell(entry) for cell in columns.values()))
+    return table
+
+
+def _seeds(study: Study) -> str:
+    count = len(study.seeds)
+    return "one seed" if count == 1 else f"{count} seeds (±: 95 % interval of the mean)"
+
+
+def _verdicts(found: list[Claim]) -> Table:
+    table = Table(
+        title="What is said of them, and what we measured", title_justify="left",
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+    )  # fmt: skip
+    for column in ("stragglers", "said", "verdict", "measured, seed by seed"):
+        table.add_column(column, no_wrap=True)
+    for claim in found:
+        table.add_row(claim.scene, claim.statement, claim.verdict, _measured(claim))
+    return table
+
+
+def _measured(claim: Claim) -> str:
+    ends = dict.fromkeys(map(show_number, (claim.measured.low, claim.measured.high)))
+    return f"{' to '.join(ends)} {claim.unit}"
+
+
+def _spread(span: Interval) -> str:
+    half = span.high - span.mean
+    return f"{span.mean:,.0f}" + (f" ± {half:,.0f}" if half else "")
+
+
+def _spread_share(span: Interval) -> str:
+    half = 100 * (span.high - span.mean)
+    return f"{100 * span.mean:.1f}" + (f" ± {half:.1f} %" if half else " %")
+
+
+def _spread_loss(span: Interval) -> str:
+    half = span.high - span.mean
+    return f"{span.mean:.4g}" + (f" ± {half:.2g}" if half else "")
+
+
+def _draw(path: Path, study: Study, found: Found) -> None:
+    stages = [
+        Stage(
+            scene.title,
+            [_runner(entry) for entry in found[scene.name].values()],
+            scene.slowest_pace,
+        )
+        for scene in study.scenes
+        if scene.trains
+    ]
+    workers = study.scenes[0].cluster.workers
+    stragglers_picture(
+        path,
+        stages,
+        title="Waiting or stale: parameter servers with stragglers",
+        subtitle=f"{study.task.title}; {workers} workers, {OPTIMISER} on every server; "
+        f"{len(study.seeds)} seeds (bars: means and 95 % intervals, lines: means, bands: range)",
+    )
+
+
+def _runner(entry: Entry) -> Runner:
+    rate = entry.best_rate
+    return Runner(
+        entry.label,
+        entry.over_seeds("throughput"),
+        entry.over_seeds("late_throughput"),
+        entry.over_seeds("waiting"),
+        rate,
+        entry.histories[rate],
+    )
