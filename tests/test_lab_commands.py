@@ -18,12 +18,14 @@ from gossamer.reproductions.table import Cell
 
 def test_the_published_cells_are_all_there() -> None:
     """Counts by table, and some cells read back."""
-    assert len(SGD_CELLS) == 6 * 7 * 5
+    assert len(SGD_CELLS) == 6 * 8 * 5
     assert len(ADAM_CELLS) == 3 * 4 * 7
     sgd = "sgd:momentum=0.9"
     assert SGD_CELLS[sgd, 4, 256, 0.01] == 0.975
     assert SGD_CELLS[sgd, 8, 512, 10**-2.5] == 0.904
     assert SGD_CELLS[sgd, 1, 64, 0.1] is None
+    assert SGD_CELLS[sgd, 0, 64, 10**-0.5] is None
+    assert (sgd, 0, 64, 10**-4.5) not in SGD_CELLS
     assert ADAM_CELLS["adam", 8, 1024, 10**-2.5] == 0.896
     assert ADAM_CELLS["adam", 8, 2048, 10**-2.5] is None
 

@@ -7,6 +7,7 @@ parks the task until the operation resolves, on real workers the task's own thre
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from itertools import count
 from typing import Any, Generic, TypeVar, cast
 
 from gossamer.errors import ProtocolError
@@ -19,17 +20,19 @@ _OPEN, _RESOLVED, _FAILED, _CANCELLED = range(4)
 class Pending(Generic[T]):
     """The result of an operation that has been started and may not have finished yet."""
 
-    __slots__ = ("_callback", "_error", "_state", "_value", "label", "on_cancel", "peer")
+    __slots__ = ("_callbacks", "_error", "_state", "_value", "label", "on_cancel", "peer", "settle")
 
     def __init__(self, label: str, peer: int | None = None) -> None:
         self.label = label
         self.peer = peer
         """The worker this operation depends on; its death fails the operation."""
         self.on_cancel: Callable[[], None] | None = None
+        self.settle: Callable[[], None] | None = None
+        """On real workers: finishes the operation in the thread that awaits it."""
         self._state = _OPEN
         self._value: T | None = None
         self._error: BaseException | None = None
-        self._callback: Callable[[], None] | None = None
+        self._callbacks: list[Callable[[], None]] | None = None
 
     @property
     def done(self) -> bool:
@@ -45,15 +48,18 @@ class Pending(Generic[T]):
 
     def resolve(self, value: T) -> None:
         if self._state == _OPEN:
-            self._state, self._value = _RESOLVED, value
-            if self._callback is not None:
-                self._callback()
+            # The value first: another thread may look as soon as the state says so.
+            self._value = value
+            self._state = _RESOLVED
+            if self._callbacks is not None:
+                self._call_back()
 
     def fail(self, error: BaseException) -> None:
         if self._state == _OPEN:
-            self._state, self._error = _FAILED, error
-            if self._callback is not None:
-                self._callback()
+            self._error = error
+            self._state = _FAILED
+            if self._callbacks is not None:
+                self._call_back()
 
     def cancel(self) -> None:
         """Give up. Receives and sleeps lose nothing; what was sent may still arrive."""
@@ -64,41 +70,63 @@ class Pending(Generic[T]):
                 self.on_cancel()
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call back once, at once if the operation has already ended; later callers chain."""
+        """Call back once, at once if the operation has already ended; in order of asking.
+
+        Safe against an end in another thread without a lock: whoever pops a callback calls it.
+        """
         if self._state != _OPEN:
             callback()
-        elif self._callback is None:
-            self._callback = callback
+            return
+        if self._callbacks is None:
+            self._callbacks = [callback]
         else:
-            first = self._callback
+            self._callbacks.append(callback)
+        if self._state != _OPEN:
+            self._call_back()
 
-            def both() -> None:
-                first()
-                callback()
-
-            self._callback = both
+    def _call_back(self) -> None:
+        callbacks = self._callbacks
+        while callbacks:
+            try:
+                callback = callbacks.pop(0)
+            except IndexError:
+                return  # another thread was faster
+            callback()
 
     def __await__(self) -> Generator[Pending[Any], None, T]:
         yield self
         return self.result()
 
 
+class Gathered(Pending[list[T]]):
+    """Several operations as one; awaiting it awaits each in turn."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[Pending[T]]) -> None:
+        super().__init__("gather")
+        self._parts = parts
+        done = count(1)
+
+        def one_more() -> None:
+            if next(done) == len(parts):
+                try:
+                    self.resolve([part.result() for part in parts])
+                except Exception as error:
+                    self.fail(error)
+
+        if not parts:
+            self.resolve([])
+        for part in parts:
+            part.when_done(one_more)
+
+    def __await__(self) -> Generator[Pending[Any], None, list[T]]:
+        results: list[T] = []
+        for part in self._parts:
+            results.append((yield from part.__await__()))
+        return results
+
+
 def gather(pendings: Sequence[Pending[T]]) -> Pending[list[T]]:
     """All results in order, once all are there; a failure among them fails the whole."""
-    whole: Pending[list[T]] = Pending("gather")
-    left = len(pendings)
-
-    def one_more() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            try:
-                whole.resolve([pending.result() for pending in pendings])
-            except Exception as error:
-                whole.fail(error)
-
-    if not pendings:
-        whole.resolve([])
-    for pending in pendings:
-        pending.when_done(one_more)
-    return whole
+    return Gathered(pendings)

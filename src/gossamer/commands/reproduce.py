@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from gossamer.commands import options as given
 from gossamer.commands.console import Reporter, can_draw, out, print_json
 from gossamer.commands.execute import recorded
+from gossamer.commands.published import draw_table, show_table
 from gossamer.commands.sweep import (
     DeviceOption,
     MinutesOption,
@@ -20,12 +22,21 @@ from gossamer.commands.sweep import (
     run_sweep,
     say_how_to_go_on,
 )
+from gossamer.commands.trainings import continued_plan, planned, run_trainings
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.lab.results import Results
 from gossamer.report.folder import RunFolder
-from gossamer.report.pictures import table_picture
-from gossamer.reproductions import TABLES, Cell, PublishedTable
+from gossamer.reproductions import TABLES, PublishedTable
 from gossamer.reproductions.table import Experiment
+from gossamer.reproductions.trainings import Trained
+
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", help="So many trainings at a time, in processes; default: 1."),
+]
+# By kind of table: computed at once, a grid of the laboratory, single trainings.
+_TRAINED = frozenset({"--data", "--device", "--quick", "--resume", "--minutes"})
+_SINGLE = _TRAINED | {"--epochs", "--jobs"}
 
 
 def reproduce(
@@ -37,6 +48,11 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="A small part with few epochs, of tables that train.")
     ] = False,
+    epochs: Annotated[
+        float | None,
+        typer.Option("--epochs", help="Instead of the paper's; the schedule shrinks with them."),
+    ] = None,
+    jobs: JobsOption = None,
     resume: ResumeOption = None,
     minutes: MinutesOption = None,
     runs: given.RunsOption = Path("runs"),
@@ -49,32 +65,73 @@ def reproduce(
     if table not in TABLES:
         raise unknown_name("table", table, TABLES)
     chosen = TABLES[table]
-    if chosen.experiment is None:
-        asked = {"--data": data, "--device": device, "--quick": quick or None,
-                 "--resume": resume, "--minutes": minutes}  # fmt: skip
-        _refuse(chosen, [option for option, value in asked.items() if value is not None])
-        _compute(chosen, seed, runs, as_json)
-        return
-    folder = None
-    if resume is None:
-        grid = chosen.experiment.grid(seed, quick)
-        setup = Setup(chosen.experiment.task, data, device or "cpu", threads, grid, chosen.name)
+    changing = {"--quick": quick or None, "--epochs": epochs}
+    _refuse(
+        chosen,
+        {"--data": data, "--device": device, **changing, "--jobs": jobs,
+         "--resume": resume, "--minutes": minutes},
+    )  # fmt: skip
+    if chosen.trainings is not None:
+        finished: dict[str, Trained] = {}
+        if resume is None:
+            plan = planned(
+                chosen, seed=seed, quick=quick, epochs=epochs, data=data, device=device,
+                threads=threads,
+            )  # fmt: skip
+        else:
+            plan, finished = continued_plan(
+                chosen, resume, asked=changing | {"--seed": seed or None}, data=data,
+                device=device, threads=threads,
+            )  # fmt: skip
+        run_trainings(
+            chosen, plan, resumed=resume, finished=finished, jobs=1 if jobs is None else jobs,
+            minutes=minutes, runs=runs, as_json=as_json,
+        )  # fmt: skip
+    elif chosen.experiment is not None:
+        setup, folder = _set_up(
+            chosen, chosen.experiment, seed, quick, resume, device, threads, data
+        )
+        _train(chosen, chosen.experiment, setup, folder, runs, minutes, as_json)
     else:
-        setup, folder = continued(resume, {"--quick": quick or None}, device, threads, data)
-        if setup.table != chosen.name:
-            raise ConfigurationError(
-                f"{resume} holds {setup.table or 'another laboratory run'}, not {chosen.name}; "
-                "name its own table"
-            )
-    _train(chosen, chosen.experiment, setup, folder, runs, minutes, as_json)
+        _compute(chosen, seed, runs, as_json)
 
 
-def _refuse(table: PublishedTable, options: list[str]) -> None:
-    if options:
-        trained = [name for name, one in TABLES.items() if one.experiment is not None]
+def _set_up(
+    chosen: PublishedTable,
+    experiment: Experiment,
+    seed: int,
+    quick: bool,
+    resume: Path | None,
+    device: str | None,
+    threads: int,
+    data: Path | None,
+) -> tuple[Setup, RunFolder | None]:
+    if resume is None:
+        grid = experiment.grid(seed, quick)
+        return Setup(experiment.task, data, device or "cpu", threads, grid, chosen.name), None
+    setup, folder = continued(resume, {"--quick": quick or None}, device, threads, data)
+    if setup.table != chosen.name:
         raise ConfigurationError(
-            f"{table.name} is computed at once and without data; leave out {', '.join(options)}, "
-            f"which {', '.join(trained)} take"
+            f"{resume} holds {setup.table or 'another laboratory run'}, not {chosen.name}; "
+            "name its own table"
+        )
+    return setup, folder
+
+
+def _taken(table: PublishedTable) -> frozenset[str]:
+    if table.trainings is not None:
+        return _SINGLE
+    return frozenset() if table.experiment is None else _TRAINED
+
+
+def _refuse(table: PublishedTable, asked: Mapping[str, object]) -> None:
+    options = [o for o, value in asked.items() if value is not None and o not in _taken(table)]
+    if options:
+        takers = [name for name, one in TABLES.items() if _taken(one).issuperset(options)]
+        why = "computed at once and without data" if table.experiment is None else "one fixed grid"
+        raise ConfigurationError(
+            f"{table.name} is {why}; leave out {', '.join(options)}, "
+            f"which {', '.join(takers)} {'takes' if len(takers) == 1 else 'take'}"
         )
 
 
@@ -88,11 +145,11 @@ def _compute(chosen: PublishedTable, seed: int, runs: Path, as_json: bool) -> No
     with recorded(folder), Reporter(chosen.cells, chosen.name) as reporter:
         cells = chosen.compute(seed, reporter.finished)
     result: dict[str, Any] = {"table": chosen.name, "cells": [cell.as_dict() for cell in cells]}
-    _show(chosen, cells)
+    show_table(chosen, cells)
     if folder is not None:
         folder.write_summary({"ended": "finished", **result})
         if can_draw():
-            _picture(folder, chosen, cells)
+            draw_table(folder, chosen, cells)
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
     if as_json:
         print_json(result)
@@ -120,7 +177,7 @@ def _train(
 
     run = run_sweep(task, setup, folder, is_new=is_new, minutes=minutes, described=described)
     cells = experiment.cells(run.results)
-    _show(chosen, cells)
+    show_table(chosen, cells)
     out.print(
         f"this run: {run.results.grid.epochs:g} epochs, {len(cells)} cells of {chosen.cells}",
         markup=False,
@@ -143,57 +200,3 @@ def _list(as_json: bool) -> None:
     out.print(listing)
     if as_json:
         print_json({"tables": [{"name": t.name, "title": t.title} for t in TABLES.values()]})
-
-
-def _show(table: PublishedTable, cells: list[Cell]) -> None:
-    columns = list(dict.fromkeys(cell.column for cell in cells))
-    rows = list(dict.fromkeys(cell.row for cell in cells))
-    by_place = {(cell.row, cell.column): cell for cell in cells}
-    shown = Table(title=f"{table.title} (ours | published)", title_justify="left")
-    shown.add_column("")
-    for column in columns:
-        shown.add_column(column, justify="right")
-    for row in rows:
-        # A table in training may have holes.
-        places = [by_place.get((row, column)) for column in columns]
-        shown.add_row(row, *("." if cell is None else _cell(cell, table) for cell in places))
-    if cells:
-        out.print(shown)
-    for line in _agreement(table, cells):
-        out.print(line, markup=False, soft_wrap=True)
-    out.print(table.settings, markup=False)
-
-
-def _agreement(table: PublishedTable, cells: list[Cell]) -> list[str]:
-    if table.experiment is not None:
-        return [table.experiment.verdict(cells)]
-    known = [cell for cell in cells if cell.deviation is not None]
-    if not known:
-        return []
-    worst = max(known, key=lambda cell: abs(cell.deviation or 0.0))
-    share = f"{100 * (worst.deviation or 0.0):+.1f} %"
-    return [
-        f"largest deviation of {len(known)} published cells: {share} ({worst.column}, {worst.row})",
-        f"published figures: {known[0].evidence}",
-    ]
-
-
-def _cell(cell: Cell, table: PublishedTable) -> str:
-    if table.experiment is not None:
-        return table.experiment.show(cell)
-    ours = f"{cell.ours:.3g} {table.unit}"
-    if cell.published is None or cell.deviation is None:
-        return ours
-    return f"{ours} | {cell.published:g} ({100 * cell.deviation:+.0f} %)"
-
-
-def _picture(folder: RunFolder, table: PublishedTable, cells: list[Cell]) -> None:
-    table_picture(
-        folder.path / "table.png",
-        table.title,
-        list(dict.fromkeys(cell.row for cell in cells)),
-        list(dict.fromkeys(cell.column for cell in cells)),
-        published={(c.row, c.column): c.published for c in cells if c.published is not None},
-        ours={(cell.row, cell.column): cell.ours for cell in cells},
-        unit=table.unit,
-    )

@@ -6,12 +6,12 @@ import dataclasses
 import json
 import signal
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 
@@ -199,7 +199,17 @@ def interruptible() -> Generator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def say_how_to_go_on(run: Run, folder: RunFolder | None, command: str) -> None:
+class Ended(Protocol):
+    """What the last words about a run need to know of it."""
+
+    @property
+    def ended(self) -> str: ...
+
+    @property
+    def notices(self) -> Sequence[str]: ...
+
+
+def say_how_to_go_on(run: Ended, folder: RunFolder | None, command: str) -> None:
     """The last words about a run: notices, where it lies, how to continue what was stopped."""
     for notice in run.notices:
         out.print(f"notice: {notice}", markup=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 config.json     everything that decided the run
 metrics.jsonl   one line per evaluation
+progress.json   of a command that goes on where it was stopped: what is done so far
 summary.json    the result
 trace.json      a timeline that Perfetto and chrome://tracing open
 """
@@ -60,6 +61,9 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._write("summary.json", summary)
+
+    def write_progress(self, progress: dict[str, Any]) -> None:
+        self._write("progress.json", progress)
 
     def open_trace(self, workers: int) -> Timeline:
         self.timeline = Timeline(self.path / "trace.json")

@@ -1,6 +1,7 @@
 """Published tables, and how we compute the same cells."""
 
 from gossamer.reproductions.ad_psgd import SLOW_WORKER, SPEED_UP
+from gossamer.reproductions.dc_asgd import TABLE as DC_ASGD
 from gossamer.reproductions.delayed_gradients import ADAM, ADAM_FAR, SGD
 from gossamer.reproductions.servers import BACKUP_WORKERS, SOFTSYNC_STALENESS
 from gossamer.reproductions.table import Cell, PublishedTable
@@ -15,6 +16,7 @@ TABLES: dict[str, PublishedTable] = {
         SGD,
         ADAM,
         ADAM_FAR,
+        DC_ASGD,
     )
 }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gossamer.lab.grid import Grid
 from gossamer.lab.results import Results
+from gossamer.reproductions.trainings import Problem, Trained, Training
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,27 @@ class Experiment:
 
 
 @dataclass(frozen=True)
+class Trainings:
+    """A table of simulated trainings, which may run side by side; each cell is done or is not."""
+
+    problem: Problem
+    epochs: float
+    """As published."""
+    quick_epochs: float
+    make: Callable[[int, bool, float], list[Training]]
+    """From a seed, whether only a quick part is wanted, and the epochs; in the table's order."""
+    value: Callable[[Mapping[str, Any]], float]
+    """The number of a cell, from the summary of its training."""
+    show: Callable[[Cell], str]
+    verdict: Callable[[list[Cell]], str]
+    """How far ours and the published cells agree."""
+    picture: Callable[[Path, Sequence[Training], Mapping[str, Trained]], None]
+    """From those that are done, by label; at least one is."""
+
+
+@dataclass(frozen=True)
 class PublishedTable:
-    """A table that `gossamer reproduce` can compute: at once, or as an experiment."""
+    """A table that `gossamer reproduce` computes: at once, as an experiment, or by trainings."""
 
     name: str
     title: str
@@ -70,4 +90,6 @@ class PublishedTable:
     compute: Callable[[int, Progress], list[Cell]] | None = None
     """From a seed; calls back after each cell."""
     experiment: Experiment | None = None
-    """Instead of `compute`, for a table that takes long and needs data."""
+    """Instead of `compute`, for a table that takes long and needs data: one laboratory grid."""
+    trainings: Trainings | None = None
+    """Instead of both, for a table whose cells are simulated trainings, each on its own."""

@@ -1,0 +1,67 @@
+"""How a published table is shown: ours beside theirs."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from gossamer.commands.console import out
+from gossamer.report.folder import RunFolder
+from gossamer.report.pictures import table_picture
+from gossamer.reproductions import Cell, PublishedTable
+
+
+def show_table(table: PublishedTable, cells: list[Cell]) -> None:
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    rows = list(dict.fromkeys(cell.row for cell in cells))
+    by_place = {(cell.row, cell.column): cell for cell in cells}
+    shown = Table(title=f"{table.title} (ours | published)", title_justify="left")
+    shown.add_column("")
+    for column in columns:
+        shown.add_column(column, justify="right")
+    for row in rows:
+        # A table in training may have holes.
+        places = [by_place.get((row, column)) for column in columns]
+        shown.add_row(row, *("." if cell is None else _cell(cell, table) for cell in places))
+    if cells:
+        out.print(shown)
+    for line in _agreement(table, cells):
+        out.print(line, markup=False, soft_wrap=True)
+    out.print(table.settings, markup=False)
+
+
+def draw_table(folder: RunFolder, table: PublishedTable, cells: list[Cell]) -> None:
+    table_picture(
+        folder.path / "table.png",
+        table.title,
+        list(dict.fromkeys(cell.row for cell in cells)),
+        list(dict.fromkeys(cell.column for cell in cells)),
+        published={(c.row, c.column): c.published for c in cells if c.published is not None},
+        ours={(cell.row, cell.column): cell.ours for cell in cells},
+        unit=table.unit,
+    )
+
+
+def _agreement(table: PublishedTable, cells: list[Cell]) -> list[str]:
+    own = table.experiment or table.trainings
+    if own is not None:
+        return own.verdict(cells).splitlines()
+    known = [cell for cell in cells if cell.deviation is not None]
+    if not known:
+        return []
+    worst = max(known, key=lambda cell: abs(cell.deviation or 0.0))
+    share = f"{100 * (worst.deviation or 0.0):+.1f} %"
+    return [
+        f"largest deviation of {len(known)} published cells: {share} ({worst.column}, {worst.row})",
+        f"published figures: {known[0].evidence}",
+    ]
+
+
+def _cell(cell: Cell, table: PublishedTable) -> str:
+    own = table.experiment or table.trainings
+    if own is not None:
+        return own.show(cell)
+    # Some tables count, and have no unit.
+    ours = f"{cell.ours:.3g} {table.unit}".rstrip()
+    if cell.published is None or cell.deviation is None:
+        return ours
+    return f"{ours} | {cell.published:g} ({100 * cell.deviation:+.0f} %)"

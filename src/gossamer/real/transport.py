@@ -1,0 +1,157 @@
+"""What an engine underneath must give: frames between processes, windows of memory, and sums.
+
+A process is one worker. A method's servers live inside the workers' processes; workers and servers
+together are *ends*, numbered workers first. A transport moves frames between processes and keeps
+one window of published parameters per end; which end a frame is for stands inside the frame.
+
+Everything here may be called from several threads of a process at once. What waits obeys `stop`
+within a tenth of a second by raising `Stopped`. Nothing is ever unpickled from the wire.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from gossamer.pending import Pending
+
+Part = bytes | bytearray | memoryview
+Parts = Sequence[Part]
+
+
+class Stopped(BaseException):
+    """The run was told to stop; unlike an error it is not reported."""
+
+
+class StopToken:
+    """Set once; whoever waits looks at it at least every `patience` seconds."""
+
+    patience = 0.05
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def check(self) -> None:
+        if self._event.is_set():
+            raise Stopped
+
+
+@dataclass(frozen=True)
+class Window:
+    """The published parameters of one end: how many, of which type, in whose process."""
+
+    numel: int
+    dtype: torch.dtype
+    process: int
+
+
+class Listener(Protocol):
+    """What a transport calls from its own thread."""
+
+    def frame(self, source: int, data: memoryview) -> None:
+        """A whole frame of another process. The memory is the listener's to keep."""
+        ...
+
+    def lost(self, process: int) -> None:
+        """A process has died. Called once for each."""
+        ...
+
+
+class Store(Protocol):
+    """Small facts that all processes share; it outlives any worker where the engine allows it."""
+
+    def agree(self, key: str, value: str) -> str:
+        """The first value proposed for a key, whoever proposed it; never waits for anybody."""
+        ...
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter that starts at 0 and return the sum."""
+        ...
+
+    def get(self, key: str) -> str | None:
+        """The agreed value, or None as long as nobody has proposed one."""
+        ...
+
+
+class Transport(Protocol):
+    """One process's connection to the others."""
+
+    name: ClassVar[str]
+    rank: int
+    size: int
+    store: Store
+
+    def open(
+        self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,
+        stop: StopToken,
+    ) -> None:  # fmt: skip
+        """Connect, make the windows and fill this process's own with `initial`.
+
+        Collective: returns when every process has done the same; frames may arrive from then on.
+        """
+        ...
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """The processes known to have died."""
+        ...
+
+    def send(self, to: int, parts: Parts) -> None:
+        """One frame: the parts one after the other, whole or not at all, in order per pair.
+
+        The parts may be changed by the caller as soon as this returns. It never waits for the
+        receiver's attention, so it may be called from `Listener.frame`. Raises `PeerLost` if the
+        process is known to be dead. Sending to oneself is allowed.
+        """
+        ...
+
+    def window(self, end: int) -> Tensor:
+        """The memory of an end of this process, flat. Change it only under `guard`."""
+        ...
+
+    def guard(self, end: int) -> AbstractContextManager[None]:
+        """Keeps everybody else from adding to an end of this process. Not for long."""
+        ...
+
+    def read(self, end: int) -> Pending[Tensor]:
+        """The window's present value: a view where memory is shared, or a copy.
+
+        A lent view may change under the reader, element by element; whoever keeps it copies it.
+        """
+        ...
+
+    def accumulate(self, end: int, delta: Tensor, start: int = 0) -> Pending[None]:
+        """Add to a window from `start` on; no update is lost under contention.
+
+        `delta` is read before this returns or is copied.
+        """
+        ...
+
+    def average(self, own: int, peer: int) -> Pending[None]:
+        """Two windows, one of this process, become their mean, as deltas that keep the sum."""
+        ...
+
+    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+        """The mean over those of the member processes that are alive, added in order of rank.
+
+        Every member calls it in the same order for the same members. A member that dies is left
+        out, by the same decision for all survivors. `value` is read before this returns.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; idempotent. Others see this process as gone, not as dead."""
+        ...
