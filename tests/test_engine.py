@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from gossamer import simulate
+from gossamer.evaluate import BUFFER_POLICIES
 from gossamer.keyed import key_of
+from gossamer.model import FlatModel
 from gossamer.optimisers import make_optimiser
 from gossamer.sim.engine import Engine, LoopEngine, NullEngine, VectorEngine, make_engine
-from gossamer.sim.evaluate import BUFFER_POLICIES
 from gossamer.sim.gradients import GradientDesk, Request
-from gossamer.sim.model import FlatModel
 from gossamer.sim.store import Point, ReplicaStore
 from gossamer.tasks import Task
 from gossamer.tasks.task import Data

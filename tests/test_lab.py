@@ -27,9 +27,9 @@ from gossamer.lab.staleness import Histogram, monte_carlo, simulated
 from gossamer.lab.sweep import Sweep
 from gossamer.lab.theory import characteristic_roots, edge_of, numerical_edge, stability_edge
 from gossamer.lab.training import GroupTraining, Models, RingBuffer
+from gossamer.model import FlatModel
 from gossamer.optimisers import make_optimiser
 from gossamer.sim.cluster import DISTRIBUTIONS, Compute
-from gossamer.sim.model import FlatModel
 from gossamer.tasks import Order
 from support import bowl, digits
 

@@ -280,7 +280,7 @@ def test_dc_asgd_is_its_recursion_on_the_gradients_as_they_arrive(
     workers: int, adaptive: bool, compensation: float, seed: int
 ) -> None:
     """w <- w - eta (g + lambda g g (w - w_bak(m))), w_bak(m) being what worker m was given last and
-    lambda divided, where adaptive, by the root of the mean square."""
+    lambda divided, where adaptive, by the root of the mean square of the gradients so far."""
     spec = f"dc_asgd:compensation={compensation},adaptive={str(adaptive).lower()},mean_square=0.7"
     simulation = build(
         bowl(), spec, unequal(workers, seed), steps=8, seed=seed, engine="loop",
@@ -288,14 +288,17 @@ def test_dc_asgd_is_its_recursion_on_the_gradients_as_they_arrive(
     )  # fmt: skip
     w = centre(simulation)
     mean_square = torch.zeros_like(w)
+    gradients = 0
     backup: dict[int, Tensor] = {}
 
     def pushed(_: int, source: int, push: Push) -> None:
-        nonlocal w, mean_square
+        nonlocal w, mean_square, gradients
         if push.gradient is not None:
             g = push.gradient.double()
+            gradients += 1
             mean_square = 0.7 * mean_square + 0.3 * g * g
-            strength = compensation / (mean_square + 1e-7).sqrt() if adaptive else compensation
+            unbiased = mean_square / (1 - 0.7**gradients)
+            strength = compensation / (unbiased + 1e-7).sqrt() if adaptive else compensation
             w = w - 0.3 * (g + strength * g * g * (w - backup[source]))
         backup[source] = w
 

@@ -9,9 +9,11 @@ import typer
 
 from gossamer.commands.compare import compare
 from gossamer.commands.console import err
+from gossamer.commands.doctor import doctor
 from gossamer.commands.lab import lab
 from gossamer.commands.listing import clusters, methods, tasks
 from gossamer.commands.reproduce import reproduce
+from gossamer.commands.run import run
 from gossamer.commands.simulate import simulate
 from gossamer.errors import ConfigurationError, Error
 
@@ -23,8 +25,10 @@ app = typer.Typer(
     # As markup, the [@START+LENGTH] of an option's help would be swallowed as a style.
     rich_markup_mode=None,
 )
-for command in (compare, simulate, methods, tasks, clusters, reproduce):
+for command in (compare, simulate, methods, tasks, clusters, reproduce, doctor):
     app.command()(command)
+# What follows the script belongs to the script, also where it looks like an option of ours.
+app.command(context_settings={"allow_interspersed_args": False})(run)
 app.add_typer(lab, name="lab")
 
 

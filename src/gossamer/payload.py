@@ -56,16 +56,26 @@ def tensor_bytes(value: object) -> int:
 
 def encode(value: object) -> bytes:
     """Header plus raw bytes."""
+    return b"".join(encode_parts(value))
+
+
+def encode_parts(value: object) -> list[bytes | memoryview]:
+    """The pieces of `encode`; a tensor in this machine's memory is lent and not copied."""
     names = _FIELDS.get(type(value))
     if names is None:
-        return struct.pack("<H", 0) + _encode_field(value)
+        return [struct.pack("<H", 0), *_encode_field(value)]
     label = type(value).__name__.encode()
-    parts = [_encode_field(getattr(value, name)) for name in names]
-    return struct.pack("<H", len(label)) + label + b"".join(parts)
+    parts: list[bytes | memoryview] = [struct.pack("<H", len(label)) + label]
+    for name in names:
+        parts += _encode_field(getattr(value, name))
+    return parts
 
 
-def decode(data: bytes) -> Any:
-    """The inverse of `encode`; anything unknown is refused, nothing is ever executed."""
+def decode(data: bytes | memoryview) -> Any:
+    """The inverse of `encode`; anything unknown is refused, nothing is ever executed.
+
+    Tensors are views of a writable memoryview, which is then theirs, and copies of bytes.
+    """
     try:
         value, end = _decode(data)
     except (struct.error, IndexError, ValueError, RuntimeError, TypeError, OverflowError) as error:
@@ -75,12 +85,12 @@ def decode(data: bytes) -> Any:
     return value
 
 
-def _decode(data: bytes) -> tuple[Any, int]:
+def _decode(data: bytes | memoryview) -> tuple[Any, int]:
     (length,) = struct.unpack_from("<H", data, 0)
     at = 2 + length
     if length == 0:
         return _decode_field(data, at)
-    label = data[2:at].decode()
+    label = bytes(data[2:at]).decode()
     cls = _TYPES.get(label)
     if cls is None:
         raise ProtocolError(f"a payload of unknown type {label!r} arrived")
@@ -103,26 +113,28 @@ def _field_bytes(value: object) -> int:
     raise _cannot_travel(value)
 
 
-def _encode_field(value: object) -> bytes:
+def _encode_field(value: object) -> list[bytes | memoryview]:
     if value is None:
-        return bytes([_NONE])
+        return [bytes([_NONE])]
     if isinstance(value, bool):
-        return bytes([_TRUE if value else _FALSE])
+        return [bytes([_TRUE if value else _FALSE])]
     if isinstance(value, int):
         if value.bit_length() > 63:
             raise ProtocolError(f"a number of {value.bit_length()} bits cannot travel: 63 at most")
-        return struct.pack("<Bq", _INT, value)
+        return [struct.pack("<Bq", _INT, value)]
     if isinstance(value, float):
-        return struct.pack("<Bd", _FLOAT, value)
+        return [struct.pack("<Bd", _FLOAT, value)]
     if isinstance(value, str):
         text = value.encode()
-        return struct.pack("<BI", _TEXT, len(text)) + text
+        return [struct.pack("<BI", _TEXT, len(text)) + text]
     if isinstance(value, Tensor) and value.dtype in _CODES:
-        # Copied: a slice of one element or none counts as contiguous whatever its stride.
-        flat = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        head = struct.pack("<BBB", _TENSOR, _CODES[flat.dtype], flat.dim())
-        sizes = struct.pack(f"<{flat.dim()}q", *flat.shape)
-        return head + sizes + flat.reshape(-1).view(torch.uint8).numpy().tobytes()
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        if flat.numel() <= 1:
+            # A slice of one element or none counts as contiguous whatever its stride.
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        head = struct.pack("<BBB", _TENSOR, _CODES[flat.dtype], value.dim())
+        sizes = struct.pack(f"<{value.dim()}q", *value.shape)
+        return [head + sizes, flat.view(torch.uint8).numpy().data]
     raise _cannot_travel(value)
 
 
@@ -132,7 +144,7 @@ def _cannot_travel(value: object) -> ProtocolError:
     return ProtocolError(f"{type(value).__name__} cannot travel: register it with @payload")
 
 
-def _decode_field(data: bytes, at: int) -> tuple[object, int]:
+def _decode_field(data: bytes | memoryview, at: int) -> tuple[object, int]:
     kind = data[at]
     if kind == _NONE:
         return None, at + 1
@@ -146,7 +158,7 @@ def _decode_field(data: bytes, at: int) -> tuple[object, int]:
         (length,) = struct.unpack_from("<I", data, at + 1)
         end = at + 5 + length
         # A slice beyond the end is short; the whole is refused by its length.
-        return data[at + 5 : end].decode(), end
+        return bytes(data[at + 5 : end]).decode(), end
     if kind != _TENSOR:
         raise ProtocolError(f"a payload with an unknown field kind {kind} arrived")
     dtype, dimensions = _DTYPES[data[at + 1]], data[at + 2]
@@ -156,6 +168,9 @@ def _decode_field(data: bytes, at: int) -> tuple[object, int]:
     for size in shape:
         count *= size
     end = start + count * torch.empty((), dtype=dtype).element_size()
-    raw = torch.frombuffer(bytearray(data[start:end]), dtype=torch.uint8) if count else None
-    value = raw.view(dtype).reshape(shape) if raw is not None else torch.empty(shape, dtype=dtype)
-    return value, end
+    if count == 0:
+        return torch.empty(shape, dtype=dtype), end
+    raw = data[start:end]
+    if isinstance(raw, bytes) or raw.readonly or len(raw) < end - start:
+        raw = bytearray(raw)
+    return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(shape), end

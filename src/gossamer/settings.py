@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.evaluate import BUFFER_POLICIES
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.optimisers import make_optimiser
 from gossamer.options import check_range
 from gossamer.schedules import make_schedule
 from gossamer.sim.cluster import Cluster, load_cluster
 from gossamer.sim.engine import ENGINES
-from gossamer.sim.evaluate import BUFFER_POLICIES
 from gossamer.sim.groups import split_groups
 from gossamer.tasks import Task, make_task, shares
 

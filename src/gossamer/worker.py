@@ -157,6 +157,14 @@ class Worker(Protocol):
         """One-sided: add to the peer's published parameters from `start` on, atomically."""
         ...
 
+    def average(self, peer: int) -> Pending[None]:
+        """One-sided: this worker's and the peer's published parameters both become their mean.
+
+        Each end adds half the difference of what it gave and what it got, so the sum is kept
+        whatever else changes them meanwhile.
+        """
+        ...
+
     def sleep(self, seconds: float) -> Pending[None]: ...
 
     def within(self, seconds: float, pending: Pending[T]) -> Pending[T]:

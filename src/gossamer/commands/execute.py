@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from gossamer.commands.console import err
+from gossamer.model import FlatModel
 from gossamer.report.folder import RunFolder
 from gossamer.settings import Settings
 from gossamer.sim.engine import Engine
-from gossamer.sim.model import FlatModel
 from gossamer.sim.simulation import Result, Row, Simulation
 
 _DIVERGED = 100.0

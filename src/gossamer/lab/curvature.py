@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gossamer.sim.model import FlatModel
+from gossamer.model import FlatModel
 
 _SAMPLES = 512
 _ITERATIONS = 100

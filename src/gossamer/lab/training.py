@@ -19,9 +19,9 @@ from torch.func import vmap  # pyright: ignore[reportUnknownVariableType]
 
 from gossamer.keyed import key_of
 from gossamer.lab.grid import Grid, Group, steps_of
+from gossamer.model import FlatModel, drawing_from
 from gossamer.optimisers import make_optimiser
 from gossamer.sim.engine import VectorEngine
-from gossamer.sim.model import FlatModel, drawing_from
 from gossamer.tasks import Order, Task
 
 Arrays = dict[str, NDArray[np.float32]]

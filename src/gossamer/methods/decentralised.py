@@ -11,7 +11,7 @@ from gossamer.errors import PeerLost
 from gossamer.methods.neighbourhood import Neighbourhood
 from gossamer.pending import Pending
 from gossamer.replica import Replica
-from gossamer.rules import pair_delta, weighted_sum
+from gossamer.rules import weighted_sum
 from gossamer.topology import Topology
 from gossamer.worker import Message, Worker
 
@@ -74,10 +74,10 @@ async def ad_psgd(
 ) -> None:
     """Lian et al. 2018, AD-PSGD: a training loop and an averaging loop share x.
 
-    On a bipartite graph active workers offer and passive ones answer; on any other graph everyone
-    does both. Promises: the mean is kept under every race, because both ends add deltas; nobody
-    waits for a slow worker. An active worker averages at least `least` and at most `most` times
-    per step, training being at most one step ahead; the paper's loops run freely (0 and inf).
+    On a bipartite graph active workers average with passive ones; on any other graph everyone
+    does. Promises: the mean is kept under every race, because both ends add deltas; nobody waits
+    for a slow worker. An active worker averages at least `least` and at most `most` times per
+    step, training being at most one step ahead; the paper's loops run freely (0 and inf).
     """
     graph = Neighbourhood(topology, w)
 
@@ -97,7 +97,7 @@ async def ad_psgd(
                     averaged += 1
                 steps += 1
 
-    async def offer() -> None:
+    async def average() -> None:
         steps = averaged = 0
         while not w.over:
             steps += len(w.collect("stepped"))
@@ -106,23 +106,13 @@ async def ad_psgd(
                 steps += 1
             peers = graph.among(w.live).neighbours(w.rank)
             if peers:
-                peer, mine = w.rng.choice(peers), x.snapshot()
                 try:
-                    theirs = await w.request(peer, mine, tag="offer")
-                    x.add_(pair_delta(mine, theirs))  # x_i <- (x_i + x_j) / 2, as a delta
+                    await w.average(w.rng.choice(peers))  # x_i, x_j <- (x_i + x_j) / 2, atomically
                 except PeerLost:
-                    pass  # w.live has shrunk; the next offer goes elsewhere
+                    pass  # w.live has shrunk; the next one is another
             elif most == inf:
                 await w.receive("stepped")  # nobody is left: a free loop must let time pass
             averaged += 1
             w.send(w.rank, None, tag="averaged")
 
-    async def answer() -> None:
-        while True:
-            message = await w.receive("offer")
-            mine = x.snapshot()
-            w.reply(message, mine)
-            x.add_(pair_delta(mine, message.payload))
-
-    # Everyone answers: while news of a death spreads, two workers may both count as active.
-    await w.together(train(), offer(), answer())
+    await w.together(train(), average())

@@ -46,6 +46,8 @@ class Method:
     promises: Promises
     server: Role | None = None
     has_server: bool = False
+    shares_replica: bool = False
+    """Whether others change a worker's parameters, so that its gradients need their own copy."""
     server_optimiser: str = ""
     """What a server descends with unless the user says otherwise; empty: as the workers do."""
     is_synchronous: Callable[[Options], bool] = lambda options: True

@@ -73,6 +73,7 @@ _ROWS = (
         "ad_psgd", "decentralised", "Lian et al. 2018, Algorithms 2-4", "mean",
         decentralised.ad_psgd,
         Promises(True, "partner", "none", True, "1 (2 where all offer)", _offers),
+        shares_replica=True,
         is_synchronous=lambda options: False,
         suits=_bipartite,
         paper_values={"topology": "bipartite_ring", "least": 0.0, "most": inf},

@@ -181,7 +181,7 @@ async def dc_asgd_server(
     of a running mean of g squared (their DC-ASGD-a).
     """
     given: dict[int, Tensor] = {}
-    squares = torch.zeros_like(x.snapshot())
+    squares, weight = torch.zeros_like(x.snapshot()), 0.0
     while True:
         message = await w.receive(INBOX)
         push = message.payload
@@ -190,7 +190,9 @@ async def dc_asgd_server(
             continue
         if push.gradient is not None:
             squares.mul_(mean_square).addcmul_(push.gradient, push.gradient, value=1 - mean_square)
-            scale = compensation / (squares + 1e-7).sqrt() if adaptive else compensation
+            weight = mean_square * weight + 1 - mean_square  # of all gradients in the mean so far
+            mean = squares / max(weight, 1e-12)
+            scale = compensation / (mean + 1e-7).sqrt() if adaptive else compensation
             drift = x.snapshot() - given[message.source]
             x.descend_(delay_compensated(push.gradient, drift, scale), read=push.read)
         given[message.source] = x.snapshot()

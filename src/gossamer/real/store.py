@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 _TIMEOUT = timedelta(seconds=60)
 
@@ -40,9 +40,13 @@ def serve(host: str = "127.0.0.1", port: int = 0) -> TCPStore:
     """A store in this process, bound to the given address only: left alone it would take all."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.bind(address)
-    listening.listen(1024)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(1024)
+    except OSError:
+        listening.close()
+        raise
     chosen = listening.getsockname()[1]
     # The descriptor belongs to the store from here on.
     return TCPStore(

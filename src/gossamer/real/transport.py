@@ -92,7 +92,9 @@ class Transport(Protocol):
     name: ClassVar[str]
     rank: int
     size: int
-    store: Store
+
+    @property
+    def store(self) -> Store: ...
 
     def open(
         self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import grad, vmap  # pyright: ignore[reportUnknownVariableType]
 
 from gossamer.errors import unknown_name
-from gossamer.sim.model import FlatModel, drawing_from
+from gossamer.model import FlatModel
 from gossamer.sim.recording import Batched, GraphReplay, record
 
 ENGINES = {
@@ -55,25 +55,11 @@ class LoopEngine:
         self._model = model
 
     def evaluate(self, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor) -> Evaluated:
-        train = self._model.task.train
-        gradients: list[Tensor] = []
-        losses: list[Tensor] = []
-        statistics: list[Tensor] = []
-        for row, (batch, key) in enumerate(zip(batches, keys.tolist(), strict=True)):
-            # Each parameter gets memory of its own: alignment decides the last bits.
-            parameters = {
-                name: value.clone().requires_grad_()
-                for name, value in self._model.layout.unpack(points[row]).items()
-            }
-            # A model with randomness of its own draws from the key too.
-            with drawing_from(key, points.device):
-                loss, packed = self._model.loss(
-                    parameters, buffers[row], train.inputs[batch], train.targets[batch], keys[row]
-                )
-            pieces = torch.autograd.grad(loss, list(parameters.values()))
-            gradients.append(self._model.layout.pack(pieces))
-            losses.append(loss.detach())
-            statistics.append(packed.detach())
+        rows = [
+            self._model.gradient(points[row], buffers[row], batch, key)
+            for row, (batch, key) in enumerate(zip(batches, keys.tolist(), strict=True))
+        ]
+        gradients, losses, statistics = zip(*rows, strict=True)
         return Evaluated(torch.stack(gradients), torch.stack(losses), torch.stack(statistics))
 
 

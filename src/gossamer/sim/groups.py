@@ -201,6 +201,9 @@ class GroupLeader:
     def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
         return self._inner.accumulate(self._address(peer), delta, start=start)
 
+    def average(self, peer: int) -> Pending[None]:
+        return self._inner.average(self._address(peer))
+
     def sleep(self, seconds: float) -> Pending[None]:
         return self._inner.sleep(seconds)
 

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.evaluate import Evaluator, Held
 from gossamer.methods import Method, for_role
+from gossamer.model import FlatModel
 from gossamer.momentum import explicit_momentum
 from gossamer.optimisers import Optimiser, Sgd, make_optimiser
 from gossamer.replica import cut
@@ -22,11 +24,9 @@ from gossamer.sim.accounts import Observed
 from gossamer.sim.buckets import make_buckets
 from gossamer.sim.budget import Budget
 from gossamer.sim.engine import Engine, make_engine
-from gossamer.sim.evaluate import Evaluator
 from gossamer.sim.gradients import GradientDesk
 from gossamer.sim.groups import Groups, grouped_roles, split_groups
 from gossamer.sim.kernel import SECOND
-from gossamer.sim.model import FlatModel
 from gossamer.sim.store import ReplicaStore
 from gossamer.sim.worker import SimulatedWorker
 from gossamer.sim.world import Parts, Rates, World
@@ -211,7 +211,7 @@ class Simulation:
             self.history.append(summary)
             if self._on_row is not None:
                 self._on_row(summary)
-        parameters = self._evaluator.output_parameters(self.world)
+        parameters = self._evaluator.output_parameters(self._held())
         summary = {
             "method": str(self.settings.method),
             "task": self.settings.task.name,
@@ -256,7 +256,7 @@ class Simulation:
             "waiting_seconds": [a.waited_ns / SECOND for a in accounts.workers],
         }
         if self.settings.engine != "none":
-            scores = self._evaluator.score(world)
+            scores = self._evaluator.score(self._held())
             row |= {
                 "loss": scores.loss,
                 "accuracy": scores.accuracy,
@@ -264,6 +264,20 @@ class Simulation:
                 "consensus_distance": scores.consensus_distance,
             }
         return row
+
+    def _held(self) -> Held:
+        """By the living who speak for themselves; if nobody lives, by all of them."""
+        world = self.world
+        alive = [rank for rank in world.speakers if rank in world.alive] or list(world.speakers)
+        world.parts.workers.flush()
+        parameters = world.parts.workers.parameters
+        servers = world.replicas[world.size :]
+        return Held(
+            parameters if len(alive) == world.size else parameters[alive],
+            [world.replicas[rank].weight for rank in alive],
+            world.desk.buffers[alive],
+            [server.snapshot() if server.output is None else server.output for server in servers],
+        )
 
     def _observed(self, what: str) -> Observed:
         return self.world.accounts.observed.get(what, Observed())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from gossamer.errors import Late, ProtocolError
 from gossamer.keyed import key_of
 from gossamer.pending import Pending
 from gossamer.replica import Replica
+from gossamer.rules import pair_delta
 from gossamer.sim.gradients import Request
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.store import Point, SimulatedReplica
@@ -177,8 +179,7 @@ class SimulatedWorker:
     def _count_exchange(self, to: int, payload: Any, step: int) -> None:
         """A model that reached another worker; its age is the steps the sender made meanwhile."""
         if to != self.rank and to < self.size and self.rank < self.size and payload is not None:
-            self._world.accounts.age.add(self.step - step)
-            self._world.accounts.workers[to].exchanges += 1
+            self._exchanged(to, self.step - step)
 
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
         pending: Pending[Message] = Pending("receive", source)
@@ -240,12 +241,11 @@ class SimulatedWorker:
             value = world.replicas[peer].snapshot()
             world.post.carry(peer, self.rank, world.wire_size(value), lambda: arrived(value))
 
-        step = world.accounts.workers[peer].steps if peer < self.size else 0
+        step = self._steps_of(peer) if peer < self.size else 0
 
         def arrived(value: Tensor) -> None:
             if peer < self.size:
-                world.accounts.age.add(world.accounts.workers[peer].steps - step)
-                world.accounts.workers[self.rank].exchanges += 1
+                self._exchanged(self.rank, self._steps_of(peer) - step)
             answer.resolve(value)
 
         world.post.carry(self.rank, peer, 32, asked)
@@ -263,6 +263,36 @@ class SimulatedWorker:
 
         world.post.carry(self.rank, peer, world.wire_size(delta), arrived)
         return done
+
+    def average(self, peer: int) -> Pending[None]:
+        world = self._world
+        done: Pending[None] = Pending("average", peer)
+        world.watch(done, self.rank)
+        own, step = world.replicas[self.rank], self.step
+        mine = own.snapshot()
+
+        def asked() -> None:
+            replica = world.replicas[peer]
+            theirs = replica.snapshot()
+            size = world.wire_size(theirs)
+            world.post.carry(peer, self.rank, size, partial(answered, theirs, self._steps_of(peer)))
+            replica.add_(pair_delta(theirs, mine))
+            self._exchanged(peer, self.step - step)
+
+        def answered(theirs: Tensor, since: int) -> None:
+            own.add_(pair_delta(mine, theirs))
+            self._exchanged(self.rank, self._steps_of(peer) - since)
+            done.resolve(None)
+
+        world.post.carry(self.rank, peer, world.wire_size(mine), asked)
+        return done
+
+    def _steps_of(self, rank: int) -> int:
+        return self._world.accounts.workers[rank].steps
+
+    def _exchanged(self, receiver: int, age: int) -> None:
+        self._world.accounts.age.add(age)
+        self._world.accounts.workers[receiver].exchanges += 1
 
     # ------------------------------------------------------------------ time and tasks
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gossamer.sim.model import FlatModel, drawing_from
-from gossamer.sim.world import World
+from gossamer.model import FlatModel, drawing_from
 
 BUFFER_POLICIES = {
     "averaged": "the mean of the workers' statistics",
@@ -31,6 +31,17 @@ class Scores:
     consensus_distance: float
 
 
+@dataclass
+class Held:
+    """What workers and servers hold at a moment, of those that are alive."""
+
+    workers: Tensor
+    """One row each; for push-sum the numerators."""
+    weights: Sequence[float]
+    buffers: Tensor
+    servers: Sequence[Tensor]
+
+
 class Evaluator:
     """Evaluates the model that the method declares as its output."""
 
@@ -39,37 +50,22 @@ class Evaluator:
         self._output = output
         self._buffer_policy = buffer_policy
 
-    def output_parameters(self, world: World) -> Tensor:
+    def output_parameters(self, held: Held) -> Tensor:
         """The output model as a flat vector; an ensemble has none, so its mean stands in."""
         if self._output in ("centre", "server", "moving average"):
-            servers = world.replicas[world.size :]
-            return torch.cat([s.snapshot() if s.output is None else s.output for s in servers])
-        values = self.worker_values(world)
-        alive = [world.replicas[rank].weight for rank in self._alive(world)]
+            return torch.cat(list(held.servers))
         # Push-sum's mean is sum of numerators over sum of weights; every other weight is 1.
-        total = sum(alive)
-        if len(alive) == 1 and total == 1.0:
+        values, total = held.workers, sum(held.weights)
+        if len(values) == 1 and total == 1.0:
             return values[0].clone()
-        return values.mean(0).mul_(len(alive) / total) if total != len(alive) else values.mean(0)
+        mean = values.mean(0)
+        return mean.mul_(len(values) / total) if total != len(values) else mean
 
-    @staticmethod
-    def _alive(world: World) -> list[int]:
-        return [rank for rank in world.speakers if rank in world.alive] or list(world.speakers)
-
-    def worker_values(self, world: World) -> Tensor:
-        """The living workers' vectors (for push-sum the numerators)."""
-        world.parts.workers.flush()
-        alive = self._alive(world)
-        parameters = world.parts.workers.parameters
-        return parameters if len(alive) == world.size else parameters[alive]
-
-    def score(self, world: World) -> Scores:
-        values = self.worker_values(world)
-        weights = [world.replicas[rank].weight for rank in self._alive(world)]
-        if any(weight != 1.0 for weight in weights):
-            values = values / values.new_tensor(weights).unsqueeze(1)
-        buffers = world.desk.buffers[self._alive(world)]
-        output = self.output_parameters(world)
+    def score(self, held: Held) -> Scores:
+        values, buffers = held.workers, held.buffers
+        if any(weight != 1.0 for weight in held.weights):
+            values = values / values.new_tensor(held.weights).unsqueeze(1)
+        output = self.output_parameters(held)
         some = torch.linspace(0, len(values) - 1, min(_MOST_WORKERS, len(values))).long()
         test = self._model.task.test
         with torch.no_grad(), drawing_from(0, output.device):

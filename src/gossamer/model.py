@@ -88,6 +88,22 @@ class FlatModel:
         loss, packed = self.loss(self.layout.unpack(flat), buffers, inputs, targets, key)
         return loss, (loss.detach(), packed)
 
+    def gradient(
+        self, flat: Tensor, buffers: Tensor, batch: Tensor, key: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Plain autograd for one worker: the flat gradient, the loss, the statistics after it."""
+        # Each parameter gets memory of its own: alignment decides the last bits.
+        parameters = {
+            name: value.clone().requires_grad_() for name, value in self.layout.unpack(flat).items()
+        }
+        inputs, targets = self.task.train.inputs[batch], self.task.train.targets[batch]
+        # A model with randomness of its own draws from the key too.
+        with drawing_from(key, flat.device):
+            keyed = torch.tensor(key, device=flat.device)
+            loss, packed = self.loss(parameters, buffers, inputs, targets, keyed)
+        pieces = torch.autograd.grad(loss, list(parameters.values()))
+        return self.layout.pack(pieces), loss.detach(), packed.detach()
+
     def predict(self, flat: Tensor, buffers: Tensor, inputs: Tensor) -> Tensor:
         """Outputs in evaluation mode; the caller has put the module into it."""
         state = {**self.layout.unpack(flat), **self.buffer_layout.unpack(buffers)}

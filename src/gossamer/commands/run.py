@@ -1,0 +1,117 @@
+"""`gossamer run`: a user's own script on several real workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.machinery
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossamer.commands import launching
+from gossamer.commands import options as given
+from gossamer.commands.console import err
+from gossamer.errors import ConfigurationError
+from gossamer.methods import parse_method
+from gossamer.real.hosts import Hosts
+from gossamer.real.launch import Launch, Launcher
+from gossamer.report.folder import RunFolder
+
+# Long enough that no period or schedule is refused for the shortness of the run.
+_MANY_STEPS = 1_000_000
+
+
+def run(
+    script: Annotated[
+        str,
+        typer.Argument(metavar="SCRIPT", help="A Python script, or any program; with -m a module."),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGUMENTS", help="All that follows belongs to the script."),
+    ] = None,
+    workers: launching.CountOption = 2,
+    method: Annotated[
+        str | None, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
+    ] = None,
+    is_module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in `python -m`.")
+    ] = False,
+    transport: launching.TransportOption = None,
+    seed: given.SeedOption = 0,
+    slow: launching.AlwaysSlowOption = None,
+    pause: given.PauseOption = None,
+    kill: given.KillOption = None,
+    output: launching.OutputOption = "labelled",
+    runs: Annotated[
+        Path, typer.Option("--runs", help="Where the folder of --output folder goes.")
+    ] = Path("runs"),
+    tolerate_deaths: launching.TolerateOption = False,
+    deadline: launching.DeadlineOption = None,
+    nnodes: launching.HostsOption = 1,
+    node_rank: launching.HostOption = 0,
+    rendezvous: launching.RendezvousOption = None,
+    patience: launching.PatienceOption = 60.0,
+) -> int:
+    """Run a script of yours on several real workers.
+
+    \b
+    gossamer run -n 4 --method ad_psgd train.py --epochs 3
+    gossamer run -n 4 --method easgd:period=10 --slow 0=4 -m package.train
+    gossamer run -n 8 --nnodes 4 --node-rank 1 --rendezvous head:29400 train.py
+
+    Options of `gossamer run` stand before the script; all that follows it belongs to the script.
+    Times of --kill and --pause count from the start of the workers.
+
+    The exit code is 0 if every worker ended with 0 (those killed by --kill aside), else that of the
+    first worker that failed. A worker that dies does not end the others: they are told, and go
+    on. If a signal from outside killed it, the exit code is 1 even if all others finish, unless
+    --tolerate-deaths is given. 130 after Ctrl-C, 3 after the deadline.
+
+    SIGUSR1 to this process prints a table of who waits for what.
+    """
+    hosts = Hosts.parse(nnodes, node_rank, rendezvous, patience)
+    if workers < 1:
+        raise ConfigurationError(f"-n must be at least 1, got {workers}")
+    chosen = None if method is None else parse_method(method)
+    if chosen is not None:
+        chosen.resolve(workers * nnodes, _MANY_STEPS)
+    launch = Launch(
+        command_of(script, arguments or (), is_module=is_module), workers, hosts=hosts,
+        transport=transport, method=None if chosen is None else str(chosen), seed=seed,
+        injection=launching.injection_of(slow, pause, kill), output=output,
+        tolerates_deaths=tolerate_deaths, deadline_s=deadline,
+    )  # fmt: skip
+    if output != "folder":
+        return Launcher(launch).run()
+    folder = RunFolder.create(runs, f"run-{given.slug(Path(script).stem)}").path
+    status = Launcher(dataclasses.replace(launch, folder=folder)).run()
+    err.print(f"kept in {folder}", markup=False, soft_wrap=True)
+    return status
+
+
+def command_of(script: str, arguments: Sequence[str], *, is_module: bool) -> list[str]:
+    """What to execute: a Python script or module with this interpreter, else a program."""
+    if is_module:
+        top = script.partition(".")[0]
+        if importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:
+            raise ConfigurationError(
+                f"there is no module {script!r} here; see that it is installed"
+            )
+        return [sys.executable, "-m", script, *arguments]
+    path = Path(script)
+    if path.suffix == ".py" or (path / "__main__.py").is_file():
+        if not path.exists():
+            raise ConfigurationError(f"the script {script!r} does not exist; give its path")
+        return [sys.executable, script, *arguments]
+    if shutil.which(script) is None:
+        raise ConfigurationError(
+            f"{script!r} is neither a Python script nor a program that can be started; give the "
+            "path of a script, or a module after -m"
+        )
+    return [script, *arguments]

@@ -1,0 +1,268 @@
+"""A user's module and optimiser seen as one flat replica.
+
+The module's parameters are views of one flat buffer. Where nobody else changes a worker's
+parameters that buffer is the published window itself: peers only read it, and reading disturbs
+nobody. Where others do (AD-PSGD), or where the gradient is taken elsewhere than at the replica,
+the buffer is private and refreshed at each step, because a change between forward and backward
+would silently mix two points; the optimiser then works on the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.errors import ConfigurationError
+from gossamer.replica import Layout
+
+Views = list[Tensor]
+
+
+class LoopGradient(Tensor):
+    """The gradient that lies in the parameters' `.grad`, flattened only if somebody looks.
+
+    A method that only descends along it, or hands it to a reduction, saves a copy of the model.
+    """
+
+    binding: Binding
+
+    @staticmethod
+    def of(binding: Binding) -> LoopGradient:
+        token = torch.empty(0).as_subclass(LoopGradient)
+        token.binding = binding
+        return token
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        flat = [_flat(value) for value in args]
+        options = {name: _flat(value) for name, value in (kwargs or {}).items()}
+        with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+            return func(*flat, **options)
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, LoopGradient):
+        return value.binding.flat_gradient()
+    if isinstance(value, list | tuple):
+        return type(value)(_flat(one) for one in value)  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+class Binding:
+    """Moves one module's parameters between the user's loop and a flat window."""
+
+    def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
+        if not parameters:
+            raise ConfigurationError("the model has no trainable parameters; nothing to couple")
+        self.parameters = [parameter for _, parameter in parameters]
+        self.layout = Layout.of(parameters)
+        self.dtype = self.parameters[0].dtype
+        for parameter in self.parameters:
+            self.dtype = torch.promote_types(self.dtype, parameter.dtype)
+        first = self.parameters[0]
+        self.is_uniform = all(
+            p.dtype == first.dtype and p.device.type == "cpu" for p in self.parameters
+        )
+        self._flat: Tensor | None = None
+        self._token = LoopGradient.of(self)
+        self._private: Tensor | None = None
+        self._own: Views = [parameter.data for parameter in self.parameters]
+        """Where the parameters lay before; they lie there again in the end."""
+        self._window_views: Views = []
+        self._private_views: Views = []
+
+    def initial(self) -> Tensor:
+        return torch.cat([p.detach().reshape(-1).to("cpu", self.dtype) for p in self.parameters])
+
+    def attach(self, window: Tensor, *, is_private: bool) -> None:
+        """From now on the module trains coupled to this window."""
+        self._window = window
+        self._window_views = list(self.layout.unpack(window).values())
+        if is_private or not self.is_uniform:
+            self.make_private()
+        else:
+            self._point(self._window_views)
+
+    @property
+    def is_private(self) -> bool:
+        return self._private is not None or not self.is_uniform
+
+    def make_private(self) -> None:
+        if not self.is_uniform or self._private is not None:
+            return  # parameters on another device, or of several types, are private as they are
+        self._private = self._window.clone()
+        self._private_views = list(self.layout.unpack(self._private).values())
+        self._point(self._private_views)
+
+    def _point(self, views: Views) -> None:
+        for parameter, view in zip(self.parameters, views, strict=True):
+            parameter.data = view
+
+    def load(self, flat: Tensor) -> None:
+        """Put a point into the module, for the next forward pass."""
+        if self._private is not None:
+            self._private.copy_(flat)
+        elif self.is_uniform:
+            self._window.copy_(flat)
+        else:
+            with torch.no_grad():
+                pieces = self.layout.unpack(flat).values()
+                for parameter, piece in zip(self.parameters, pieces, strict=True):
+                    parameter.data.copy_(piece)
+
+    def restore(self, point: Views, *, is_private: bool) -> None:
+        """Undo a visit of another point."""
+        if self._private is not None and not is_private:
+            self._private = None
+            self._point(self._window_views)
+            return
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, point, strict=True):
+                parameter.data.copy_(value)
+
+    def flat_gradient(self) -> Tensor:
+        """All `.grad`s as one new vector; a parameter without one counts as zero."""
+        if self._flat is None:
+            pieces = [
+                torch.zeros(p.numel(), dtype=self.dtype) if p.grad is None
+                else p.grad.detach().reshape(-1).to("cpu", self.dtype)
+                for p in self.parameters
+            ]  # fmt: skip
+            self._flat = torch.cat(pieces)
+        return self._flat
+
+    def new_gradient(self) -> LoopGradient:
+        self._flat = None
+        return self._token
+
+    def set_gradient(self, flat: Tensor) -> None:
+        for parameter, piece in zip(
+            self.parameters, self.layout.unpack(flat).values(), strict=True
+        ):
+            parameter.grad = piece.to(parameter.device, parameter.dtype)
+
+    def descend(
+        self, step: Callable[[], Any], guard: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """One step of the user's optimiser on the window."""
+        if not self.is_private:
+            with guard():
+                step()
+        elif self._private is not None:
+            self._point(self._window_views)
+            try:
+                with guard():
+                    step()
+            finally:
+                self._point(self._private_views)
+        else:
+            self._descend_elsewhere(step, guard)
+
+    def _descend_elsewhere(
+        self, step: Callable[[], Any], guard: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """The optimiser must work where the parameters are: step there and publish the change."""
+        with guard():
+            self.load(self._window)
+            before = self.initial()
+            step()
+            self._window.add_(self.initial().sub_(before))
+
+    def detach(self, output: Tensor) -> None:
+        """The module owns its memory again and holds the given model."""
+        self._point(self._own)
+        with torch.no_grad():
+            for parameter, piece in zip(
+                self.parameters, self.layout.unpack(output).values(), strict=True
+            ):
+                parameter.data.copy_(piece.view_as(parameter))
+
+
+class LoopReplica:
+    """The `Replica` of a worker whose loop is the user's own."""
+
+    def __init__(
+        self,
+        binding: Binding,
+        window: Tensor,
+        optimizer: torch.optim.Optimizer,
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+        on_descend: Callable[[int], None] = lambda staleness: None,
+        before_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.weight = 1.0
+        self.output: Tensor | None = None
+        self.version = 0
+        self.window = window
+        self.clip: float | None = None
+        """Set by a loop that clips the gradient after it was combined with the others'."""
+        self.skips_infinite = False
+        self._binding = binding
+        self._optimizer = optimizer
+        self._guard = guard
+        self._on_descend = on_descend
+        self._before_step = before_step
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def snapshot(self) -> Tensor:
+        with self._guard():
+            return self.window.clone()
+
+    def add_(self, delta: Tensor, scale: float = 1.0) -> None:
+        with self._guard():
+            self.window.add_(delta, alpha=scale)
+
+    def mix_(self, theirs: Tensor, beta: float) -> None:
+        with self._guard():
+            self.window.lerp_(theirs, beta)
+
+    def assign_(self, value: Tensor) -> None:
+        with self._guard():
+            self.window.copy_(value)
+
+    def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
+        for version in (read,) if isinstance(read, int) else read:
+            self._on_descend(self.version - version)
+        is_own = isinstance(gradient, LoopGradient)
+        if self.skips_infinite and not bool(torch.isfinite(gradient).all()):
+            return
+        if not is_own:
+            self._binding.set_gradient(gradient)
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self._binding.parameters, self.clip)
+        self._before_step()
+        self._binding.descend(self._optimizer.step, self._guard)
+        self.version += 1
+
+    def _state_tensors(self) -> list[Tensor]:
+        """The optimiser's vectors, by name of the quantity, then by parameter."""
+        states = [self._optimizer.state.get(p, {}) for p in self._binding.parameters]
+        names = sorted({
+            name for state, p in zip(states, self._binding.parameters, strict=True)
+            for name, value in state.items()
+            if isinstance(value, Tensor) and value.shape == p.shape and value.dim() > 0
+        })  # fmt: skip
+        return [state[name] for name in names for state in states if name in state]
+
+    def optimiser_state(self) -> Tensor:
+        tensors = self._state_tensors()
+        flat = [tensor.reshape(-1).to("cpu", self._binding.dtype) for tensor in tensors]
+        return torch.cat(flat) if flat else self.window.new_empty(0)
+
+    def load_optimiser_state_(self, state: Tensor) -> None:
+        at = 0
+        for tensor in self._state_tensors():
+            tensor.copy_(state[at : at + tensor.numel()].view_as(tensor))
+            at += tensor.numel()
+
+    def reset_optimiser_(self) -> None:
+        self._optimizer.state.clear()

@@ -1,0 +1,297 @@
+"""A user's loop coupled to those of the others: the method's coroutine, driven from `step()`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.errors import PeerLost
+from gossamer.methods import MethodSpec, for_role
+from gossamer.optimisers import make_optimiser
+from gossamer.real.binding import Binding, LoopReplica
+from gossamer.real.books import Books
+from gossamer.real.driver import Driver
+from gossamer.real.hub import Hub, Plan
+from gossamer.real.outputs import Output, combined
+from gossamer.real.replicas import WindowReplica
+from gossamer.real.server_optimizer import slice_optimizer
+from gossamer.real.signals import explain_on_signal
+from gossamer.real.slowness import own_slow_factor
+from gossamer.real.transport import StopToken, Store, Transport, Window
+from gossamer.real.worker import RealWorker
+from gossamer.replica import Replica, cut
+from gossamer.worker import Gradient
+
+
+class LoopPace:
+    """The user's loop decides when it is over."""
+
+    def __init__(self, expected_steps: int) -> None:
+        self.expected_steps = expected_steps
+        self.is_closing = False
+
+    def open_step(self, step: int) -> bool:
+        return not self.is_closing
+
+
+class Coupling:
+    """Everything behind a `JoinedWorker` that is not alone."""
+
+    def __init__(
+        self, transport: Transport, spec: MethodSpec, model: nn.Module, binding: Binding,
+        optimizer: torch.optim.Optimizer, seed: int, steps: int,
+    ) -> None:  # fmt: skip
+        self.rank, self.size = transport.rank, transport.size
+        self.transport = transport
+        self.spec = spec
+        self.method = spec.method
+        self.options = spec.resolve(self.size, steps)
+        self.is_synchronous = self.method.is_synchronous(self.options)
+        self.books = Books()
+        self._model = model
+        self._binding = binding
+        self._optimizer = optimizer
+        self._seed = seed
+        self._stop = StopToken()
+        self._driver = Driver(self._stop)
+        self._driver.on_wait = self.books.waited
+        slices = cut(binding.layout.sizes, spec.servers) if self.method.has_server else ()
+        self.plan = Plan(self.size, slices)
+        self.hub = Hub(transport, self.plan, self._driver)
+        self._pace = LoopPace(steps)
+        self._slow = own_slow_factor(self.rank)
+        self._servers: dict[int, Replica] = {}
+        self._wanted: Gradient | None = None
+        self._loaded_step = 0
+
+    @property
+    def store(self) -> Store:
+        return self.transport.store
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == min(self.hub.live, default=self.rank)
+
+    # ------------------------------------------------------------------ begin and end
+
+    def begin(self) -> None:
+        initial = self._binding.initial()
+        windows = {
+            end: Window(
+                initial.numel() if end < self.size else _length(self.plan.slices[end - self.size]),
+                self._binding.dtype,
+                self.plan.process_of(end),
+            )
+            for end in range(self.plan.ends)
+        }
+        own = {
+            end: initial if end < self.size else initial[self.plan.slices[end - self.size]]
+            for end in self.plan.hosted_by(self.rank)
+        }
+        self.transport.open(windows, own, self.hub, self._stop)
+        self._share_beginning()
+        window = self.transport.window(self.rank)
+        self._binding.attach(window, is_private=self.method.shares_replica)
+        guard = self._guard_of(self.rank) if self.method.shares_replica else contextlib.nullcontext
+        self.replica = LoopReplica(self._binding, window, self._optimizer, guard, self.books.stale)
+        self.hub.services["output"] = self._own_output
+        for end in self.plan.hosted_by(self.rank):
+            if end >= self.size:
+                self._begin_server(end)
+        explain_on_signal(self.rank, self._driver.waiting.explain)
+        self.worker = RealWorker(
+            self.hub, self.rank, seed=self._seed, pace=self._pace, books=self.books,
+            gradient=self._gradient,
+        )  # fmt: skip
+        self.worker.step = self._loaded_step
+        role = for_role(self.method.worker, self.options)
+        self._main = self.method.worker(self.worker, self.replica, **role)
+        self._stepped_at = time.monotonic()
+        self._advance()
+
+    def _share_beginning(self) -> None:
+        """Everyone starts from the model of worker 0."""
+        own = self.transport.window(self.rank)
+        if self.rank != 0:
+            pending = self.transport.read(0)
+            self._driver.wait(pending, "beginning")
+            own.copy_(pending.result())
+        for end, part in zip(range(self.size, self.plan.ends), self.plan.slices, strict=True):
+            if self.plan.process_of(end) == self.rank:
+                self.transport.window(end).copy_(own[part])
+        # Nobody may change anything before everyone has read it.
+        self._everyone_is_here()
+
+    def _everyone_is_here(self) -> None:
+        here = self.transport.all_reduce(torch.zeros(1), range(self.size))
+        self._driver.wait(here, "beginning")
+
+    def _guard_of(self, end: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        return lambda: self.transport.guard(end)
+
+    def _begin_server(self, end: int) -> None:
+        window = self.transport.window(end)
+        chosen = self.spec.server_optimiser or self.method.server_optimiser
+        if chosen:
+            replica: Replica = WindowReplica(
+                window, make_optimiser(chosen), lambda: self.replica.learning_rate,
+                guard=self._guard_of(end), on_descend=self.books.stale,
+            )  # fmt: skip
+        else:
+            replica = slice_optimizer(
+                self._binding, self._optimizer, self.plan.slices[end - self.size], window,
+                self._guard_of(end), self.books.stale,
+            )  # fmt: skip
+        self._servers[end] = replica
+        self.hub.services[f"output {end}"] = lambda: Output(
+            replica.snapshot() if replica.output is None else replica.output, 1.0, torch.empty(0)
+        )
+        if self.method.server is not None:
+            server = RealWorker(self.hub, end, seed=self._seed, pace=self._pace, books=self.books)
+            role = for_role(self.method.server, self.options)
+            self._driver.start(self.method.server(server, replica, **role), f"server {end}")
+
+    def finish(self) -> None:
+        """The loop is over: wait for the others, answering; then hold the output model."""
+        try:
+            self._pace.is_closing = True
+            self._main.close()
+            self.hub.announce_end()
+            self.hub.ended.wait()
+            output = self.output()
+            self.hub.announce_read()
+            self.hub.read.wait()
+        except BaseException:
+            self.abandon()
+            raise
+        self._binding.detach(output.value)
+        self._load_buffers(output.buffers)
+        self._close()
+
+    def abandon(self) -> None:
+        """The loop failed: the module keeps what this worker has, and the others see a death."""
+        self._binding.detach(self.transport.window(self.rank).clone())
+        self._close()
+
+    def _close(self) -> None:
+        self._stop.set()
+        self._main.close()
+        self.transport.close()
+
+    # ------------------------------------------------------------------ the loop
+
+    def step(self, *, skips_infinite: bool = False) -> None:
+        """The user's gradient is there: the method goes on to where it wants the next one."""
+        wanted = self._wanted
+        assert wanted is not None, "the method is over"
+        self._slow_down()
+        self.books.steps += 1
+        self.replica.skips_infinite = skips_infinite
+        gradient = self._binding.new_gradient()
+        # A server in this very process would hold on to what the next step overwrites.
+        wanted.resolve(self._binding.flat_gradient() if self.plan.slices else gradient)
+        self._advance()
+        self._stepped_at = time.monotonic()
+
+    def _slow_down(self) -> None:
+        if self._slow > 1.0:
+            time.sleep((self._slow - 1.0) * (time.monotonic() - self._stepped_at))
+
+    def _gradient(self, at: Tensor | Replica, batch: Tensor | None) -> Gradient:
+        if isinstance(at, Tensor):
+            self._binding.make_private()
+            self._binding.load(at)
+        elif self._binding.is_private:
+            with self.transport.guard(self.rank):
+                self._binding.load(self.replica.window)
+        self._wanted = Gradient("gradient")
+        return self._wanted
+
+    def _advance(self) -> None:
+        main: Coroutine[Any, Any, None] = self._main
+        try:
+            while True:
+                pending = main.send(None)
+                if pending is self._wanted:
+                    self._driver.check()
+                    return
+                self._driver.wait(pending)
+        except StopIteration:
+            self._wanted = None
+
+    # ------------------------------------------------------------------ the output model
+
+    def _own_output(self) -> Output:
+        buffers = [b for b in self._model.buffers() if b.is_floating_point()]
+        flat = [b.detach().reshape(-1).cpu() for b in buffers]
+        return Output(
+            self.replica.snapshot(),
+            self.replica.weight,
+            torch.cat(flat) if flat else torch.empty(0),
+        )
+
+    def output(self) -> Output:
+        """The method's output as of now; asks every living worker."""
+        if self.method.output == "ensemble":
+            return self._own_output()
+        found: list[Output] = []
+        for process in sorted(self.hub.live):
+            try:
+                found.append(self._ask(process, "output"))
+            except PeerLost:
+                continue
+        servers = [
+            self._ask(self.plan.process_of(end), f"output {end}")
+            for end in range(self.size, self.plan.ends)
+        ]
+        return combined(self.method.output, found, servers)
+
+    def _ask(self, process: int, service: str) -> Output:
+        answer = self.hub.call(process, service)
+        self._driver.wait(answer, "output")
+        return answer.result()
+
+    def _load_buffers(self, flat: Tensor) -> None:
+        at = 0
+        with torch.no_grad():
+            for buffer in self._model.buffers():
+                if buffer.is_floating_point():
+                    buffer.copy_(flat[at : at + buffer.numel()].view_as(buffer))
+                    at += buffer.numel()
+
+    @contextlib.contextmanager
+    def output_in_place(self) -> Generator[None]:
+        output = self.output()
+        mine = self._own_output()
+        point = [parameter.detach().clone() for parameter in self._binding.parameters]
+        was_private = self._binding.is_private
+        self._binding.make_private()
+        self._binding.load(output.value)
+        self._load_buffers(output.buffers)
+        try:
+            yield
+        finally:
+            self._load_buffers(mine.buffers)
+            self._binding.restore(point, is_private=was_private)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.worker.step + 1,
+            "weight": self.replica.weight,
+            "value": self.replica.snapshot(),
+            "random": repr(self.worker.rng.getstate()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loaded_step = int(state["step"])
+
+
+def _length(part: slice) -> int:
+    return part.stop - part.start

@@ -1,0 +1,207 @@
+"""One process of a run: its ends, their mailboxes, and who else is there.
+
+Frames carry which end they are for. A frame to an end of the same process never leaves it.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gossamer.errors import PeerLost
+from gossamer.payload import decode, encode_parts
+from gossamer.pending import Pending
+from gossamer.real.driver import Driver
+from gossamer.real.mailbox import Mailbox
+from gossamer.real.transport import StopToken, Transport
+from gossamer.worker import INBOX, Left, Message, Tag
+
+_HEADER = struct.Struct("<BiiqqH")
+"""Kind, to, from, reply to, the tag's number, the length of its name."""
+_MESSAGE, _PHASE, _CALL = range(3)
+_NO_NUMBER = -(2**63)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who is who: workers are the ends 0 to size - 1, servers follow."""
+
+    size: int
+    slices: tuple[slice, ...] = ()
+    """The range of the parameters that each server holds."""
+
+    @property
+    def ends(self) -> int:
+        return self.size + len(self.slices)
+
+    def process_of(self, end: int) -> int:
+        """Servers sit in the workers' processes in turn: nobody launches them by hand."""
+        return end if end < self.size else (end - self.size) % self.size
+
+    def hosted_by(self, process: int) -> list[int]:
+        return [end for end in range(self.ends) if self.process_of(end) == process]
+
+
+class Hub:
+    """The listener of a transport, and the post office of the ends of its process."""
+
+    def __init__(self, transport: Transport, plan: Plan, driver: Driver) -> None:
+        self.transport = transport
+        self.plan = plan
+        self.driver = driver
+        self.rank = transport.rank
+        self.mailboxes = {end: Mailbox() for end in plan.hosted_by(transport.rank)}
+        self.live = frozenset(range(plan.size))
+        self.ended = Phase(self)
+        """Workers that have made their last step and go on answering."""
+        self.read = Phase(self)
+        """Workers that have read all they want of the others: nobody needs answers any more."""
+        self.services: dict[str, Callable[[], Any]] = {}
+        """What other processes may ask this one for, by name."""
+        self.bytes_sent = 0
+        self._watching: dict[int, dict[Pending[Any], None]] = {}
+        self._lock = threading.Lock()
+        self._requests = 0
+
+    # ------------------------------------------------------------------ out
+
+    def post(self, to: int, tag: Tag, message: Message) -> None:
+        process = self.plan.process_of(to)
+        if process == self.rank:
+            self.mailboxes[to].deliver(tag, message)
+            return
+        name, number = tag if isinstance(tag, tuple) else (tag, _NO_NUMBER)
+        label = name.encode()
+        header = _HEADER.pack(_MESSAGE, to, message.source, message.reply_to, number, len(label))
+        parts = [header + label, *encode_parts(message.payload)]
+        self.bytes_sent += sum(len(part) for part in parts)
+        self.transport.send(process, parts)
+
+    def next_request(self) -> int:
+        with self._lock:
+            self._requests += 1
+            return self._requests
+
+    def watch(self, pending: Pending[Any]) -> None:
+        """Fail this operation when the process of the end that it names dies."""
+        if pending.peer is None or pending.done:
+            return
+        process = self.plan.process_of(pending.peer)
+        if process == self.rank:
+            return
+        with self._lock:
+            watching = self._watching.setdefault(process, {})
+            if len(watching) > 64:
+                self._watching[process] = watching = {p: None for p in watching if not p.done}
+            watching[pending] = None
+        if process not in self.live:
+            pending.fail(PeerLost(pending.peer))
+
+    # ------------------------------------------------------------------ in
+
+    def frame(self, source: int, data: memoryview) -> None:
+        self.driver.enter_transport_thread()
+        kind, to, sender, reply_to, number, length = _HEADER.unpack_from(data)
+        if kind == _PHASE:
+            (self.ended if to == 0 else self.read).reached(sender)
+            return
+        at = _HEADER.size + length
+        name = bytes(data[_HEADER.size : at]).decode()
+        if kind == _CALL:
+            self.post(sender, ("reply", reply_to), Message(self.rank, self.services[name]()))
+            return
+        tag: Tag = name if number == _NO_NUMBER else (name, number)
+        self.mailboxes[to].deliver(tag, Message(sender, decode(data[at:]), reply_to))
+
+    def lost(self, process: int) -> None:
+        self.driver.enter_transport_thread()
+        with self._lock:
+            self.live = self.live - {process}
+            waiting = list(self._watching.pop(process, {}))
+        for pending in waiting:
+            if pending.peer is not None:
+                pending.fail(PeerLost(pending.peer))
+        self._tell_servers(process)
+        self.ended.consider()
+        self.read.consider()
+
+    # ------------------------------------------------------------------ the end of a worker
+
+    def announce_end(self) -> None:
+        """This process's worker has made its last step; it goes on answering."""
+        for end in range(self.plan.size, self.plan.ends):
+            if self.plan.process_of(end) != self.rank:
+                try:
+                    # Like the end of a connection: it arrives behind the pushes before it.
+                    self.post(end, INBOX, Message(self.rank, Left()))
+                except PeerLost:
+                    pass  # nobody is there to be told
+        self._tell_servers(self.rank)
+        self._announce(0)
+        self.ended.reached(self.rank)
+
+    def announce_read(self) -> None:
+        """This process wants nothing from the others any more."""
+        self._announce(1)
+        self.read.reached(self.rank)
+
+    def _announce(self, phase: int) -> None:
+        header = _HEADER.pack(_PHASE, phase, self.rank, 0, _NO_NUMBER, 0)
+        for process in sorted(self.live - {self.rank}):
+            try:
+                self.transport.send(process, [header])
+            except PeerLost:
+                pass
+
+    def _tell_servers(self, rank: int) -> None:
+        for end, mailbox in self.mailboxes.items():
+            if end >= self.plan.size:
+                mailbox.deliver(INBOX, Message(rank, Left()))
+
+    def call(self, process: int, service: str) -> Pending[Any]:
+        """Ask a process for something that the thread receiving there can give."""
+        answer: Pending[Any] = Pending(service, process)
+        if process == self.rank:
+            answer.resolve(self.services[service]())
+            return answer
+        number = self.next_request()
+        arrival: Pending[Message] = Pending("reply", process)
+        arrival.when_done(lambda: answer.resolve(arrival.result().payload))
+        self.mailboxes[self.rank].receive(("reply", number), None, arrival)
+        self.watch(answer)
+        label = service.encode()
+        header = _HEADER.pack(_CALL, process, self.rank, number, _NO_NUMBER, len(label))
+        try:
+            self.transport.send(process, [header + label])
+        except PeerLost:
+            answer.fail(PeerLost(process))
+        return answer
+
+
+class Phase:
+    """A point that every living worker reaches, each in its time."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._there: set[int] = set()
+        self._everyone = threading.Event()
+
+    def reached(self, rank: int) -> None:
+        self._there.add(rank)
+        self.consider()
+
+    def consider(self) -> None:
+        if self._hub.live <= self._there:
+            self._everyone.set()
+
+    @property
+    def is_over(self) -> bool:
+        return self._everyone.is_set()
+
+    def wait(self) -> None:
+        """Until all who live are there; this process goes on answering meanwhile."""
+        while not self._everyone.wait(StopToken.patience):
+            self._hub.driver.check()

@@ -1,0 +1,86 @@
+"""Who has died or left, as one list in the store that all processes read in the same order.
+
+Whoever notices a death appends it. The length of the list is an epoch: processes that know the
+same epoch know the same deaths, so what follows from them is decided alike by everybody. A process
+that leaves in good order appends itself and says how far it took part in each group's sums.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gossamer.real.transport import Store
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One line of the list."""
+
+    process: int
+    is_dead: bool
+    is_clean: bool = False
+    """It left with no sum open, so nobody can have a result that others lack."""
+    taken: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many sums of each group a process that left had finished."""
+
+    def encode(self) -> str:
+        return json.dumps([self.process, self.is_dead, self.is_clean, dict(self.taken)])
+
+    @staticmethod
+    def decode(text: str) -> Loss:
+        process, is_dead, is_clean, taken = json.loads(text)
+        return Loss(process, is_dead, is_clean, taken)
+
+
+class Losses:
+    """This process's copy of the list; `apply` is called once for each line, in order."""
+
+    def __init__(self, store: Store, apply: Callable[[int, Loss], None]) -> None:
+        self._store = store
+        self._apply = apply
+        self._lock = threading.RLock()
+        self.known: list[Loss] = []
+
+    @property
+    def epoch(self) -> int:
+        return len(self.known)
+
+    def died(self, process: int) -> None:
+        """Say that a process is dead, unless the list says that it is gone already."""
+        self._append(Loss(process, is_dead=True))
+
+    def leaves(self, process: int, is_clean: bool, taken: Mapping[str, int]) -> int:
+        """This process's own farewell; returns the epoch that it makes."""
+        return self._append(Loss(process, False, is_clean, taken))
+
+    def catch_up(self, epoch: int) -> None:
+        """Another process knows more: read up to there."""
+        with self._lock:
+            while self.epoch < epoch:
+                try:
+                    line = self._store.get(f"losses/{self.epoch}")
+                except RuntimeError:
+                    return  # the store died with its host
+                if line is None:
+                    return
+                self._learn(Loss.decode(line))
+
+    def _append(self, loss: Loss) -> int:
+        with self._lock:
+            while all(known.process != loss.process for known in self.known):
+                self._learn(Loss.decode(self._agree(loss)))
+            return self.epoch
+
+    def _agree(self, loss: Loss) -> str:
+        mine = loss.encode()
+        try:
+            return self._store.agree(f"losses/{self.epoch}", mine)
+        except RuntimeError:
+            return mine  # the store died with its host: nobody is left to agree with
+
+    def _learn(self, loss: Loss) -> None:
+        self.known.append(loss)
+        self._apply(self.epoch, loss)

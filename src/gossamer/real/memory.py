@@ -1,0 +1,80 @@
+"""Large buffers that are used again: fresh memory can cost more than moving the bytes into it.
+
+A block goes back by itself: a tensor made from it holds the one reference that is counted, and so
+do its views and arrays; when the last of them has gone, the block is free for the next taker.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import threading
+from collections import OrderedDict, deque
+
+import torch
+from torch import Tensor
+
+_SMALL = 1 << 16
+_KINDS = 16
+_KEPT_BYTES = 128 << 20
+_KEPT_BLOCKS = 8
+_LOOKS = 4
+_IDLE = 3  # the ring's reference, the one in hand, and that of the question itself
+
+
+class Memory:
+    """Blocks by size, each ring oldest first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rings: OrderedDict[int, deque[mmap.mmap]] = OrderedDict()
+
+    def take(self, length: int) -> Tensor:
+        """That many bytes, with whatever they held before."""
+        if length < _SMALL:
+            return torch.empty(length, dtype=torch.uint8)
+        size = -(-length // _SMALL) * _SMALL
+        with self._lock:
+            ring = self._ring(size)
+            block = self._idle(ring)
+            if block is None:
+                block = _map(size)
+                ring.append(block)
+                if len(ring) > max(_KEPT_BLOCKS, _KEPT_BYTES // size):
+                    ring.popleft()
+            return torch.frombuffer(block, dtype=torch.uint8, count=length)
+
+    def _ring(self, size: int) -> deque[mmap.mmap]:
+        ring = self._rings.setdefault(size, deque())
+        self._rings.move_to_end(size)
+        if len(self._rings) > _KINDS:
+            self._rings.popitem(last=False)
+        return ring
+
+    def _idle(self, ring: deque[mmap.mmap]) -> mmap.mmap | None:
+        for _ in range(min(_LOOKS, len(ring))):
+            block = ring[0]
+            ring.rotate(-1)
+            if sys.getrefcount(block) == _IDLE:
+                return block
+        return None
+
+
+_MEMORY = Memory()
+
+
+def take(length: int) -> Tensor:
+    """Bytes from this process's memory."""
+    return _MEMORY.take(length)
+
+
+def take_elements(count: int, dtype: torch.dtype) -> Tensor:
+    """Flat elements from this process's memory."""
+    return take(count * dtype.itemsize).view(dtype)
+
+
+def _map(size: int) -> mmap.mmap:
+    block = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return block

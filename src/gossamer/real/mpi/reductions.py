@@ -1,0 +1,238 @@
+"""Means over processes: by MPI's own all-reduce, or in a fixed order of addition.
+
+*Fixed* is bit for bit `rules.mean_in_order`. Short values go whole to every member, who adds them
+all. Of long ones each member adds up its share of the vector, which the others send it, and sends
+the result back: the traffic of a ring, in two rounds.
+
+Several reductions may be under way, awaited in any order and by any thread; so whoever waits
+advances all of them, and the receiving thread does so now and then.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gossamer.pending import Pending
+from gossamer.real.mpi.engine import MPI
+from gossamer.real.mpi.patience import Patience
+from gossamer.real.mpi.pool import Pool
+from gossamer.real.transport import StopToken, Store
+
+ENGINE, FIXED = "engine", "fixed"
+REDUCTIONS = (ENGINE, FIXED)
+_SHORT = 1 << 20
+"""Bytes to receive up to which a second round costs more than everybody's whole value."""
+_PIECE = 1 << 16
+_SUMMED = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE}
+
+
+class Group:
+    """The members of a kind of reduction, in order of rank, with their tags."""
+
+    def __init__(self, members: tuple[int, ...], rank: int, number: int) -> None:
+        self.members = members
+        self.index = members.index(rank)
+        self.others = [index for index in range(len(members)) if index != self.index]
+        # Two reductions of a group pass each round in the order in which they were started, so
+        # that one tag for each round is enough.
+        self.first_tag, self.second_tag = 2 * number, 2 * number + 1
+        self.waiting: deque[FixedReduction] = deque()
+        """Started, and not yet in the second round."""
+
+
+class Reduction(ABC):
+    """One all-reduce under way."""
+
+    def __init__(self, value: Tensor, pool: Pool) -> None:
+        self.ended = False
+        self.result, self.raw = pool.pair(value.numel(), value.dtype)
+        self._shape = value.shape
+        self._pending: Pending[Tensor] | None = Pending("all_reduce")
+
+    @property
+    def pending(self) -> Pending[Tensor]:
+        assert self._pending is not None
+        return self._pending
+
+    @abstractmethod
+    def advance(self) -> bool:
+        """Do what can be done at once; whether the result is there."""
+
+    def end(self) -> None:
+        """Hand the result over."""
+        self.pending.resolve(self.result.view(self._shape))
+        # The pending knows this object in order to settle; a circle would keep its memory.
+        self._pending = None
+        self.ended = True
+
+
+class EngineReduction(Reduction):
+    """MPI's own sum over all processes, then divided."""
+
+    def __init__(self, communicator: MPI.Intracomm, value: Tensor, pool: Pool) -> None:
+        super().__init__(value, pool)
+        self._size = communicator.size
+        self._sent, _ = pool.pair(value.numel(), value.dtype)
+        self._sent.copy_(value.detach().reshape(-1))
+        kind = _SUMMED[value.dtype]
+        buffers = [self._sent.numpy(), kind], [self.result.numpy(), kind]
+        self._request = communicator.Iallreduce(*buffers, MPI.SUM)
+
+    def advance(self) -> bool:
+        if not self._request.Test():
+            return False
+        self.result.div_(self._size)
+        return True
+
+
+class FixedReduction(Reduction):
+    """The mean over a group, added in order of rank."""
+
+    def __init__(
+        self, communicator: MPI.Intracomm, group: Group, value: Tensor, pool: Pool
+    ) -> None:
+        super().__init__(value, pool)
+        self.result.copy_(value.detach().reshape(-1))
+        self._communicator = communicator
+        self._group = group
+        count, total = len(group.members), value.numel()
+        self._is_whole = (count - 1) * total * value.element_size() <= _SHORT
+        if self._is_whole:
+            self._shares = [slice(0, total)] * count
+        else:
+            cuts = [total * index // count for index in range(count + 1)]
+            self._shares = [slice(*ends) for ends in pairwise(cuts)]
+        share = self._shares[group.index]
+        self._mine = self.result[share]
+        length = len(self._mine)
+        theirs, raw = pool.pair((count - 1) * length, value.dtype)
+        places = [slice(length * index, length * (index + 1)) for index in range(count - 1)]
+        self._values = [theirs[place] for place in places]
+        self._values.insert(group.index, self._mine)
+        self._requests = self._exchange(
+            [raw[place] for place in places],
+            [self.raw[self._shares[index]] for index in group.others],
+            group.first_tag,
+        )
+        self._is_summed = False
+
+    def advance(self) -> bool:
+        group = self._group
+        if not self._is_summed:
+            if group.waiting[0] is not self or not MPI.Request.Testall(self._requests):
+                return False
+            group.waiting.popleft()
+            self._sum()
+            self._is_summed = True
+            if self._is_whole:
+                return True
+            self._requests = self._exchange(
+                [self.raw[self._shares[index]] for index in group.others],
+                [self.raw[self._shares[group.index]]] * len(group.others),
+                group.second_tag,
+            )
+        return MPI.Request.Testall(self._requests)
+
+    def _sum(self) -> None:
+        """`rules.mean_in_order` of one's share, in pieces that stay in the cache."""
+        values, count = self._values, len(self._values)
+        # a + b has the bits of b + a, so the first two may be added in place at home.
+        home = values[self._group.index if self._group.index < 2 else 0]
+        for start in range(0, len(self._mine), _PIECE):
+            piece = slice(start, start + _PIECE)
+            total = torch.add(values[0][piece], values[1][piece], out=home[piece])
+            for value in values[2:]:
+                total.add_(value[piece])
+            torch.div(total, count, out=self._mine[piece])
+
+    def _exchange(
+        self, into: Sequence[NDArray[Any]], from_here: Sequence[NDArray[Any]], tag: int
+    ) -> list[MPI.Request]:
+        """With every other member, in their order."""
+        ranks = [self._group.members[index] for index in self._group.others]
+        receive, send = self._communicator.Irecv, self._communicator.Isend
+        requests = [receive(place, rank, tag) for place, rank in zip(into, ranks, strict=True)]
+        requests += [send(part, rank, tag) for part, rank in zip(from_here, ranks, strict=True)]
+        return requests
+
+
+class Reductions:
+    """All reductions of a process."""
+
+    def __init__(
+        self, communicator: MPI.Intracomm, store: Store, pool: Pool, stop: StopToken, busy_s: float,
+        reduction: str,
+    ) -> None:  # fmt: skip
+        self._communicator = communicator
+        self._store = store
+        self._pool = pool
+        self._stop = stop
+        self._busy_s = busy_s
+        self._reduction = reduction
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._active: list[Reduction] = []
+        self._lock = threading.Lock()
+
+    def start(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+        chosen = tuple(sorted(members))
+        if len(chosen) == 1:
+            alone: Pending[Tensor] = Pending("all_reduce")
+            alone.resolve(value.detach().clone())
+            return alone
+        group = self._group(chosen)
+        everybody = len(chosen) == self._communicator.size
+        with self._lock:
+            if everybody and self._reduction == ENGINE and value.dtype in _SUMMED:
+                operation = EngineReduction(self._communicator, value, self._pool)
+            else:
+                operation = FixedReduction(self._communicator, group, value, self._pool)
+                group.waiting.append(operation)
+            self._active.append(operation)
+        pending = operation.pending
+        pending.settle = partial(self._settle, operation)
+        return pending
+
+    def advance(self) -> bool:
+        """Do what can be done at once; whether something is still under way."""
+        if not self._active or not self._lock.acquire(blocking=False):
+            return bool(self._active)
+        try:
+            ended = [operation for operation in self._active if operation.advance()]
+            for operation in ended:
+                self._active.remove(operation)
+        finally:
+            self._lock.release()
+        # Outside of the lock: whoever waited may go on in this thread and start the next one.
+        for operation in ended:
+            operation.end()
+        return bool(self._active)
+
+    def _settle(self, operation: Reduction) -> None:
+        patience = Patience(self._stop, self._busy_s)
+        self.advance()
+        while not operation.ended:
+            patience.pause()
+            self.advance()
+
+    def _group(self, members: tuple[int, ...]) -> Group:
+        known = self._groups.get(members)
+        if known is None:
+            number = 0
+            if len(members) < self._communicator.size:
+                # Whoever comes first proposes a number that nobody else has; nobody waits.
+                proposal = str(self._store.add("mpi/groups", 1))
+                name = ",".join(map(str, members))
+                number = int(self._store.agree(f"mpi/group/{name}", proposal))
+            known = Group(members, self._communicator.rank, number)
+            known = self._groups.setdefault(members, known)
+        return known

@@ -1,0 +1,136 @@
+"""What the workers print, put together: whole lines, each with its worker's label."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+OUTPUTS = ("labelled", "rank0", "folder")
+_ENDS = re.compile(rb"(\r\n|\n|\r)")
+_LONGEST = 1 << 16
+_KEPT = 80
+_SHOWN_WITHOUT_TRACEBACK = 10
+_COLOURS = 6
+# A progress bar redraws its line many times a second; as lines, one a second is plenty.
+_REDRAW_S = 1.0
+
+
+class Lines:
+    """Bytes of a stream as whole lines.
+
+    What a carriage return overwrites is shown at most once a second; what stands there when the
+    line ends always is.
+    """
+
+    def __init__(
+        self, emit: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._emit = emit
+        self._clock = clock
+        self._partial = b""
+        self._redrawn = float("-inf")
+
+    def feed(self, data: bytes) -> None:
+        whole = self._partial + data
+        # A carriage return at the very end may be the first half of "\r\n".
+        held = whole[-1:] if whole.endswith(b"\r") else b""
+        pieces = _ENDS.split(whole.removesuffix(held))
+        self._partial = pieces.pop() + held
+        for text, end in zip(pieces[::2], pieces[1::2], strict=True):
+            if end != b"\r":
+                self._show(text)
+            elif text.strip() and self._clock() - self._redrawn >= _REDRAW_S:
+                self._redrawn = self._clock()
+                self._show(text)
+        if len(self._partial) > _LONGEST:
+            self.close()
+
+    def close(self) -> None:
+        """Show what has no end yet."""
+        text, self._partial = self._partial.rstrip(b"\r"), b""
+        if text:
+            self._show(text)
+
+    def _show(self, text: bytes) -> None:
+        self._emit(text.decode("utf-8", "replace"))
+
+
+class Output:
+    """Where the lines of all workers go: labelled, those of rank 0 only, or files in a folder."""
+
+    def __init__(self, mode: str, folder: Path | None, ranks: range) -> None:
+        self._mode = mode
+        self._folder = folder
+        self._files: dict[tuple[int, bool], IO[bytes]] = {}
+        self._last = {rank: deque[str](maxlen=_KEPT) for rank in ranks}
+        self._lines = {
+            (rank, is_error): Lines(partial(self._line, rank, is_error))
+            for rank in ranks
+            for is_error in (False, True)
+        }
+
+    def feed(self, rank: int, is_error: bool, data: bytes) -> None:
+        if self._mode == "folder":
+            self._file(rank, is_error).write(data)
+        self._lines[rank, is_error].feed(data)
+
+    def end(self, rank: int, is_error: bool) -> None:
+        """Nothing more comes from there."""
+        self._lines[rank, is_error].close()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def shows(self, rank: int) -> bool:
+        """Whether a user sees what this worker prints."""
+        return self._mode == "labelled" or (self._mode == "rank0" and rank == 0)
+
+    def last_words(self, rank: int) -> list[str]:
+        """The traceback that it printed last, or its last lines on standard error."""
+        lines = list(self._last[rank])
+        for number, line in enumerate(lines):
+            if line.startswith("Traceback (most recent call last)"):
+                return lines[number:]
+        return lines[-_SHOWN_WITHOUT_TRACEBACK:]
+
+    def _line(self, rank: int, is_error: bool, text: str) -> None:
+        if is_error:
+            self._last[rank].append(text)
+        if self.shows(rank):
+            stream = sys.stderr if is_error else sys.stdout
+            label = "" if self._mode == "rank0" else f"{_label(rank, stream)} "
+            put(stream, f"{label}{text}\n")
+
+    def _file(self, rank: int, is_error: bool) -> IO[bytes]:
+        key = (rank, is_error)
+        if key not in self._files:
+            assert self._folder is not None
+            name = f"worker-{rank}.{'err' if is_error else 'out'}"
+            self._files[key] = (self._folder / name).open("wb", buffering=0)
+        return self._files[key]
+
+
+def say(sentence: str) -> None:
+    """What the launcher itself has to say."""
+    put(sys.stderr, f"gossamer: {sentence}\n")
+
+
+def put(stream: IO[str], text: str) -> None:
+    """At once and in one piece; a terminal that lacks a character shows another."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+def _label(rank: int, stream: IO[str]) -> str:
+    if not stream.isatty() or os.environ.get("NO_COLOR"):
+        return f"[{rank}]"
+    return f"\x1b[3{1 + rank % _COLOURS}m[{rank}]\x1b[0m"

@@ -1,0 +1,289 @@
+"""Means over processes by messages, the same bits as in the simulator, that survive deaths.
+
+Every member owns a part of the vector. All send it their pieces of that part, it adds them in
+order of rank, and sends the mean of each piece to all as soon as it is there; so adding and both
+directions of the traffic overlap. A short vector has one owner, another one each time.
+
+A death makes a new epoch (`Losses`). Open sums that the dead process belongs to are stopped, and
+the survivors tell each other what they have finished: a mean that anyone has is given to the
+others, and what nobody has is done again with the contributions that everybody kept.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from gossamer.errors import PeerLost
+from gossamer.pending import Pending
+from gossamer.real.finished import Finished, decode_finished, encode_finished
+from gossamer.real.losses import Loss, Losses
+from gossamer.real.sums import Group, Sum, contributors_of, key_of
+from gossamer.real.wire import Wire, raw
+
+CONTRIBUTION, MEAN, STATE, RESULT = range(32, 36)
+KINDS = range(32, 48)
+_HEAD = struct.Struct("<QIII")  # group, number, attempt, finished by the sender
+Engine = Callable[[tuple[int, ...], Tensor, Callable[[BaseException | None], None]], None]
+"""Replaces a tensor by its mean by other means, then calls back, with an error where it failed."""
+
+
+class Reduction:
+    """The sums that this process takes part in."""
+
+    def __init__(self, wire: Wire, losses: Losses, engine: Engine | None = None) -> None:
+        self._wire = wire
+        self._losses = losses
+        self._engine = engine
+        self._lock = threading.RLock()
+        self._groups: dict[int, Group] = {}
+        self._states: dict[int, tuple[int, Finished]] = {}
+        self._needed = 0
+        """The last epoch that wants the states of all survivors."""
+        self._settled = 0
+
+    def start(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+        pending: Pending[Tensor] = Pending("all_reduce")
+        ranks = tuple(sorted(members))
+        if len(ranks) == 1 or value.numel() == 0:
+            pending.resolve(value.detach().clone())
+            return pending
+        with self._lock:
+            group = self._group(key_of(ranks))
+            group.members = ranks
+            own = self._sum(group, group.started)
+            group.started += 1
+            own.begin(value, pending)
+            by_engine = self._engine is not None and own.attempt == 0
+            engine_target = own.kept
+        if self._engine is not None and by_engine:
+            engine_target.copy_(own.value)
+            self._engine(ranks, engine_target, lambda error: self._by_engine(own, error))
+        else:
+            self._contribute(own)
+        return pending
+
+    def farewell(self) -> tuple[bool, Mapping[str, int]]:
+        """Whether no sum is open here, and how many of each group are finished."""
+        with self._lock:
+            groups = self._groups.values()
+            is_clean = not any(own.is_started for group in groups for own in group.open.values())
+            return is_clean, {str(group.key): group.low for group in groups}
+
+    def lost(self, epoch: int, loss: Loss) -> None:
+        """A line of the list of losses: stop what it touches, then do it again."""
+        again: list[Sum] = []
+        state: Finished = {}
+        with self._lock:
+            for group in self._groups.values():
+                for own in group.open.values():
+                    if self._renew(own) and own.is_started:
+                        own.is_stopped = own.is_stopped or not loss.is_clean
+                        again.append(own)
+                state[group.key] = (group.low, frozenset(group.done))
+            if not loss.is_clean:
+                self._needed = epoch
+                self._states[self._wire.rank] = (epoch, state)
+        if not loss.is_clean:
+            body = encode_finished(epoch, state)
+            for peer in self._alive():
+                if peer != self._wire.rank:
+                    self._try(peer, STATE, b"", body)
+        for own in again:
+            self._contribute(own)
+        self._go_on()
+
+    # --- receiving
+
+    def place(self, source: int, kind: int, head: bytes, length: int) -> Tensor | None:
+        own = self._current(head) if kind == MEAN else None
+        if own is None:
+            return None
+        with own.lock:
+            if own.attempt != _HEAD.unpack(head)[2]:
+                return None
+            return raw(own.kept[own.parts[source]])
+
+    def piece(self, source: int, kind: int, head: bytes, start: int, data: Tensor) -> None:
+        if kind == STATE:
+            self._told(source, data)
+            return
+        own = self._current(head)
+        if own is None:
+            return
+        attempt = _HEAD.unpack(head)[2]
+        if kind == CONTRIBUTION:
+            with own.lock:
+                own.pieces.setdefault((attempt, start), {})[source] = data
+            self._advance(own)
+        elif kind == MEAN:
+            if own.land(source, attempt, start, data):
+                self._finish(own)
+        elif own.is_stopped and own.land_gift(start, data):
+            self._finish(own)
+
+    def end(self, source: int, kind: int, head: bytes) -> None:
+        if kind != STATE:
+            key, _, _, low = _HEAD.unpack(head)
+            with self._lock:
+                self._group(key).heard(source, low, self._wire.rank, self._gone())
+
+    # --- inside
+
+    def _group(self, key: int) -> Group:
+        return self._groups.setdefault(key, Group(key))
+
+    def _gone(self) -> frozenset[int]:
+        return frozenset(loss.process for loss in self._losses.known)
+
+    def _alive(self) -> list[int]:
+        gone = self._gone()
+        return [process for process in range(self._wire.size) if process not in gone]
+
+    def _sum(self, group: Group, number: int) -> Sum:
+        own = group.open.get(number)
+        if own is None:
+            own = group.open[number] = Sum(group, number, self._wire.rank)
+            self._renew(own)
+        elif not own.is_started:
+            self._renew(own)  # pieces came before this process knew the group
+        return own
+
+    def _renew(self, own: Sum) -> bool:
+        """Whether the losses known by now change who contributes."""
+        members, attempt = contributors_of(own.group, own.number, self._losses.known)
+        return own.renew(members, attempt)
+
+    def _current(self, head: bytes) -> Sum | None:
+        """The sum that a message belongs to, unless it is finished here."""
+        key, number, attempt, _ = _HEAD.unpack(head)
+        if attempt > self._losses.epoch:
+            self._losses.catch_up(attempt)
+        with self._lock:
+            group = self._group(key)
+            return None if group.has_finished(number) else self._sum(group, number)
+
+    def _contribute(self, own: Sum) -> None:
+        with own.lock:
+            if own.is_stopped or own.contributed == own.attempt:
+                return
+            own.contributed = own.attempt
+            head, bodies = self._head(own), list(own.contributions())
+        for owner, body in bodies:
+            self._try(owner, CONTRIBUTION, head, body)
+        self._advance(own)
+
+    def _advance(self, own: Sum) -> None:
+        """Add the pieces of our part that are complete, in order, and pass their means on."""
+        with own.lock:
+            if own.is_finished or own.contributed != own.attempt:
+                return
+            if own.is_stopped or self._wire.rank not in own.parts:
+                return
+            head, length = self._head(own), own.own_bytes
+            is_complete = own.add_up(lambda peer: self._begin(peer, head, length))
+        if is_complete:
+            self._finish(own)
+
+    def _by_engine(self, own: Sum, error: BaseException | None) -> None:
+        with own.lock:
+            if own.attempt != 0 or own.is_finished:
+                return  # somebody died, and the sum is done again by messages
+            if error is None:
+                own.land_whole()
+        if error is not None:
+            own.fail(error)
+            return
+        with self._lock:
+            for member in own.members:  # an engine adds in order, so all have finished the last one
+                own.group.heard(member, own.number, self._wire.rank, self._gone())
+        self._finish(own)
+
+    def _finish(self, own: Sum) -> None:
+        with self._lock, own.lock:
+            if own.is_finished:
+                return
+            own.is_finished = True
+            own.group.finish(own, self._gone())
+        own.resolve()
+
+    # --- after a death
+
+    def _told(self, source: int, body: Tensor) -> None:
+        epoch, state = decode_finished(body)
+        self._losses.catch_up(epoch)
+        with self._lock:
+            if epoch > self._states.get(source, (0, state))[0]:
+                self._states[source] = (epoch, state)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Once all survivors have said what they finished: share that, and redo the rest."""
+        again: list[Sum] = []
+        gifts: list[tuple[int, bytes, Tensor]] = []
+        with self._lock:
+            alive = self._alive()
+            said = {peer: self._states[peer] for peer in alive if peer in self._states}
+            waits = any(peer not in said or said[peer][0] < self._needed for peer in alive)
+            if waits or self._settled == self._needed:
+                return
+            self._settled = self._needed
+            for group in self._groups.values():
+                for own in group.open.values():
+                    if own.is_stopped and not self._holders(group.key, own.number, alive):
+                        own.is_stopped = False
+                        again.append(own)
+                for number, mean in group.kept.items():
+                    gifts += self._gifts(group, number, mean, alive)
+        for peer, head, body in gifts:
+            self._try(peer, RESULT, head, body)
+        for own in again:
+            self._contribute(own)
+
+    def _holders(self, key: int, number: int, alive: Sequence[int]) -> list[int]:
+        found: list[int] = []
+        for peer in alive:
+            low, done = self._states[peer][1].get(key, (0, frozenset[int]()))
+            if number < low or number in done:
+                found.append(peer)
+        return found
+
+    def _gifts(
+        self, group: Group, number: int, mean: Tensor, alive: Sequence[int]
+    ) -> list[tuple[int, bytes, Tensor]]:
+        """Whom this process, as the first who has a mean, gives it to."""
+        holders = self._holders(group.key, number, alive)
+        if not holders or holders[0] != self._wire.rank:
+            return []
+        # Copied: buffers of means are used again once everybody has them.
+        head, body = _HEAD.pack(group.key, number, 0, group.low), raw(mean.clone())
+        lacking = [peer for peer in group.members if peer in alive and peer not in holders]
+        return [(peer, head, body) for peer in lacking]
+
+    # --- sending
+
+    def _head(self, own: Sum) -> bytes:
+        return _HEAD.pack(own.group.key, own.number, own.attempt, own.group.low)
+
+    def _try(self, to: int, kind: int, head: bytes, body: Tensor) -> None:
+        try:
+            self._wire.post(to, kind, head, body)
+        except PeerLost:
+            pass  # its death makes the next epoch
+
+    def _begin(self, to: int, head: bytes, length: int) -> Callable[[Tensor], None]:
+        try:
+            stream = self._wire.begin(to, MEAN, head, length)
+        except PeerLost:
+            return lambda piece: None
+
+        def push(piece: Tensor) -> None:
+            try:
+                stream.push(piece)
+            except PeerLost:
+                pass  # its death makes the next epoch
+
+        return push

@@ -1,0 +1,88 @@
+"""A replica in a transport's window, with an optimiser of ours beside it (the `Replica` protocol).
+
+Servers use it everywhere, workers in `gossamer train`. Its arithmetic is that of the simulator's
+store with one row, so equal inputs give equal bits in both worlds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from gossamer.optimisers import Optimiser, clip_rows
+
+
+class WindowReplica:
+    """Flat parameters that others can read and, if shared, add to."""
+
+    def __init__(
+        self,
+        window: Tensor,
+        optimiser: Optimiser,
+        learning_rate: Callable[[], float],
+        *,
+        clip: float | None = None,
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+        on_descend: Callable[[int], None] = lambda staleness: None,
+    ) -> None:
+        self.weight = 1.0
+        self.output: Tensor | None = None
+        self.window = window
+        self.version = 0
+        self.optimiser = optimiser
+        self.state = {
+            slot: torch.full_like(window, optimiser.initial(slot)).unsqueeze(0)
+            for slot in optimiser.slots
+        }
+        self._learning_rate = learning_rate
+        self._clip = clip
+        self._guard = guard
+        self._on_descend = on_descend
+
+    @property
+    def learning_rate(self) -> float:
+        return self._learning_rate()
+
+    def snapshot(self) -> Tensor:
+        with self._guard():
+            return self.window.clone()
+
+    def add_(self, delta: Tensor, scale: float = 1.0) -> None:
+        with self._guard():
+            self.window.add_(delta, alpha=scale)
+
+    def mix_(self, theirs: Tensor, beta: float) -> None:
+        with self._guard():
+            self.window.lerp_(theirs, beta)
+
+    def assign_(self, value: Tensor) -> None:
+        with self._guard():
+            self.window.copy_(value)
+
+    def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
+        for version in (read,) if isinstance(read, int) else read:
+            self._on_descend(self.version - version)
+        rows = gradient.unsqueeze(0)
+        if self._clip is not None:
+            rows = clip_rows(rows, self._clip)
+        with self._guard():
+            self.optimiser.descend_(
+                self.window.unsqueeze(0), rows, self.state, [self.version], self._learning_rate()
+            )
+        self.version += 1
+
+    def optimiser_state(self) -> Tensor:
+        slots = [matrix[0] for matrix in self.state.values()]
+        return torch.cat(slots) if slots else self.window.new_empty(0)
+
+    def load_optimiser_state_(self, state: Tensor) -> None:
+        matrices = list(self.state.values())
+        for matrix, piece in zip(matrices, state.chunk(len(matrices) or 1), strict=False):
+            matrix[0].copy_(piece)
+
+    def reset_optimiser_(self) -> None:
+        for slot, matrix in self.state.items():
+            matrix.fill_(self.optimiser.initial(slot))

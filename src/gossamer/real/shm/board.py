@@ -1,0 +1,65 @@
+"""Where processes post what they put into all-reduces, one cell for each that is under way.
+
+A process writes its own board only and reads all others. An operation is known by its key, the same
+in every member; a key in a cell says that everything else in that cell may be read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gossamer.real.shm.layout import CELLS, Layout, aligned
+from gossamer.real.shm.memory import Memory
+
+
+class Board:
+    """The cells of one process."""
+
+    def __init__(self, memory: Memory, layout: Layout) -> None:
+        def field(number: int) -> memoryview:
+            return memory.words(layout.cells + 8 * CELLS * number, CELLS)
+
+        self.memory = memory
+        self.keys = field(0)
+        self.offsets = field(1)
+        self.lengths = field(2)
+        self.working = field(3)
+        """The key again once the process has begun to reduce its own chunk."""
+        self.published = field(4)
+        """The key again once that chunk is there for the others."""
+        self.finished = field(5)
+        """The key again once the process needs nobody's contribution any longer."""
+        self._searched = np.frombuffer(self.keys, dtype=np.uint64)
+
+    def find(self, key: int, likely: int) -> int | None:
+        """The cell with that key; processes in step with each other use the same one."""
+        if self.keys[likely] == key:
+            return likely
+        cells = np.flatnonzero(self._searched == key)
+        return int(cells[0]) if len(cells) else None
+
+
+class Room:
+    """Which bytes of a process's reduction memory are in use: lowest first, so few are touched."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self._start = start
+        self._end = end
+        self._taken: list[tuple[int, int]] = []
+
+    def take(self, length: int) -> int | None:
+        """The start of that many free bytes, or None."""
+        length = aligned(length)
+        at = self._start
+        for number, (start, end) in enumerate(self._taken):
+            if start - at >= length:
+                self._taken.insert(number, (at, at + length))
+                return at
+            at = end
+        if self._end - at < length:
+            return None
+        self._taken.append((at, at + length))
+        return at
+
+    def give_back(self, start: int) -> None:
+        self._taken = [taken for taken in self._taken if taken[0] != start]

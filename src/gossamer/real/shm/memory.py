@@ -1,0 +1,26 @@
+"""The mapped memory of one process, as bytes, words and tensors."""
+
+from __future__ import annotations
+
+from mmap import mmap
+
+import torch
+from torch import Tensor
+
+
+class Memory:
+    """Stays mapped for as long as anybody holds a view of it."""
+
+    def __init__(self, file: int, length: int) -> None:
+        self.map = mmap(file, length)
+        self._view = memoryview(self.map)
+        self._bytes = torch.frombuffer(self.map, dtype=torch.uint8)
+
+    def region(self, start: int, length: int) -> memoryview:
+        return self._view[start : start + length]
+
+    def words(self, start: int, count: int) -> memoryview:
+        return self.region(start, 8 * count).cast("Q")
+
+    def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
+        return self._bytes[start : start + count * dtype.itemsize].view(dtype)

@@ -1,0 +1,281 @@
+"""All-reduce in shared memory: everybody posts its value, then everybody reads.
+
+Nothing needs to be voted on. A dead process posts nothing any more, so once each member has either
+posted or is seen to be gone, the set of contributors is the same for whoever looks, whenever. A
+small value, or that of a pair, is added up by every member for itself; of a larger one each member
+adds up its own chunk for all. A chunk whose owner is not at it, dead or merely busy elsewhere, is
+added up by whoever needs it, so nobody ever waits for a member that has already posted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from gossamer.errors import ProtocolError
+from gossamer.pending import Pending
+from gossamer.real.shm.board import Board, Room
+from gossamer.real.shm.layout import CELLS, aligned
+from gossamer.real.shm.results import Results
+from gossamer.real.shm.segments import Control
+from gossamer.real.shm.system import fence
+from gossamer.real.transport import StopToken
+
+_BY_EACH_BYTES = 1 << 17
+_BLOCK = 1 << 16
+_GROUP_BITS = 40
+_SEQUENCE_BITS = 24
+_LOOKS = 8
+
+
+class _Operation:
+    """One all-reduce of this process that may still be in somebody's way."""
+
+    def __init__(self, key: int, value: Tensor, members: tuple[int, ...]) -> None:
+        self.key = key
+        self.members = members
+        self.shape = value.shape
+        self.count = value.numel()
+        self.dtype = value.dtype
+        self.nbytes = value.numel() * value.element_size()
+        self.cell = -1
+        self.offset = -1
+        self.found: dict[int, int] = {}
+        """The cells of the members that have posted."""
+        self.settling = threading.Lock()
+        self.is_abandoned = False
+
+    def abandon(self) -> None:
+        """Cancelled: nobody here wants the result, yet others still read the contribution."""
+        self.is_abandoned = True
+
+    @property
+    def bounds(self) -> list[int]:
+        """Where the members' chunks begin and end, in elements."""
+        parts = len(self.members)
+        return [self.count * part // parts for part in range(parts + 1)]
+
+    @property
+    def is_by_each(self) -> bool:
+        """Two read as many bytes either way, and save a handing-over."""
+        return len(self.members) == 2 or self.nbytes <= _BY_EACH_BYTES
+
+
+class Reducing:
+    """The all-reduces of one process."""
+
+    def __init__(
+        self, rank: int, boards: Mapping[int, Board], room: Room, control: Control, stop: StopToken
+    ) -> None:
+        self._rank = rank
+        self._boards = boards
+        self._own = boards[rank]
+        self._room = room
+        self._control = control
+        self._bell = control.reductions[rank]
+        self._stop = stop
+        self._results = Results()
+        self._lock = threading.Lock()
+        self._cells = deque(range(CELLS))
+        self._posted: list[_Operation] = []
+        self._sequence: dict[tuple[int, ...], int] = {}
+
+    def start(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+        value = value.detach()
+        group = tuple(sorted(set(members)))
+        if self._rank not in group:
+            raise ProtocolError(f"process {self._rank} is no member of {group}")
+        pending: Pending[Tensor] = Pending("all_reduce")
+        if len(group) == 1:
+            pending.resolve(value.clone())
+            return pending
+        with self._lock:
+            number = self._sequence.get(group, 0)
+            operation = _Operation(_key(group, number), value, group)
+            self._make_room(operation)
+            self._sequence[group] = number + 1
+            own, cell = self._own, operation.cell
+            target = own.memory.tensor(operation.offset, operation.count, operation.dtype)
+            target.copy_(value.reshape(-1))
+            own.offsets[cell] = operation.offset
+            own.lengths[cell] = operation.nbytes
+            fence()  # whoever sees the key sees all the rest
+            own.keys[cell] = operation.key
+            self._posted.append(operation)
+        self._ring(group)
+        pending.settle = lambda: self._settle(operation, pending)
+        pending.on_cancel = operation.abandon
+        return pending
+
+    def _make_room(self, operation: _Operation) -> None:
+        """A cell, and bytes for the value and for this process's chunk of the result."""
+        needed = aligned(operation.nbytes)
+        if not operation.is_by_each:
+            needed += operation.nbytes // len(operation.members) + operation.dtype.itemsize
+        while True:
+            seen = self._bell.value
+            self._reclaim()
+            offset = self._room.take(needed) if self._cells else None
+            if offset is not None:
+                operation.offset, operation.cell = offset, self._cells.popleft()
+                return
+            if not any(self._is_finished(posted) for posted in self._posted):
+                raise ProtocolError(
+                    f"no room for {operation.nbytes} bytes beside {len(self._posted)} all-reduces"
+                    " that were started and not awaited; await some of them first"
+                )
+            self._stop.check()
+            self._bell.wait(seen, 1e-3)
+
+    def _reclaim(self) -> None:
+        kept: list[_Operation] = []
+        for operation in self._posted:
+            if operation.is_abandoned and not self._missing(operation, operation.members):
+                self._finish(operation)
+            if self._is_finished(operation) and self._is_over(operation):
+                self._own.keys[operation.cell] = 0
+                self._room.give_back(operation.offset)
+                self._cells.appendleft(operation.cell)
+            else:
+                kept.append(operation)
+        self._posted = kept
+
+    def _finish(self, operation: _Operation) -> None:
+        self._own.finished[operation.cell] = operation.key
+
+    def _is_finished(self, operation: _Operation) -> bool:
+        return self._own.finished[operation.cell] == operation.key
+
+    def _is_over(self, operation: _Operation) -> bool:
+        """Whether nobody will read this process's contribution any more."""
+        key = operation.key
+        for member, cell in operation.found.items():
+            board = self._boards[member]
+            has_moved_on = board.keys[cell] != key or board.finished[cell] == key
+            if not has_moved_on and not self._control.is_gone(member):
+                return False
+        return True
+
+    def _settle(self, operation: _Operation, pending: Pending[Tensor]) -> None:
+        with operation.settling:
+            if pending.done:
+                return
+            self._wait_for_posts(operation)
+            result = self._results.empty(operation.count, operation.dtype)
+            values = self._values(operation)
+            if operation.is_by_each:
+                _mean(values, result, 0, operation.count)
+            else:
+                self._reduce_in_chunks(operation, values, result)
+            self._finish(operation)
+            pending.resolve(result.view(operation.shape))
+            # It refers to itself through this; the result is to go when its last user lets go.
+            pending.settle = pending.on_cancel = None
+
+    def _missing(self, operation: _Operation, members: Sequence[int]) -> list[int]:
+        """Which of the members may still post; the cells of those who have are noted."""
+        missing: list[int] = []
+        for member in members:
+            # Looked at first: what a process had posted when it went is there to be found.
+            is_gone = self._control.is_gone(member)
+            cell = self._boards[member].find(operation.key, operation.cell)
+            if cell is not None:
+                operation.found[member] = cell
+            elif not is_gone:
+                missing.append(member)
+        return missing
+
+    def _wait_for_posts(self, operation: _Operation) -> None:
+        missing: Sequence[int] = operation.members
+        looks = 0
+        while True:
+            seen = self._bell.value
+            missing = self._missing(operation, missing)
+            if not missing:
+                return
+            looks += 1
+            if looks > _LOOKS:
+                self._stop.check()
+                self._bell.wait(seen, self._stop.patience)
+
+    def _values(self, operation: _Operation) -> list[Tensor]:
+        """The contributions, in order of rank."""
+        values: list[Tensor] = []
+        for member, cell in sorted(operation.found.items()):
+            board = self._boards[member]
+            if board.lengths[cell] != operation.nbytes:
+                raise ProtocolError(
+                    f"process {member} put {board.lengths[cell]} bytes into an all-reduce and"
+                    f" process {self._rank} put in {operation.nbytes}"
+                )
+            offset = board.offsets[cell]
+            values.append(board.memory.tensor(offset, operation.count, operation.dtype))
+        return values
+
+    def _reduce_in_chunks(
+        self, operation: _Operation, values: Sequence[Tensor], result: Tensor
+    ) -> None:
+        key, members, bounds = operation.key, operation.members, operation.bounds
+        chunks = dict(zip(members, pairwise(bounds), strict=True))
+        self._own.working[operation.cell] = key
+        start, end = chunks.pop(self._rank)
+        _mean(values, result, start, end)
+        self._chunk(operation, self._rank, end - start).copy_(result[start:end])
+        fence()
+        self._own.published[operation.cell] = key
+        self._ring(members)
+        while chunks:
+            seen = self._bell.value
+            for member, (start, end) in list(chunks.items()):
+                cell = operation.found.get(member)
+                board = self._boards[member]
+                if cell is not None and board.published[cell] == key:
+                    result[start:end].copy_(self._chunk(operation, member, end - start))
+                elif cell is None or board.working[cell] != key or self._control.is_gone(member):
+                    _mean(values, result, start, end)
+                else:
+                    continue
+                del chunks[member]
+            if chunks:
+                self._stop.check()
+                self._bell.wait(seen, self._stop.patience)
+
+    def _chunk(self, operation: _Operation, member: int, count: int) -> Tensor:
+        """Where a member publishes its part of the result: behind what it put in."""
+        board = self._boards[member]
+        offset = board.offsets[operation.found[member]] + aligned(operation.nbytes)
+        return board.memory.tensor(offset, count, operation.dtype)
+
+    def _ring(self, members: Sequence[int]) -> None:
+        for member in members:
+            if member != self._rank:
+                self._control.reductions[member].ring()
+
+
+def _key(members: tuple[int, ...], number: int) -> int:
+    """One word for the group and its operation's number: the members' bits, or a digest of them."""
+    if members[-1] < _GROUP_BITS:
+        group = sum(1 << member for member in members)
+    else:
+        digest = hashlib.blake2b(repr(members).encode(), digest_size=_GROUP_BITS // 8)
+        group = int.from_bytes(digest.digest(), "little") | 1
+    return group << _SEQUENCE_BITS | number % (1 << _SEQUENCE_BITS)
+
+
+def _mean(values: Sequence[Tensor], result: Tensor, start: int, end: int) -> None:
+    """`rules.mean_in_order` of a range, block by block: the sum is still in the cache to divide."""
+    if len(values) == 1:
+        result[start:end].copy_(values[0][start:end])
+        return
+    for at in range(start, end, _BLOCK):
+        block = slice(at, min(at + _BLOCK, end))
+        total = torch.add(values[0][block], values[1][block], out=result[block])
+        for value in values[2:]:
+            total.add_(value[block])
+        total.div_(len(values))

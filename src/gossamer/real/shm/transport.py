@@ -1,0 +1,175 @@
+"""The transport of one machine: frames, windows and sums in memory that its processes share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from gossamer.errors import ConfigurationError, PeerLost
+from gossamer.pending import Pending
+from gossamer.real.shm.board import Board, Room
+from gossamer.real.shm.layout import RING_BYTES, RING_HEAD_BYTES, lay_out
+from gossamer.real.shm.memory import Memory
+from gossamer.real.shm.receiving import Receiving
+from gossamer.real.shm.reducing import Reducing
+from gossamer.real.shm.rings import RingReader, RingWriter
+from gossamer.real.shm.segments import CLOSED, FRESH, OPEN, Control
+from gossamer.real.shm.sending import Sending
+from gossamer.real.shm.windows import Windows
+from gossamer.real.store import TcpStore
+from gossamer.real.transport import Listener, Parts, StopToken, Store, Window
+
+_VARIABLES = ("GOSSAMER_RANK", "GOSSAMER_SIZE", "GOSSAMER_STORE", "GOSSAMER_SHM_FDS")
+
+
+class ShmTransport:
+    """One process's connection to the others of its machine."""
+
+    name: ClassVar[str] = "shm"
+
+    def __init__(self, rank: int, size: int, files: Sequence[int], store: Store) -> None:
+        """`files` are those of `Segments.fds`; they belong to the transport from here on."""
+        self.rank = rank
+        self.size = size
+        self.store = store
+        self._files = list(files)
+        self._control = Control(files[0], size, rank)
+        self._is_open = False
+        self._is_closed = False
+
+    @classmethod
+    def from_environment(cls) -> ShmTransport:
+        """As the launcher describes it in the environment."""
+        missing = [name for name in _VARIABLES if name not in os.environ]
+        if missing:
+            raise ConfigurationError(
+                f"the shm transport needs {', '.join(missing)} in the environment; start the"
+                " program with `gossamer run`"
+            )
+        rank, size, store, files = (os.environ[name] for name in _VARIABLES)
+        host, _, port = store.rpartition(":")
+        fds = [int(file) for file in files.split(",")]
+        if len(fds) != int(size) + 1:
+            raise ConfigurationError(
+                f"GOSSAMER_SHM_FDS has {len(fds)} files, expected {int(size) + 1}: one for control"
+                " and one per process"
+            )
+        return cls(int(rank), int(size), fds, TcpStore.connect(host, int(port)))
+
+    def open(
+        self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,
+        stop: StopToken,
+    ) -> None:  # fmt: skip
+        rank, control, files = self.rank, self._control, self._files[1:]
+        everybody = range(self.size)
+        layouts = {process: lay_out(process, self.size, windows) for process in everybody}
+        memories: dict[int, Memory] = {}
+        for process, layout in layouts.items():
+            # Everybody sizes everybody's: the sizes agree, and one that dies early has one, too.
+            os.ftruncate(files[process], layout.total)
+            memories[process] = Memory(files[process], layout.total)
+        self._windows = Windows(memories, layouts, stop)
+        self._windows.initialise(initial)
+        boards = {process: Board(memories[process], layouts[process]) for process in everybody}
+        room = Room(layouts[rank].reductions, layouts[rank].total)
+        self._reducing = Reducing(rank, boards, room, control, stop)
+
+        def ring(source: int, to: int) -> memoryview:
+            return memories[to].region(layouts[to].ring(source), RING_HEAD_BYTES + RING_BYTES)
+
+        others = [process for process in everybody if process != rank]
+        writers = {to: RingWriter(ring(rank, to)) for to in others}
+        readers = {
+            source: RingReader(ring(source, rank), control.room[source]) for source in others
+        }
+        self._sending = Sending(rank, writers, control, stop)
+        self._receiving = Receiving(rank, readers, control, listener, stop, self._sending.drop)
+        self._close_files()
+        control.set_state(rank, OPEN)
+        self._wait_for_others(stop)
+        self._receiving.start()
+        self._is_open = True
+
+    def _wait_for_others(self, stop: StopToken) -> None:
+        bell = self._control.reductions[self.rank]
+        while True:
+            seen = bell.value
+            if all(self._control.state(process) != FRESH for process in range(self.size)):
+                return
+            stop.check()
+            bell.wait(seen, stop.patience)
+
+    def _close_files(self) -> None:
+        # The mappings keep the memory; programs started from here have no business with it.
+        for file in self._files:
+            os.close(file)
+        self._files.clear()
+
+    @property
+    def lost(self) -> frozenset[int]:
+        return self._receiving.lost
+
+    @property
+    def torn_updates(self) -> int:
+        """How many times this process found that a window's last writer was killed at it."""
+        return self._windows.torn_updates
+
+    def send(self, to: int, parts: Parts) -> None:
+        if to in self._receiving.lost:
+            raise PeerLost(to)
+        if to == self.rank:
+            self._receiving.send_to_self(parts)
+        else:
+            self._sending.send(to, parts)
+
+    def window(self, end: int) -> Tensor:
+        return self._windows.data(end)
+
+    def guard(self, end: int) -> AbstractContextManager[None]:
+        return self._windows.guard(end)
+
+    def read(self, end: int) -> Pending[Tensor]:
+        pending: Pending[Tensor] = Pending("read")
+        if self._is_alive(end, pending):
+            pending.resolve(self._windows.data(end))
+        return pending
+
+    def accumulate(self, end: int, delta: Tensor, start: int = 0) -> Pending[None]:
+        pending: Pending[None] = Pending("accumulate")
+        if self._is_alive(end, pending):
+            self._windows.accumulate(end, delta, start)
+            pending.resolve(None)
+        return pending
+
+    def average(self, own: int, peer: int) -> Pending[None]:
+        pending: Pending[None] = Pending("average")
+        if self._is_alive(peer, pending):
+            self._windows.average(own, peer)
+            pending.resolve(None)
+        return pending
+
+    def _is_alive(self, end: int, pending: Pending[Any]) -> bool:
+        """The memory of the dead is still there, but nobody will ever use what is done to it."""
+        process = self._windows.process(end)
+        if process in self._receiving.lost:
+            pending.fail(PeerLost(process))
+            return False
+        return True
+
+    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+        return self._reducing.start(value, members)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_open:
+            self._sending.close()
+        self._control.set_state(self.rank, CLOSED)
+        if self._is_open:
+            self._receiving.close()
+        self._close_files()

@@ -1,0 +1,244 @@
+"""The state of one mean over processes, and of the groups that take means.
+
+Nothing here sends or receives; `reduction` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.pending import Pending
+from gossamer.real.losses import Loss
+from gossamer.real.memory import take_elements
+from gossamer.real.wire import PIECE, host_copy, raw
+
+_SHORT = 1 << 14
+"""Bytes up to which a vector has one owner: dividing it would cost more messages than it saves."""
+
+
+def key_of(members: Sequence[int]) -> int:
+    """A number for a group that every process works out alike."""
+    text = ",".join(map(str, members)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def contributors_of(
+    group: Group, number: int, losses: Sequence[Loss]
+) -> tuple[tuple[int, ...], int]:
+    """Who takes part in a sum, and the epoch that last changed it: the name of the attempt.
+
+    Who left after finishing the sum stays in it, as its share has been sent; but not in a new
+    attempt, to which it can give nothing any more.
+    """
+    present, left, attempt = set(group.members), set[int](), 0
+    for epoch, loss in enumerate(losses, start=1):
+        if loss.process not in present:
+            continue
+        if not loss.is_dead and loss.taken.get(str(group.key), 0) > number:
+            left.add(loss.process)
+            continue
+        present -= left | {loss.process}
+        left.clear()
+        attempt = epoch
+    return tuple(sorted(present)), attempt
+
+
+def parts_of(length: int, size: int, members: Sequence[int], turn: int) -> dict[int, slice]:
+    """Which elements each member adds up."""
+    if length * size <= _SHORT:
+        return {members[turn % len(members)]: slice(0, length)}
+    share = -(-length // len(members))
+    parts: dict[int, slice] = {}
+    for place, member in enumerate(members):
+        if place * share < length:
+            parts[member] = slice(place * share, min(length, (place + 1) * share))
+    return parts
+
+
+def mean_into(target: Tensor, values: Sequence[Tensor]) -> None:
+    """`rules.mean_in_order`, the same bits, into memory that is there."""
+    if len(values) == 1:
+        target.copy_(values[0])
+        return
+    torch.add(values[0], values[1], out=target)
+    for value in values[2:]:
+        target.add_(value)
+    target.div_(len(values))
+
+
+class Group:
+    """A set of members and the sums that they take one after the other."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.members: tuple[int, ...] = ()
+        self.started = 0
+        self.low = 0
+        """All sums below this number are finished here."""
+        self.done: set[int] = set()
+        """Those above that are finished all the same."""
+        self.open: dict[int, Sum] = {}
+        self.kept: dict[int, Tensor] = {}
+        """Means that another member may still lack."""
+        self._heard: dict[int, int] = {}
+
+    def has_finished(self, number: int) -> bool:
+        return number < self.low or number in self.done
+
+    def finish(self, own: Sum, gone: frozenset[int]) -> None:
+        self.done.add(own.number)
+        while self.low in self.done:
+            self.done.remove(self.low)
+            self.low += 1
+        del self.open[own.number]
+        self.kept[own.number] = own.kept
+        self._forget(own.rank, gone)
+
+    def heard(self, source: int, low: int, rank: int, gone: frozenset[int]) -> None:
+        """Another member has finished everything below `low`."""
+        if low > self._heard.get(source, 0):
+            self._heard[source] = low
+            self._forget(rank, gone)
+
+    def _forget(self, rank: int, gone: frozenset[int]) -> None:
+        others = [member for member in self.members if member != rank and member not in gone]
+        floor = min((self._heard.get(member, 0) for member in others), default=self.low)
+        for number in [number for number in self.kept if number < floor]:
+            del self.kept[number]
+
+
+class Sum:
+    """One mean: what this process put in, what has arrived, and what came out."""
+
+    def __init__(self, group: Group, number: int, rank: int) -> None:
+        self.group = group
+        self.number = number
+        self.rank = rank
+        self.lock = threading.Lock()
+        self.members: tuple[int, ...] = ()
+        self.attempt = 0
+        self.contributed = -1
+        """The attempt that our contribution was sent for."""
+        self.is_started = False
+        self.is_stopped = False
+        self.is_finished = False
+        self.value: Tensor
+        self.kept: Tensor
+        self.parts: dict[int, slice] = {}
+        self.streams: dict[int, Callable[[Tensor], None]] = {}
+        self.pieces: dict[tuple[int, int], dict[int, Tensor]] = {}
+        self._result: Tensor
+        self._origin: Tensor
+        self._pending: Pending[Tensor]
+        self._missing = 0
+        self._position = 0
+        self._gifts: set[int] = set()
+
+    def begin(self, value: Tensor, pending: Pending[Tensor]) -> None:
+        """Take this process's contribution; the value is the caller's again afterwards."""
+        self._pending = pending
+        self._origin = value.detach()
+        length, dtype = value.numel(), value.dtype
+        self.value = host_copy(value)
+        self.kept = take_elements(length, dtype)
+        self._result = take_elements(length, dtype)
+        self.is_started = True
+        self._lay_out()
+
+    def renew(self, members: tuple[int, ...], attempt: int) -> bool:
+        """Other contributors: begin again, in other memory, as old pieces may still be landing."""
+        with self.lock:
+            changed = attempt != self.attempt
+            self.members, self.attempt = members, attempt
+            if changed and self.is_started:
+                self.kept = take_elements(self.kept.numel(), self.kept.dtype)
+                self._lay_out()
+            return changed
+
+    def _lay_out(self) -> None:
+        length, size = self.value.numel(), self.value.element_size()
+        self.parts = parts_of(length, size, self.members, self.number)
+        self.streams = {}
+        self._missing = length
+        self._position = 0
+
+    def contributions(self) -> Iterator[tuple[int, Tensor]]:
+        """What each other owner is to add up."""
+        for owner, part in self.parts.items():
+            if owner != self.rank:
+                yield owner, raw(self.value[part])
+
+    @property
+    def own_bytes(self) -> int:
+        part = self.parts[self.rank]
+        return (part.stop - part.start) * self.value.element_size()
+
+    def add_up(self, begin: Callable[[int], Callable[[Tensor], None]]) -> bool:
+        """Add the pieces of our own part as far as they are complete; whether all is there now.
+
+        `begin` opens the way to another member once there is something to tell it: from then on
+        it is known to have started this sum, too.
+        """
+        others = [member for member in self.members if member != self.rank]
+        mine, length = raw(self.value[self.parts[self.rank]]), self.own_bytes
+        while self._position < length:
+            start = self._position
+            arrived = self.pieces.get((self.attempt, start), {})
+            if any(member not in arrived for member in others):
+                break
+            arrived[self.rank] = mine[start : start + PIECE]
+            self.pieces.pop((self.attempt, start), None)
+            at = self.parts[self.rank].start + start // self.value.element_size()
+            mean = self.kept[at : at + arrived[self.rank].numel() // self.value.element_size()]
+            mean_into(mean, [arrived[member].view(mean.dtype) for member in self.members])
+            self._take(at, mean)
+            for member in others:
+                if member not in self.streams:
+                    self.streams[member] = begin(member)
+                self.streams[member](raw(mean))
+            self._position += PIECE
+        return self._missing == 0
+
+    def land(self, owner: int, attempt: int, start: int, data: Tensor) -> bool:
+        """A piece of the mean from its owner; whether all is there now."""
+        with self.lock:
+            if attempt != self.attempt:
+                return False
+            mean = data.view(self.value.dtype)
+            self._take(self.parts[owner].start + start // mean.element_size(), mean)
+            return self._missing == 0
+
+    def land_gift(self, start: int, data: Tensor) -> bool:
+        """A piece of the whole mean from somebody who has finished; it may come twice."""
+        with self.lock:
+            if start in self._gifts:
+                return False
+            self._gifts.add(start)
+            mean = data.view(self.value.dtype)
+            self._take(start // mean.element_size(), mean)
+            return self._missing == 0
+
+    def land_whole(self) -> None:
+        """The mean stands in `kept` already."""
+        self._result.copy_(self.kept)
+
+    def fail(self, error: BaseException) -> None:
+        self._pending.fail(error)
+
+    def _take(self, at: int, mean: Tensor) -> None:
+        kept = self.kept[at : at + mean.numel()]
+        if kept.data_ptr() != mean.data_ptr():
+            kept.copy_(mean)
+        self._result[at : at + mean.numel()].copy_(mean)
+        self._missing -= mean.numel()
+
+    def resolve(self) -> None:
+        """Hand out the result: a copy of what is kept, as the caller may change its own."""
+        self.pieces.clear()
+        shaped = self._result.reshape(self._origin.shape)
+        self._pending.resolve(shaped.to(self._origin.device))

@@ -1,0 +1,319 @@
+"""One pair of processes over Gloo: a thread that receives, and sends that never wait.
+
+Gloo wants to know sizes beforehand. So a few small receives of one size are always posted; a
+message that fits travels in one of them, a longer one announces its body there, which then comes
+under a tag of its own. Waits have no deadline: one that expired would close the pair for ever.
+
+A send is handed to Gloo at once, in the caller's thread, and its memory is kept until the other
+side has said how many messages it has dealt with, which every message says in passing.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.errors import PeerLost
+from gossamer.real.memory import take
+from gossamer.real.transport import Part, Parts
+from gossamer.real.wire import PIECE, Receiver
+
+FRAME, BYE, BYE_ANSWER, DEALT_WITH = range(4)
+_HEAD = struct.Struct("<BxHIQQ")  # kind, length of the head, tag or 0, length, dealt with
+_SLOT = 1 << 14
+_SLOTS = 8
+_POSTED = 6  # pieces awaited at once: enough that the sender always has somewhere to write
+_SILENT_MESSAGES = 16
+_SILENT_BYTES = 4 << 20
+_TAGS = 1 << 24
+
+
+class _Broken(Exception):
+    """Gloo reports that the pair's connection has ended."""
+
+
+class _Sent:
+    """A message whose memory Gloo may still be reading."""
+
+    __slots__ = ("held", "works")
+
+    def __init__(self) -> None:
+        self.works: list[Any] = []
+        self.held: list[Tensor] = []
+
+
+class Link:
+    """This process's side of one pair."""
+
+    def __init__(
+        self, group: Any, peer: int, receiver: Receiver,
+        frame: Callable[[int, memoryview], None], ended: Callable[[int, bool, int], None],
+    ) -> None:  # fmt: skip
+        self.peer = peer
+        self._group = group
+        self._receiver = receiver
+        self._frame = frame
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._tag = 0
+        self._unanswered: deque[_Sent] = deque()
+        self._released = 0
+        self._dealt_with = 0
+        self._silent_messages = 0
+        self._silent_bytes = 0
+        self._is_leaving = False
+        self._error: PeerLost | None = None
+        self._slots = [torch.empty(_SLOT, dtype=torch.uint8) for _ in range(_SLOTS)]
+        self._thread = threading.Thread(
+            target=self._receive_all, name=f"gossamer receives from {peer}", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # --- sending
+
+    def send(self, parts: Parts) -> None:
+        """One of the listener's frames, copied."""
+        length = sum(_length(part) for part in parts)
+        if _HEAD.size + length <= _SLOT:
+            self._transmit(FRAME, b"", length, b"".join(parts))
+        else:
+            self._transmit(FRAME, b"", length, None, _joined(parts, length))
+
+    def post(self, kind: int, head: bytes, body: Tensor | None = None) -> None:
+        length = 0 if body is None else body.numel()
+        if body is None or _HEAD.size + len(head) + length <= _SLOT:
+            inline = b"" if body is None else _bytes(body)
+            self._transmit(kind, head, length, inline)
+        else:
+            self._transmit(kind, head, length, None, body)
+
+    def begin(self, kind: int, head: bytes, length: int) -> LinkStream:
+        if _HEAD.size + len(head) + length <= _SLOT:
+            return LinkStream(lambda piece: self.post(kind, head, piece))
+        tag, sent = self._transmit(kind, head, length, None)
+        return LinkStream(lambda piece: self._hand_over(sent, piece, tag))
+
+    def _transmit(
+        self, kind: int, head: bytes, length: int, inline: Part | None, body: Tensor | None = None
+    ) -> tuple[int, _Sent]:
+        """Hand over a message; without `inline` its body travels under a tag of its own."""
+        sent = _Sent()
+        with self._lock:
+            tag = 0
+            if inline is None:
+                tag = self._tag = self._tag % _TAGS + 1
+            dealt_with = self._dealt_with
+            self._silent_messages = self._silent_bytes = 0
+            first = _HEAD.pack(kind, len(head), tag, length, dealt_with)
+            message = bytearray().join((first, head, inline or b""))
+            self._unanswered.append(sent)
+            self._hand_over(sent, torch.frombuffer(message, dtype=torch.uint8), 0)
+            if body is not None:
+                for piece in body.split(PIECE):
+                    self._hand_over(sent, piece, tag)
+        return tag, sent
+
+    def _hand_over(self, sent: _Sent, content: Tensor, tag: int) -> None:
+        if self._error is not None:
+            raise self._error
+        try:
+            sent.works.append(self._group.send([content], self.peer, tag))
+        except RuntimeError:
+            self._error = PeerLost(self.peer, "its connection broke")
+            raise self._error from None
+        sent.held.append(content)
+
+    def _release(self, dealt_with: int) -> None:
+        """The other side has these messages whole, so their memory is free."""
+        while self._released < dealt_with:
+            self._released += 1
+            for work in self._unanswered.popleft().works:
+                _wait(work)
+
+    # --- receiving
+
+    def _receive_all(self) -> None:
+        try:
+            works = deque(self._await(slot, 0) for slot in self._slots)
+            turn = 0
+            while True:
+                _wait(works.popleft())
+                slot = self._slots[turn]
+                message = _bytes(slot)
+                kind, width, tag, length, dealt_with = _HEAD.unpack_from(message)
+                at = _HEAD.size + width
+                head = bytes(message[_HEAD.size : at])
+                inline = None if tag else slot[at : at + length].clone()
+                works.append(self._await(slot, 0))
+                turn = (turn + 1) % _SLOTS
+                self._release(dealt_with)
+                if not self._deal_with(kind, head, tag, length, inline):
+                    return
+        except _Broken:
+            self._end(is_lost=not self._is_leaving)
+
+    def _await(self, target: Tensor, tag: int) -> Any:
+        try:
+            return self._group.recv([target], self.peer, tag)
+        except RuntimeError as error:
+            raise _Broken from error
+
+    def _deal_with(
+        self, kind: int, head: bytes, tag: int, length: int, inline: Tensor | None
+    ) -> bool:
+        """Whether more is to come from this peer."""
+        if kind == FRAME:
+            self._deal_with_frame(tag, length, inline)
+        elif kind == BYE:
+            return self._take_leave(int.from_bytes(head, "little"))
+        elif kind == BYE_ANSWER:
+            self._end(is_lost=False)
+            return False
+        elif kind != DEALT_WITH:
+            try:
+                self._deal_with_message(kind, head, tag, length, inline)
+            except PeerLost as lost:
+                raise _Broken from lost  # it is gone before it could be answered
+        else:
+            self._dealt_with += 1
+        if kind != DEALT_WITH:
+            self._speak_up(length)
+        return True
+
+    def _deal_with_frame(self, tag: int, length: int, inline: Tensor | None) -> None:
+        body = inline
+        if body is None:
+            body = take(length)
+            for _ in self._pieces(tag, length, body):
+                pass
+        self._dealt_with += 1
+        self._frame(self.peer, _bytes(body))
+
+    def _deal_with_message(
+        self, kind: int, head: bytes, tag: int, length: int, inline: Tensor | None
+    ) -> None:
+        receiver = self._receiver
+        target = receiver.place(self.peer, kind, head, length) if length else None
+        if inline is None:
+            for start, piece in self._pieces(tag, length, target):
+                receiver.piece(self.peer, kind, head, start, piece)
+        elif length:
+            if target is not None:
+                target.copy_(inline)
+                inline = target
+            receiver.piece(self.peer, kind, head, 0, inline)
+        self._dealt_with += 1  # before the end, which may send: the other side wants its memory
+        receiver.end(self.peer, kind, head)
+
+    def _pieces(self, tag: int, length: int, target: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+        """The pieces of a body as they arrive; some are posted ahead, so that none waits."""
+        posted: deque[tuple[int, Tensor, Any]] = deque()
+        ahead = 0
+        while ahead < length or posted:
+            while ahead < length and len(posted) < _POSTED:
+                size = min(PIECE, length - ahead)
+                piece = take(size) if target is None else target[ahead : ahead + size]
+                posted.append((ahead, piece, self._await(piece, tag)))
+                ahead += size
+            start, piece, work = posted.popleft()
+            _wait(work)
+            yield start, piece
+
+    def _speak_up(self, length: int) -> None:
+        """Where all the talk goes one way, say from time to time what has been dealt with."""
+        self._silent_messages += 1
+        self._silent_bytes += length
+        if self._silent_messages >= _SILENT_MESSAGES or self._silent_bytes >= _SILENT_BYTES:
+            try:
+                self.post(DEALT_WITH, b"")
+            except PeerLost:
+                pass  # the receiving side will find out by itself
+
+    # --- the end
+
+    def leave(self, epoch: int) -> None:
+        """Say good-bye; the answer ends the receiving thread."""
+        with self._lock:
+            if self._is_leaving or self._error is not None:
+                return
+            self._is_leaving = True
+        try:
+            self._transmit(BYE, epoch.to_bytes(8, "little"), 0, b"")
+        except PeerLost:
+            pass  # it has gone first
+
+    def join(self, seconds: float) -> bool:
+        """Whether the receiving thread has ended."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def give_up(self, error: PeerLost) -> None:
+        """The process counts as gone, whatever its connection says."""
+        self._error = error
+
+    def _take_leave(self, epoch: int) -> bool:
+        with self._lock:
+            is_leaving = self._is_leaving
+            if not is_leaving:
+                self._is_leaving = True  # so that we shall not say good-bye to nobody
+        try:
+            self._transmit(BYE_ANSWER, b"", 0, b"")
+        except PeerLost:
+            pass  # it did not wait for the answer
+        if is_leaving:
+            return True  # its answer to our own good-bye is still to come
+        self._end(is_lost=False, epoch=epoch)
+        return False
+
+    def _end(self, is_lost: bool, epoch: int = 0) -> None:
+        reason = "its connection broke" if is_lost else "it has left"
+        if self._error is None:
+            self._error = PeerLost(self.peer, reason)
+        self._ended(self.peer, is_lost, epoch)
+
+
+class LinkStream:
+    """A body under way to one peer."""
+
+    __slots__ = ("_hand_over",)
+
+    def __init__(self, hand_over: Callable[[Tensor], None]) -> None:
+        self._hand_over = hand_over
+
+    def push(self, piece: Tensor) -> None:
+        self._hand_over(piece)
+
+
+def _length(part: Part) -> int:
+    return part.nbytes if isinstance(part, memoryview) else len(part)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    array: Any = tensor.numpy()  # an array is a buffer, whatever its annotations say
+    return memoryview(array)
+
+
+def _joined(parts: Parts, length: int) -> Tensor:
+    whole = take(length)
+    room, at = _bytes(whole), 0
+    for part in parts:
+        end = at + _length(part)
+        room[at:end] = memoryview(part).cast("B")
+        at = end
+    return whole
+
+
+def _wait(work: Any) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise _Broken from error

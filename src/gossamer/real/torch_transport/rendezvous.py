@@ -1,0 +1,147 @@
+"""Where the processes of a torch run meet: the store of the launcher or of torchrun, and Gloo.
+
+The group is made by hand and not through `init_process_group`, so that a program's own use of
+torch.distributed is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+from torch.distributed import (  # public by its documentation, though not by its annotations
+    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    ProcessGroupGloo,
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+)
+
+from gossamer.errors import ConfigurationError, Late
+from gossamer.real.store import TcpStore
+from gossamer.real.transport import StopToken
+
+_FOR_EVER = timedelta(days=3650)
+"""An expired wait would close a pair for good, so none may expire."""
+_TIMEOUT = timedelta(seconds=300)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Who this process is, and where the others are to be met."""
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    prefix: str = "gossamer"
+    hosts_store: bool = False
+    """No launcher keeps a store, so process 0 does."""
+
+    @staticmethod
+    def from_environment(variables: Mapping[str, str] | None = None) -> Meeting:
+        found = os.environ if variables is None else variables
+        if "GOSSAMER_STORE" in found:
+            host, _, port = found["GOSSAMER_STORE"].rpartition(":")
+            names = ("GOSSAMER_RANK", "GOSSAMER_SIZE")
+            rank, size = (_number(found, name) for name in names)
+            return Meeting(rank, size, host.strip("[]"), int(port))
+        rank, size, port = (_number(found, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+        # torchrun starts workers again after a failure, with the same store.
+        prefix = f"gossamer/{found.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        kept = found.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        host = found.get("MASTER_ADDR", "127.0.0.1")
+        return Meeting(rank, size, host, port, prefix, hosts_store=not kept and rank == 0)
+
+    def connect(self) -> TCPStore:
+        """A connection of its own: one that waits would keep other threads from using it."""
+        if self.hosts_store:
+            try:
+                return TCPStore(
+                    self.host, self.port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
+                )
+            except RuntimeError:
+                pass  # the program's own init_process_group keeps one there already
+        return self.connect_again()
+
+    def connect_again(self) -> TCPStore:
+        """Another connection, as a client."""
+        return TCPStore(self.host, self.port, is_master=False, timeout=_TIMEOUT)
+
+    def store(self, engine: TCPStore) -> TcpStore:
+        return TcpStore(cast(TCPStore, PrefixStore(self.prefix, engine)))
+
+
+def make_group(
+    meeting: Meeting, engine: TCPStore, name: str, members: tuple[int, ...], threads: int = 1
+) -> ProcessGroupGloo:
+    """A Gloo group of these processes; all of them make it, and wait here for each other."""
+    engine_class: Any = ProcessGroupGloo
+    options = engine_class._Options()
+    options._devices = [_device(meeting.host, meeting.port)]
+    options._timeout = _FOR_EVER
+    options._threads = threads
+    store = PrefixStore(f"{meeting.prefix}/{name}", engine)
+    return ProcessGroupGloo(store, members.index(meeting.rank), len(members), options)
+
+
+def meet(meeting: Meeting, engine: TCPStore, stop: StopToken) -> ProcessGroupGloo:
+    """The group of all processes, once all have come; obeys `stop`."""
+    store = meeting.store(engine)
+    limit = time.monotonic() + _TIMEOUT.total_seconds()
+    arrived = store.add("arrived", 1)
+    while arrived < meeting.size:
+        stop.check()
+        if time.monotonic() > limit:
+            raise Late(
+                f"{arrived} of {meeting.size} workers came within {_TIMEOUT.total_seconds():.0f} s;"
+                " see why the others did not start"
+            )
+        time.sleep(0.005)
+        arrived = store.add("arrived", 0)
+    made: list[ProcessGroupGloo | BaseException] = []
+
+    def make() -> None:
+        try:
+            made.append(make_group(meeting, meeting.connect_again(), "all", everybody))
+        except BaseException as error:
+            made.append(error)
+
+    everybody = tuple(range(meeting.size))
+    maker = threading.Thread(target=make, name="gossamer connects", daemon=True)
+    maker.start()
+    while maker.is_alive():
+        stop.check()
+        maker.join(StopToken.patience)
+    if isinstance(made[0], BaseException):
+        raise made[0]
+    return made[0]
+
+
+def _device(host: str, port: int) -> Any:
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface:
+        return ProcessGroupGloo.create_device(interface=interface, lazy_init=False)
+    return ProcessGroupGloo.create_device(hostname=_own_address(host, port), lazy_init=False)
+
+
+def _own_address(host: str, port: int) -> str:
+    """The address from which this host reaches the store: others will reach it there, too."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as towards:
+        towards.connect(address)  # nothing is sent
+        return str(towards.getsockname()[0])
+
+
+def _number(found: Mapping[str, str], name: str) -> int:
+    text = found.get(name)
+    if text is None or not text.isdigit():
+        raise ConfigurationError(
+            f"the torch transport needs {name} to be a number, got {text!r}; "
+            "start the workers with `gossamer run` or torchrun"
+        )
+    return int(text)

@@ -1,0 +1,191 @@
+"""`TorchTransport`: links to all peers, and on top of them windows and sums."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from queue import SimpleQueue
+from typing import ClassVar
+
+from torch import Tensor
+
+from gossamer.errors import PeerLost, unknown_name
+from gossamer.pending import Pending
+from gossamer.real import active
+from gossamer.real.active import ActiveWords
+from gossamer.real.losses import Loss, Losses
+from gossamer.real.reduction import Reduction
+from gossamer.real.store import TcpStore
+from gossamer.real.torch_transport.engine import GlooEngine
+from gossamer.real.torch_transport.link import Link, LinkStream
+from gossamer.real.torch_transport.rendezvous import Meeting, meet
+from gossamer.real.transport import Listener, Parts, StopToken, Window
+from gossamer.real.wire import Receiver
+
+REDUCTIONS = ("fixed", "engine")
+_FAREWELL_S = 2.0
+
+
+class TorchTransport:
+    """One process's connection to the others through Gloo."""
+
+    name: ClassVar[str] = "torch"
+
+    def __init__(self, meeting: Meeting, reduction: str = "fixed") -> None:
+        if reduction not in REDUCTIONS:
+            raise unknown_name("reduction", reduction, REDUCTIONS)
+        self.rank = meeting.rank
+        self.size = meeting.size
+        self._meeting = meeting
+        self._engine = meeting.connect()
+        self.store: TcpStore = meeting.store(self._engine)
+        self._reduction_name = reduction
+        self._links: dict[int, Link] = {}
+        self._lost: frozenset[int] = frozenset()
+        self._to_self: SimpleQueue[bytes | None] = SimpleQueue()
+        self._closing = threading.Lock()
+        self._is_closed = False
+        self._is_open = False
+
+    @staticmethod
+    def from_environment() -> TorchTransport:
+        name = os.environ.get("GOSSAMER_REDUCTION", "fixed")
+        return TorchTransport(Meeting.from_environment(), name)
+
+    def open(
+        self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,
+        stop: StopToken,
+    ) -> None:  # fmt: skip
+        self._listener = listener
+        self._losses = Losses(self.store, self._learn)
+        self._active = ActiveWords(self, windows, initial)
+        engine = GlooEngine(self._meeting) if self._reduction_name == "engine" else None
+        self._reduction = Reduction(self, self._losses, engine)
+        group = meet(self._meeting, self._engine, stop)
+        receiver = _Dispatch(self._active, self._reduction)
+        self._links = {
+            peer: Link(group, peer, receiver, self._frame, self._ended)
+            for peer in range(self.size)
+            if peer != self.rank
+        }
+        threading.Thread(
+            target=self._talk_to_self, name="gossamer talks to itself", daemon=True
+        ).start()
+        for link in self._links.values():
+            link.start()
+        self._is_open = True
+        # A receiving thread that wakes while the interpreter ends would abort the process.
+        atexit.register(_close_if_there, weakref.ref(self))
+
+    @property
+    def lost(self) -> frozenset[int]:
+        return self._lost
+
+    def send(self, to: int, parts: Parts) -> None:
+        if to == self.rank:
+            self._to_self.put(b"".join(parts))
+        else:
+            self._links[to].send(parts)
+
+    def post(self, to: int, kind: int, head: bytes, body: Tensor | None = None) -> None:
+        self._links[to].post(kind, head, body)
+
+    def begin(self, to: int, kind: int, head: bytes, length: int) -> LinkStream:
+        return self._links[to].begin(kind, head, length)
+
+    def window(self, end: int) -> Tensor:
+        return self._active.window(end)
+
+    def guard(self, end: int) -> AbstractContextManager[None]:
+        return self._active.guard(end)
+
+    def read(self, end: int) -> Pending[Tensor]:
+        return self._active.read(end)
+
+    def accumulate(self, end: int, delta: Tensor, start: int = 0) -> Pending[None]:
+        return self._active.accumulate(end, delta, start)
+
+    def average(self, own: int, peer: int) -> Pending[None]:
+        return self._active.average(own, peer)
+
+    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+        return self._reduction.start(value, members)
+
+    def close(self) -> None:
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        if not self._is_open:
+            return
+        is_clean, taken = self._reduction.farewell()
+        epoch = self._losses.leaves(self.rank, is_clean, taken)
+        for link in self._links.values():
+            link.leave(epoch)
+        limit = time.monotonic() + _FAREWELL_S
+        for link in self._links.values():
+            link.join(max(0.0, limit - time.monotonic()))
+        self._to_self.put(None)
+
+    # --- called by the links' threads
+
+    def _frame(self, source: int, data: memoryview) -> None:
+        if source not in self._lost:
+            self._listener.frame(source, data)
+
+    def _ended(self, peer: int, is_lost: bool, epoch: int) -> None:
+        if self._is_closed:
+            return
+        if is_lost:
+            self._losses.died(peer)
+        else:
+            self._losses.catch_up(epoch)
+
+    def _learn(self, epoch: int, loss: Loss) -> None:
+        """A line of the list of losses, in the same order in every process."""
+        process = loss.process
+        if process == self.rank:
+            return
+        error = PeerLost(process, "it died" if loss.is_dead else "it has left")
+        if loss.is_dead:
+            self._lost |= {process}
+            self._links[process].give_up(error)
+        self._active.lost(process, error)
+        self._reduction.lost(epoch, loss)
+        if loss.is_dead:
+            self._listener.lost(process)
+
+    def _talk_to_self(self) -> None:
+        while (frame := self._to_self.get()) is not None:
+            self._listener.frame(self.rank, memoryview(frame))
+
+
+class _Dispatch:
+    """Gives each message to whom its kind belongs."""
+
+    def __init__(self, words: ActiveWords, sums: Reduction) -> None:
+        self._words = words
+        self._sums = sums
+
+    def _of(self, kind: int) -> Receiver:
+        return self._words if kind in active.KINDS else self._sums
+
+    def place(self, source: int, kind: int, head: bytes, length: int) -> Tensor | None:
+        return self._of(kind).place(source, kind, head, length)
+
+    def piece(self, source: int, kind: int, head: bytes, start: int, data: Tensor) -> None:
+        self._of(kind).piece(source, kind, head, start, data)
+
+    def end(self, source: int, kind: int, head: bytes) -> None:
+        self._of(kind).end(source, kind, head)
+
+
+def _close_if_there(reference: weakref.ref[TorchTransport]) -> None:
+    transport = reference()
+    if transport is not None:
+        transport.close()

@@ -1,0 +1,70 @@
+"""Messages between processes as transports move them underneath the listener's frames.
+
+A message has a kind, a short head and a body. A long body travels in pieces of `PIECE` bytes, so
+that whoever receives works on the first pieces while the last are still under way; that makes an
+exchange of two large windows take about as long as moving them both ways at once.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gossamer.real.memory import take_elements
+
+PIECE = 1 << 20
+"""Bytes of a piece: a whole number of elements of every type, and small enough for a cache."""
+
+
+class Stream(Protocol):
+    """A body that is sent piece by piece as it comes into being."""
+
+    def push(self, piece: Tensor) -> None:
+        """The next bytes: `PIECE` of them unless they are the last. Not to be changed any more."""
+        ...
+
+
+class Wire(Protocol):
+    """Sends messages; in order per pair. Raises `PeerLost` where the process is gone."""
+
+    rank: int
+    size: int
+
+    def post(self, to: int, kind: int, head: bytes, body: Tensor | None = None) -> None:
+        """A whole message. The body, flat bytes, is not to be changed any more."""
+        ...
+
+    def begin(self, to: int, kind: int, head: bytes, length: int) -> Stream:
+        """A message whose body of `length` bytes follows in pieces."""
+        ...
+
+
+class Receiver(Protocol):
+    """What is called for a message, in the thread that receives from its source."""
+
+    def place(self, source: int, kind: int, head: bytes, length: int) -> Tensor | None:
+        """Where the body shall land; None: each piece in fresh memory of its own."""
+        ...
+
+    def piece(self, source: int, kind: int, head: bytes, start: int, data: Tensor) -> None:
+        """Some of the body, from that byte on, in order."""
+        ...
+
+    def end(self, source: int, kind: int, head: bytes) -> None:
+        """The message is complete."""
+        ...
+
+
+def raw(value: Tensor) -> Tensor:
+    """The bytes of a flat tensor, in place."""
+    return value.view(torch.uint8)
+
+
+def host_copy(value: Tensor) -> Tensor:
+    """A flat copy on the host, pinned where it comes from a GPU so that it is copied at speed."""
+    flat = value.detach().reshape(-1)
+    if flat.is_cuda:
+        return torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)
+    return take_elements(flat.numel(), flat.dtype).copy_(flat)

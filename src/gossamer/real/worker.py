@@ -1,0 +1,293 @@
+"""One worker's (or server's) view of a real run (the `Worker` protocol)."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from gossamer.errors import Late, PeerLost, ProtocolError
+from gossamer.pending import Pending
+from gossamer.real.books import Books
+from gossamer.real.hub import Hub
+from gossamer.real.transport import StopToken
+from gossamer.replica import Replica
+from gossamer.worker import Gradient, Left, Message, Tag
+
+T = TypeVar("T")
+_BLOCK = 16
+"""Steps whose live set is agreed on at once: asking the store at every step would cost too much."""
+
+
+class Pace(Protocol):
+    """Which step comes next, and when the run is over."""
+
+    @property
+    def expected_steps(self) -> int: ...
+
+    def open_step(self, step: int) -> bool:
+        """Whether this step is to be made."""
+        ...
+
+
+class RealWorker:
+    """What a method may touch, on real processes."""
+
+    def __init__(
+        self, hub: Hub, end: int, *, seed: int, pace: Pace, books: Books,
+        gradient: Callable[[Tensor | Replica, Tensor | None], Gradient] | None = None,
+    ) -> None:  # fmt: skip
+        self.rank = end
+        self.size = hub.plan.size
+        self.rng = random.Random(f"{seed}/worker/{end}")
+        self._hub = hub
+        self._pace = pace
+        self._books = books
+        self._gradient = gradient
+        self._peers_of: frozenset[int] | None = None
+        self._peers: list[int] = []
+        self._left: set[int] = set()
+        self._agreed: dict[int, frozenset[int]] = {}
+        self._collectives: dict[tuple[int, ...], int] = {}
+        self._tasks = 0
+        self.step = 0
+
+    @property
+    def peers(self) -> Sequence[int]:
+        live = self._hub.live
+        if live is not self._peers_of:
+            self._peers_of = live
+            self._peers = sorted(live - {self.rank})
+        return self._peers
+
+    @property
+    def live(self) -> frozenset[int]:
+        return self._hub.live
+
+    def live_at(self, step: int) -> frozenset[int]:
+        """The first to ask about a block of steps fixes the set for everybody."""
+        block = step // _BLOCK
+        if block not in self._agreed:
+            proposal = ",".join(map(str, sorted(self._hub.live)))
+            agreed = self._hub.transport.store.agree(f"live/{block}", proposal)
+            found = frozenset(int(rank) for rank in agreed.split(","))
+            # The same object while nothing changes: methods compare by identity.
+            before = self._agreed.get(block - 1)
+            self._agreed = {block: before if before == found and before is not None else found}
+        return self._agreed[block]
+
+    @property
+    def servers(self) -> Sequence[int]:
+        return range(self.size, self._hub.plan.ends)
+
+    @property
+    def slices(self) -> Sequence[slice]:
+        return self._hub.plan.slices
+
+    @property
+    def clients(self) -> frozenset[int]:
+        """What a server knows of its clients keeps step with what it has read of its inbox."""
+        return self._hub.live - self._left
+
+    @property
+    def expected_steps(self) -> int:
+        return self._pace.expected_steps
+
+    @property
+    def over(self) -> bool:
+        return self._hub.ended.is_over
+
+    def observe(self, what: str, value: float = 1.0) -> None:
+        self._books.observe(what, value)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def steps(self) -> Iterator[int]:
+        while self._pace.open_step(self.step):
+            yield self.step
+            self.step += 1
+
+    def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
+        if self._gradient is None:
+            raise ProtocolError("a server computes no gradients")
+        return self._gradient(at, batch)
+
+    # ------------------------------------------------------------------ messages
+
+    def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:
+        return self._post(to, Message(self.rank, payload), tag)
+
+    def _post(self, to: int, message: Message, tag: Tag) -> Pending[None]:
+        gone: Pending[None] = Pending("send", to)
+        try:
+            self._hub.post(to, tag, message)
+            if to < self.size and to != self.rank and message.payload is not None:
+                self._books.exchanges += 1
+            gone.resolve(None)
+        except PeerLost as lost:
+            gone.fail(PeerLost(to, lost.args[0]) if lost.peer != to else lost)
+        return gone
+
+    def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
+        pending: Pending[Message] = Pending("receive", source)
+        if self.rank >= self.size:
+            pending.when_done(lambda: self._received(pending))
+        self._hub.mailboxes[self.rank].receive(tag, source, pending)
+        self._hub.watch(pending)
+        return pending
+
+    def _received(self, pending: Pending[Message]) -> None:
+        message = pending.result()
+        if isinstance(message.payload, Left):
+            self._left.add(message.source)
+
+    def collect(self, tag: Tag) -> list[Message]:
+        return self._hub.mailboxes[self.rank].collect(tag)
+
+    def request(self, to: int, payload: Any, *, tag: Tag) -> Pending[Any]:
+        number = self._hub.next_request()
+        answer: Pending[Any] = Pending("reply", to)
+        arrival: Pending[Message] = Pending("reply", to)
+        arrival.when_done(lambda: answer.resolve(arrival.result().payload))
+        self._hub.mailboxes[self.rank].receive(("reply", number), to, arrival)
+        self._hub.watch(answer)
+        try:
+            self._hub.post(to, tag, Message(self.rank, payload, reply_to=number))
+        except PeerLost:
+            answer.fail(PeerLost(to))
+        return answer
+
+    def reply(self, message: Message, payload: Any) -> Pending[None]:
+        answer = Message(self.rank, payload)
+        return self._post(message.source, answer, ("reply", message.reply_to))
+
+    # ------------------------------------------------------------------ collectives
+
+    def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
+        members = range(self.size) if over is None else over
+        self._books.exchanges += 1
+        return self._hub.transport.all_reduce(value, members)
+
+    def _tag(self, kind: str, members: Sequence[int]) -> Tag:
+        """Everybody in a group makes its collectives in the same order, so counting names them."""
+        key = tuple(members)
+        number = self._collectives[key] = self._collectives.get(key, 0) + 1
+        return (f"{kind} {','.join(map(str, key))}", number)
+
+    def broadcast(self, value: Tensor | None, *, root: int, over: Sequence[int]) -> Pending[Tensor]:
+        tag = self._tag("broadcast", over)
+        result: Pending[Tensor] = Pending("broadcast", root)
+        if self.rank == root:
+            if value is None:
+                raise ProtocolError("the root of a broadcast gives the value")
+            for member in over:
+                if member != root and member in self._hub.live:
+                    self.send(member, value, tag=tag)
+            result.resolve(value)
+            return result
+        message = self.receive(tag, source=root)
+        message.when_done(lambda: _settle(result, message, lambda m: m.payload))
+        return result
+
+    def all_gather(
+        self, value: Tensor, *, over: Sequence[int] | None = None
+    ) -> Pending[dict[int, Tensor]]:
+        members = list(range(self.size)) if over is None else list(over)
+        tag = self._tag("all_gather", members)
+        for member in members:
+            if member != self.rank and member in self._hub.live:
+                self.send(member, value, tag=tag)
+
+        async def collect() -> dict[int, Tensor]:
+            found: dict[int, Tensor] = {}
+            for member in members:
+                try:
+                    found[member] = (
+                        value if member == self.rank
+                        else (await self.receive(tag, source=member)).payload
+                    )  # fmt: skip
+                except PeerLost:
+                    pass  # left out
+            return found
+
+        return self.start(collect())
+
+    # ------------------------------------------------------------------ one-sided
+
+    def _check_alive(self, pending: Pending[Any], end: int) -> bool:
+        if self._hub.plan.process_of(end) in self._hub.live:
+            return True
+        pending.fail(PeerLost(end))
+        return False
+
+    def read(self, peer: int) -> Pending[Tensor]:
+        lost: Pending[Tensor] = Pending("read", peer)
+        if not self._check_alive(lost, peer):
+            return lost
+        if peer < self.size:
+            self._books.exchanges += 1
+        return self._hub.transport.read(peer)
+
+    def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
+        lost: Pending[None] = Pending("accumulate", peer)
+        if not self._check_alive(lost, peer):
+            return lost
+        return self._hub.transport.accumulate(peer, delta, start)
+
+    def average(self, peer: int) -> Pending[None]:
+        lost: Pending[None] = Pending("average", peer)
+        if not self._check_alive(lost, peer):
+            return lost
+        self._books.exchanges += 1
+        return self._hub.transport.average(self.rank, peer)
+
+    # ------------------------------------------------------------------ time and tasks
+
+    def sleep(self, seconds: float) -> Pending[None]:
+        pending: Pending[None] = Pending("sleep")
+        until = time.monotonic() + seconds
+
+        def settle() -> None:
+            while (left := until - time.monotonic()) > 0:
+                self._hub.driver.check()
+                time.sleep(min(left, StopToken.patience))
+            pending.resolve(None)
+
+        pending.settle = settle
+        return pending
+
+    def within(self, seconds: float, pending: Pending[T]) -> Pending[T]:
+        bounded: Pending[T] = Pending(pending.label, pending.peer)
+
+        def too_late() -> None:
+            bounded.fail(Late(f"{pending.label} did not end within {seconds:g} s"))
+            # A receive that stayed posted would take the next message and lose it.
+            pending.cancel()
+
+        timer = threading.Timer(seconds, too_late)
+        timer.daemon = True
+        timer.start()
+        pending.when_done(timer.cancel)
+        pending.when_done(lambda: _settle(bounded, pending, lambda value: value))
+        return bounded
+
+    def start(self, task: Coroutine[Any, Any, T]) -> Pending[T]:
+        self._tasks += 1
+        return self._hub.driver.start(task, f"{self.rank}: {task.__qualname__} {self._tasks}")
+
+    async def together(self, main: Coroutine[Any, Any, T], *side: Coroutine[Any, Any, Any]) -> T:
+        for task in side:
+            self.start(task)
+        return await main
+
+
+def _settle(result: Pending[Any], pending: Pending[Any], function: Callable[[Any], Any]) -> None:
+    try:
+        result.resolve(function(pending.result()))
+    except Exception as error:
+        result.fail(error)

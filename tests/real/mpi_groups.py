@@ -1,0 +1,129 @@
+"""One process of a group on MPI: `mpi_groups.py MAPPED REDUCTION scenario_a scenario_b ...`.
+
+Beside the scenarios of every transport it knows those of MPI alone. Started by `test_mpi.py`,
+which never imports this: importing it starts MPI.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import pytest
+import torch
+
+import transport_scenarios  # noqa: F401  # fills the table
+from gossamer.errors import ConfigurationError, ProtocolError
+from gossamer.real.mpi import MpiTransport
+from gossamer.real.mpi.meeting import address_towards
+from gossamer.real.mpi.memory import places_of
+from gossamer.real.mpi.pool import Pool
+from gossamer.real.transport import StopToken, Transport, Window
+from transport_tools import WIDTH, Recorder, Tools, run_group, scenario
+
+MAPPED = {"mapped": True, "distant": False}
+
+
+@scenario()
+def scenario_memory_is_used_again_once_nobody_refers_to_it(
+    transport: Transport, rank: int, size: int, tools: Tools
+) -> None:
+    """A view of any kind keeps its memory from being handed out; letting go frees it."""
+    pool = Pool()
+    first = pool.tensor((30_000,), torch.float32)
+    address = first.data_ptr()
+    kept = first[5:7].view(torch.int32).numpy().data
+    del first
+    second = pool.tensor((30_000,), torch.float32)
+    assert second.data_ptr() != address
+    del kept
+    assert pool.tensor((29_000,), torch.float32).data_ptr() == address
+    assert pool.take(1 << 20).size == 1 << 20
+
+
+@scenario()
+def scenario_results_leave_no_circles_behind(
+    transport: Transport, rank: int, size: int, tools: Tools
+) -> None:
+    """The memory of a sum comes back without the garbage collector's help."""
+    gc.collect()
+    gc.disable()
+    addresses: set[int] = set()
+    for _ in range(30):
+        addresses.add(tools.wait(transport.all_reduce(torch.ones(50_000), range(size))).data_ptr())
+    gc.enable()
+    assert len(addresses) < 12
+
+
+@scenario()
+def scenario_an_addition_outside_of_a_window_is_refused(
+    transport: Transport, rank: int, size: int, tools: Tools
+) -> None:
+    """Before anything is written, wherever the window is."""
+    for start in (-1, WIDTH - 9):
+        with pytest.raises(ProtocolError, match="do not fit"):
+            transport.accumulate((rank + 1) % size, torch.ones(10), start)
+    assert not tools.wait(transport.read((rank + 1) % size)).any()
+
+
+@scenario()
+def scenario_half_precision_and_empty_windows(
+    transport: MpiTransport, rank: int, size: int, tools: Tools
+) -> None:
+    """A second transport beside the first: types that MPI cannot add, and processes without ends.
+
+    Everything here is exact in eight bits of mantissa.
+    """
+    other = MpiTransport(mapped=transport.is_mapped)
+    windows = {0: Window(100, torch.bfloat16, 0), 1: Window(100, torch.float16, 1)}
+    windows[2] = Window(0, torch.float32, 1)
+    initial = {end: torch.full((w.numel,), 1.0, dtype=w.dtype) for end, w in windows.items()}
+    mine = {end: value for end, value in initial.items() if windows[end].process == rank}
+    other.open(windows, mine, Recorder(), StopToken())
+    for end in (0, 1):
+        for _ in range(5):
+            tools.wait(other.accumulate(end, torch.ones(60), 40))
+    mean = tools.wait(
+        other.all_reduce(torch.full((9000, 2), rank, dtype=torch.bfloat16), (0, 1, 2))
+    )
+    assert mean.shape == (9000, 2)
+    assert torch.equal(mean, torch.ones(9000, 2, dtype=torch.bfloat16))
+    tools.barrier("added")
+    for end in (0, 1):
+        seen = tools.wait(other.read(end)).float()
+        assert seen.tolist() == [1.0] * 40 + [1.0 + 5 * size] * 60
+    assert tools.wait(other.read(2)).numel() == 0
+    other.close()
+
+
+@scenario()
+def scenario_places_and_addresses(transport: Transport, rank: int, size: int, tools: Tools) -> None:
+    """Ends of one process follow each other, each with a cache line for its lock."""
+    windows = {0: Window(3, torch.float32, 0), 1: Window(1, torch.float64, 1)}
+    windows[2] = Window(17, torch.float32, 0)
+    assert places_of(windows) == ({0: 0, 1: 0, 2: 128}, {0: 128 + 64 + 128, 1: 128})
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert address_towards("no-such-host.invalid") is None
+
+
+@scenario()
+def scenario_an_unknown_reduction_is_refused(
+    transport: Transport, rank: int, size: int, tools: Tools
+) -> None:
+    """With the nearest name that exists."""
+    with pytest.raises(ConfigurationError, match="did you mean 'fixed'"):
+        MpiTransport(reduction="fixd")
+
+
+@scenario(apart=True)
+def scenario_a_process_fails_while_the_others_wait(
+    transport: Transport, rank: int, size: int, tools: Tools
+) -> None:
+    """Nobody is left waiting for it: the job ends."""
+    if rank == 1:
+        raise RuntimeError("a bug in somebody's program")
+    tools.wait(transport.all_reduce(torch.ones(5), range(size)))
+
+
+if __name__ == "__main__":
+    run_group(MpiTransport(reduction=sys.argv[2], mapped=MAPPED[sys.argv[1]]), sys.argv[3:])

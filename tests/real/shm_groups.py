@@ -1,0 +1,89 @@
+"""Runs groups of processes over shared memory, one scenario list after another; prints JSON.
+
+A program of its own, so that torch is imported once and every process is a fork of it:
+
+    python tests/real/shm_groups.py '[[3, ["scenario_a", "scenario_b"]], [2, ["scenario_c"]]]'
+
+The answer is one object per group: how each process ended, and what it wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import transport_scenarios  # noqa: F401  # fills the table
+from gossamer.real.shm import Segments, ShmTransport, create_segments
+from gossamer.real.store import serve
+from transport_tools import run_group
+
+LIMIT_S = 40.0
+
+
+def become_worker(
+    rank: int, size: int, port: int, segments: Segments, names: list[str], log: Path
+) -> None:
+    """Never returns: the process ends as the scenarios end."""
+    code = 1
+    try:
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.environ.update(
+            GOSSAMER_RANK=str(rank),
+            GOSSAMER_SIZE=str(size),
+            GOSSAMER_STORE=f"127.0.0.1:{port}",
+            GOSSAMER_SHM_FDS=",".join(map(str, segments.fds)),
+        )
+        run_group(ShmTransport.from_environment(), names)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def run(size: int, names: list[str], folder: Path) -> dict[str, object]:
+    """Start the processes, report deaths as the launcher does, kill what is left at the limit."""
+    store = serve()
+    segments = create_segments(size)
+    logs = [folder / f"{names[0]}-{rank}.txt" for rank in range(size)]
+    pids: dict[int, int] = {}
+    for rank in range(size):
+        pid = os.fork()
+        if pid == 0:
+            become_worker(rank, size, store.port, segments, names, logs[rank])
+        pids[pid] = rank
+    ends: dict[int, int] = {}
+    limit = time.monotonic() + LIMIT_S
+    while len(ends) < size:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            rank = pids.pop(pid)
+            ends[rank] = os.waitstatus_to_exitcode(status)
+            segments.mark_dead(rank)
+        elif time.monotonic() > limit:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        else:
+            time.sleep(2e-3)
+    segments.close()
+    written = [log.read_text() for log in logs]
+    return {"ends": [ends[rank] for rank in range(size)], "written": written}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        answers = [run(size, names, Path(place)) for size, names in json.loads(sys.argv[1])]
+    print(json.dumps(answers))

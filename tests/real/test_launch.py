@@ -1,0 +1,317 @@
+"""The launcher: what workers print, how they end, and that none of them outlives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from gossamer.real.ending import exit_code
+from gossamer.real.injection import Injection, Kill, Pause
+from gossamer.real.launch import Launch, Launcher
+from gossamer.real.process import Ended
+from launching import READY, WAIT, command, launched, pids, script, wait_until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+# ---------------------------------------------------------------------- what workers print
+
+
+def test_lines_carry_the_rank_and_stay_on_their_stream(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A last line without an end is shown too."""
+    text = "print('out', rank); print('err', rank, file=sys.stderr); sys.stdout.write('end')"
+    status, _ = launched(tmp_path, text)
+    said = capfd.readouterr()
+    assert status == 0
+    assert sorted(said.out.splitlines()) == ["[0] end", "[0] out 0", "[1] end", "[1] out 1"]
+    assert sorted(said.err.splitlines()) == ["[0] err 0", "[1] err 1"]
+
+
+def test_lines_of_different_workers_are_never_mixed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However large they are and in however many pieces they come."""
+    text = "for n in range(30):\n    os.write(1, b'%d' % rank * 3000)\n    os.write(1, b'\\n')"
+    launched(tmp_path, text, workers=3)
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == sorted(f"[{r}] {str(r) * 3000}" for r in range(3) for _ in range(30))
+
+
+def test_rank0_shows_worker_zero_alone_and_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launched(tmp_path, "print('I am', rank)", output="rank0")
+    assert capsys.readouterr().out == "I am 0\n"
+
+
+def test_folder_keeps_every_stream_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Byte for byte, and shows nothing; the table of explanations leaves no trace there."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    text = "sys.stdout.write(f'a\\rb{rank}'); print('e', file=sys.stderr)"
+    launched(tmp_path, text, output="folder", folder=folder)
+    assert capsys.readouterr().out == ""
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
+        "worker-0.out": b"a\rb0", "worker-0.err": b"e\n", "worker-1.out": b"a\rb1",
+        "worker-1.err": b"e\n",
+    }  # fmt: skip
+
+
+def test_workers_are_told_who_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The variables, and none that another launcher had set."""
+    text = (
+        "import json; print(json.dumps({k: v for k, v in os.environ.items() if 'GOSSAMER' in k}))"
+    )
+    injection = Injection({1: 4.0}, [Pause(0, 50.0, 0.5)], [Kill(0, 60.0)])
+    launched(tmp_path, text, method="ad_psgd", seed=7, injection=injection, environment={"X": "1"})
+    said = sorted(line.partition(" ")[2] for line in capsys.readouterr().out.splitlines())
+    for rank, line in enumerate(sorted(said, key=lambda line: json.loads(line)["GOSSAMER_RANK"])):
+        told = json.loads(line)
+        host, _, port = told.pop("GOSSAMER_STORE").rpartition(":")
+        assert host == "127.0.0.1"
+        assert int(port) > 0
+        assert json.loads(told.pop("GOSSAMER_FAULTS")) == {
+            "slow": {"1": 4.0}, "pause": [{"worker": 0, "at": 50.0, "lasts": 0.5}],
+            "kill": [{"worker": 0, "at": 60.0}],
+        }  # fmt: skip
+        assert told.pop("GOSSAMER_EXPLAIN_DIR")
+        assert told == {
+            "GOSSAMER_RANK": str(rank), "GOSSAMER_SIZE": "2", "GOSSAMER_LOCAL_RANK": str(rank),
+            "GOSSAMER_LOCAL_SIZE": "2", "GOSSAMER_TRANSPORT": "torch",
+            "GOSSAMER_METHOD": "ad_psgd", "GOSSAMER_SEED": "7",
+        }  # fmt: skip
+
+
+# ---------------------------------------------------------------------- how it ends
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected", "tolerant"),
+    [
+        ([0, 0], 0, 0),
+        ([0, 5, 7], 5, 5),
+        ([-9, 0], 1, 0),
+        ([-9, 5], 1, 5),
+        (["kill", 0], 0, 0),
+        (["kill", 4], 4, 4),
+        (["kill", "kill"], 1, 1),
+        ([-9, -15], 1, 1),
+    ],
+)
+def test_the_exit_code_is_that_of_the_first_failure(
+    statuses: list[int | str], expected: int, tolerant: int
+) -> None:
+    """Deaths on purpose are none; deaths by signals may be tolerated; somebody must finish."""
+    ended = [
+        Ended(rank, -9, rank, is_planned=True) if status == "kill" else Ended(rank, status, rank)
+        for rank, status in enumerate(statuses)
+    ]
+    assert exit_code(ended, tolerates_deaths=False) == expected
+    assert exit_code(ended, tolerates_deaths=True) == tolerant
+
+
+def test_a_failure_is_told_to_the_others_and_shown_again_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others go on; the exit code is the failing one's."""
+    text = (
+        "if rank == 1:\n"
+        "    try:\n        raise ValueError('bad thing')\n"
+        "    except ValueError:\n        import traceback; traceback.print_exc(); sys.exit(4)\n"
+        "import time\n"
+        "while os.path.exists(f'{here}/pid-1') and os.path.exists('/proc/' + "
+        "open(f'{here}/pid-1').read()): time.sleep(0.01)\n"
+        "print('survived')"
+    )
+    status, launcher = launched(tmp_path, text)
+    said = capsys.readouterr()
+    assert status == 4
+    assert "[0] survived" in said.out
+    lines = said.err.splitlines()
+    assert lines.count("[1] ValueError: bad thing") == 2
+    assert lines[-1] == "[1] ValueError: bad thing"
+    assert sum("worker 1 ended with exit code 4" in line for line in lines) == 2
+    assert launcher._meeting.store.get("dead/1") == "ended with exit code 4"
+    assert launcher._meeting.store.get("dead/0") is None
+
+
+def test_a_death_on_purpose_is_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is told to the others as any death is."""
+    text = f"if rank == 1:\n    {WAIT}"
+    status, launcher = launched(tmp_path, text, injection=Injection(kills=[Kill(1, 0.2)]))
+    assert status == 0
+    assert "worker 1 was killed by SIGKILL" in capsys.readouterr().err
+    assert launcher._meeting.store.get("dead/1") == "was killed by SIGKILL"
+    ends = {(end.rank, end.status, end.is_planned) for end in launcher.ended}
+    assert ends == {(0, 0, False), (1, -9, True)}
+
+
+@pytest.mark.parametrize(("tolerates", "expected"), [(False, 1), (True, 0)])
+def test_a_death_from_outside_fails_the_run_unless_it_is_tolerated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tolerates: bool, expected: int
+) -> None:
+    """One sentence says who died of what, and when; the others have gone on."""
+    text = f"if rank == 1:\n    os.kill(os.getpid(), 9)\n    {WAIT}\nprint('done')"
+    status, _ = launched(tmp_path, text, tolerates_deaths=tolerates)
+    said = capsys.readouterr()
+    assert status == expected
+    assert "[0] done" in said.out
+    assert "worker 1 was killed by SIGKILL after " in said.err.splitlines()[-1]
+
+
+def test_a_pause_stops_a_worker_and_wakes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other one sees it stand still, and it ends well afterwards."""
+    text = (
+        "import time\n"
+        "while rank and not os.path.exists(f'{here}/seen'): time.sleep(0.01)\n"
+        "while not rank and not os.path.exists(f'{here}/pid-1'): time.sleep(0.01)\n"
+        "def state():\n"
+        "    pid = open(f'{here}/pid-1').read()\n"
+        "    return open(f'/proc/{pid}/stat').read().split()[2]\n"
+        "while not rank and state() != 'T': time.sleep(0.01)\n"
+        "open(f'{here}/seen', 'w').close()\n"
+    )
+    injection = Injection(pauses=[Pause(1, 0.5, 1.0)])
+    status, launcher = launched(tmp_path, text, injection=injection)
+    assert status == 0
+    assert launcher.ended[1].rank == 1
+    assert launcher.ended[1].after_s >= 1.5
+
+
+def test_what_a_dead_worker_has_started_dies_with_it(tmp_path: Path) -> None:
+    """At once where a signal killed it, at the end of the run where it ended by itself."""
+    text = (
+        "import subprocess, time\n"
+        "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'])\n"
+        "open(f'{here}/pid-child-{rank}', 'w').write(str(child.pid))\n"
+        "if rank: os.kill(os.getpid(), 9)"
+    )
+    status, _ = launched(tmp_path, text, tolerates_deaths=True)
+    assert status == 0
+    assert len(list(tmp_path.glob("pid-child-*"))) == 2
+
+
+def test_an_unknown_program_is_one_sentence_of_each_worker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = Launcher(Launch([str(tmp_path / "no-such-program")], 1, transport="torch"))
+    assert launcher.run() == 127
+    assert "no-such-program cannot be started: No such file" in capsys.readouterr().err
+
+
+def test_the_launcher_can_run_again_and_leaves_no_open_files(tmp_path: Path) -> None:
+    """Pipes, pids and folders are given back; only threads of the store may keep some."""
+    launched(tmp_path, "pass")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        launched(tmp_path, "pass")
+    # A store's own sockets are closed by its threads, a little later.
+    wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before + 2)
+
+
+# ---------------------------------------------------------------------- signals and deadlines
+
+
+def interrupting(tmp_path: Path, number: int, workers: int = 2) -> threading.Thread:
+    """Sends this process a signal as soon as the workers are there."""
+
+    def send() -> None:
+        wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == workers)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+def test_ctrl_c_reaches_the_workers_as_sigint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They can tidy up; the exit code is 130."""
+    text = f"try:\n    {READY}    {WAIT}\nexcept KeyboardInterrupt:\n    print('tidy')"
+    thread = interrupting(tmp_path, signal.SIGINT)
+    status, _ = launched(tmp_path, text, grace_s=20.0)
+    thread.join()
+    assert status == 130
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] tidy", "[1] tidy"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_workers_that_ignore_signals_are_killed_in_the_end(tmp_path: Path) -> None:
+    """Also one that is stopped."""
+    text = (
+        "import signal\nfor s in (2, 15): signal.signal(s, signal.SIG_IGN)\n"
+        f"{READY}if rank: os.kill(os.getpid(), signal.SIGSTOP)\n{WAIT}"
+    )
+    thread = interrupting(tmp_path, signal.SIGTERM)
+    status, launcher = launched(tmp_path, text, grace_s=0.2)
+    thread.join()
+    assert status == 128 + signal.SIGTERM
+    assert [end.status for end in launcher.ended] == [-9, -9]
+
+
+ANSWER = (
+    "import json, signal, time\n"
+    "def answer(*_):\n"
+    "    with open(os.environ['GOSSAMER_EXPLAIN_DIR'] + f'/{rank}.json', 'w') as file:\n"
+    "        json.dump([{'waits_for': 'a reply', 'peer': 1 - rank, 'since_seconds': 12.34,\n"
+    "                    'task': 'main'}] if rank else [], file)\n"
+    "if rank < 2: signal.signal(signal.SIGUSR1, answer)\n"
+)
+
+
+def test_sigusr1_asks_the_workers_and_shows_one_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Workers that would die of the signal are not sent it."""
+    text = f"{ANSWER}{READY}for _ in range(150): time.sleep(0.01)"
+    thread = interrupting(tmp_path, signal.SIGUSR1, workers=3)
+    status, _ = launched(tmp_path, text, workers=3)
+    thread.join()
+    said = capsys.readouterr().err
+    assert status == 0
+    assert said.count("Who waits for what") == 1
+    rows = [[cell.strip() for cell in row.split("│")[1:-1]] for row in said.splitlines()]
+    assert ["1", "main", "a reply", "0", "12.3 s"] in rows
+    assert ["0", "", "nothing: it computes", "", ""] in rows
+    assert "does not say" in said
+
+
+def test_a_deadline_explains_and_ends_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever has finished by then says so in the table."""
+    status, launcher = launched(tmp_path, f"{ANSWER}if rank: {WAIT}", deadline_s=1.0)
+    said = capsys.readouterr().err
+    assert status == 3
+    assert "not finished within the deadline of 1 s" in said
+    assert "a reply" in said
+    assert "nothing: ended with exit code 0" in said
+    assert len(launcher.ended) == 2
+
+
+def test_no_worker_outlives_an_interrupted_or_a_killed_launcher(tmp_path: Path) -> None:
+    """Of the real command: SIGINT ends it with 130; SIGKILL leaves it no time to do anything."""
+    worker = script(tmp_path, f"{READY}{WAIT}")
+    for number, expected in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        for file in tmp_path.glob("ready-*"):
+            file.unlink()
+        with command("-n", "2", *worker) as process:
+            wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2)
+            assert len(pids(tmp_path)) == 2
+            process.send_signal(number)
+            assert process.wait(timeout=20) == expected
+            wait_until(lambda: pids(tmp_path) == [], seconds=2.0)

@@ -1,0 +1,78 @@
+"""The shared-memory transport keeps the laws of every transport, and its memory leaves no trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import transport_scenarios  # noqa: F401  # fills the table
+from gossamer.errors import ConfigurationError
+from gossamer.real.shm import ShmTransport, create_segments
+from transport_tools import SCENARIOS, Scenario
+
+TOGETHER = [law.name for law in SCENARIOS.values() if not law.apart]
+GROUPS = [(3, TOGETHER)] + [(law.size, [law.name]) for law in SCENARIOS.values() if law.apart]
+LIMIT_S = 110
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    """Every group has been run, by one program; what its processes said, by scenario."""
+    program = Path(__file__).with_name("shm_groups.py")
+    running = subprocess.Popen(
+        [sys.executable, str(program), json.dumps(GROUPS)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        output, _ = running.communicate(timeout=LIMIT_S)
+    finally:
+        try:
+            os.killpg(running.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # the usual case: everything has ended by itself
+    return {
+        name: answer
+        for (_, names), answer in zip(GROUPS, json.loads(output), strict=True)
+        for name in names
+    }
+
+
+@pytest.mark.parametrize("law", SCENARIOS.values(), ids=lambda law: law.name)
+def test_shared_memory_keeps_the_law(law: Scenario, answers: dict[str, Any]) -> None:
+    """Every survivor passed the scenario and ended well; victims, and only they, were killed."""
+    answer = answers[law.name]
+    said = "\n".join(answer["written"])
+    for rank in range(law.size):
+        if rank in law.victims:
+            assert answer["ends"][rank] == -signal.SIGKILL, said
+        else:
+            assert f"passed {law.name}\n" in answer["written"][rank], said
+            assert answer["ends"][rank] == 0, said
+
+
+def test_shared_memory_has_no_name() -> None:
+    """It lives in no folder, so no death of anybody can leave it behind."""
+    segments = create_segments(2)
+    try:
+        assert len(segments.fds) == 3
+        links = [os.readlink(f"/proc/self/fd/{file}") for file in segments.fds]
+        assert all(link.startswith("/memfd:") for link in links)
+    finally:
+        segments.close()
+
+
+def test_a_missing_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started by hand the transport says which variables it wants and who sets them."""
+    for name in ("GOSSAMER_RANK", "GOSSAMER_SIZE", "GOSSAMER_STORE", "GOSSAMER_SHM_FDS"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigurationError, match=r"GOSSAMER_SHM_FDS.*gossamer run"):
+        ShmTransport.from_environment()

@@ -1,0 +1,99 @@
+"""Runs groups of processes over Gloo, one scenario list after another; prints JSON.
+
+A program of its own, so that torch is imported once and every process is a fork of it. The forks
+end as any Python program does, so that a thread or a destructor that hangs is seen.
+
+    python tests/real/torch_groups.py '[[3, ["scenario_a"], {"GOSSAMER_REDUCTION": "fixed"}]]'
+
+The answer is one object per group: how each process ended, and what it wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import transport_scenarios  # noqa: F401  # fills the table
+from gossamer.real.store import serve
+from gossamer.real.torch_transport import TorchTransport
+from transport_tools import run_group
+
+LIMIT_S = 40.0
+
+
+def fork(work: Callable[[], None]) -> int:
+    """A process that does only this, and then ends in the ordinary way."""
+    pid = os.fork()
+    if pid == 0:
+        work()
+        sys.exit(0)
+    return pid
+
+
+def keep_store(pipe: int) -> None:
+    """What the launcher does: the store outlives every worker."""
+    store = serve()
+    os.write(pipe, store.port.to_bytes(4, "little"))
+    signal.pause()
+
+
+def be_worker(variables: dict[str, str], names: list[str], log: Path) -> None:
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.update(variables)
+    run_group(TorchTransport.from_environment(), names)
+
+
+def run(size: int, names: list[str], extra: dict[str, str], folder: Path) -> dict[str, object]:
+    """Start a store and the processes, and kill what is left at the limit."""
+    reader, writer = os.pipe()
+    keeper = fork(lambda: keep_store(writer))
+    port = int.from_bytes(os.read(reader, 4), "little")
+    logs = [folder / f"{rank}.txt" for rank in range(size)]
+    pids: dict[int, int] = {}
+    for rank in range(size):
+        variables = {
+            "GOSSAMER_RANK": str(rank),
+            "GOSSAMER_SIZE": str(size),
+            "GOSSAMER_STORE": f"127.0.0.1:{port}",
+            **extra,
+        }
+        pids[fork(lambda v=variables, r=rank: be_worker(v, names, logs[r]))] = rank
+    ends: dict[int, int] = {}
+    limit = time.monotonic() + LIMIT_S
+    while pids:
+        for pid in list(pids):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                ends[pids.pop(pid)] = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > limit:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(2e-3)
+    os.kill(keeper, signal.SIGKILL)
+    os.waitpid(keeper, 0)
+    os.close(reader)
+    os.close(writer)
+    return {"ends": [ends[rank] for rank in range(size)], "written": [x.read_text() for x in logs]}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    place = Path(tempfile.mkdtemp())
+    program = os.getpid()
+    try:
+        print(json.dumps([run(*group, place) for group in json.loads(sys.argv[1])]))
+    finally:
+        if os.getpid() == program:
+            shutil.rmtree(place)
