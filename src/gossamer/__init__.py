@@ -16,6 +16,7 @@ from gossamer.sim.cluster import Cluster, load_cluster
 from gossamer.sim.simulation import Result
 from gossamer.tasks import TASKS, Data, Task, make_task
 from gossamer.topology import make_topology
+from gossamer.train import TrainingResult, train
 from gossamer.yellowfin import YellowFin
 
 __version__ = "0.1.0"
@@ -36,10 +37,12 @@ __all__ = [
     "RunFailed",
     "Stalled",
     "Task",
+    "TrainingResult",
     "YellowFin",
     "load_cluster",
     "make_task",
     "make_topology",
     "parse_method",
     "simulate",
+    "train",
 ]

@@ -15,6 +15,7 @@ from gossamer.commands.listing import clusters, methods, tasks
 from gossamer.commands.reproduce import reproduce
 from gossamer.commands.run import run
 from gossamer.commands.simulate import simulate
+from gossamer.commands.train import train
 from gossamer.errors import ConfigurationError, Error
 
 app = typer.Typer(
@@ -25,7 +26,7 @@ app = typer.Typer(
     # As markup, the [@START+LENGTH] of an option's help would be swallowed as a style.
     rich_markup_mode=None,
 )
-for command in (compare, simulate, methods, tasks, clusters, reproduce, doctor):
+for command in (compare, simulate, train, methods, tasks, clusters, reproduce, doctor):
     app.command()(command)
 # What follows the script belongs to the script, also where it looks like an option of ours.
 app.command(context_settings={"allow_interspersed_args": False})(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -10,7 +11,8 @@ from typing import Any
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.methods.method import Method, Options, options_of
 from gossamer.methods.registry import METHODS
-from gossamer.optimisers import make_optimiser
+from gossamer.momentum import explicit_momentum
+from gossamer.optimisers import Optimiser, Sgd, make_optimiser
 from gossamer.options import bind, convert, parse_spec, print_spec
 from gossamer.topology import make_topology
 
@@ -50,6 +52,19 @@ class MethodSpec:
         if self.lower_momentum:
             shown["lower_momentum"] = True
         return print_spec(self.name, shown)
+
+    def optimiser_of_servers(
+        self, workers: Optimiser, ends: int, *, is_synchronous: bool
+    ) -> Optimiser:
+        """What servers descend with: chosen by the user, by the method, or as the workers do."""
+        chosen = self.server_optimiser or self.method.server_optimiser
+        optimiser = make_optimiser(chosen) if chosen else workers
+        if self.lower_momentum and isinstance(optimiser, Sgd) and not is_synchronous:
+            lowered = explicit_momentum(optimiser.momentum, ends)
+            # Nesterov's form needs some momentum to look ahead with.
+            nesterov = optimiser.nesterov and lowered > 0
+            optimiser = dataclasses.replace(optimiser, momentum=lowered, nesterov=nesterov)
+        return optimiser
 
     def resolve(self, workers: int, steps: int) -> dict[str, Any]:
         """All options for a run of that many workers and steps each."""

@@ -13,6 +13,8 @@ class Books:
     steps: int = 0
     samples: int = 0
     exchanges: int = 0
+    bytes: int = 0
+    """Moved by one-sided words and reductions; frames are counted where they are sent."""
     computing: float = 0.0
     waiting: dict[str, float] = field(default_factory=dict[str, float])
     staleness: dict[int, int] = field(default_factory=dict[int, int])

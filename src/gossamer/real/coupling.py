@@ -93,7 +93,7 @@ class Coupling:
             end: initial if end < self.size else initial[self.plan.slices[end - self.size]]
             for end in self.plan.hosted_by(self.rank)
         }
-        self.transport.open(windows, own, self.hub, self._stop)
+        self.hub.open(windows, own)
         self._share_beginning()
         window = self.transport.window(self.rank)
         self._binding.attach(window, is_private=self.method.shares_replica)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from gossamer.errors import PeerLost
 from gossamer.payload import decode, encode_parts
 from gossamer.pending import Pending
 from gossamer.real.driver import Driver
 from gossamer.real.mailbox import Mailbox
-from gossamer.real.transport import StopToken, Transport
+from gossamer.real.transport import Stopped, StopToken, Transport, Window
 from gossamer.worker import INBOX, Left, Message, Tag
 
 _HEADER = struct.Struct("<BiiqqH")
@@ -62,6 +64,8 @@ class Hub:
         self.services: dict[str, Callable[[], Any]] = {}
         """What other processes may ask this one for, by name."""
         self.bytes_sent = 0
+        self.window_bytes: dict[int, int] = {}
+        """How large each end's window is."""
         self._watching: dict[int, dict[Pending[Any], None]] = {}
         self._lock = threading.Lock()
         self._requests = 0
@@ -102,8 +106,24 @@ class Hub:
 
     # ------------------------------------------------------------------ in
 
+    def open(self, windows: Mapping[int, Window], initial: Mapping[int, Tensor]) -> None:
+        """Connect to the others."""
+        self.window_bytes = {
+            end: window.numel * window.dtype.itemsize for end, window in windows.items()
+        }
+        self.transport.open(windows, initial, self, self.driver.stop)
+
     def frame(self, source: int, data: memoryview) -> None:
         self.driver.enter_transport_thread()
+        try:
+            self._take(data)
+        except Stopped:
+            pass  # the run is over; nobody waits for this frame
+        except Exception as error:
+            # The thread that receives must live: whoever waits next raises the error.
+            self.driver.fail(error)
+
+    def _take(self, data: memoryview) -> None:
         kind, to, sender, reply_to, number, length = _HEADER.unpack_from(data)
         if kind == _PHASE:
             (self.ended if to == 0 else self.read).reached(sender)

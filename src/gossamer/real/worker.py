@@ -171,6 +171,8 @@ class RealWorker:
     def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
         members = range(self.size) if over is None else over
         self._books.exchanges += 1
+        share = 2 * (len(members) - 1) / len(members)
+        self._books.bytes += round(share * value.numel() * value.element_size())
         return self._hub.transport.all_reduce(value, members)
 
     def _tag(self, kind: str, members: Sequence[int]) -> Tag:
@@ -231,19 +233,27 @@ class RealWorker:
             return lost
         if peer < self.size:
             self._books.exchanges += 1
+        self._books.bytes += self._window_bytes(peer)
         return self._hub.transport.read(peer)
+
+    def _window_bytes(self, end: int) -> int:
+        """What a one-sided look at all of a window moves."""
+        return self._hub.window_bytes[end]
 
     def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
         lost: Pending[None] = Pending("accumulate", peer)
         if not self._check_alive(lost, peer):
             return lost
+        self._books.bytes += delta.numel() * delta.element_size()
         return self._hub.transport.accumulate(peer, delta, start)
 
     def average(self, peer: int) -> Pending[None]:
         lost: Pending[None] = Pending("average", peer)
         if not self._check_alive(lost, peer):
             return lost
-        self._books.exchanges += 1
+        # Both ends have exchanged, and only this one knows.
+        self._books.exchanges += 2
+        self._books.bytes += 2 * self._window_bytes(peer)
         return self._hub.transport.average(self.rank, peer)
 
     # ------------------------------------------------------------------ time and tasks

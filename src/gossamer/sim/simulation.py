@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import time
 from collections.abc import Callable
@@ -15,8 +14,7 @@ from torch import Tensor
 from gossamer.evaluate import Evaluator, Held
 from gossamer.methods import Method, for_role
 from gossamer.model import FlatModel
-from gossamer.momentum import explicit_momentum
-from gossamer.optimisers import Optimiser, Sgd, make_optimiser
+from gossamer.optimisers import make_optimiser
 from gossamer.replica import cut
 from gossamer.schedules import make_schedule
 from gossamer.settings import Settings
@@ -107,7 +105,9 @@ class Simulation:
         workers = ReplicaStore(cluster.workers, model.initial, optimiser, clip=settings.clip)
         slices = self._slices()
         synchronous = self._method.is_synchronous(options)
-        server_optimiser = self._server_optimiser(optimiser, synchronous)
+        server_optimiser = settings.method.optimiser_of_servers(
+            optimiser, self._ends, is_synchronous=synchronous
+        )
         servers = tuple(
             ReplicaStore(1, model.initial[part], server_optimiser, clip=settings.clip)
             for part in slices
@@ -150,17 +150,6 @@ class Simulation:
         if not self._method.has_server:
             return ()
         return cut(self.model.layout.sizes, self.settings.method.servers)
-
-    def _server_optimiser(self, workers: Optimiser, synchronous: bool) -> Optimiser:
-        spec = self.settings.method
-        chosen = spec.server_optimiser or self._method.server_optimiser
-        optimiser = make_optimiser(chosen) if chosen else workers
-        if spec.lower_momentum and isinstance(optimiser, Sgd) and not synchronous:
-            lowered = explicit_momentum(optimiser.momentum, self._ends)
-            # Nesterov's form needs some momentum to look ahead with.
-            nesterov = optimiser.nesterov and lowered > 0
-            optimiser = dataclasses.replace(optimiser, momentum=lowered, nesterov=nesterov)
-        return optimiser
 
     def _server_machines(self, servers: int) -> tuple[int, ...]:
         """A machine for each server: one of its own, or those of the workers in turn."""

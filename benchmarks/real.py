@@ -1,0 +1,245 @@
+"""Real workers against the plain loop, DDP and bare MPI scripts, as ratios within one run.
+
+    python benchmarks/real.py                     about half an hour on two cores
+    python benchmarks/real.py --quick --json      the main figures in under a minute
+    PYTHONPATH=src python benchmarks/real.py --device cuda    processes that share one GPU
+
+Each variant runs in p processes of its own, started as a user starts them, and takes turns with p
+processes of the plain loop. A ratio is that of one phase to the two of the plain loop around it;
+the median over rounds is reported, with the least and the most. With --json one JSON object is the
+last line; --write FILE keeps it, with the tables as Markdown beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from real_conductor import Group, Turns, Variant, awake, find_mpirun, together
+from real_report import as_markdown
+
+PLAIN = Variant("plain", "plain")
+DDP = Variant("DDP", "ddp", is_synchronous=True)
+SHM_GOSSIP = Variant("pull_gossip on shm", "join", "pull_gossip", "shm")
+SHM_AD_PSGD = Variant("ad_psgd on shm", "join", "ad_psgd", "shm")
+SHM_ALL_REDUCE = Variant("all_reduce on shm", "join", "all_reduce", "shm", True)
+OF_TORCH = (
+    Variant("pull_gossip on torch", "join", "pull_gossip", "torch"),
+    Variant("ad_psgd on torch", "join", "ad_psgd", "torch"),
+    Variant("all_reduce on torch", "join", "all_reduce", "torch", True),
+    Variant("local_sgd, period 4, on torch", "join", "local_sgd:period=4", "torch", True),
+)
+BARE_GET = Variant("bare MPI, Get", "bare", "get", "mpi")
+BARE_ALL_REDUCE = Variant("bare MPI, Allreduce", "bare", "all_reduce", "mpi", True)
+OF_MPI = (
+    BARE_GET,
+    Variant("pull_gossip on mpi", "join", "pull_gossip", "mpi"),
+    BARE_ALL_REDUCE,
+    Variant("all_reduce on mpi", "join", "all_reduce", "mpi", True),
+)
+LONELY = Variant("no communication", "join", "pull_gossip:period=1000000000", "shm")
+EXCHANGES = tuple(
+    Variant(f"exchange on {engine}", "exchange", "pull_gossip:period=1000000000", engine)
+    for engine in ("shm", "torch", "mpi")
+)
+SECONDS = {"mlp": 0.4, "resnet18": 4.0}
+"""Of one phase: enough steps for a rate, too few for the machine to change."""
+SLOWER = 4.0
+
+
+def why_no_mpi() -> str | None:
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed"
+    return None if find_mpirun() else "there is no mpirun"
+
+
+def coupled(
+    variants: Sequence[Variant], size: int, model: str, device: str, rounds: int
+) -> dict[str, Any]:
+    """Speed over the plain loop, all workers alike."""
+    plain, *others = groups = [Group(v, size, model, device) for v in (PLAIN, *variants)]
+    with together(groups):
+        return Turns(SECONDS[model]).ratios(plain, others, rounds)
+
+
+def straggling(plain: Group, others: Sequence[Group], model: str, rounds: int) -> dict[str, Any]:
+    """Speed of worker 0 while worker 1 sleeps four steps' time after each step."""
+    alone = Turns(SECONDS[model])
+    alone.phase(plain)
+    step = plain.size / alone.phase(plain)
+    found = Turns(SECONDS[model], sleep=SLOWER * step).ratios(plain, others, rounds)
+    return {"sleep_seconds": SLOWER * step, "variants": found}
+
+
+def straggler_case(
+    variants: Sequence[Variant], model: str, device: str, rounds: int
+) -> dict[str, Any]:
+    plain, *others = groups = [Group(v, 2, model, device) for v in (PLAIN, *variants)]
+    with together(groups):
+        return straggling(plain, others, model, rounds)
+
+
+def overhead(group: Group, rounds: int) -> float:
+    """Microseconds of the library in a step without communication."""
+    with awake(group):
+        answers = group.do({"do": "overhead", "rounds": rounds})
+    return statistics.median(value for answer in answers for value in answer["microseconds"])
+
+
+def exchange(group: Group, rounds: int) -> dict[str, float]:
+    """Median milliseconds by what was done with 45 MB."""
+    with awake(group):
+        answers = group.do({"do": "exchange", "rounds": rounds})
+    return {name: statistics.median(times) for name, times in answers[0].items()}
+
+
+def time_to_loss(repetitions: int, target: float = 0.2) -> dict[str, Any]:
+    """Seconds until worker 0's model has reached a loss, beside a worker four times as slow."""
+    variants = (DDP, SHM_GOSSIP, SHM_AD_PSGD)
+    found: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
+    for _ in range(repetitions):
+        groups = [Group(variant, 2, rate=0.05) for variant in variants]
+        plain = Group(PLAIN, 2)
+        with together([plain, *groups]):
+            turns = Turns(SECONDS["mlp"])
+            turns.phase(plain)
+            sleep = SLOWER * 2 / turns.phase(plain)
+            for group in groups:
+                order = {"do": "train", "target": target, "every": 100, "limit": 60.0}
+                with awake(group):
+                    group.tell({**order, "sleep": sleep})
+                    answer = group.hear(0)
+                    group.tell({"do": "stop"})
+                    group.hear(1)
+                found[group.variant.name].append(answer)
+    return {
+        "target": target,
+        "variants": {
+            name: {
+                "seconds": statistics.median(answer["seconds"] for answer in answers),
+                "steps": statistics.median(answer["steps"] for answer in answers),
+                "reached": all(answer["loss"] <= target for answer in answers),
+            }
+            for name, answers in found.items()
+        },
+    }
+
+
+def quick_measure(device: str, rounds: int) -> dict[str, Any]:
+    """One start of everything, so that a minute is enough."""
+    variants = (PLAIN, SHM_GOSSIP, SHM_ALL_REDUCE, DDP)
+    plain, *others = groups = [Group(variant, 2, "mlp", device) for variant in variants]
+    lonely, flat = Group(LONELY, 2, "mlp", device), Group(EXCHANGES[0], 2)
+    with together([*groups, lonely, flat]):
+        return {
+            "step_overhead_us": overhead(lonely, 2 * rounds),
+            "exchange": {"shm": exchange(flat, 4 * rounds)},
+            "straggler": {"mlp": straggling(plain, (others[0], others[2]), "mlp", rounds)},
+            "coupled": {"mlp": {"2": Turns(SECONDS["mlp"]).ratios(plain, others, rounds)}},
+            "skipped": {},
+        }
+
+
+def full_measure(device: str, models: Sequence[str], rounds: int) -> dict[str, Any]:
+    """Everything, variant families one after the other."""
+    skipped: dict[str, str] = {}
+    families: dict[str, tuple[Variant, ...]] = {
+        "shm": (DDP, SHM_GOSSIP, SHM_AD_PSGD, SHM_ALL_REDUCE), "torch": (DDP, *OF_TORCH),
+    }  # fmt: skip
+    reason = "processes that share a GPU go through host memory" if device != "cpu" else None
+    if (missing := reason or why_no_mpi()) is None:
+        families["mpi"] = OF_MPI
+    else:
+        skipped["mpi"] = missing
+    found: dict[str, Any] = {"skipped": skipped, "coupled": {}, "straggler": {}, "exchange": {}}
+    slow_variants = (DDP, SHM_GOSSIP, SHM_AD_PSGD, *([BARE_GET] if "mpi" in families else []))
+    for model in models:
+        few = rounds if model == "mlp" else max(3, rounds // 3)
+        for size in (2, 4):
+            case: dict[str, Any] = {}
+            for family, variants in families.items():
+                results = coupled(variants, size, model, device, few)
+                # DDP stands beside each family; the first one is shown, all are compared with.
+                for name, result in results.items():
+                    if DDP.name in results and name != DDP.name:
+                        ddp = results[DDP.name]["over_plain"]
+                        result["over_ddp"] = result["over_plain"] / ddp
+                    case.setdefault(name, result | {"family": family})
+            _beside_bare(case)
+            found["coupled"].setdefault(model, {})[str(size)] = case
+        found["straggler"][model] = straggler_case(slow_variants, model, device, few)
+    with Group(LONELY, 2, "mlp", device) as lonely:
+        lonely.meet()
+        found["step_overhead_us"] = overhead(lonely, 5 * rounds)
+    for variant in EXCHANGES:
+        if device == "cpu" and variant.transport in families:
+            with Group(variant, 2) as group:
+                group.meet()
+                found["exchange"][variant.transport] = exchange(group, 5 * rounds)
+    if device == "cpu":
+        found["time_to_loss"] = time_to_loss(3)
+    return found
+
+
+def _beside_bare(case: dict[str, Any]) -> None:
+    for bare, ours in zip(OF_MPI[::2], OF_MPI[1::2], strict=True):
+        if bare.name in case:
+            ratio = case[ours.name]["over_plain"] / case[bare.name]["over_plain"]
+            case[ours.name]["over_bare"] = ratio
+
+
+def headline(found: dict[str, Any]) -> dict[str, float]:
+    """The figures to watch, at the top level of the JSON."""
+    pair = found["coupled"]["mlp"]["2"]
+    slow = found["straggler"]["mlp"]["variants"]
+    figures = {
+        "shm_gossip_over_plain": pair[SHM_GOSSIP.name]["over_plain"],
+        "shm_all_reduce_over_plain": pair[SHM_ALL_REDUCE.name]["over_plain"],
+        "ddp_over_plain": pair[DDP.name]["over_plain"],
+        "straggler_fast_over_plain": slow[SHM_GOSSIP.name]["over_plain"],
+        "straggler_ddp_over_plain": slow[DDP.name]["over_plain"],
+        "step_overhead_us": found["step_overhead_us"],
+    }
+    if "shm" in found["exchange"]:
+        times = found["exchange"]["shm"]
+        figures["shm_exchange_over_lerp"] = times["lerp"] / times["average"]
+        figures["shm_pull_over_lerp"] = times["lerp"] / times["pull"]
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--models", default="mlp,resnet18")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write", type=Path)
+    arguments = parser.parse_args()
+    if arguments.quick:
+        found = quick_measure(arguments.device, arguments.rounds or 5)
+    else:
+        models = arguments.models.split(",")
+        found = full_measure(arguments.device, models, arguments.rounds or 11)
+    name = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine()
+    machine = f"{name}, {os.cpu_count()} cores, torch {torch.__version__}, 1 thread per worker"
+    found = {"machine": machine, **headline(found), **found}
+    print(as_markdown(found))
+    if arguments.write:
+        arguments.write.parent.mkdir(parents=True, exist_ok=True)
+        arguments.write.write_text(json.dumps(found, indent=2) + "\n")
+        arguments.write.with_suffix(".md").write_text(as_markdown(found))
+    if arguments.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""One process of the benchmark: does what the conductor says and tells how long it took."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from real_exchange import exchange_times
+from real_loops import BARE, Ddp, Joined, Plain
+from real_models import Flat, Problem
+from timing import synchronise
+
+from gossamer.real.environment import discover
+from gossamer.real.join import JoinedWorker, join
+
+_FEW = 200
+"""Steps of one block where single calls are timed."""
+
+
+class Conductor:
+    """The other end of the line: one JSON object per line, each way."""
+
+    def __init__(self, address: str, rank: int) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)))
+        self._lines = self._socket.makefile("r")
+        self.tell({"rank": rank, "pid": os.getpid()})
+
+    def tell(self, what: dict[str, Any]) -> None:
+        self._socket.sendall((json.dumps(what) + "\n").encode())
+
+    def next(self) -> dict[str, Any]:
+        line = self._lines.readline()
+        return json.loads(line) if line else {"do": "quit"}
+
+    @property
+    def has_spoken(self) -> bool:
+        return bool(select.select([self._socket], [], [], 0)[0])
+
+
+class Worker:
+    """A loop, and what can be measured about it."""
+
+    def __init__(self, loop: Plain, rank: int, conductor: Conductor) -> None:
+        self._loop = loop
+        self._rank = rank
+        self._conductor = conductor
+        self.orders: dict[str, Callable[..., dict[str, Any]]] = {
+            "run": self.run, "train": self.train, "overhead": self.overhead,
+        }  # fmt: skip
+
+    def run(self, seconds: float = 0.0, steps: int = 0, sleep: float = 0.0) -> dict[str, Any]:
+        """So many steps, or as many as fit; worker 1 sleeps after each where it is to be slow."""
+        pause = sleep if self._rank == 1 else 0.0
+        step, exchanges = self._loop.step, self._loop.exchanges
+        made = 0
+        synchronise()
+        began = time.perf_counter()
+        until = began + seconds
+        while made < steps or time.perf_counter() < until:
+            step()
+            made += 1
+            if pause:
+                time.sleep(pause)
+        synchronise()
+        taken = time.perf_counter() - began
+        return {"steps": made, "seconds": taken, "exchanges": self._loop.exchanges - exchanges}
+
+    def train(self, target: float, every: int, limit: float, sleep: float) -> dict[str, Any]:
+        """Until the loss of worker 0's model is small enough; looking at it is not counted."""
+        pause = sleep if self._rank == 1 else 0.0
+        looking, made, loss = 0.0, 0, float("inf")
+        began = time.perf_counter()
+        while True:
+            self._loop.step()
+            made += 1
+            if pause:
+                time.sleep(pause)
+            if made % every:
+                continue
+            now = time.perf_counter()
+            is_over = now - began > limit or self._conductor.has_spoken
+            if self._rank == 0:
+                loss = self._loop.problem.training_loss()
+                is_over = is_over or loss <= target
+            looking += time.perf_counter() - now
+            if self._loop.agree(is_over):
+                seconds = time.perf_counter() - began - looking
+                return {"steps": made, "seconds": seconds, "loss": loss}
+
+    def overhead(self, rounds: int) -> dict[str, Any]:
+        """What `worker.step()` takes beyond `optimizer.step()`, in microseconds."""
+        assert isinstance(self._loop, Joined)
+        problem, worker = self._loop.problem, self._loop.worker
+        problem.backward(problem.module)
+        differences: list[float] = []
+        for _ in range(rounds):
+            alone = _microseconds(problem.optimizer.step)
+            differences.append(_microseconds(worker.step) - alone)
+        return {"microseconds": differences}
+
+
+def _microseconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter_ns()
+    for _ in range(_FEW):
+        work()
+    return (time.perf_counter_ns() - began) / _FEW / 1e3
+
+
+def _serve(conductor: Conductor, orders: dict[str, Callable[..., dict[str, Any]]]) -> None:
+    while (order := conductor.next())["do"] != "quit":
+        if order["do"] == "stop":
+            continue
+        answer = orders[order.pop("do")](**order)
+        synchronise()
+        conductor.tell(answer)
+
+
+def _joined(arguments: argparse.Namespace, module: Any, optimizer: Any) -> JoinedWorker:
+    return join(module, optimizer, arguments.method, seed=0, steps=100_000)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=("plain", "ddp", "join", "bare", "exchange"))
+    parser.add_argument("conductor")
+    parser.add_argument("--model", default="mlp")
+    parser.add_argument("--method", default="pull_gossip")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rate", type=float, default=0.01)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    device = torch.device(arguments.device)
+    rank = discover().rank
+    with contextlib.ExitStack() as stack:
+        if arguments.kind == "exchange":
+            flat = Flat()
+            optimizer = torch.optim.SGD(flat.parameters(), lr=0.0)
+            worker = stack.enter_context(_joined(arguments, flat, optimizer))
+            conductor = Conductor(arguments.conductor, rank)
+            _serve(conductor, {"exchange": lambda **how: exchange_times(worker, **how)})
+            return
+        problem = Problem(arguments.model, rank, device, arguments.rate)
+        loop = Plain(problem)
+        if arguments.kind == "ddp":
+            dist.init_process_group("gloo")
+            stack.callback(dist.destroy_process_group)
+            loop = Ddp(problem)
+        elif arguments.kind == "bare":
+            from mpi4py import MPI
+
+            loop = BARE[arguments.method](problem, MPI)
+        elif arguments.kind == "join":
+            worker = _joined(arguments, problem.module, problem.optimizer)
+            loop = Joined(problem, stack.enter_context(worker))
+        conductor = Conductor(arguments.conductor, rank)
+        _serve(conductor, Worker(loop, rank, conductor).orders)
+
+
+if __name__ == "__main__":
+    main()

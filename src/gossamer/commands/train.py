@@ -1,0 +1,205 @@
+"""`gossamer train`: one method on real processes of this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from gossamer.commands import launching
+from gossamer.commands import options as given
+from gossamer.commands.console import err, out, print_json, show_bytes, show_share
+from gossamer.errors import ConfigurationError
+from gossamer.report.folder import RunFolder
+from gossamer.settings import make_settings
+from gossamer.sim.cluster import Cluster
+from gossamer.sim.simulation import Row
+from gossamer.train import TrainingResult, launch
+
+
+def train(
+    method: Annotated[
+        str, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
+    ] = "ad_psgd",
+    task: given.TaskOption = "digits-mlp",
+    workers: launching.CountOption = 2,
+    transport: launching.TransportOption = None,
+    slow: launching.AlwaysSlowOption = None,
+    pause: given.PauseOption = None,
+    kill: given.KillOption = None,
+    seed: given.SeedOption = 0,
+    epochs: given.EpochsOption = None,
+    samples: given.SamplesOption = None,
+    batch: given.BatchOption = None,
+    lr: Annotated[
+        float | None, typer.Option("--lr", help="Learning rate; default: the task's.")
+    ] = None,
+    optimiser: given.OptimiserOption = None,
+    schedule: given.ScheduleOption = "constant",
+    clip: given.ClipOption = None,
+    split: given.SplitOption = "shuffled",
+    threads: given.ThreadsOption = 1,
+    buffers: given.BuffersOption = "averaged",
+    evaluations: Annotated[
+        int, typer.Option("--evaluations", help="Measured so often on the way, by worker 0.")
+    ] = 5,
+    deadline: launching.DeadlineOption = None,
+    data: given.DataOption = None,
+    runs: given.RunsOption = Path("runs"),
+    as_json: given.JsonOption = False,
+) -> int:
+    """Train with one method on real processes of this machine.
+
+    \b
+    gossamer train --method ad_psgd --workers 4 --task digits-mlp
+    gossamer train --method ssp:bound=4 --workers 4 --slow 0=4
+
+    The method's text is the one that `gossamer simulate` runs in virtual time. A worker that dies
+    does not end the others.
+    """
+    if workers < 1:
+        raise ConfigurationError(f"-n must be at least 1, got {workers}")
+    loaded = given.load_task(task, data)
+    settings = make_settings(
+        loaded, method, Cluster(workers=workers, name=f"{workers} processes"),
+        seed=seed, epochs=given.epochs_from(epochs, samples, loaded), batch=batch,
+        learning_rate=lr, optimiser=optimiser, schedule=schedule, clip=clip, split=split,
+        threads=threads, buffers=buffers, evaluations=evaluations,
+    )  # fmt: skip
+    injection = launching.injection_of(slow, pause, kill)
+    injection.check(workers)
+    folder = None
+    if given.keeps_folder(runs):
+        folder = RunFolder.create(runs, f"train-{given.slug(str(settings.method))}")
+        folder.write_config({**settings.as_dict(), "command": "train", "transport": transport})
+    view = View(str(settings.method), workers, settings.epochs or 1.0)
+    try:
+        with view:
+            result = launch(
+                settings, data=data, injection=injection, transport=transport,
+                folder=None if folder is None else folder.path,
+                on_row=view.row if folder is None else _both(view.row, folder.add_row),
+                on_progress=view.worker, deadline=deadline,
+            )  # fmt: skip
+        summary = {"ended": _how(result.status), **result.summary}
+        if folder is not None:
+            folder.write_summary(summary)
+    finally:
+        if folder is not None:
+            folder.close()
+    _show(result)
+    if folder is not None:
+        out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+    if as_json:
+        print_json(summary)
+    return result.status
+
+
+def _both(first: Callable[[Row], None], second: Callable[[Row], None]) -> Callable[[Row], None]:
+    def call(row: Row) -> None:
+        first(row)
+        second(row)
+
+    return call
+
+
+def _how(status: int) -> str:
+    return {0: "finished", 130: "interrupted", 3: "deadline"}.get(status, "failed")
+
+
+class View:
+    """All workers live on a terminal; a line per evaluation elsewhere."""
+
+    def __init__(self, method: str, workers: int, epochs: float) -> None:
+        self._method = method
+        self._epochs = epochs
+        self._latest: dict[int, Row] = {}
+        self._speeds: dict[int, float] = {}
+        self._workers = workers
+        self._last: Row = {}
+        self._shown = 0.0
+        self._live = Live(console=err, transient=True, refresh_per_second=4)
+
+    def __enter__(self) -> View:
+        if err.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def worker(self, rank: int, row: Row) -> None:
+        before = self._latest.get(rank)
+        if before is not None and row["seconds"] > before["seconds"]:
+            passed = row["seconds"] - before["seconds"]
+            self._speeds[rank] = (row["steps"] - before["steps"]) / passed
+        self._latest[rank] = row
+        if err.is_terminal and time.monotonic() - self._shown > 0.2:
+            self._shown = time.monotonic()
+            self._live.update(self._table())
+
+    def row(self, row: Row) -> None:
+        self._last = row
+        if not err.is_terminal:
+            err.print(self._line(row), markup=False, soft_wrap=True)
+
+    def _line(self, row: Row) -> str:
+        parts = [self._method, f"epoch {row['epochs']:.1f}", f"{row['seconds']:.2f} s"]
+        if row.get("loss") is not None:
+            parts.append(f"loss {row['loss']:.3f}")
+        if row.get("accuracy") is not None:
+            parts.append(f"accuracy {show_share(row['accuracy'])}")
+        return "  ".join(parts)
+
+    def _table(self) -> Table:
+        title = self._line(self._last) if self._last else self._method
+        table = Table(title=title, title_justify="left")
+        for column in ("worker", "steps", "steps/s", "training loss", "exchanges/step", "epoch"):
+            table.add_column(column, justify="right")
+        for rank in range(self._workers):
+            row = self._latest.get(rank)
+            if row is None:
+                table.add_row(str(rank), "starting", "", "", "", "")
+                continue
+            loss = row["training_loss"]
+            table.add_row(
+                str(rank), str(row["steps"]), f"{self._speeds.get(rank, 0.0):.0f}",
+                "" if loss is None else f"{loss:.3f}",
+                f"{row['exchanges'] / max(1, row['steps']):.2f}",
+                f"{row['epochs']:.2f} of {self._epochs:g}",
+            )  # fmt: skip
+        return table
+
+
+def _show(result: TrainingResult) -> None:
+    summary = result.summary
+    table = Table(
+        title=f"{summary['method']} on {summary['workers']} real workers",
+        title_justify="left", show_header=False, box=None,
+    )  # fmt: skip
+
+    def add(label: str, key: str, show: Callable[[float], str]) -> None:
+        if summary.get(key) is not None:
+            table.add_row(label, show(summary[key]))
+
+    output = summary.get("output", "model")
+    add(f"loss of the {output}", "loss", "{:.4f}".format)
+    add(f"accuracy of the {output}", "accuracy", show_share)
+    add("accuracy of a worker", "worker_accuracy", show_share)
+    add("wall time", "wall_seconds", "{:.2f} s".format)
+    add("steps", "steps", "{:.0f}".format)
+    by_worker = ", ".join(f"{rank}: {n}" for rank, n in summary["steps_by_worker"].items())
+    table.add_row("steps by worker", by_worker)
+    add("waiting", "waiting_fraction", show_share)
+    add("mean staleness", "mean_staleness", "{:.2f}".format)
+    add("consensus distance", "consensus_distance", "{:.4f}".format)
+    add("bytes sent per step", "bytes_per_step", show_bytes)
+    add("exchanges per step", "exchanges_per_step", "{:.2f}".format)
+    if summary["living"] < summary["workers"]:
+        table.add_row("lived to the end", f"{summary['living']} of {summary['workers']}")
+    out.print(table)

@@ -1,0 +1,278 @@
+"""The second door on real workers: one worker of `gossamer train`, from its job to its last word.
+
+Model, batches, keys and arithmetic are the simulator's, so a method whose result does not depend
+on timing ends with the same bits in both worlds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.errors import PeerLost
+from gossamer.evaluate import Evaluator, Held
+from gossamer.keyed import key_of
+from gossamer.methods import for_role, parse_method
+from gossamer.model import FlatModel
+from gossamer.optimisers import make_optimiser
+from gossamer.real.books import Books
+from gossamer.real.driver import Driver
+from gossamer.real.hub import Hub, Plan
+from gossamer.real.job import Diary, Job
+from gossamer.real.outputs import Output
+from gossamer.real.pace import Leases, Rounds
+from gossamer.real.replicas import WindowReplica
+from gossamer.real.signals import explain_on_signal
+from gossamer.real.slowness import own_slow_factor
+from gossamer.real.transport import StopToken, Transport, Window
+from gossamer.real.worker import RealWorker
+from gossamer.replica import Replica, cut
+from gossamer.schedules import make_schedule
+from gossamer.tasks import Task
+from gossamer.tasks.split import Order, OwnSampler, make_sampler
+from gossamer.worker import Gradient
+
+_REPORT_S = 0.2
+
+
+class Training:
+    """One worker, with the servers that live in its process."""
+
+    def __init__(self, job: Job, task: Task, transport: Transport, diary: Diary) -> None:
+        self.job = job
+        self.rank, self.size = transport.rank, transport.size
+        self.books = Books()
+        self._diary = diary
+        self._transport = transport
+        self._spec = parse_method(job.method)
+        self._method = self._spec.method
+        self._model = FlatModel(task, torch.device("cpu"), seed=job.seed)
+        self._buffers = self._model.initial_buffers.clone()
+        self._evaluator = Evaluator(self._model, self._method.output, job.buffers)
+        self._schedule = make_schedule(job.schedule, epochs=job.epochs, workers=self.size)
+        steps = max(1, -(-job.samples // (job.batch * self.size)))
+        self._options = self._spec.resolve(self.size, steps)
+        self._is_synchronous = self._method.is_synchronous(self._options)
+        self._stop = StopToken()
+        self._driver = Driver(self._stop)
+        self._driver.on_wait = self.books.waited
+        sizes = self._model.layout.sizes
+        slices = cut(sizes, self._spec.servers) if self._method.has_server else ()
+        self._plan = Plan(self.size, slices)
+        self._hub = Hub(transport, self._plan, self._driver)
+        self._gradients = 0
+        self._losses: list[float] = []
+        self._slow = own_slow_factor(self.rank)
+        self._reported = self._next_evaluation = 0.0
+        self._servers: dict[int, Replica] = {}
+
+    # ------------------------------------------------------------------ the run
+
+    def run(self) -> None:
+        """To the end of the run, and until nobody needs an answer from here."""
+        self._open()
+        self._pace = self._make_pace()
+        self._worker = RealWorker(
+            self._hub, self.rank, seed=self.job.seed, pace=self._pace, books=self.books,
+            gradient=self._gradient,
+        )  # fmt: skip
+        self._start_servers()
+        explain_on_signal(self.rank, self._driver.waiting.explain)
+        self._began = time.monotonic()
+        try:
+            own = for_role(self._method.worker, self._options)
+            self._driver.drive(self._method.worker(self._worker, self._replica, **own), "main")
+            self._hub.announce_end()
+            self._ended = time.monotonic()
+            self._hub.ended.wait()
+            self._conclude()
+            self._hub.announce_read()
+            self._hub.read.wait()
+        finally:
+            self._stop.set()
+            self._transport.close()
+
+    def _open(self) -> None:
+        initial = self._model.initial
+        parts = {self.size + at: part for at, part in enumerate(self._plan.slices)}
+        lengths = {end: part.stop - part.start for end, part in parts.items()}
+        windows = {
+            end: Window(
+                lengths.get(end, initial.numel()), initial.dtype, self._plan.process_of(end)
+            )
+            for end in range(self._plan.ends)
+        }
+        own = {
+            end: initial if end < self.size else initial[parts[end]]
+            for end in self._plan.hosted_by(self.rank)
+        }
+        self._hub.open(windows, own)
+        shared = self._method.shares_replica
+        self._replica = WindowReplica(
+            self._transport.window(self.rank),
+            make_optimiser(self.job.optimiser),
+            self._learning_rate,
+            clip=self.job.clip,
+            guard=self._guard_of(self.rank) if shared else contextlib.nullcontext,
+            on_descend=self.books.stale,
+        )
+        self._hub.services["output"] = lambda: Output(
+            self._replica.snapshot(), self._replica.weight, self._buffers.clone()
+        )
+
+    def _guard_of(self, end: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        return lambda: self._transport.guard(end)
+
+    def _learning_rate(self) -> float:
+        return self.job.learning_rate * self._schedule.factor(self._pace.epoch)
+
+    def _make_pace(self) -> Rounds | Leases:
+        job, train = self.job, self._model.task.train
+        sampler = make_sampler(
+            train.targets, self.size, job.batch, job.split, job.seed, self._is_synchronous
+        )
+        if self._is_synchronous:
+            return Rounds(
+                job.samples, job.batch, len(train), lambda step: self._worker.live_at(step),
+                sampler, self.rank, self.size,
+            )  # fmt: skip
+        order = (
+            sampler if isinstance(sampler, OwnSampler) else Order(len(train), job.seed, job.batch)
+        )
+        return Leases(
+            job.samples, job.batch, len(train), self._transport.store, order, self.rank, self.size
+        )
+
+    def _start_servers(self) -> None:
+        optimiser = self._spec.optimiser_of_servers(
+            make_optimiser(self.job.optimiser), self.size, is_synchronous=self._is_synchronous
+        )
+        for end in self._plan.hosted_by(self.rank):
+            if end < self.size:
+                continue
+            replica = WindowReplica(
+                self._transport.window(end), optimiser, self._learning_rate, clip=self.job.clip,
+                guard=self._guard_of(end), on_descend=self.books.stale,
+            )  # fmt: skip
+            self._servers[end] = replica
+            self._hub.services[f"output {end}"] = lambda held=replica: Output(
+                held.snapshot() if held.output is None else held.output, 1.0, torch.empty(0)
+            )
+            if self._method.server is not None:
+                worker = RealWorker(
+                    self._hub, end, seed=self.job.seed, pace=self._pace, books=self.books
+                )
+                own = for_role(self._method.server, self._options)
+                self._driver.start(self._method.server(worker, replica, **own), f"server {end}")
+
+    # ------------------------------------------------------------------ gradients
+
+    def _gradient(self, at: Tensor | Replica, batch: Tensor | None) -> Gradient:
+        """Computed at once, in the thread that asks: its point is read now."""
+        self._driver.check()
+        began = time.monotonic()
+        # A replica that others change is copied; computing on any other disturbs nobody.
+        point = (
+            at
+            if isinstance(at, Tensor)
+            else (self._replica.snapshot() if self._method.shares_replica else self._replica.window)
+        )
+        chosen = torch.from_numpy(self._pace.next_batch()) if batch is None else batch
+        key = key_of(self.job.seed, self.rank, self._gradients)
+        self._gradients += 1
+        value, loss, self._buffers = self._model.gradient(point, self._buffers, chosen, key)
+        if self._slow > 1.0:
+            time.sleep((self._slow - 1.0) * (time.monotonic() - began))
+        self.books.computing += time.monotonic() - began
+        self.books.steps += 1
+        self.books.samples += len(chosen)
+        self._losses.append(float(loss))
+        self._report()
+        gradient = Gradient("gradient")
+        gradient.resolve(value)
+        return gradient
+
+    def _report(self) -> None:
+        """A line now and then for whoever watches."""
+        now = time.monotonic()
+        if now - self._reported < _REPORT_S:
+            return
+        self._reported = now
+        self._diary.write("progress", self._progress())
+        if self.rank == min(self._hub.live) and self._pace.epoch >= self._next_evaluation:
+            self._next_evaluation += self.job.epochs / self.job.evaluations
+            self._evaluate("row")
+
+    def _progress(self) -> dict[str, Any]:
+        losses, self._losses = self._losses, []
+        return {
+            "seconds": time.monotonic() - self._began,
+            "epochs": self._pace.epoch,
+            "training_loss": sum(losses) / len(losses) if losses else None,
+            "steps": self.books.steps,
+            "samples": self.books.samples,
+            "exchanges": self.books.exchanges,
+        }
+
+    # ------------------------------------------------------------------ what came out
+
+    def _held(self) -> Held:
+        """What everyone holds now; who is lost on the way is left out."""
+        found: list[Output] = []
+        for process in sorted(self._hub.live):
+            try:
+                found.append(self._ask(process, "output"))
+            except PeerLost:
+                continue
+        servers = [
+            self._ask(self._plan.process_of(end), f"output {end}").value
+            for end in range(self.size, self._plan.ends)
+        ]
+        return Held(
+            torch.stack([one.value for one in found]), [one.weight for one in found],
+            torch.stack([one.buffers for one in found]), servers,
+        )  # fmt: skip
+
+    def _ask(self, process: int, service: str) -> Output:
+        answer = self._hub.call(process, service)
+        self._driver.wait(answer, "evaluation")
+        return answer.result()
+
+    def _evaluate(self, kind: str) -> None:
+        held = self._held()
+        scores = self._evaluator.score(held)
+        self._diary.write(kind, {
+            "seconds": time.monotonic() - self._began,
+            "epochs": self._pace.epoch,
+            "output": self._method.output,
+            "loss": scores.loss,
+            "accuracy": scores.accuracy,
+            "worker_accuracy": scores.worker_accuracy,
+            "consensus_distance": scores.consensus_distance,
+        })  # fmt: skip
+        if kind == "result":
+            self._save(self._evaluator.output_parameters(held))
+
+    def _save(self, parameters: Tensor) -> None:
+        import numpy as np
+
+        part = self._diary.path.with_name(".output.npy")
+        with part.open("wb") as file:
+            np.save(file, parameters.numpy(), allow_pickle=False)
+        part.replace(self._diary.path.with_name("output.npy"))
+
+    def _conclude(self) -> None:
+        self._diary.write("books", {
+            **self.books.as_dict(),
+            "seconds": self._ended - self._began,
+            "bytes": self._hub.bytes_sent + self.books.bytes,
+            "weight": self._replica.weight,
+            "living": len(self._hub.live),
+        })  # fmt: skip
+        if self.rank == min(self._hub.live):
+            self._evaluate("result")
