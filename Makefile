@@ -2,14 +2,15 @@
 # make test   set everything up, check the house rules and run the tests
 # make check  the house rules only: ruff, pyright, import-linter, sizes
 # make slow   the long tests: thousands of random-fault seeds
-# make bench  speed as ratios within one run
+# make hosts  the tests on several hosts: network namespaces, as root
+# make bench  speed as ratios within one run: the simulator, then real workers (half an hour)
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test check slow bench clean
+.PHONY: run test check slow hosts bench clean
 
 run: $(READY)
 	$(BIN)/gossamer compare
@@ -27,8 +28,12 @@ check: $(READY)
 slow: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow --timeout 3000
 
+hosts: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m hosts tests/netns
+
 bench: $(READY)
 	$(BIN)/python benchmarks/simulator.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/real.py
 
 # Once, and again only when what is to be installed has changed.
 $(READY): pyproject.toml constraints.txt

@@ -112,7 +112,12 @@ CASES: dict[str, tuple[Case, ...]] = {
         (lambda: make_task("digits-mlp"), "adam", 16),
         (lambda: make_task("digits-mlp"), "sgd", 64),
     ),
-    "cuda": ((lenet_task, "sgd", 64), (lenet_task, "adam", 64), (lenet_task, "sgd", 256)),
+    "cuda": (
+        (lenet_task, "sgd", 64),
+        (lenet_task, "adam", 64),
+        (lenet_task, "adam", 16),
+        (lenet_task, "sgd", 256),
+    ),
 }
 
 

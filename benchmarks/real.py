@@ -101,7 +101,7 @@ def exchange(group: Group, rounds: int) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in answers[0].items()}
 
 
-def time_to_loss(repetitions: int, target: float = 0.2) -> dict[str, Any]:
+def time_to_loss(repetitions: int, target: float = 0.1) -> dict[str, Any]:
     """Seconds until worker 0's model has reached a loss, beside a worker four times as slow."""
     variants = (DDP, SHM_GOSSIP, SHM_AD_PSGD)
     found: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in variants}
@@ -113,7 +113,7 @@ def time_to_loss(repetitions: int, target: float = 0.2) -> dict[str, Any]:
             turns.phase(plain)
             sleep = SLOWER * 2 / turns.phase(plain)
             for group in groups:
-                order = {"do": "train", "target": target, "every": 100, "limit": 60.0}
+                order = {"do": "train", "target": target, "every": 25, "limit": 60.0}
                 with awake(group):
                     group.tell({**order, "sleep": sleep})
                     answer = group.hear(0)

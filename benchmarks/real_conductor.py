@@ -194,8 +194,10 @@ class Turns:
         self._seconds = seconds
         self._sleep = sleep
         self._rates: dict[str, float] = {}
-        self.exchanges: dict[str, float] = {}
+        self._exchanges: dict[str, float] = {}
         """Started per step and worker."""
+        self._slowest: dict[str, list[float]] = {}
+        """The slowest worker's share of the mean speed of its group."""
 
     def phase(self, group: Group) -> float:
         """Of all workers together; of worker 0 where worker 1 is slow."""
@@ -211,7 +213,8 @@ class Turns:
         rates = [answer["steps"] / answer["seconds"] for answer in answers]
         self._rates[name] = rates[0]
         steps = sum(answer["steps"] for answer in answers)
-        self.exchanges[name] = sum(answer["exchanges"] for answer in answers) / steps
+        self._slowest.setdefault(name, []).append(min(rates) * len(rates) / sum(rates))
+        self._exchanges[name] = sum(answer["exchanges"] for answer in answers) / steps
         return rates[0] if self._sleep else sum(rates)
 
     def ratios(
@@ -232,7 +235,8 @@ class Turns:
         return {
             name: {
                 "over_plain": statistics.median(ratios), "least": min(ratios), "most": max(ratios),
-                "exchanges_per_step": self.exchanges[name], "plain_steps_per_second": steps,
+                "exchanges_per_step": self._exchanges[name], "plain_steps_per_second": steps,
+                "slowest_over_mean": statistics.median(self._slowest[name]),
             }
             for name, ratios in found.items()
         }  # fmt: skip

@@ -44,6 +44,8 @@ class Problem:
         # Same data everywhere, in another order for each worker.
         order = torch.randperm(len(self.batches), generator=torch.Generator().manual_seed(rank))
         self.batches = [self.batches[number] for number in order.tolist()]
+        everything = zip(*self.batches, strict=True)
+        self._everything = tuple(torch.cat(parts) for parts in everything)
         self._next = 0
 
     def backward(self, module: nn.Module) -> None:
@@ -55,8 +57,7 @@ class Problem:
     def training_loss(self) -> float:
         """Of this worker's model as it is now, on all that it trains on."""
         with torch.no_grad():
-            inputs = torch.cat([batch[0] for batch in self.batches])
-            targets = torch.cat([batch[1] for batch in self.batches])
+            inputs, targets = self._everything
             return float(self.loss(self.module(inputs), targets))
 
 

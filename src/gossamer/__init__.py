@@ -11,6 +11,7 @@ from gossamer.errors import (
     Stalled,
 )
 from gossamer.methods import METHODS, MethodSpec, parse_method
+from gossamer.real.join import JoinedWorker, join
 from gossamer.run import simulate
 from gossamer.sim.cluster import Cluster, load_cluster
 from gossamer.sim.simulation import Result
@@ -29,6 +30,7 @@ __all__ = [
     "Data",
     "DelayedOptimizer",
     "Error",
+    "JoinedWorker",
     "Late",
     "MethodSpec",
     "PeerLost",
@@ -39,6 +41,7 @@ __all__ = [
     "Task",
     "TrainingResult",
     "YellowFin",
+    "join",
     "load_cluster",
     "make_task",
     "make_topology",

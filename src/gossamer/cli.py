@@ -12,6 +12,7 @@ from gossamer.commands.console import err
 from gossamer.commands.doctor import doctor
 from gossamer.commands.lab import lab
 from gossamer.commands.listing import clusters, methods, tasks
+from gossamer.commands.replay import replay_run
 from gossamer.commands.reproduce import reproduce
 from gossamer.commands.run import run
 from gossamer.commands.simulate import simulate
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 for command in (compare, simulate, train, methods, tasks, clusters, reproduce, doctor):
     app.command()(command)
+app.command("replay")(replay_run)
 # What follows the script belongs to the script, also where it looks like an option of ours.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.add_typer(lab, name="lab")

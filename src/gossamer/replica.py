@@ -26,6 +26,10 @@ class Replica(Protocol):
     output: Tensor | None
     """What counts as this replica's model instead of its value, such as a moving average."""
 
+    memory: dict[str, Tensor]
+    """What the method itself remembers from step to step, such as a velocity of its own. It is
+    kept in checkpoints: a method goes on from its replica, its memory and the number of a step."""
+
     @property
     def version(self) -> int:
         """How many gradients this replica has descended along."""

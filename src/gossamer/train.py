@@ -1,58 +1,47 @@
-"""The second door on real workers: `train` runs a method on processes of this machine."""
+"""The second door on real workers: `train` runs a method on processes of this machine.
+
+In a process that torchrun, mpirun or srun has started, it is one of the workers of that job.
+"""
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from gossamer.errors import ConfigurationError, RunFailed
+from gossamer.following import Follower, TrainingResult, Watch
 from gossamer.methods import MethodSpec
+from gossamer.real import checkpoint
+from gossamer.real.checkpointing import Every
+from gossamer.real.environment import LAUNCHERS, Environment, connect, discover
 from gossamer.real.injection import Injection
-from gossamer.real.job import Job
+from gossamer.real.job import Diary, FileEntries, Job, StoreEntries
 from gossamer.real.launch import Launch, Launcher
+from gossamer.real.lone import LoneTransport
+from gossamer.real.part import work
+from gossamer.real.transport import Store
+from gossamer.resuming import resumption
 from gossamer.settings import Settings, make_settings
 from gossamer.sim.cluster import Cluster
-from gossamer.sim.simulation import Row, digest_of
+from gossamer.sim.simulation import Row
 
-Watch = Callable[[int, Row], None]
-_LOOK_S = 0.1
-
-
-@dataclass
-class TrainingResult:
-    """What a real run gives back; `summary` is what `--json` prints and the run folder keeps."""
-
-    settings: Settings
-    summary: Row
-    history: list[Row]
-    parameters: Tensor | None
-    """The output model as a flat vector; None if nobody lived to give it."""
-    status: int
-    """The launcher's exit code."""
-    staleness: dict[int, int] = field(default_factory=dict[int, int])
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["summary"][name]
-        except KeyError:
-            raise AttributeError(name) from None
+_DEFAULT_WORKERS = 2
+_PROGRAM = (sys.executable, "-m", "gossamer.real.program")
+_LOOK_S = 0.5
+"""How often worker 0 looks in the store for what the others wrote."""
+_FAREWELL_S = 5.0
 
 
 def train(
     task: str,
     method: str | MethodSpec,
-    workers: int = 2,
+    workers: int | None = None,
     *,
     data: Path | str | None = None,
     injection: Injection | None = None,
@@ -61,30 +50,131 @@ def train(
     on_row: Callable[[Row], None] | None = None,
     on_progress: Watch | None = None,
     deadline: float | None = None,
+    record: bool = False,
+    checkpoint_every: str | None = None,
+    resume: Path | str | None = None,
     **choices: Any,
 ) -> TrainingResult:
-    """Train on that many processes of this machine; `choices` as for `simulate`.
+    """Train on that many processes of this machine (2); `choices` as for `simulate`.
 
-    The method's text is the one that `simulate` runs in virtual time.
+    The method's text is the one that `simulate` runs in virtual time. Under torchrun, mpirun or
+    srun every process calls this, and all get a summary; worker 0 has the parameters.
+
+    `checkpoint_every`, such as "60s" or "100steps", writes checkpoints into `folder`; `resume` is
+    such a folder, whose run goes on from the newest one with the same choices.
     """
-    settings = make_settings(task, method, Cluster(workers=workers), data=data, **choices)
+    if resume is not None:
+        folder = Path(resume)
+    count = number_of_workers(workers)
+    settings = make_settings(task, method, Cluster(workers=count), data=data, **choices)
+    check(settings, transport=transport, injection=injection, deadline=deadline)
+    check_checkpoints(checkpoint_every, resume, folder, record=record)
     result = launch(
         settings, data=data, injection=injection, transport=transport, folder=folder,
-        on_row=on_row, on_progress=on_progress, deadline=deadline,
+        on_row=on_row, on_progress=on_progress, deadline=deadline, record=record,
+        checkpoint_every=checkpoint_every, is_resumed=resume is not None,
     )  # fmt: skip
     if result.status == 130:
         raise KeyboardInterrupt
     if result.status != 0:
-        raise RunFailed(f"the run ended with exit code {result.status}; see what the workers said")
+        raise RunFailed(result.failure or f"its workers ended with exit code {result.status}")
     return result
 
 
-def job_of(settings: Settings, task: str, data: Path | str | None, folder: Path) -> Job:
-    """The settings as the workers get them."""
+def outer_job() -> Environment | None:
+    """The job of another launcher that this process is a worker of."""
+    here = discover()
+    return here if here.size > 1 and here.kind != "gossamer" else None
+
+
+def number_of_workers(asked: int | None) -> int:
+    """As asked, as many as the launcher around this process has started, or two."""
+    here = outer_job()
+    if here is None:
+        if asked is not None and asked < 1:
+            raise ConfigurationError(f"-n must be at least 1, got {asked}")
+        return _DEFAULT_WORKERS if asked is None else asked
+    if asked not in (None, here.size):
+        raise ConfigurationError(
+            f"{LAUNCHERS[here.kind]} has started {here.size} workers, got -n {asked}; leave it out"
+        )
+    return here.size
+
+
+def check(
+    settings: Settings, *, transport: str | None, injection: Injection | None,
+    deadline: float | None,
+) -> None:  # fmt: skip
+    """Refuse what could not be started, before anything is written."""
+    workers, faults, here = settings.cluster.workers, injection or Injection(), outer_job()
     if settings.method.groups:
         raise ConfigurationError(
             "groups= is simulated only; on real workers leave it out, or use gossamer simulate"
         )
+    if here is None:
+        if transport == "mpi":
+            raise ConfigurationError(
+                "the mpi transport needs workers started by MPI; run "
+                f"`mpirun -n {workers} gossamer train ...`"
+            )
+        Launch(_PROGRAM, workers, transport=transport, injection=faults, deadline_s=deadline)
+        return
+    faults.check(workers)
+    if faults.kills or faults.pauses or deadline is not None:
+        raise ConfigurationError(
+            f"--kill, --pause and --deadline need workers that gossamer starts itself, but "
+            f"{LAUNCHERS[here.kind]} has started these; leave them out"
+        )
+
+
+def check_recordable(settings: Settings, transport: str | None, injection: Injection) -> None:
+    """Refuse what could not be replayed, before anything is written."""
+    reason = None
+    if settings.method.method.name == "hogwild":
+        reason = "hogwild updates land in pieces without any order; use another method"
+    elif transport not in (None, "shm"):
+        reason = (
+            f"the order of events is kept on shared memory only; leave out --transport {transport}"
+        )
+    elif outer_job() is not None:
+        reason = "its workers must share memory; use `gossamer train` without another launcher"
+    elif injection.kills:
+        reason = "a death leaves memory in a state that no record knows; leave out --kill"
+    if reason is not None:
+        raise ConfigurationError(f"this run cannot be recorded: {reason}")
+
+
+def check_checkpoints(
+    every: str | None, resume: Path | str | None, folder: Path | None, *, record: bool
+) -> None:
+    """Refuse what could not be kept or gone on from, before anything is written."""
+    if every is None and resume is None:
+        return
+    checkpoint.require_safetensors()
+    if every is not None:
+        Every.parse(every)
+    here = outer_job()
+    reason = None
+    if folder is None:
+        reason = "they need a run folder; leave out --runs none"
+    elif record:
+        reason = "a recorded run is replayed from its beginning; leave out --record"
+    elif here is not None:
+        reason = f"they need workers that gossamer starts itself, not {LAUNCHERS[here.kind]}"
+    if reason is not None:
+        raise ConfigurationError(f"checkpoints cannot be kept: {reason}")
+
+
+def job_of(
+    settings: Settings,
+    task: str,
+    data: Path | str | None,
+    folder: Path,
+    *,
+    record: bool = False,
+    checkpoint_every: str | None = None,
+) -> Job:
+    """The settings as the workers get them."""
     assert settings.batch
     assert settings.learning_rate
     assert settings.optimiser
@@ -95,7 +185,8 @@ def job_of(settings: Settings, task: str, data: Path | str | None, folder: Path)
         batch=settings.batch, learning_rate=settings.learning_rate, optimiser=settings.optimiser,
         schedule=settings.schedule, epochs=settings.epochs, clip=settings.clip,
         split=settings.split, buffers=settings.buffers, threads=settings.threads,
-        evaluations=settings.evaluations, folder=str(folder.resolve()),
+        evaluations=settings.evaluations, folder=str(folder.resolve()), is_recorded=record,
+        checkpoint_every=checkpoint_every,
     )  # fmt: skip
 
 
@@ -109,141 +200,83 @@ def launch(
     on_row: Callable[[Row], None] | None = None,
     on_progress: Watch | None = None,
     deadline: float | None = None,
+    record: bool = False,
+    checkpoint_every: str | None = None,
+    is_resumed: bool = False,
 ) -> TrainingResult:
     """Start the workers, follow what they write, and put it together."""
     with ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-")))
-        job = job_of(settings, settings.task.name, data, folder)
         faults = injection or Injection()
+        if record:
+            check_recordable(settings, transport, faults)
+        job = job_of(
+            settings, settings.task.name, data, folder, record=record,
+            checkpoint_every=checkpoint_every,
+        )  # fmt: skip
+        history: list[Row] = []
+        if is_resumed:
+            resumed = resumption(folder, job, settings.cluster.workers)
+            job, history = resumed.job, resumed.history
+        (folder / "job.json").write_text(job.to_json() + "\n", encoding="utf-8")
+        if outer_job() is not None:
+            return _take_part(settings, job, faults, transport, on_row, on_progress)
         plan = Launch(
-            [sys.executable, "-m", "gossamer.real.program"], settings.cluster.workers,
+            _PROGRAM, settings.cluster.workers,
             transport=transport, method=job.method, seed=job.seed, folder=folder,
             injection=faults, tolerates_deaths=True, deadline_s=deadline,
-            environment={"GOSSAMER_JOB": job.to_json(), "OMP_NUM_THREADS": str(job.threads)},
+            environment=_variables(job),
         )  # fmt: skip
-        follower = Follower(folder, settings.cluster.workers, on_row, on_progress)
+        diaries = [FileEntries(folder, rank) for rank in range(settings.cluster.workers)]
+        follower = Follower(folder, diaries, on_row, on_progress)
+        follower.rows = history
         stack.enter_context(follower)
         status = Launcher(plan).run()
         follower.catch_up()
         return follower.result(settings, status)
 
 
-class Follower:
-    """Reads the workers' diaries while they are written."""
+def _variables(job: Job) -> dict[str, str]:
+    given = {"GOSSAMER_JOB": job.to_json(), "OMP_NUM_THREADS": str(job.threads)}
+    if "GOSSAMER_REDUCTION" in os.environ:
+        given["GOSSAMER_REDUCTION"] = os.environ["GOSSAMER_REDUCTION"]
+    return given
 
-    def __init__(
-        self, folder: Path, workers: int, on_row: Callable[[Row], None] | None,
-        on_progress: Watch | None,
-    ) -> None:  # fmt: skip
-        self._folder = folder / "workers"
-        self._workers = workers
-        self._on_row = on_row
-        self._on_progress = on_progress
-        self._read = dict.fromkeys(range(workers), 0)
-        self._over = threading.Event()
-        self._lock = threading.Lock()
-        self.rows: list[Row] = []
-        self.books: dict[int, Row] = {}
-        self.latest: dict[int, Row] = {}
 
-    def __enter__(self) -> Follower:
-        self._thread = threading.Thread(target=self._follow, name="gossamer diaries", daemon=True)
-        self._thread.start()
-        return self
+def _take_part(
+    settings: Settings, job: Job, injection: Injection, name: str | None,
+    on_row: Callable[[Row], None] | None, on_progress: Watch | None,
+) -> TrainingResult:  # fmt: skip
+    """Be one worker of a job; what all of them write goes through the store."""
+    os.environ["GOSSAMER_FAULTS"] = injection.to_json()
+    transport = connect(name) or LoneTransport()
+    rank, store = transport.rank, transport.store
+    folder = Path(job.folder)
+    diaries = [
+        FileEntries(folder, rank) if other == rank else StoreEntries(store, other)
+        for other in range(transport.size)
+    ]
+    diary = Diary(job.folder, rank, store)
+    if rank != 0:
+        # These stay silent and look once, at the end.
+        follower = Follower(folder, diaries)
+        status = work(job, transport, diary)
+        follower.catch_up()
+    else:
+        follower = Follower(folder, diaries, on_row, on_progress, _LOOK_S)
+        with follower:
+            status = work(job, transport, diary)
+        follower.catch_up()
+    if status == 0:
+        _leave_together(store, rank, len(follower.books))
+    return follower.result(settings, status)
 
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
 
-    def _follow(self) -> None:
-        while not self._over.wait(_LOOK_S):
-            self.catch_up()
-
-    def catch_up(self) -> None:
-        with self._lock:
-            for rank in range(self._workers):
-                self._catch_up_with(rank)
-
-    def _catch_up_with(self, rank: int) -> None:
-        path = self._folder / f"{rank}.jsonl"
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            file.seek(self._read[rank])
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break  # half a line: its worker is writing it, or died over it
-                self._read[rank] += len(line)
-                self._note(rank, json.loads(line))
-
-    def _note(self, rank: int, entry: Row) -> None:
-        kind = entry.pop("kind")
-        if kind == "books":
-            self.books[rank] = entry
-        elif kind == "progress":
-            self.latest[rank] = entry
-            if self._on_progress is not None:
-                self._on_progress(rank, entry)
-        else:
-            row = {**entry, "samples": sum(now["samples"] for now in self.latest.values())}
-            self.rows.append(row)
-            if self._on_row is not None:
-                self._on_row(row)
-
-    def result(self, settings: Settings, status: int) -> TrainingResult:
-        output = self._folder / "output.npy"
-        parameters = None
-        if output.exists():
-            parameters = torch.from_numpy(np.load(output, allow_pickle=False))
-        staleness: dict[int, int] = {}
-        for book in self.books.values():
-            for updates, count in book["staleness"].items():
-                staleness[int(updates)] = staleness.get(int(updates), 0) + count
-        summary = {
-            "method": str(settings.method), "task": settings.task.name,
-            "workers": settings.cluster.workers, "seed": settings.seed,
-            "learning_rate": settings.learning_rate,
-            "parameters_digest": None if parameters is None else digest_of(parameters),
-            **(self.rows[-1] if self.rows else {}),
-            **self._totals(staleness),
-        }  # fmt: skip
-        return TrainingResult(settings, summary, self.rows, parameters, status, staleness)
-
-    def _totals(self, staleness: dict[int, int]) -> Row:
-        books = list(self.books.values())
-        steps = sum(book["steps"] for book in books)
-        seen: dict[str, list[float]] = {}
-        for book in books:
-            for what, (count, _, most) in book["observed"].items():
-                told = seen.setdefault(what, [0.0, 0.0])
-                told[0] += count
-                told[1] = max(told[1], most)
-        causes: dict[str, float] = {}
-        for book in books:
-            for cause, seconds in book["waiting_seconds"].items():
-                causes[cause] = causes.get(cause, 0.0) + seconds
-        gradients = sum(staleness.values())
-        waits = [
-            sum(book["waiting_seconds"].values()) / book["seconds"]
-            for book in books if book["seconds"] > 0
-        ]  # fmt: skip
-        return {
-            "wall_seconds": max((book["seconds"] for book in books), default=None),
-            "steps": steps,
-            "samples": sum(book["samples"] for book in books),
-            "steps_by_worker": {str(rank): book["steps"] for rank, book in self.books.items()},
-            "computing_seconds": [book["computing_seconds"] for book in books],
-            "waiting_fraction": sum(waits) / len(waits) if waits else None,
-            "waiting_by_cause": causes,
-            "exchanges_per_step": sum(book["exchanges"] for book in books) / max(1, steps),
-            "bytes_per_step": sum(book["bytes"] for book in books) / max(1, steps),
-            "mean_staleness":
-                sum(updates * count for updates, count in staleness.items()) / gradients
-                if gradients else 0.0,
-            "max_staleness": max(staleness, default=0),
-            "max_clock_gap": seen.get("clock_gap", [0.0, 0.0])[1],
-            "dropped_gradients": int(seen.get("dropped", [0.0, 0.0])[0]),
-            "max_queue": seen.get("queue", [0.0, 0.0])[1],
-            "living": len(books),
-        }  # fmt: skip
+def _leave_together(store: Store, rank: int, living: int) -> None:
+    """Where worker 0 keeps the store, it stays until the others have read it."""
+    there = store.add("diary/read", 1)
+    until = time.monotonic() + _FAREWELL_S
+    while rank == 0 and there < living and time.monotonic() < until:
+        time.sleep(0.01)
+        there = store.add("diary/read", 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.live import Live
@@ -14,20 +14,39 @@ from rich.table import Table
 from gossamer.commands import launching
 from gossamer.commands import options as given
 from gossamer.commands.console import err, out, print_json, show_bytes, show_share
-from gossamer.errors import ConfigurationError
+from gossamer.errors import RunFailed
+from gossamer.following import TrainingResult
 from gossamer.report.folder import RunFolder
-from gossamer.settings import make_settings
+from gossamer.resuming import kept_choices
+from gossamer.settings import Settings, make_settings
 from gossamer.sim.cluster import Cluster
 from gossamer.sim.simulation import Row
-from gossamer.train import TrainingResult, launch
+from gossamer.train import (
+    check,
+    check_checkpoints,
+    check_recordable,
+    launch,
+    number_of_workers,
+    outer_job,
+)
+
+_INTERRUPTED = 130
 
 
 def train(
+    context: typer.Context,
     method: Annotated[
         str, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
     ] = "ad_psgd",
     task: given.TaskOption = "digits-mlp",
-    workers: launching.CountOption = 2,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--workers",
+            help="A process each on this host: 2, or as many as torchrun or mpirun has started.",
+        ),
+    ] = None,
     transport: launching.TransportOption = None,
     slow: launching.AlwaysSlowOption = None,
     pause: given.PauseOption = None,
@@ -49,6 +68,26 @@ def train(
         int, typer.Option("--evaluations", help="Measured so often on the way, by worker 0.")
     ] = 5,
     deadline: launching.DeadlineOption = None,
+    record: Annotated[
+        bool, typer.Option("--record", help="Keep the order of events, for `gossamer replay`.")
+    ] = False,
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint-every",
+            metavar="30s|100steps",
+            help="Keep checkpoints in the run folder, the two newest; left out: none.",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on with the run of this folder, from its newest checkpoint; settings are "
+            "its own, --epochs or --samples may grow.",
+        ),
+    ] = None,
     data: given.DataOption = None,
     runs: given.RunsOption = Path("runs"),
     as_json: given.JsonOption = False,
@@ -60,44 +99,90 @@ def train(
     gossamer train --method ssp:bound=4 --workers 4 --slow 0=4
 
     The method's text is the one that `gossamer simulate` runs in virtual time. A worker that dies
-    does not end the others.
+    does not end the others. Under torchrun, mpirun or srun every process is one of the workers:
+
+    \b
+    torchrun --nproc-per-node 4 -m gossamer.cli train --method ad_psgd
+    mpirun -n 4 gossamer train --method ad_psgd
     """
-    if workers < 1:
-        raise ConfigurationError(f"-n must be at least 1, got {workers}")
-    loaded = given.load_task(task, data)
-    settings = make_settings(
-        loaded, method, Cluster(workers=workers, name=f"{workers} processes"),
-        seed=seed, epochs=given.epochs_from(epochs, samples, loaded), batch=batch,
-        learning_rate=lr, optimiser=optimiser, schedule=schedule, clip=clip, split=split,
-        threads=threads, buffers=buffers, evaluations=evaluations,
-    )  # fmt: skip
+    chosen: dict[str, Any] = {
+        "method": method, "task": task, "workers": workers, "data": data, "epochs": epochs,
+        "samples": samples, "lr": lr, "seed": seed, "batch": batch, "optimiser": optimiser,
+        "schedule": schedule, "clip": clip, "split": split, "threads": threads,
+        "buffers": buffers, "evaluations": evaluations, "checkpoint_every": checkpoint_every,
+    }  # fmt: skip
+    if resume is not None:
+        chosen |= _kept(context, resume)
+    data, checkpoint_every = chosen.pop("data"), chosen.pop("checkpoint_every")
+    settings = _settings(data=data, **chosen)
+    count = settings.cluster.workers
     injection = launching.injection_of(slow, pause, kill)
-    injection.check(workers)
+    check(settings, transport=transport, injection=injection, deadline=deadline)
+    if record:
+        check_recordable(settings, transport, injection)
+    place = resume or (runs if given.keeps_folder(runs) else None)
+    check_checkpoints(checkpoint_every, resume, place, record=record)
+    job = outer_job()
+    if job is not None and job.rank != 0:
+        # Worker 0 speaks for all of them.
+        return launch(settings, data=data, injection=injection, transport=transport).status
     folder = None
-    if given.keeps_folder(runs):
+    if resume is not None:
+        folder = RunFolder(resume)
+    elif given.keeps_folder(runs):
         folder = RunFolder.create(runs, f"train-{given.slug(str(settings.method))}")
         folder.write_config({**settings.as_dict(), "command": "train", "transport": transport})
-    view = View(str(settings.method), workers, settings.epochs or 1.0)
+    view = View(str(settings.method), count, settings.epochs or 1.0)
+    summary: Row = {"ended": "interrupted", "method": str(settings.method)}
+    result = None
     try:
         with view:
             result = launch(
                 settings, data=data, injection=injection, transport=transport,
                 folder=None if folder is None else folder.path,
                 on_row=view.row if folder is None else _both(view.row, folder.add_row),
-                on_progress=view.worker, deadline=deadline,
+                on_progress=view.worker, deadline=deadline, record=record,
+                checkpoint_every=checkpoint_every, is_resumed=resume is not None,
             )  # fmt: skip
-        summary = {"ended": _how(result.status), **result.summary}
-        if folder is not None:
-            folder.write_summary(summary)
+        summary = {"ended": _how(result.status), "failure": result.failure, **result.summary}
+    except KeyboardInterrupt:
+        pass  # before the workers were started, or as one worker of another launcher's job
     finally:
         if folder is not None:
+            folder.write_summary(summary)
             folder.close()
-    _show(result)
+    if result is not None:
+        _show(result)
     if folder is not None:
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
     if as_json:
         print_json(summary)
-    return result.status
+    if result is not None and result.status == 1 and result.failure is not None:
+        raise RunFailed(result.failure)
+    return _INTERRUPTED if result is None else result.status
+
+
+def _settings(
+    *, method: str, task: str, workers: int | None, data: Path | None, epochs: float | None,
+    samples: int | None, lr: float | None, **choices: Any,
+) -> Settings:  # fmt: skip
+    count = number_of_workers(workers)
+    loaded = given.load_task(task, data)
+    return make_settings(
+        loaded, method, Cluster(workers=count, name=f"{count} processes"),
+        epochs=given.epochs_from(epochs, samples, loaded), learning_rate=lr, **choices,
+    )  # fmt: skip
+
+
+def _kept(context: typer.Context, resume: Path) -> dict[str, Any]:
+    """The settings of a run that goes on, but for what the command line says."""
+    stated = {
+        name for name in context.params
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    }  # fmt: skip
+    if "samples" in stated:
+        stated.add("epochs")
+    return {name: value for name, value in kept_choices(resume).items() if name not in stated}
 
 
 def _both(first: Callable[[Row], None], second: Callable[[Row], None]) -> Callable[[Row], None]:
@@ -109,7 +194,7 @@ def _both(first: Callable[[Row], None], second: Callable[[Row], None]) -> Callab
 
 
 def _how(status: int) -> str:
-    return {0: "finished", 130: "interrupted", 3: "deadline"}.get(status, "failed")
+    return {0: "finished", _INTERRUPTED: "interrupted", 3: "deadline"}.get(status, "failed")
 
 
 class View:
@@ -200,6 +285,6 @@ def _show(result: TrainingResult) -> None:
     add("consensus distance", "consensus_distance", "{:.4f}".format)
     add("bytes sent per step", "bytes_per_step", show_bytes)
     add("exchanges per step", "exchanges_per_step", "{:.2f}".format)
-    if summary["living"] < summary["workers"]:
+    if result.status == 0 and summary["living"] < summary["workers"]:
         table.add_row("lived to the end", f"{summary['living']} of {summary['workers']}")
     out.print(table)

@@ -42,7 +42,7 @@ async def eamsgd(
     It has a momentum of its own (delta), so the run's optimiser gives it the learning rate only.
     """
     centre = Shards(w)
-    velocity = torch.zeros_like(x.snapshot())
+    velocity = x.memory.setdefault("velocity", torch.zeros_like(x.snapshot()))
     for t in w.steps():
         point = x.snapshot()
         if t % period == 0:

@@ -6,6 +6,8 @@ towards (or past) the mean of where they are. The four differ in that outer step
 
 from __future__ import annotations
 
+from math import ceil
+
 from gossamer.replica import Replica
 from gossamer.rules import OuterOptimiser
 from gossamer.worker import Worker
@@ -22,16 +24,18 @@ async def _outer_loop(
     state: str = "local",
 ) -> None:
     """`switch` is the share of the run before which everyone averages after every step."""
-    start = x.snapshot()
-    since = 0
+    start = x.memory.setdefault("start", x.snapshot())
+    outer.velocity = x.memory.get("velocity")
+    early = ceil(switch * w.expected_steps)
     for t in w.steps():
         x.descend_(await w.gradient(x))
-        since += 1
-        if since >= period or t < switch * w.expected_steps:
+        if t < early or (t + 1 - early) % period == 0:
             mean = await w.all_reduce(x.snapshot())
             start = outer.step(start, mean, x.learning_rate if by_rate else None)
             x.assign_(start)
-            since = 0
+            x.memory["start"] = start
+            if outer.velocity is not None:
+                x.memory["velocity"] = outer.velocity
             if state == "reset":
                 x.reset_optimiser_()
             elif state == "averaged":

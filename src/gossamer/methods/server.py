@@ -44,7 +44,8 @@ async def sync_server(w: Worker, x: Replica, *, backups: int = 0, decay: float =
     backups it is the hard-synchronous server. `decay` keeps a moving average for evaluation.
     """
     held: list[Message] = []
-    average = x.snapshot()
+    average = x.memory.setdefault("average", x.snapshot()) if decay else None
+    x.output = average
     while True:
         message = await w.receive(INBOX)
         push = message.payload
@@ -61,8 +62,8 @@ async def sync_server(w: Worker, x: Replica, *, backups: int = 0, decay: float =
         if len(held) >= needed:
             apply_mean(w, x, held)
             held = []
-            if decay:
-                x.output = average.lerp_(x.snapshot(), 1 - decay)
+            if average is not None:
+                average.lerp_(x.snapshot(), 1 - decay)
         elif len(w.clients) < needed:  # the run is ending: no update will come about any more
             for late in held:
                 w.observe("dropped")
@@ -73,11 +74,11 @@ async def sync_server(w: Worker, x: Replica, *, backups: int = 0, decay: float =
 async def downpour(w: Worker, x: Replica, *, n_push: int = 1, n_fetch: int = 1) -> None:
     """Dean et al. 2012, Downpour SGD. Promises: nobody waits for another worker."""
     shards = Shards(w)
-    accrued: Tensor | None = None
     x.assign_(await shards.pull())
     for t in w.steps():
         grad = await w.gradient(x)
-        accrued = grad if accrued is None else accrued + grad
+        before = x.memory.pop("accrued", None)
+        accrued = grad if before is None else before + grad
         pushes, fetches = (t + 1) % n_push == 0, (t + 1) % n_fetch == 0
         if not fetches:
             x.add_(grad, -x.learning_rate)  # the local copy moves on until the next fetch
@@ -85,10 +86,10 @@ async def downpour(w: Worker, x: Replica, *, n_push: int = 1, n_fetch: int = 1) 
             x.assign_(await shards.push(accrued if pushes else None))  # the fetch rides on the push
         elif pushes:
             shards.send(accrued)
-        if pushes:
-            accrued = None
-    if accrued is not None:
-        shards.send(accrued)
+        if not pushes:
+            x.memory["accrued"] = accrued
+    if "accrued" in x.memory:
+        shards.send(x.memory["accrued"])
 
 
 async def downpour_server(
@@ -181,7 +182,8 @@ async def dc_asgd_server(
     of a running mean of g squared (their DC-ASGD-a).
     """
     given: dict[int, Tensor] = {}
-    squares, weight = torch.zeros_like(x.snapshot()), 0.0
+    squares = x.memory.setdefault("squares", torch.zeros_like(x.snapshot()))
+    weight = x.memory.setdefault("weight", torch.zeros((), dtype=torch.float64))
     while True:
         message = await w.receive(INBOX)
         push = message.payload
@@ -190,8 +192,8 @@ async def dc_asgd_server(
             continue
         if push.gradient is not None:
             squares.mul_(mean_square).addcmul_(push.gradient, push.gradient, value=1 - mean_square)
-            weight = mean_square * weight + 1 - mean_square  # of all gradients in the mean so far
-            mean = squares / max(weight, 1e-12)
+            weight.mul_(mean_square).add_(1).sub_(mean_square)  # of all gradients in the mean
+            mean = squares / max(float(weight), 1e-12)
             scale = compensation / (mean + 1e-7).sqrt() if adaptive else compensation
             drift = x.snapshot() - given[message.source]
             x.descend_(delay_compensated(push.gradient, drift, scale), read=push.read)
@@ -228,9 +230,10 @@ async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = 
         message = await w.receive(INBOX)
         push = message.payload
         if isinstance(push, Push):
-            clock = push.clock
+            # Who asks for clock t has completed t clocks, in a run before this one perhaps.
+            clock = push.clock + (push.gradient is not None)
+            completed[message.source] = max(clock, completed.get(message.source, 0))
             if push.gradient is not None:
-                clock = completed[message.source] = push.clock + 1
                 fresh.append(message)
             if message.reply_to:
                 held.append((clock, message))

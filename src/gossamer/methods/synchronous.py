@@ -16,8 +16,10 @@ async def all_reduce(w: Worker, x: Replica, *, overlap: bool = True, stale: int 
     Promises: all replicas are equal after every step. `stale=1` is the stale-synchronous form: a
     step applies the mean gradient of the step before, so that reducing hides behind computing.
     """
-    on_the_way: list[tuple[int, Pending[list[Tensor]]]] = []
-    for _ in w.steps():
+    on_the_way: list[tuple[int, Pending[list[Tensor]]]] = [
+        (max(0, int(step) - stale), gather([w.all_reduce(sent)])) for step, sent in x.memory.items()
+    ]
+    for t in w.steps():
         read, gradient = x.version, w.gradient(x)
         if overlap:
             buckets = [w.all_reduce(await bucket) for bucket in gradient.buckets()]
@@ -25,6 +27,9 @@ async def all_reduce(w: Worker, x: Replica, *, overlap: bool = True, stale: int 
         else:
             buckets = [w.all_reduce(await gradient)]
         on_the_way.append((read, gather(buckets)))
+        if stale:
+            x.memory[str(t)] = (await gradient).clone()  # to be sent again if the run is resumed
+            x.memory.pop(str(t - stale), None)
         if len(on_the_way) > stale:
             read, mean = on_the_way.pop(0)
             x.descend_(join_buckets(await mean), read=read)  # x(t+1) = x(t) + d(t)

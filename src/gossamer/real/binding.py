@@ -10,7 +10,7 @@ would silently mix two points; the optimiser then works on the window.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -54,12 +54,19 @@ def _flat(value: Any) -> Any:
     return value
 
 
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
 class Binding:
     """Moves one module's parameters between the user's loop and a flat window."""
 
-    def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
+    def __init__(
+        self, parameters: Sequence[tuple[str, nn.Parameter]], *, is_server: bool = False
+    ) -> None:
         if not parameters:
             raise ConfigurationError("the model has no trainable parameters; nothing to couple")
+        self.is_server = is_server
         self.parameters = [parameter for _, parameter in parameters]
         self.layout = Layout.of(parameters)
         self.dtype = self.parameters[0].dtype
@@ -131,7 +138,7 @@ class Binding:
         if self._flat is None:
             pieces = [
                 torch.zeros(p.numel(), dtype=self.dtype) if p.grad is None
-                else p.grad.detach().reshape(-1).to("cpu", self.dtype)
+                else _dense(p.grad.detach()).reshape(-1).to("cpu", self.dtype)
                 for p in self.parameters
             ]  # fmt: skip
             self._flat = torch.cat(pieces)
@@ -145,6 +152,8 @@ class Binding:
         for parameter, piece in zip(
             self.parameters, self.layout.unpack(flat).values(), strict=True
         ):
+            if parameter.grad is None and not self.is_server and not piece.any():
+                continue  # nobody used it: an optimiser would decay its weights
             parameter.grad = piece.to(parameter.device, parameter.dtype)
 
     def descend(
@@ -182,87 +191,3 @@ class Binding:
                 self.parameters, self.layout.unpack(output).values(), strict=True
             ):
                 parameter.data.copy_(piece.view_as(parameter))
-
-
-class LoopReplica:
-    """The `Replica` of a worker whose loop is the user's own."""
-
-    def __init__(
-        self,
-        binding: Binding,
-        window: Tensor,
-        optimizer: torch.optim.Optimizer,
-        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
-        on_descend: Callable[[int], None] = lambda staleness: None,
-        before_step: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.weight = 1.0
-        self.output: Tensor | None = None
-        self.version = 0
-        self.window = window
-        self.clip: float | None = None
-        """Set by a loop that clips the gradient after it was combined with the others'."""
-        self.skips_infinite = False
-        self._binding = binding
-        self._optimizer = optimizer
-        self._guard = guard
-        self._on_descend = on_descend
-        self._before_step = before_step
-
-    @property
-    def learning_rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    def snapshot(self) -> Tensor:
-        with self._guard():
-            return self.window.clone()
-
-    def add_(self, delta: Tensor, scale: float = 1.0) -> None:
-        with self._guard():
-            self.window.add_(delta, alpha=scale)
-
-    def mix_(self, theirs: Tensor, beta: float) -> None:
-        with self._guard():
-            self.window.lerp_(theirs, beta)
-
-    def assign_(self, value: Tensor) -> None:
-        with self._guard():
-            self.window.copy_(value)
-
-    def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
-        for version in (read,) if isinstance(read, int) else read:
-            self._on_descend(self.version - version)
-        is_own = isinstance(gradient, LoopGradient)
-        if self.skips_infinite and not bool(torch.isfinite(gradient).all()):
-            return
-        if not is_own:
-            self._binding.set_gradient(gradient)
-        if self.clip is not None:
-            nn.utils.clip_grad_norm_(self._binding.parameters, self.clip)
-        self._before_step()
-        self._binding.descend(self._optimizer.step, self._guard)
-        self.version += 1
-
-    def _state_tensors(self) -> list[Tensor]:
-        """The optimiser's vectors, by name of the quantity, then by parameter."""
-        states = [self._optimizer.state.get(p, {}) for p in self._binding.parameters]
-        names = sorted({
-            name for state, p in zip(states, self._binding.parameters, strict=True)
-            for name, value in state.items()
-            if isinstance(value, Tensor) and value.shape == p.shape and value.dim() > 0
-        })  # fmt: skip
-        return [state[name] for name in names for state in states if name in state]
-
-    def optimiser_state(self) -> Tensor:
-        tensors = self._state_tensors()
-        flat = [tensor.reshape(-1).to("cpu", self._binding.dtype) for tensor in tensors]
-        return torch.cat(flat) if flat else self.window.new_empty(0)
-
-    def load_optimiser_state_(self, state: Tensor) -> None:
-        at = 0
-        for tensor in self._state_tensors():
-            tensor.copy_(state[at : at + tensor.numel()].view_as(tensor))
-            at += tensor.numel()
-
-    def reset_optimiser_(self) -> None:
-        self._optimizer.state.clear()

@@ -20,8 +20,25 @@ class Books:
     staleness: dict[int, int] = field(default_factory=dict[int, int])
     observed: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """Of what a method told: how many times, the sum, the largest."""
+    longest_gap: float = 0.0
+    """The longest time from the beginning of a step to that of the next, whatever was between."""
+    longest_gap_at: float = 0.0
+    """When it began, in seconds since the first step."""
+    _first_step: float | None = None
+    _last_step: float = 0.0
+
+    def stepped(self, now: float) -> None:
+        """A step begins, or the last one is over."""
+        if self._first_step is None:
+            self._first_step = now
+        elif now - self._last_step > self.longest_gap:
+            self.longest_gap = now - self._last_step
+            self.longest_gap_at = self._last_step - self._first_step
+        self._last_step = now
 
     def waited(self, label: str, seconds: float) -> None:
+        if label == "gradient":
+            return  # computed by the very thread that awaits it
         self.waiting[label] = self.waiting.get(label, 0.0) + seconds
 
     def stale(self, updates: int) -> None:
@@ -42,4 +59,6 @@ class Books:
             "waiting_seconds": self.waiting,
             "staleness": {str(key): count for key, count in sorted(self.staleness.items())},
             "observed": self.observed,
+            "longest_step_gap_seconds": self.longest_gap,
+            "longest_step_gap_at": self.longest_gap_at,
         }

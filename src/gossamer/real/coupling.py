@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from gossamer.errors import PeerLost
 from gossamer.methods import MethodSpec, for_role
-from gossamer.optimisers import make_optimiser
-from gossamer.real.binding import Binding, LoopReplica
+from gossamer.real.binding import Binding
 from gossamer.real.books import Books
 from gossamer.real.driver import Driver
 from gossamer.real.hub import Hub, Plan
-from gossamer.real.outputs import Output, combined
-from gossamer.real.replicas import WindowReplica
-from gossamer.real.server_optimizer import slice_optimizer
+from gossamer.real.loop_replica import LoopReplica
+from gossamer.real.outputs import (
+    Output,
+    combined,
+    flat_statistics,
+    load_statistics,
+    pack_bytes,
+    unpack_bytes_,
+    untrained,
+)
+from gossamer.real.server_optimizer import OwnOptimiserReplica, slice_optimizer
 from gossamer.real.signals import explain_on_signal
 from gossamer.real.slowness import own_slow_factor
 from gossamer.real.transport import StopToken, Store, Transport, Window
@@ -65,9 +73,13 @@ class Coupling:
         self.hub = Hub(transport, self.plan, self._driver)
         self._pace = LoopPace(steps)
         self._slow = own_slow_factor(self.rank)
-        self._servers: dict[int, Replica] = {}
+        self._servers: dict[int, LoopReplica | OwnOptimiserReplica] = {}
         self._wanted: Gradient | None = None
-        self._loaded_step = 0
+        self._loaded: dict[str, Any] | None = None
+        self._weighted: tuple[Tensor, float] | None = None
+        """Push-sum's numerator and weight as of the last gradient, which belong together."""
+        self._statistics: Tensor | None = None
+        """This worker's own, while its model visits the output."""
 
     @property
     def store(self) -> Store:
@@ -80,7 +92,8 @@ class Coupling:
     # ------------------------------------------------------------------ begin and end
 
     def begin(self) -> None:
-        initial = self._binding.initial()
+        loaded = self._loaded
+        initial = self._binding.initial() if loaded is None else loaded["value"]
         windows = {
             end: Window(
                 initial.numel() if end < self.size else _length(self.plan.slices[end - self.size]),
@@ -93,13 +106,16 @@ class Coupling:
             end: initial if end < self.size else initial[self.plan.slices[end - self.size]]
             for end in self.plan.hosted_by(self.rank)
         }
+        if loaded is not None:
+            own |= {end: loaded["servers"][str(end)]["value"] for end in own if end >= self.size}
+        self.hub.offer("untrained", lambda: pack_bytes(untrained(self._model)))
         self.hub.open(windows, own)
         self._share_beginning()
         window = self.transport.window(self.rank)
         self._binding.attach(window, is_private=self.method.shares_replica)
         guard = self._guard_of(self.rank) if self.method.shares_replica else contextlib.nullcontext
         self.replica = LoopReplica(self._binding, window, self._optimizer, guard, self.books.stale)
-        self.hub.services["output"] = self._own_output
+        self.hub.offer("output", self._own_output)
         for end in self.plan.hosted_by(self.rank):
             if end >= self.size:
                 self._begin_server(end)
@@ -108,22 +124,23 @@ class Coupling:
             self.hub, self.rank, seed=self._seed, pace=self._pace, books=self.books,
             gradient=self._gradient,
         )  # fmt: skip
-        self.worker.step = self._loaded_step
+        if loaded is not None:
+            self._resume(loaded)
         role = for_role(self.method.worker, self.options)
         self._main = self.method.worker(self.worker, self.replica, **role)
         self._stepped_at = time.monotonic()
         self._advance()
 
     def _share_beginning(self) -> None:
-        """Everyone starts from the model of worker 0."""
+        """Everyone starts from the model of worker 0, unless from a checkpoint of its own."""
         own = self.transport.window(self.rank)
-        if self.rank != 0:
+        if self.rank != 0 and self._loaded is None:
             pending = self.transport.read(0)
             self._driver.wait(pending, "beginning")
             own.copy_(pending.result())
-        for end, part in zip(range(self.size, self.plan.ends), self.plan.slices, strict=True):
-            if self.plan.process_of(end) == self.rank:
-                self.transport.window(end).copy_(own[part])
+            unpack_bytes_(untrained(self._model), self._ask(0, "untrained"))
+            for end in self.plan.hosted_by(self.rank)[1:]:
+                self.transport.window(end).copy_(own[self.plan.slices[end - self.size]])
         # Nobody may change anything before everyone has read it.
         self._everyone_is_here()
 
@@ -136,20 +153,27 @@ class Coupling:
 
     def _begin_server(self, end: int) -> None:
         window = self.transport.window(end)
-        chosen = self.spec.server_optimiser or self.method.server_optimiser
-        if chosen:
-            replica: Replica = WindowReplica(
-                window, make_optimiser(chosen), lambda: self.replica.learning_rate,
-                guard=self._guard_of(end), on_descend=self.books.stale,
+        if self.spec.server_optimiser:
+            replica = OwnOptimiserReplica.of(
+                self.spec.server_optimiser, window, lambda: self.replica.learning_rate,
+                self._guard_of(end), self.books.stale,
             )  # fmt: skip
         else:
             replica = slice_optimizer(
                 self._binding, self._optimizer, self.plan.slices[end - self.size], window,
                 self._guard_of(end), self.books.stale,
+                has_momentum=self.method.server_optimiser != "sgd",
             )  # fmt: skip
+        if self._loaded is not None:
+            replica.load_state_dict(self._loaded["servers"][str(end)])
         self._servers[end] = replica
-        self.hub.services[f"output {end}"] = lambda: Output(
-            replica.snapshot() if replica.output is None else replica.output, 1.0, torch.empty(0)
+        self.hub.offer(
+            f"output {end}",
+            lambda: Output(
+                replica.snapshot() if replica.output is None else replica.output,
+                1.0,
+                torch.empty(0),
+            ),
         )
         if self.method.server is not None:
             server = RealWorker(self.hub, end, seed=self._seed, pace=self._pace, books=self.books)
@@ -170,18 +194,16 @@ class Coupling:
             self.abandon()
             raise
         self._binding.detach(output.value)
-        self._load_buffers(output.buffers)
-        self._close()
+        load_statistics(self._model, output.buffers)
+        self._stop.set()
+        self.transport.close()
 
     def abandon(self) -> None:
-        """The loop failed: the module keeps what this worker has, and the others see a death."""
-        self._binding.detach(self.transport.window(self.rank).clone())
-        self._close()
-
-    def _close(self) -> None:
+        """The loop failed: the module keeps what this worker has, and the others see a death when
+        this process ends. A closed transport would look like a worker that left in good order."""
+        self._binding.detach(self.transport.window(self.rank) / self.replica.weight)
         self._stop.set()
         self._main.close()
-        self.transport.close()
 
     # ------------------------------------------------------------------ the loop
 
@@ -192,11 +214,21 @@ class Coupling:
         self._slow_down()
         self.books.steps += 1
         self.replica.skips_infinite = skips_infinite
-        gradient = self._binding.new_gradient()
-        # A server in this very process would hold on to what the next step overwrites.
-        wanted.resolve(self._binding.flat_gradient() if self.plan.slices else gradient)
+        # A schedule must not complain where a server descends instead of this optimiser.
+        cast(Any, self._optimizer)._opt_called = True
+        wanted.resolve(self._travelling() if self.plan.slices else self._binding.new_gradient())
         self._advance()
         self._stepped_at = time.monotonic()
+
+    def _travelling(self) -> Tensor:
+        """The gradient as a vector of its own: a server in this very process would hold on to what
+        the next step overwrites. An infinite one would spoil what servers keep, so it goes as
+        zero."""
+        self._binding.new_gradient()
+        flat = self._binding.flat_gradient()
+        skips = self.replica.skips_infinite and not bool(torch.isfinite(flat).all())
+        self.replica.skips_this = skips
+        return torch.zeros_like(flat) if skips else flat
 
     def _slow_down(self) -> None:
         if self._slow > 1.0:
@@ -209,6 +241,8 @@ class Coupling:
         elif self._binding.is_private:
             with self.transport.guard(self.rank):
                 self._binding.load(self.replica.window)
+        if self.replica.uses_weight:
+            self._weighted = (self.replica.snapshot(), self.replica.weight)
         self._wanted = Gradient("gradient")
         return self._wanted
 
@@ -217,7 +251,7 @@ class Coupling:
         try:
             while True:
                 pending = main.send(None)
-                if pending is self._wanted:
+                if pending is self._wanted and not pending.done:
                     self._driver.check()
                     return
                 self._driver.wait(pending)
@@ -227,13 +261,14 @@ class Coupling:
     # ------------------------------------------------------------------ the output model
 
     def _own_output(self) -> Output:
-        buffers = [b for b in self._model.buffers() if b.is_floating_point()]
-        flat = [b.detach().reshape(-1).cpu() for b in buffers]
-        return Output(
-            self.replica.snapshot(),
-            self.replica.weight,
-            torch.cat(flat) if flat else torch.empty(0),
-        )
+        # May run in the receiving thread at any moment, in the middle of a step too.
+        statistics = self._statistics
+        if statistics is None:
+            statistics = flat_statistics(self._model)
+        weighted = self._weighted
+        if weighted is not None:
+            return Output(*weighted, statistics)
+        return Output(self.replica.snapshot(), 1.0, statistics)
 
     def output(self) -> Output:
         """The method's output as of now; asks every living worker."""
@@ -251,46 +286,48 @@ class Coupling:
         ]
         return combined(self.method.output, found, servers)
 
-    def _ask(self, process: int, service: str) -> Output:
+    def _ask(self, process: int, service: str) -> Any:
         answer = self.hub.call(process, service)
         self._driver.wait(answer, "output")
         return answer.result()
 
-    def _load_buffers(self, flat: Tensor) -> None:
-        at = 0
-        with torch.no_grad():
-            for buffer in self._model.buffers():
-                if buffer.is_floating_point():
-                    buffer.copy_(flat[at : at + buffer.numel()].view_as(buffer))
-                    at += buffer.numel()
-
     @contextlib.contextmanager
     def output_in_place(self) -> Generator[None]:
         output = self.output()
-        mine = self._own_output()
+        self._statistics = flat_statistics(self._model)
         point = [parameter.detach().clone() for parameter in self._binding.parameters]
         was_private = self._binding.is_private
         self._binding.make_private()
         self._binding.load(output.value)
-        self._load_buffers(output.buffers)
+        load_statistics(self._model, output.buffers)
         try:
             yield
         finally:
-            self._load_buffers(mine.buffers)
+            load_statistics(self._model, self._statistics)
+            self._statistics = None
             self._binding.restore(point, is_private=was_private)
 
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "step": self.worker.step + 1,
+            "step": self.worker.step,
             "weight": self.replica.weight,
             "value": self.replica.snapshot(),
             "random": repr(self.worker.rng.getstate()),
+            "servers": {str(end): server.state_dict() for end, server in self._servers.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._loaded_step = int(state["step"])
+        self._loaded = state
+
+    def _resume(self, state: dict[str, Any]) -> None:
+        if self.method.server is None:
+            # A server's clocks begin anew, and those of its workers with them.
+            self.worker.step = int(state["step"])
+        if state["weight"] != 1.0:
+            self.replica.weight = float(state["weight"])
+        self.worker.rng.setstate(ast.literal_eval(state["random"]))
 
 
 def _length(part: slice) -> int:

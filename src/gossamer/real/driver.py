@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from gossamer.errors import PeerLost, RunFailed
 from gossamer.pending import Pending
+from gossamer.real.recording import Free, Turns
 from gossamer.real.transport import Stopped, StopToken
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ class Driver:
         self.waiting = Waiting()
         self.on_wait: Callable[[str, float], None] = lambda label, seconds: None
         """Told what the main coroutine waited for, and how long."""
+        self.turns: Turns = Free()
         self._failure: BaseException | None = None
         self._transport_thread = threading.local()
 
@@ -62,15 +64,28 @@ class Driver:
             raise RunFailed(f"a side task failed: {self._failure}") from self._failure
         self.stop.check()
 
-    def drive(self, coroutine: Coroutine[Any, Any, T], task: str) -> T:
-        """To its end in this thread."""
+    def drive(self, coroutine: Coroutine[Any, Any, T], task: str, at_end: Callable[[], None]) -> T:
+        """To its end in this thread; `at_end` belongs to its last turn."""
+        self.turns.enter("run")
         try:
             while True:
-                self.wait(coroutine.send(None), task)
+                pending = coroutine.send(None)
+                if not pending.done:
+                    self._wait_a_turn(pending, task)
         except StopIteration as end:
+            at_end()
             return end.value
         finally:
+            self.turns.leave()
             coroutine.close()
+
+    def _wait_a_turn(self, pending: Pending[Any], task: str) -> None:
+        """Others may have their turns meanwhile."""
+        self.turns.leave()
+        try:
+            self.wait(pending, task)
+        finally:
+            self.turns.enter("run")
 
     def wait(self, pending: Pending[Any], task: str = "main") -> None:
         """Until the operation has ended; its result is the awaiter's business."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gossamer.errors import ConfigurationError, Error, Late
+from gossamer.real.notices import tell_dead
 from gossamer.real.store import TcpStore, serve
 
 _BEAT_S = 1.0
@@ -116,7 +117,7 @@ class Meeting:
             )
 
     def tell_dead(self, rank: int, how: str) -> None:
-        self.store.agree(f"dead/{rank}", how)
+        tell_dead(self.store, rank, how)
 
     def end_everywhere(self, status: int, why: str) -> None:
         """The launchers of the other hosts end their workers as well."""

@@ -23,7 +23,7 @@ from gossamer.worker import INBOX, Left, Message, Tag
 
 _HEADER = struct.Struct("<BiiqqH")
 """Kind, to, from, reply to, the tag's number, the length of its name."""
-_MESSAGE, _PHASE, _CALL = range(3)
+_MESSAGE, _PHASE, _CALL, _ANSWER = range(4)
 _NO_NUMBER = -(2**63)
 
 
@@ -61,8 +61,8 @@ class Hub:
         """Workers that have made their last step and go on answering."""
         self.read = Phase(self)
         """Workers that have read all they want of the others: nobody needs answers any more."""
-        self.services: dict[str, Callable[[], Any]] = {}
-        """What other processes may ask this one for, by name."""
+        self._services = Services(self._answer)
+        self.offer = self._services.offer
         self.bytes_sent = 0
         self.window_bytes: dict[int, int] = {}
         """How large each end's window is."""
@@ -72,14 +72,14 @@ class Hub:
 
     # ------------------------------------------------------------------ out
 
-    def post(self, to: int, tag: Tag, message: Message) -> None:
+    def post(self, to: int, tag: Tag, message: Message, *, kind: int = _MESSAGE) -> None:
         process = self.plan.process_of(to)
         if process == self.rank:
             self.mailboxes[to].deliver(tag, message)
             return
         name, number = tag if isinstance(tag, tuple) else (tag, _NO_NUMBER)
         label = name.encode()
-        header = _HEADER.pack(_MESSAGE, to, message.source, message.reply_to, number, len(label))
+        header = _HEADER.pack(kind, to, message.source, message.reply_to, number, len(label))
         parts = [header + label, *encode_parts(message.payload)]
         self.bytes_sent += sum(len(part) for part in parts)
         self.transport.send(process, parts)
@@ -116,12 +116,25 @@ class Hub:
     def frame(self, source: int, data: memoryview) -> None:
         self.driver.enter_transport_thread()
         try:
-            self._take(data)
+            if self._is_an_event(data):
+                self.driver.turns.enter("deliver", source)
+                try:
+                    self._take(data)
+                finally:
+                    self.driver.turns.leave()
+            else:
+                self._take(data)
         except Stopped:
             pass  # the run is over; nobody waits for this frame
         except Exception as error:
             # The thread that receives must live: whoever waits next raises the error.
             self.driver.fail(error)
+
+    @staticmethod
+    def _is_an_event(data: memoryview) -> bool:
+        """Whether a method can see it: questions about outputs, and who has read them, are none."""
+        kind, phase, *_ = _HEADER.unpack_from(data)
+        return kind == _MESSAGE or (kind == _PHASE and phase == 0)
 
     def _take(self, data: memoryview) -> None:
         kind, to, sender, reply_to, number, length = _HEADER.unpack_from(data)
@@ -131,13 +144,20 @@ class Hub:
         at = _HEADER.size + length
         name = bytes(data[_HEADER.size : at]).decode()
         if kind == _CALL:
-            self.post(sender, ("reply", reply_to), Message(self.rank, self.services[name]()))
+            self._services.serve(name, sender, reply_to)
             return
         tag: Tag = name if number == _NO_NUMBER else (name, number)
         self.mailboxes[to].deliver(tag, Message(sender, decode(data[at:]), reply_to))
 
     def lost(self, process: int) -> None:
         self.driver.enter_transport_thread()
+        self.driver.turns.enter("lost", process)
+        try:
+            self._lose(process)
+        finally:
+            self.driver.turns.leave()
+
+    def _lose(self, process: int) -> None:
         with self._lock:
             self.live = self.live - {process}
             waiting = list(self._watching.pop(process, {}))
@@ -181,16 +201,22 @@ class Hub:
             if end >= self.plan.size:
                 mailbox.deliver(INBOX, Message(rank, Left()))
 
+    def _answer(self, caller: int, number: int, answer: Any) -> None:
+        try:
+            self.post(caller, ("answer", number), Message(self.rank, answer), kind=_ANSWER)
+        except PeerLost:
+            pass  # nobody is there to be told
+
     def call(self, process: int, service: str) -> Pending[Any]:
         """Ask a process for something that the thread receiving there can give."""
         answer: Pending[Any] = Pending(service, process)
         if process == self.rank:
-            answer.resolve(self.services[service]())
+            answer.resolve(self._services[service]())
             return answer
         number = self.next_request()
         arrival: Pending[Message] = Pending("reply", process)
         arrival.when_done(lambda: answer.resolve(arrival.result().payload))
-        self.mailboxes[self.rank].receive(("reply", number), None, arrival)
+        self.mailboxes[self.rank].receive(("answer", number), None, arrival)
         self.watch(answer)
         label = service.encode()
         header = _HEADER.pack(_CALL, process, self.rank, number, _NO_NUMBER, len(label))
@@ -199,6 +225,37 @@ class Hub:
         except PeerLost:
             answer.fail(PeerLost(process))
         return answer
+
+
+class Services:
+    """What other processes may ask this one for, by name.
+
+    They may be done with opening, and ask, while this process is still at it.
+    """
+
+    def __init__(self, answer: Callable[[int, int, Any], None]) -> None:
+        self._answer = answer
+        self._known: dict[str, Callable[[], Any]] = {}
+        self._early: list[tuple[str, int, int]] = []
+        self._lock = threading.Lock()
+
+    def __getitem__(self, service: str) -> Callable[[], Any]:
+        return self._known[service]
+
+    def offer(self, service: str, function: Callable[[], Any]) -> None:
+        with self._lock:
+            self._known[service] = function
+            early = [call for call in self._early if call[0] == service]
+            self._early = [call for call in self._early if call[0] != service]
+        for call in early:
+            self.serve(*call)
+
+    def serve(self, service: str, caller: int, number: int) -> None:
+        with self._lock:
+            if service not in self._known:
+                self._early.append((service, caller, number))
+                return
+        self._answer(caller, number, self._known[service]())
 
 
 class Phase:

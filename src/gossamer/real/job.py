@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from gossamer.real.transport import Store
+
+_TELL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,12 @@ class Job:
     evaluations: int
     folder: str
     """Where the workers write what they have to say; `workers/RANK.jsonl` each."""
+    is_recorded: bool = False
+    """Whether the order of events is kept, so that the run can be replayed."""
+    checkpoint_every: str | None = None
+    """As in 30s or 100steps; into `checkpoint/` of the folder."""
+    resume: str | None = None
+    """The checkpoint to go on from."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -41,17 +53,64 @@ class Job:
 
 
 class Diary:
-    """One worker's own file of lines; whatever ends it, the lines so far stay readable."""
+    """One worker's own file of lines; whatever ends it, the lines so far stay readable.
 
-    def __init__(self, folder: str, rank: int) -> None:
+    With a store, which workers on other hosts reach too, the lines are written there as well.
+    """
+
+    def __init__(self, folder: str, rank: int, store: Store | None = None) -> None:
         place = Path(folder) / "workers"
         place.mkdir(parents=True, exist_ok=True)
         self.path = place / f"{rank}.jsonl"
         self._file = self.path.open("w", encoding="utf-8")
+        self._store = store
+        self._rank = rank
+        self._told = 0
+        self._told_at = 0.0
 
     def write(self, kind: str, entry: dict[str, Any]) -> None:
-        self._file.write(json.dumps({"kind": kind, **entry}) + "\n")
+        line = json.dumps({"kind": kind, **entry})
+        self._file.write(line + "\n")
         self._file.flush()
+        now = time.monotonic()
+        # A store keeps all that it is told in memory: of progress it is told some.
+        if self._store is not None and (kind != "progress" or now - self._told_at > _TELL_S):
+            self._store.agree(f"diary/{self._rank}/{self._told}", line)
+            self._told += 1
+            self._told_at = now
 
     def close(self) -> None:
         self._file.close()
+
+
+class FileEntries:
+    """Another process's diary, read from its file while it is written."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._path = folder / "workers" / f"{rank}.jsonl"
+        self._read = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # half a line: its worker is writing it, or died over it
+                self._read += len(line)
+                yield json.loads(line)
+
+
+class StoreEntries:
+    """Another process's diary, read from the store that it is copied to."""
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._read = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        while (line := self._store.get(f"diary/{self._rank}/{self._read}")) is not None:
+            self._read += 1
+            yield json.loads(line)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.real.binding import Binding
 from gossamer.real.coupling import Coupling
-from gossamer.real.environment import connect
+from gossamer.real.environment import connect, discover
 from gossamer.real.sharding import shard_of
 from gossamer.real.transport import Transport
 from gossamer.replica import trainable
@@ -36,28 +36,69 @@ def join(
     """Couple a training loop with those of the other workers.
 
     Which workers there are is decided outside: by `gossamer run`, torchrun, mpirun or srun. Under
-    plain `python` there is one, and the loop is exactly what it was. `steps` is about how many
-    steps the loop will make: methods with a period choose one that suits. Every worker starts from
-    the model of worker 0.
+    plain `python` there is one, and the loop is exactly what it was. A method given at the start,
+    by `gossamer run --method` or GOSSAMER_METHOD, goes before the one given here. `steps` is about
+    how many steps the loop will make: methods with a period choose one that suits. Every worker
+    starts from the model of worker 0.
     """
-    chosen = method if method is not None else os.environ.get("GOSSAMER_METHOD")
-    if chosen is None:
+    spec = _chosen(method)
+    _check(model, optimizer)
+    given = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
+    if transport is None or isinstance(transport, str):
+        is_alone = discover().size == 1
+    else:
+        is_alone = transport.size == 1
+    if spec is None and not is_alone:
         raise ConfigurationError(
             "no method was given; write join(model, optimizer, method='ad_psgd') or start with "
             "gossamer run --method ad_psgd"
         )
-    spec = parse_method(chosen)
+    connected = connect(transport) if transport is None or isinstance(transport, str) else transport
+    if connected is None or is_alone or spec is None:
+        return JoinedWorker(model, optimizer, spec, None, given)
+    _check_method(spec)
+    binding = Binding(trainable(model))
+    coupling = Coupling(connected, spec, model, binding, optimizer, given, steps)
+    return JoinedWorker(model, optimizer, spec, coupling, given)
+
+
+def _chosen(method: str | MethodSpec | None) -> MethodSpec | None:
+    at_start = os.environ.get("GOSSAMER_METHOD")
+    spec = None if method is None else parse_method(method)
+    return spec if at_start is None else parse_method(at_start)
+
+
+def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     if hasattr(model, "_orig_mod"):
         raise ConfigurationError(
             "the model is already compiled; join the plain module first and compile it afterwards"
         )
-    connected = connect(transport) if transport is None or isinstance(transport, str) else transport
-    given = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
-    coupling = None
-    if connected is not None and connected.size > 1:
-        binding = Binding(trainable(model))
-        coupling = Coupling(connected, spec, model, binding, optimizer, given, steps)
-    return JoinedWorker(model, optimizer, spec, coupling, given)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ConfigurationError(
+            "the model is wrapped in DistributedDataParallel, which would couple it a second time; "
+            "join the plain module"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigurationError(
+            "LBFGS evaluates the model several times in a step, and no method can come in between; "
+            "use an optimiser that takes one gradient per step"
+        )
+    known = set(model.parameters())
+    others = sum(p not in known for group in optimizer.param_groups for p in group["params"])
+    if others:
+        raise ConfigurationError(
+            f"the optimizer trains {others} parameters that are not the model's and would drift "
+            "apart; join one module that holds them all, such as an nn.ModuleList"
+        )
+
+
+def _check_method(spec: MethodSpec) -> None:
+    """What the simulator knows and real workers do not."""
+    for name, is_set in (("groups", spec.groups), ("lower_momentum", spec.lower_momentum)):
+        if is_set:
+            raise ConfigurationError(
+                f"{spec.name}: {name} works in the simulator only; leave it out here"
+            )
 
 
 @dataclass
@@ -66,13 +107,12 @@ class JoinedWorker:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    method: MethodSpec
+    method: MethodSpec | None
     coupling: Coupling | None
     seed: int
-
-    def __post_init__(self) -> None:
-        self._is_accumulating = False
-        self._is_open = False
+    _is_accumulating: bool = field(default=False, init=False)
+    _was_open: bool = field(default=False, init=False)
+    _is_open: bool = field(default=False, init=False)
 
     @property
     def rank(self) -> int:
@@ -92,6 +132,9 @@ class JoinedWorker:
         return next(self.model.parameters()).device
 
     def __enter__(self) -> JoinedWorker:
+        if self._was_open:
+            raise ConfigurationError("this worker has been used already; call gossamer.join again")
+        self._was_open = True
         if self.coupling is not None:
             self.coupling.begin()
         self._is_open = True
@@ -111,20 +154,24 @@ class JoinedWorker:
         else:
             self.coupling.abandon()
 
+    def _open_for(self, what: str) -> None:
+        if not self._is_open:
+            raise ConfigurationError(
+                f"worker.{what}() was called outside of `with gossamer.join(...) as worker`; "
+                "move it inside"
+            )
+
     def step(self, scaler: Any = None) -> None:
         """Instead of `optimizer.step()`. A gradient scaler (AMP) is given along; `scaler.update()`
         stays the loop's."""
-        if not self._is_open:
-            raise ConfigurationError(
-                "worker.step() was called outside of `with gossamer.join(...) as worker`; "
-                "move the loop inside"
-            )
+        self._open_for("step")
         if self._is_accumulating:
             return
         if self.coupling is not None:
-            if scaler is not None:
-                scaler.unscale_(self.optimizer)
-            self.coupling.step(skips_infinite=scaler is not None)
+            is_scaled = scaler is not None and scaler.is_enabled()
+            if is_scaled:
+                _unscale(scaler, self.optimizer)
+            self.coupling.step(skips_infinite=is_scaled)
         elif scaler is None:
             self.optimizer.step()
         else:
@@ -132,22 +179,30 @@ class JoinedWorker:
 
     @contextlib.contextmanager
     def accumulate(self) -> Generator[None]:
-        """Inside, `step()` does nothing: gradients add up over several batches."""
+        """Inside, `step()` and clipping do nothing: gradients add up over several batches."""
         self._is_accumulating = True
         try:
             yield
         finally:
             self._is_accumulating = False
 
-    def clip_grad_norm_(self, max_norm: float, scope: str = "local") -> None:
-        """Clip this worker's gradient now ("local"), or the combined one when it is applied
-        ("global"; for methods that combine gradients). Call it before `step()`."""
+    def clip_grad_norm_(self, max_norm: float, scope: str = "local") -> Tensor | None:
+        """Clip this worker's gradient now ("local"; returns its norm), or the combined one when it
+        is applied ("global"; for methods that combine gradients). Call it before `step()`."""
         if scope not in ("local", "global"):
             raise ConfigurationError(f"scope must be 'local' or 'global', got {scope!r}")
+        if self._is_accumulating:
+            return None
         if scope == "local" or self.coupling is None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
-        else:
-            self.coupling.replica.clip = max_norm
+            return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        self._open_for("clip_grad_norm_")
+        if self.coupling.method.server is not None:
+            raise ConfigurationError(
+                f"{self.coupling.method.name} combines gradients on its servers, each of which "
+                "sees a slice; clip with scope='local'"
+            )
+        self.coupling.replica.clip = max_norm
+        return None
 
     def shard(self, loader: Iterable[T]) -> Iterable[T]:
         """This worker's part of a loader's batches, each batch to one worker.
@@ -163,9 +218,10 @@ class JoinedWorker:
 
         No other worker need do the same; training goes on from where it was.
         """
-        if self.coupling is None:
-            yield self.model
+        if self.coupling is None or (self._was_open and not self._is_open):
+            yield self.model  # alone, or after the end, it is the output already
             return
+        self._open_for("consensus")
         with self.coupling.output_in_place():
             yield self.model
 
@@ -173,15 +229,28 @@ class JoinedWorker:
         """This worker's part of a checkpoint, beside the model's and the optimiser's own."""
         state: dict[str, Any] = {"method": str(self.method), "rank": self.rank, "size": self.size}
         if self.coupling is not None:
+            self._open_for("state_dict")
             state |= self.coupling.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Before the first step. The model and the optimiser are loaded by their own."""
-        for name, mine in (("method", str(self.method)), ("size", self.size)):
-            if state.get(name) != mine:
+        """Before the `with`. The model and the optimiser are loaded by their own."""
+        if self._was_open:
+            raise ConfigurationError(
+                "worker.load_state_dict() comes too late; call it before `with worker`"
+            )
+        mine = {"method": str(self.method), "rank": self.rank, "size": self.size}
+        for name, value in mine.items():
+            if state.get(name) != value:
                 raise ConfigurationError(
-                    f"the checkpoint is of {name} {state.get(name)!r}, this run has {mine!r}"
+                    f"the checkpoint is of {name} {state.get(name)!r}, this worker's {name} is "
+                    f"{value!r}; each worker saves and loads its own"
                 )
         if self.coupling is not None:
             self.coupling.load_state_dict(state)
+
+
+def _unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Unless the loop has done so, to clip; torch has no public way of asking."""
+    if scaler._per_optimizer_states[id(optimizer)]["stage"].name == "READY":
+        scaler.unscale_(optimizer)

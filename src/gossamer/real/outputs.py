@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gossamer.payload import payload
 
@@ -23,7 +23,7 @@ class Output:
 
 def combined(output: str, workers: Sequence[Output], servers: Sequence[Output]) -> Output:
     """Everyone who combines the same contributions gets the same bits."""
-    buffers = torch.stack([one.buffers for one in workers]).mean(0)
+    buffers = mean_of([worker.buffers for worker in workers], [1.0] * len(workers))
     if servers and output in ("centre", "server", "moving average"):
         return Output(torch.cat([server.value for server in servers]), 1.0, buffers)
     return Output(mean_of([w.value for w in workers], [w.weight for w in workers]), 1.0, buffers)
@@ -32,7 +32,52 @@ def combined(output: str, workers: Sequence[Output], servers: Sequence[Output]) 
 def mean_of(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Push-sum's mean is sum of numerators over sum of weights; every other weight is 1."""
     total = sum(weights)
-    if len(values) == 1 and total == 1.0:
-        return values[0].clone()
-    mean = torch.stack(list(values)).mean(0)
-    return mean.mul_(len(values) / total) if total != len(values) else mean
+    stacked = torch.stack(list(values))
+    mean = stacked.mean(0)
+    if total != len(values):
+        return mean.mul_(len(values) / total)
+    # Where all agree the mean is exactly that: a third of three times a number need not be.
+    return torch.where((stacked == stacked[0]).all(0), stacked[0], mean)
+
+
+# ---------------------------------------------------------------------- what is not trained
+
+
+def flat_statistics(model: nn.Module) -> Tensor:
+    """The buffers that a mean makes sense of, such as BatchNorm's, as one new vector."""
+    flat = [b.detach().reshape(-1).to("cpu", copy=True) for b in _statistics(model)]
+    return torch.cat(flat) if flat else torch.empty(0)
+
+
+def load_statistics(model: nn.Module, flat: Tensor) -> None:
+    at = 0
+    for buffer in _statistics(model):
+        buffer.detach().copy_(flat[at : at + buffer.numel()].view_as(buffer))
+        at += buffer.numel()
+
+
+def _statistics(model: nn.Module) -> list[Tensor]:
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+def untrained(model: nn.Module) -> list[Tensor]:
+    """Frozen parameters and buffers: no method moves them, so they must agree from the start."""
+    frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
+    return [*frozen, *(buffer.detach() for buffer in model.buffers())]
+
+
+def pack_bytes(tensors: Iterable[Tensor]) -> Tensor:
+    """Tensors of any types as one vector of bytes."""
+    flat = [t.cpu().contiguous().reshape(-1).view(torch.uint8) for t in tensors]
+    return torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
+
+
+def unpack_bytes_(tensors: Iterable[Tensor], packed: Tensor) -> None:
+    """The inverse, into tensors of the same shapes and types."""
+    at = 0
+    for tensor in tensors:
+        length = tensor.numel() * tensor.element_size()
+        # A copy of its own begins where any type may begin.
+        value = packed[at : at + length].clone().view(tensor.dtype)
+        tensor.copy_(value.view(tensor.shape))
+        at += length

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class WindowReplica:
     ) -> None:
         self.weight = 1.0
         self.output: Tensor | None = None
+        self.memory: dict[str, Tensor] = {}
         self.window = window
         self.version = 0
         self.optimiser = optimiser
@@ -72,7 +74,7 @@ class WindowReplica:
             self.optimiser.descend_(
                 self.window.unsqueeze(0), rows, self.state, [self.version], self._learning_rate()
             )
-        self.version += 1
+            self.version += 1
 
     def optimiser_state(self) -> Tensor:
         slots = [matrix[0] for matrix in self.state.values()]
@@ -86,3 +88,21 @@ class WindowReplica:
     def reset_optimiser_(self) -> None:
         for slot, matrix in self.state.items():
             matrix.fill_(self.optimiser.initial(slot))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its part of a checkpoint, as copies that belong together."""
+        with self._guard():
+            return {
+                "value": self.window.clone(),
+                "version": self.version,
+                "weight": self.weight,
+                "optimiser": self.optimiser_state().clone(),
+                "memory": {name: tensor.clone() for name, tensor in self.memory.items()},
+            }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """All but the value, which lies in the window before anybody can reach it."""
+        self.version = int(state["version"])
+        self.weight = float(state["weight"])
+        self.load_optimiser_state_(state["optimiser"])
+        self.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}

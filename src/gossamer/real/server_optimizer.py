@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -9,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.real.binding import Binding, LoopReplica
+from gossamer.errors import ConfigurationError
+from gossamer.optimisers import make_optimiser
+from gossamer.real.binding import Binding
+from gossamer.real.loop_replica import LoopReplica
+from gossamer.real.replicas import WindowReplica
+
+Guard = Callable[[], AbstractContextManager[None]]
+_NO_MOMENTUM = {"momentum": 0.0, "dampening": 0.0, "nesterov": False}
 
 
 def slice_optimizer(
@@ -17,13 +25,20 @@ def slice_optimizer(
     optimizer: torch.optim.Optimizer,
     part: slice,
     window: Tensor,
-    guard: Callable[[], AbstractContextManager[None]],
+    guard: Guard,
     on_descend: Callable[[int], None],
+    *,
+    has_momentum: bool = True,
 ) -> LoopReplica:
-    """The replica of one server. The learning rate follows the user's schedule, which runs in this
-    process too, so it need not travel."""
-    offset, own = 0, list[tuple[str, nn.Parameter]]()
+    """The replica of one server. The learning rate, and whatever else the user's schedule changes,
+    follows that schedule, which runs in this process too, so it need not travel.
+
+    Without `has_momentum` torch's SGD leaves its own out: momentum and delay multiply. Any other
+    class stays as it is, for its learning rate would be none for plain SGD.
+    """
+    own: list[tuple[str, nn.Parameter]] = []
     made: dict[nn.Parameter, nn.Parameter] = {}
+    offset = 0
     for name, size, shape, parameter in zip(
         binding.layout.names, binding.layout.sizes, binding.layout.shapes, binding.parameters,
         strict=True,
@@ -34,20 +49,63 @@ def slice_optimizer(
             own.append((name, twin))
             made[parameter] = twin
         offset += size
+    fixed: dict[str, Any] = {}
+    if isinstance(optimizer, torch.optim.SGD) and not has_momentum:
+        fixed = _NO_MOMENTUM
     groups: list[dict[str, Any]] = []
     followed: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         twins = [made[p] for p in group["params"] if p in made]
         if twins:
-            options = {key: value for key, value in group.items() if key != "params"}
-            groups.append({"params": twins, **options})
+            groups.append({**_options(group), **fixed, "params": twins})
             followed.append(group)
-    twin_optimizer = type(optimizer)(groups, **optimizer.defaults)
+    twin_optimizer = _another(optimizer, groups) if groups else None
 
     def follow() -> None:
-        for mine, theirs in zip(twin_optimizer.param_groups, followed, strict=True):
-            mine["lr"] = theirs["lr"]
+        if twin_optimizer is not None:
+            for mine, theirs in zip(twin_optimizer.param_groups, followed, strict=True):
+                mine.update({**_options(theirs), **fixed})
 
-    twin_binding = Binding(own)
+    twin_binding = Binding(own, is_server=True)
     twin_binding.attach(window, is_private=False)
-    return LoopReplica(twin_binding, window, twin_optimizer, guard, on_descend, follow)
+    return LoopReplica(twin_binding, window, twin_optimizer or _idle(), guard, on_descend, follow)
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """What a schedule may change; names of parameters are not."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def _another(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    """One more of the same class. Some defaults are the class's own business (AdamW's
+    decoupling), and its constructor would not take them."""
+    kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
+    taken = inspect.signature(kind).parameters
+    defaults = {key: value for key, value in optimizer.defaults.items() if key in taken}
+    try:
+        return kind(groups, **defaults)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"the server cannot make another {type(optimizer).__name__} ({error}); name its "
+            "optimiser in the method, as in server_optimiser=sgd"
+        ) from error
+
+
+def _idle() -> torch.optim.Optimizer:
+    """For a slice of which the user's optimiser trains nothing."""
+    return torch.optim.SGD([nn.Parameter(torch.zeros(0))], lr=0.0)
+
+
+class OwnOptimiserReplica(WindowReplica):
+    """A server with an optimiser of ours, where the method's options name one."""
+
+    @staticmethod
+    def of(
+        chosen: str, window: Tensor, learning_rate: Callable[[], float], guard: Guard,
+        on_descend: Callable[[int], None],
+    ) -> OwnOptimiserReplica:  # fmt: skip
+        return OwnOptimiserReplica(
+            window, make_optimiser(chosen), learning_rate, guard=guard, on_descend=on_descend
+        )

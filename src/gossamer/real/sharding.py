@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from gossamer.errors import ConfigurationError
 from gossamer.real.transport import Store
 
 T = TypeVar("T")
@@ -32,30 +35,43 @@ class Positions:
     _orders = 0
 
     def __init__(self, coupled: Coupled) -> None:
-        self._coupled = coupled
+        self.coupled = coupled
         # Loaders are sharded in the same order by everybody, so counting names them.
         Positions._orders += 1
-        self._name = f"order {Positions._orders}"
-        self._epoch = 0
+        self.name = f"order {Positions._orders}"
+        self.epoch = -1
 
-    def of_epoch(self, batches: int | None) -> Iterator[int]:
-        coupled = self._coupled
-        epoch, self._epoch = self._epoch, self._epoch + 1
+    def next_epoch(self) -> str:
+        """A name that all workers have for the same pass over the same loader, and nothing else."""
+        self.epoch += 1
+        return f"{self.name} epoch {self.epoch}"
+
+    def within(self, epoch: str, batches: int | None) -> Iterator[int]:
+        coupled = self.coupled
         if coupled.is_synchronous:
             # Equal numbers for all: a round needs everybody.
-            stop = None if batches is None else batches - batches % coupled.size
+            stop = None if batches is None else self.share(batches) * coupled.size
             position = coupled.rank
             while stop is None or position < stop:
                 yield position
                 position += coupled.size
             return
         while True:
-            end = coupled.store.add(f"{self._name} epoch {epoch}", _LEASE)
+            end = coupled.store.add(epoch, _LEASE)
             if batches is not None and end - _LEASE >= batches:
                 return
             for position in range(end - _LEASE, end):
                 if batches is None or position < batches:
                     yield position
+
+    def share(self, batches: int) -> int:
+        """How many batches each worker of a synchronous method gets."""
+        if batches < self.coupled.size:
+            raise ConfigurationError(
+                f"the loader has {batches} batches for {self.coupled.size} workers, and each needs "
+                "one; make the batches smaller"
+            )
+        return batches // self.coupled.size
 
 
 class OwnBatches:
@@ -65,19 +81,40 @@ class OwnBatches:
         self._batches = batches
         self._positions = positions
         self._seed = seed
-        self._epoch = 0
+
+    def __len__(self) -> int:
+        if not self._positions.coupled.is_synchronous:
+            raise TypeError("how many batches a worker gets is not known with this method")
+        return self._positions.share(len(cast(Any, self._batches)))
 
     def __iter__(self) -> Iterator[list[int]]:
+        epoch = self._positions.next_epoch()
         sampler = getattr(self._batches, "sampler", None)
-        if isinstance(sampler, RandomSampler):
-            # Everybody must shuffle alike, and differently in every epoch.
-            sampler.generator = torch.Generator().manual_seed(self._seed + self._epoch)
-        elif hasattr(sampler, "set_epoch"):
-            cast(Any, sampler).set_epoch(self._epoch)
-        self._epoch += 1
-        every = list(self._batches)
-        for position in self._positions.of_epoch(len(every)):
+        with _same_everywhere(f"{self._seed}/{epoch}", sampler, self._positions.epoch):
+            every = list(self._batches)
+        for position in self._positions.within(epoch, len(every)):
             yield every[position]
+
+
+@contextmanager
+def _same_everywhere(key: str, sampler: Any, epoch: int) -> Generator[None]:
+    """Everybody must shuffle alike, and differently in every epoch, whatever the sampler draws
+    from; the loop's own random numbers are as before afterwards."""
+    seed = random.Random(key).getrandbits(62)
+    state, given = random.getstate(), getattr(sampler, "generator", None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if isinstance(given, torch.Generator):
+            sampler.generator = torch.Generator().manual_seed(seed)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            if isinstance(given, torch.Generator):
+                sampler.generator = given
 
 
 def shard_of(loader: Iterable[T], coupled: Coupled | None, seed: int) -> Iterable[T]:
@@ -87,6 +124,11 @@ def shard_of(loader: Iterable[T], coupled: Coupled | None, seed: int) -> Iterabl
     positions = Positions(coupled)
     if isinstance(loader, DataLoader):
         known = cast("DataLoader[Any]", loader)
+        if isinstance(known.sampler, DistributedSampler):
+            raise ConfigurationError(
+                "the loader's DistributedSampler shares the data out already; use worker.shard() "
+                "with a plain sampler, or the loader as it is"
+            )
         if known.batch_sampler is not None and not isinstance(known.dataset, IterableDataset):
             own = OwnBatches(known.batch_sampler, positions, seed)
             return cast(Iterable[T], _like(known, own))
@@ -103,6 +145,7 @@ def _like(loader: DataLoader[Any], batches: OwnBatches) -> DataLoader[Any]:
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
     )
@@ -116,12 +159,25 @@ class _Selected:
         self._positions = positions
 
     def __iter__(self) -> Iterator[Any]:
-        count = len(cast(Any, self._batches)) if hasattr(self._batches, "__len__") else None
-        wanted = self._positions.of_epoch(count)
-        position = next(wanted, None)
+        epoch = self._positions.next_epoch()
+        if self._positions.coupled.is_synchronous:
+            return self._in_rounds()
+        return self._in_leases(epoch)
+
+    def _in_rounds(self) -> Iterator[Any]:
+        """A round counts when there is a batch for everybody: nobody may wait for more."""
+        rank, size = self._positions.coupled.rank, self._positions.coupled.size
+        own: Any = None
         for number, batch in enumerate(self._batches):
-            if position is None:
-                return
+            if number % size == rank:
+                own = batch
+            if number % size == size - 1:
+                yield own
+
+    def _in_leases(self, epoch: str) -> Iterator[Any]:
+        wanted = self._positions.within(epoch, None)
+        position = next(wanted)
+        for number, batch in enumerate(self._batches):
             if number == position:
                 yield batch
-                position = next(wanted, None)
+                position = next(wanted)

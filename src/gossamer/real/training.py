@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.errors import PeerLost
+from gossamer.errors import PeerLost, ProtocolError
 from gossamer.evaluate import Evaluator, Held
 from gossamer.keyed import key_of
 from gossamer.methods import for_role, parse_method
 from gossamer.model import FlatModel
 from gossamer.optimisers import make_optimiser
+from gossamer.pending import Pending
 from gossamer.real.books import Books
+from gossamer.real.checkpointing import Checkpointing
 from gossamer.real.driver import Driver
 from gossamer.real.hub import Hub, Plan
 from gossamer.real.job import Diary, Job
+from gossamer.real.keeping import Counts, Kept, Parts
 from gossamer.real.outputs import Output
 from gossamer.real.pace import Leases, Rounds
+from gossamer.real.recording import Free, Turns
 from gossamer.real.replicas import WindowReplica
 from gossamer.real.signals import explain_on_signal
 from gossamer.real.slowness import own_slow_factor
@@ -43,7 +48,10 @@ _REPORT_S = 0.2
 class Training:
     """One worker, with the servers that live in its process."""
 
-    def __init__(self, job: Job, task: Task, transport: Transport, diary: Diary) -> None:
+    def __init__(
+        self, job: Job, task: Task, transport: Transport, diary: Diary | None = None,
+        turns: Turns | None = None,
+    ) -> None:  # fmt: skip
         self.job = job
         self.rank, self.size = transport.rank, transport.size
         self.books = Books()
@@ -56,11 +64,15 @@ class Training:
         self._evaluator = Evaluator(self._model, self._method.output, job.buffers)
         self._schedule = make_schedule(job.schedule, epochs=job.epochs, workers=self.size)
         steps = max(1, -(-job.samples // (job.batch * self.size)))
-        self._options = self._spec.resolve(self.size, steps)
+        self._kept = Kept.of(job.resume, self.rank) if job.resume else None
+        self._options = (
+            self._spec.resolve(self.size, steps) if self._kept is None else self._kept.options
+        )
         self._is_synchronous = self._method.is_synchronous(self._options)
         self._stop = StopToken()
         self._driver = Driver(self._stop)
         self._driver.on_wait = self.books.waited
+        self._driver.turns = turns or Free()
         sizes = self._model.layout.sizes
         slices = cut(sizes, self._spec.servers) if self._method.has_server else ()
         self._plan = Plan(self.size, slices)
@@ -69,25 +81,23 @@ class Training:
         self._losses: list[float] = []
         self._slow = own_slow_factor(self.rank)
         self._reported = self._next_evaluation = 0.0
-        self._servers: dict[int, Replica] = {}
+        self._checkpointing = Checkpointing(
+            job, self._hub, self._method.server is not None, self._options, self._parts
+        )
+        self.servers: dict[int, WindowReplica] = {}
+        self.has_ended = False
 
     # ------------------------------------------------------------------ the run
 
     def run(self) -> None:
         """To the end of the run, and until nobody needs an answer from here."""
-        self._open()
-        self._pace = self._make_pace()
-        self._worker = RealWorker(
-            self._hub, self.rank, seed=self.job.seed, pace=self._pace, books=self.books,
-            gradient=self._gradient,
-        )  # fmt: skip
-        self._start_servers()
+        self.open()
+        self._driver.turns.enter("start")
+        self.start()
+        self._driver.turns.leave()
         explain_on_signal(self.rank, self._driver.waiting.explain)
-        self._began = time.monotonic()
         try:
-            own = for_role(self._method.worker, self._options)
-            self._driver.drive(self._method.worker(self._worker, self._replica, **own), "main")
-            self._hub.announce_end()
+            self._driver.drive(self._main, "main", self._hub.announce_end)
             self._ended = time.monotonic()
             self._hub.ended.wait()
             self._conclude()
@@ -97,7 +107,8 @@ class Training:
             self._stop.set()
             self._transport.close()
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Connect to the others, each with a window of its own."""
         initial = self._model.initial
         parts = {self.size + at: part for at, part in enumerate(self._plan.slices)}
         lengths = {end: part.stop - part.start for end, part in parts.items()}
@@ -111,6 +122,8 @@ class Training:
             end: initial if end < self.size else initial[parts[end]]
             for end in self._plan.hosted_by(self.rank)
         }
+        if self._kept is not None:
+            own = {end: self._kept.value_of(end, self.size) for end in own}
         self._hub.open(windows, own)
         shared = self._method.shares_replica
         self._replica = WindowReplica(
@@ -121,9 +134,42 @@ class Training:
             guard=self._guard_of(self.rank) if shared else contextlib.nullcontext,
             on_descend=self.books.stale,
         )
-        self._hub.services["output"] = lambda: Output(
-            self._replica.snapshot(), self._replica.weight, self._buffers.clone()
-        )
+        self._hub.offer("output", self.own_output)
+
+    def start(self) -> None:
+        """Make the coroutines; servers run until they wait, the worker's own has not begun."""
+        self._pace = self._make_pace()
+        self._worker = RealWorker(
+            self._hub, self.rank, seed=self.job.seed, books=self.books, gradient=self._gradient,
+            pace=self._checkpointing.between_steps(self._pace),
+        )  # fmt: skip
+        if self._kept is not None:
+            self._go_on(self._kept)
+        self._start_servers()
+        own = for_role(self._method.worker, self._options)
+        self._main = self._method.worker(self._worker, self._replica, **own)
+        self._awaited: Pending[Any] | None = None
+        self._began = time.monotonic() - (self._kept.counts.seconds if self._kept else 0.0)
+
+    def take_turn(self) -> None:
+        """In a replay: go on from where the recorded worker waited to where it waited next."""
+        awaited = self._awaited
+        if awaited is not None and awaited.settle is not None and not awaited.done:
+            awaited.settle()
+        if awaited is not None and not awaited.done:
+            raise ProtocolError(
+                f"the replay has diverged: worker {self.rank} goes on in the record while here it "
+                f"still waits for {awaited.label!r}; were the record or the project changed?"
+            )
+        try:
+            while True:
+                pending = self._main.send(None)
+                if not pending.done:
+                    self._awaited = pending
+                    return
+        except StopIteration:
+            self.has_ended = True
+            self._hub.announce_end()
 
     def _guard_of(self, end: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
         return lambda: self._transport.guard(end)
@@ -145,8 +191,9 @@ class Training:
             sampler if isinstance(sampler, OwnSampler) else Order(len(train), job.seed, job.batch)
         )
         return Leases(
-            job.samples, job.batch, len(train), self._transport.store, order, self.rank, self.size
-        )
+            job.samples, job.batch, len(train), self._transport.store, order, self.rank, self.size,
+            lambda: self._hub.live, lambda samples: self.books.observe("repeated", samples),
+        )  # fmt: skip
 
     def _start_servers(self) -> None:
         optimiser = self._spec.optimiser_of_servers(
@@ -159,9 +206,14 @@ class Training:
                 self._transport.window(end), optimiser, self._learning_rate, clip=self.job.clip,
                 guard=self._guard_of(end), on_descend=self.books.stale,
             )  # fmt: skip
-            self._servers[end] = replica
-            self._hub.services[f"output {end}"] = lambda held=replica: Output(
-                held.snapshot() if held.output is None else held.output, 1.0, torch.empty(0)
+            self.servers[end] = replica
+            if self._kept is not None:
+                self._kept.load(replica, end)
+            self._hub.offer(
+                f"output {end}",
+                lambda held=replica: Output(
+                    held.snapshot() if held.output is None else held.output, 1.0, torch.empty(0)
+                ),
             )
             if self._method.server is not None:
                 worker = RealWorker(
@@ -170,42 +222,61 @@ class Training:
                 own = for_role(self._method.server, self._options)
                 self._driver.start(self._method.server(worker, replica, **own), f"server {end}")
 
+    # ------------------------------------------------------------------ checkpoints
+
+    def _go_on(self, kept: Kept) -> None:
+        """From a checkpoint."""
+        kept.load(self._replica)
+        kept.restore(self._worker, self._pace, self.books)
+        self._buffers = kept.buffers
+        self._gradients = kept.counts.gradients
+        self._next_evaluation = kept.counts.next_evaluation
+
+    def _parts(self) -> Parts:
+        return Parts(
+            self._worker, self._replica, self.servers, self._pace, self.books, self._buffers,
+            Counts(
+                self._gradients, self._hub.bytes_sent + self.books.bytes,
+                time.monotonic() - self._began, self._next_evaluation,
+            ),
+        )  # fmt: skip
+
     # ------------------------------------------------------------------ gradients
 
     def _gradient(self, at: Tensor | Replica, batch: Tensor | None) -> Gradient:
-        """Computed at once, in the thread that asks: its point is read now."""
+        """Reads its point and its batch now; computed in the thread that awaits it."""
         self._driver.check()
-        began = time.monotonic()
-        # A replica that others change is copied; computing on any other disturbs nobody.
-        point = (
-            at
-            if isinstance(at, Tensor)
-            else (self._replica.snapshot() if self._method.shares_replica else self._replica.window)
-        )
+        point = at if isinstance(at, Tensor) else at.snapshot()
         chosen = torch.from_numpy(self._pace.next_batch()) if batch is None else batch
         key = key_of(self.job.seed, self.rank, self._gradients)
         self._gradients += 1
-        value, loss, self._buffers = self._model.gradient(point, self._buffers, chosen, key)
+        gradient = Gradient("gradient")
+        gradient.settle = lambda: self._compute(gradient, point, chosen, key)
+        return gradient
+
+    def _compute(self, gradient: Gradient, point: Tensor, batch: Tensor, key: int) -> None:
+        began = time.monotonic()
+        value, loss, self._buffers = self._model.gradient(point, self._buffers, batch, key)
         if self._slow > 1.0:
             time.sleep((self._slow - 1.0) * (time.monotonic() - began))
         self.books.computing += time.monotonic() - began
         self.books.steps += 1
-        self.books.samples += len(chosen)
+        self.books.samples += len(batch)
         self._losses.append(float(loss))
         self._report()
-        gradient = Gradient("gradient")
         gradient.resolve(value)
-        return gradient
 
     def _report(self) -> None:
         """A line now and then for whoever watches."""
         now = time.monotonic()
-        if now - self._reported < _REPORT_S:
+        if self._diary is None or now - self._reported < _REPORT_S:
             return
         self._reported = now
         self._diary.write("progress", self._progress())
         if self.rank == min(self._hub.live) and self._pace.epoch >= self._next_evaluation:
-            self._next_evaluation += self.job.epochs / self.job.evaluations
+            # One who evaluates since the others' death goes on from here.
+            while self._next_evaluation <= self._pace.epoch:
+                self._next_evaluation += self.job.epochs / self.job.evaluations
             self._evaluate("row")
 
     def _progress(self) -> dict[str, Any]:
@@ -220,6 +291,23 @@ class Training:
         }
 
     # ------------------------------------------------------------------ what came out
+
+    def own_output(self) -> Output:
+        return Output(self._replica.snapshot(), self._replica.weight, self._buffers.clone())
+
+    def output_of(self, trainings: Sequence[Training]) -> Tensor:
+        """The output model of a whole run whose workers are all here."""
+        found = [training.own_output() for training in trainings]
+        replicas = {end: held for training in trainings for end, held in training.servers.items()}
+        servers = [
+            replicas[end].snapshot() if (output := replicas[end].output) is None else output
+            for end in sorted(replicas)
+        ]
+        held = Held(
+            torch.stack([one.value for one in found]), [one.weight for one in found],
+            torch.stack([one.buffers for one in found]), servers,
+        )  # fmt: skip
+        return self._evaluator.output_parameters(held)
 
     def _held(self) -> Held:
         """What everyone holds now; who is lost on the way is left out."""
@@ -244,6 +332,7 @@ class Training:
         return answer.result()
 
     def _evaluate(self, kind: str) -> None:
+        assert self._diary is not None
         held = self._held()
         scores = self._evaluator.score(held)
         self._diary.write(kind, {
@@ -259,20 +348,22 @@ class Training:
             self._save(self._evaluator.output_parameters(held))
 
     def _save(self, parameters: Tensor) -> None:
-        import numpy as np
-
+        assert self._diary is not None
         part = self._diary.path.with_name(".output.npy")
         with part.open("wb") as file:
             np.save(file, parameters.numpy(), allow_pickle=False)
         part.replace(self._diary.path.with_name("output.npy"))
 
     def _conclude(self) -> None:
+        assert self._diary is not None
         self._diary.write("books", {
             **self.books.as_dict(),
             "seconds": self._ended - self._began,
             "bytes": self._hub.bytes_sent + self.books.bytes,
             "weight": self._replica.weight,
             "living": len(self._hub.live),
+            "checkpoints": self._checkpointing.count,
+            "checkpoint_seconds": self._checkpointing.seconds,
         })  # fmt: skip
         if self.rank == min(self._hub.live):
             self._evaluate("result")

@@ -19,7 +19,7 @@ from gossamer.replica import Replica
 from gossamer.worker import Gradient, Left, Message, Tag
 
 T = TypeVar("T")
-_BLOCK = 16
+BLOCK = 16
 """Steps whose live set is agreed on at once: asking the store at every step would cost too much."""
 
 
@@ -70,7 +70,7 @@ class RealWorker:
 
     def live_at(self, step: int) -> frozenset[int]:
         """The first to ask about a block of steps fixes the set for everybody."""
-        block = step // _BLOCK
+        block = step // BLOCK
         if block not in self._agreed:
             proposal = ",".join(map(str, sorted(self._hub.live)))
             agreed = self._hub.transport.store.agree(f"live/{block}", proposal)
@@ -109,8 +109,10 @@ class RealWorker:
 
     def steps(self) -> Iterator[int]:
         while self._pace.open_step(self.step):
+            self._books.stepped(time.monotonic())
             yield self.step
             self.step += 1
+        self._books.stepped(time.monotonic())
 
     def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
         if self._gradient is None:

@@ -74,7 +74,8 @@ class RunFolder:
     def add_row(self, row: dict[str, Any]) -> None:
         """One line of metrics, on disk before the run goes on."""
         if self._metrics is None:
-            self._metrics = (self.path / "metrics.jsonl").open("w", encoding="utf-8")
+            # A folder is fresh, or of a run that goes on.
+            self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
         self._metrics.write(to_json(row) + "\n")
         self._metrics.flush()
 

@@ -126,7 +126,7 @@ def stack_rows(rows: Sequence[Tensor]) -> Tensor:
 class SimulatedReplica:
     """A row of the store, as a method sees it (the `Replica` protocol)."""
 
-    __slots__ = ("_learning_rate", "_on_descend", "output", "row", "store", "weight")
+    __slots__ = ("_learning_rate", "_on_descend", "memory", "output", "row", "store", "weight")
 
     def __init__(
         self,
@@ -139,6 +139,7 @@ class SimulatedReplica:
         self.row = row
         self.weight = 1.0
         self.output: Tensor | None = None
+        self.memory: dict[str, Tensor] = {}
         self._learning_rate = learning_rate
         self._on_descend = on_descend
 

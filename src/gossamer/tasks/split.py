@@ -72,6 +72,11 @@ class Order:
         self._returned.appendleft(indices)
         self.drawn -= len(indices)
 
+    def skip(self, batches: int) -> None:
+        """Go on behind so many batches more, which another run has processed."""
+        self._position += batches * self.batch
+        self.drawn += batches * self.batch
+
     def lookup(self, start: int, length: int) -> Indices:
         """The `length` samples of the endless order from position `start` on."""
         parts = list[Indices]()
@@ -103,6 +108,10 @@ class Sampler(Protocol):
         """Take back a batch that the worker did not process."""
         ...
 
+    def resume(self, worker: int, batches: int) -> None:
+        """Go on as if the worker had asked so many times; where all share, the sum counts."""
+        ...
+
 
 class SharedSampler:
     """Whoever asks gets the next batch of the shared order."""
@@ -118,6 +127,10 @@ class SharedSampler:
     def give_back(self, worker: int, indices: Indices) -> None:
         """The batch goes to whoever asks next."""
         self._order.give_back(indices)
+
+    def resume(self, worker: int, batches: int) -> None:
+        """The order goes on behind those batches."""
+        self._order.skip(batches)
 
 
 class ShardedSampler:
@@ -145,6 +158,10 @@ class ShardedSampler:
         """The batch goes to whoever asks next."""
         self._returned.appendleft(indices)
 
+    def resume(self, worker: int, batches: int) -> None:
+        """So many rounds have been."""
+        self._rounds[worker] = batches
+
 
 class OwnSampler:
     """Each worker cycles through its own share, in an order of its own."""
@@ -163,6 +180,10 @@ class OwnSampler:
     def give_back(self, worker: int, indices: Indices) -> None:
         """The batch stays with its owner: nobody else may hold these samples."""
         self._orders[worker].give_back(np.searchsorted(self._shares[worker], indices))
+
+    def resume(self, worker: int, batches: int) -> None:
+        """The worker's own order goes on behind those batches."""
+        self._orders[worker].skip(batches)
 
 
 def _labels(targets: Tensor) -> Indices:

@@ -41,6 +41,8 @@ class Meeting:
     prefix: str = "gossamer"
     hosts_store: bool = False
     """No launcher keeps a store, so process 0 does."""
+    has_notices: bool = False
+    """Our own launcher keeps the store, and writes there who has died."""
 
     @staticmethod
     def from_environment(variables: Mapping[str, str] | None = None) -> Meeting:
@@ -49,7 +51,7 @@ class Meeting:
             host, _, port = found["GOSSAMER_STORE"].rpartition(":")
             names = ("GOSSAMER_RANK", "GOSSAMER_SIZE")
             rank, size = (_number(found, name) for name in names)
-            return Meeting(rank, size, host.strip("[]"), int(port))
+            return Meeting(rank, size, host.strip("[]"), int(port), has_notices=True)
         rank, size, port = (_number(found, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
         # torchrun starts workers again after a failure, with the same store.
         prefix = f"gossamer/{found.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -19,6 +19,7 @@ from gossamer.pending import Pending
 from gossamer.real import active
 from gossamer.real.active import ActiveWords
 from gossamer.real.losses import Loss, Losses
+from gossamer.real.notices import Notices
 from gossamer.real.reduction import Reduction
 from gossamer.real.store import TcpStore
 from gossamer.real.torch_transport.engine import GlooEngine
@@ -78,6 +79,11 @@ class TorchTransport:
         ).start()
         for link in self._links.values():
             link.start()
+        self._notices = Notices(
+            lambda: TcpStore(self._meeting.connect_again()), self._links, self._noticed
+        )
+        if self._meeting.has_notices:
+            self._notices.start()
         self._is_open = True
         # A receiving thread that wakes while the interpreter ends would abort the process.
         atexit.register(_close_if_there, weakref.ref(self))
@@ -123,6 +129,7 @@ class TorchTransport:
             self._is_closed = True
         if not self._is_open:
             return
+        self._notices.stop()
         is_clean, taken = self._reduction.farewell()
         epoch = self._losses.leaves(self.rank, is_clean, taken)
         for link in self._links.values():
@@ -145,6 +152,13 @@ class TorchTransport:
             self._losses.died(peer)
         else:
             self._losses.catch_up(epoch)
+
+    def _noticed(self, peer: int) -> None:
+        """A launcher says that it died; its connection may be open, or was closed politely."""
+        self._losses.died(peer)
+        if peer not in self._lost:
+            self._lost |= {peer}
+            self._listener.lost(peer)
 
     def _learn(self, epoch: int, loss: Loss) -> None:
         """A line of the list of losses, in the same order in every process."""

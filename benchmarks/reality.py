@@ -1,0 +1,271 @@
+"""The simulator against reality: predicted and measured time per epoch, as an error per method.
+
+    sudo .venv/bin/python benchmarks/reality.py            about seven minutes
+    ... --write docs/benchmarks/reality.json               keeps the figures, with a table beside
+
+Four hosts (network namespaces, see namespaces.py) on links of limited rate hold one worker each. What
+the simulator is told is measured without any method: the time of a gradient, its jitter and the time
+between two gradients from workers that do not communicate at all, bandwidth and latency from plain
+sockets. Then the same methods run in virtual time and on the four hosts, over the torch transport,
+with equal workers and with one that is four times slower (`gossamer run --slow 0=4`).
+
+Four workers on few cores would take the cores from each other, which no description of four hosts
+contains. So a gradient here mostly sleeps: the model is small and its gradient short, and a sleep of
+random length stands for the rest of the computing. Messages, sums, updates and the network are real.
+
+The time of a real epoch is the number of samples over the sum of the workers' rates. The wall time of
+a run is longer in asynchronous runs, because workers end at different moments: whoever has taken the
+last batches finishes them, a slow one last. The simulator ends such a run with its last sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from namespaces import Hosts, hosts, why_not
+
+from gossamer import Cluster, make_task, simulate
+from gossamer.settings import make_settings
+from gossamer.sim.cluster import Compute, Wires
+from gossamer.sim.faults import parse_fault
+from gossamer.train import job_of
+
+HERE = Path(__file__).parent
+WORKERS = 4
+TASK = "digits-mlp:width=3200"
+METHODS = (
+    "all_reduce",
+    "d_psgd",
+    "ad_psgd",
+    "pull_gossip",
+    "sync_server:placement=workers",
+    "easgd:placement=workers,period=2",
+    "local_sgd:period=4",
+)
+CASES = {"equal workers": "", "one slow": "0=4"}
+SEEDS = 5
+"""Of the simulation; their mean is the prediction."""
+LIMIT_S = 180
+NICE = ("nice", "-n", "-10")
+"""Other programs of this machine are not part of the experiment."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is run."""
+
+    mbit: float
+    seconds: float
+    jitter: float
+    batch: int
+    epochs: float
+    rounds: int
+
+
+# ---------------------------------------------------------------------------------- reality
+
+
+def run_real(made: Hosts, plan: Plan, method: str, slow: str, port: int) -> dict[str, Any]:
+    """One run on all hosts; its time per epoch and what became of the time."""
+    settings = make_settings(
+        TASK, method, Cluster(workers=WORKERS), batch=plan.batch, epochs=plan.epochs, evaluations=1
+    )
+    with tempfile.TemporaryDirectory(prefix="gossamer-reality-") as name:
+        folder = Path(name)
+        job = dataclasses.asdict(job_of(settings, TASK, None, folder))
+        path = folder / "job.json"
+        path.write_text(json.dumps({"job": job, "seconds": plan.seconds, "jitter": plan.jitter}))
+        command = [
+            *NICE, sys.executable, "-m", "gossamer.cli", "run", "-n", "1", "--nnodes", str(WORKERS),
+            "--rendezvous", f"node0:{port}", "--deadline", str(LIMIT_S),
+            *(("--slow", slow) if slow else ()),
+        ]  # fmt: skip
+        started = [
+            made.start(
+                host,
+                [*command, "--node-rank", str(host), str(HERE / "reality_worker.py"), str(path)],
+                environment={"OMP_NUM_THREADS": "1"},
+            )
+            for host in range(WORKERS)
+        ]
+        for process in started:
+            written, _ = process.communicate(timeout=LIMIT_S)
+            if process.returncode != 0:
+                raise RuntimeError(f"{method} failed:\n{written}")
+        made.started.clear()
+        diaries = [_diary(folder / "workers" / f"{rank}.jsonl") for rank in range(WORKERS)]
+    books = [diary["books"] for diary in diaries]
+    steps = sum(book["steps"] for book in books)
+    return {
+        "epoch_seconds": len(settings.task.train)
+        / sum(book["samples"] / book["seconds"] for book in books),
+        "wall_seconds": max(book["seconds"] for book in books),
+        "steps": [book["steps"] for book in books],
+        "gradient_seconds": sum(book["computing_seconds"] for book in books) / steps,
+        "other_seconds": sum(
+            book["seconds"] - book["computing_seconds"] - sum(book["waiting_seconds"].values())
+            for book in books
+        )
+        / steps,
+        "jitter": statistics.mean(
+            diary["slept"]["sd"] / diary["slept"]["mean"] for diary in diaries
+        ),
+    }
+
+
+def _diary(path: Path) -> dict[str, Any]:
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    return {entry["kind"]: entry for entry in entries}
+
+
+def measure_link(made: Hosts) -> dict[str, float]:
+    """From the second host to the first."""
+    script = str(HERE / "reality_link.py")
+    server = made.start(0, [*NICE, sys.executable, script, "serve", "29300"])
+    client = made.start(1, [*NICE, sys.executable, script, "measure", "node0", "29300"])
+    written, _ = client.communicate(timeout=60)
+    server.communicate(timeout=60)
+    made.started.clear()
+    return json.loads(written)
+
+
+# ---------------------------------------------------------------------------------- prediction
+
+
+def describe(link: dict[str, float], alone: dict[str, Any]) -> Cluster:
+    """The cluster as measured, without looking at any method."""
+    return Cluster(
+        name="measured",
+        workers=WORKERS,
+        compute=Compute(
+            seconds=alone["gradient_seconds"], jitter=alone["jitter"],
+            unoverlapped_seconds=max(0.0, alone["other_seconds"]),
+        ),
+        network=Wires(bandwidth=link["bandwidth"], latency=link["latency"]),
+    )  # fmt: skip
+
+
+def predict(cluster: Cluster, plan: Plan, method: str, slow: str) -> float:
+    """Seconds per epoch in virtual time."""
+    faults = [parse_fault("slow", slow)] if slow else []
+    task, found = make_task(TASK), list[float]()
+    for seed in range(SEEDS):
+        run = simulate(
+            task, method, cluster.changed(faults=faults), seed=seed, engine="none",
+            batch=plan.batch, epochs=plan.epochs,
+        )  # fmt: skip
+        found.append(run.virtual_seconds / run.epochs)
+    return statistics.mean(found)
+
+
+# ---------------------------------------------------------------------------------- report
+
+
+def compare(made: Hosts, plan: Plan, methods: tuple[str, ...]) -> dict[str, Any]:
+    ports = iter(range(29400, 29999))
+    link = measure_link(made)
+    alone = run_real(made, plan, "ensemble", "", next(ports))
+    cluster = describe(link, alone)
+    print(f"link {link['bandwidth'] / 1e6:.1f} MB/s, {1e6 * link['latency']:.0f} us; gradient "
+          f"{1e3 * alone['gradient_seconds']:.1f} ms, jitter {alone['jitter']:.3f}, "
+          f"else {1e3 * alone['other_seconds']:.2f} ms", flush=True)  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for case, slow in CASES.items():
+        for method in methods:
+            predicted = predict(cluster, plan, method, slow)
+            runs = [run_real(made, plan, method, slow, next(ports)) for _ in range(plan.rounds)]
+            measured = statistics.median(run["epoch_seconds"] for run in runs)
+            row = {
+                "method": method.partition(":")[0], "spec": method, "case": case,
+                "predicted_seconds": predicted, "measured_seconds": measured,
+                "error": predicted / measured - 1, "runs": runs,
+            }  # fmt: skip
+            rows.append(row)
+            print(f"{case:14} {row['method']:12} predicted {predicted:6.2f} s  measured "
+                  f"{measured:6.2f} s  error {100 * row['error']:+5.1f} %", flush=True)  # fmt: skip
+    parameters = sum(p.numel() for p in make_task(TASK).make_model().parameters())
+    return {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+        "plan": dataclasses.asdict(plan), "task": TASK, "model_bytes": 4 * parameters,
+        "link": link, "alone": alone, "cluster": cluster.as_dict(), "rows": rows,
+    }  # fmt: skip
+
+
+def as_markdown(found: dict[str, Any]) -> str:
+    plan, link, alone = found["plan"], found["link"], found["alone"]
+    lines = [
+        f"{WORKERS} hosts, links of {plan['mbit']:g} Mbit/s: {link['bandwidth'] / 1e6:.1f} MB/s and "
+        f"{1e6 * link['latency']:.0f} us measured. A gradient takes "
+        f"{1e3 * alone['gradient_seconds']:.1f} ms (jitter {100 * alone['jitter']:.0f} %), what lies "
+        f"between two {1e3 * alone['other_seconds']:.1f} ms; the model has "
+        f"{found['model_bytes'] / 1e6:.2f} MB, an epoch "
+        f"{round(1437 / plan['batch'])} gradients. Median of {plan['rounds']} runs.",
+        "",
+        "| seconds per epoch | " + " | ".join(f"{case}: predicted | measured | error"
+                                              for case in CASES) + " |",
+        "|---|" + "---|" * (3 * len(CASES)),
+    ]  # fmt: skip
+    by_method: dict[str, dict[str, Any]] = {}
+    for row in found["rows"]:
+        by_method.setdefault(row["spec"], {})[row["case"]] = row
+    for spec, cases in by_method.items():
+        cells = [
+            f"{cases[case]['predicted_seconds']:.2f} | {cases[case]['measured_seconds']:.2f} | "
+            f"{100 * cases[case]['error']:+.0f} %"
+            for case in CASES
+        ]
+        lines.append(f"| `{spec}` | " + " | ".join(cells) + " |")
+    errors = [abs(row["error"]) for row in found["rows"]]
+    lines += [
+        "",
+        f"Mean absolute error {100 * statistics.mean(errors):.0f} %, largest "
+        f"{100 * max(errors):.0f} %; {sum(error <= 0.15 for error in errors)} of {len(errors)} "
+        "within 15 %.",
+        "",
+        f"Machine: {found['machine']}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--mbit", type=float, default=200.0)
+    parser.add_argument("--seconds", type=float, default=0.1, help="of sleep in a gradient")
+    parser.add_argument("--jitter", type=float, default=0.1)
+    parser.add_argument("--batch", type=int, default=6)
+    parser.add_argument("--epochs", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write", type=Path)
+    arguments = parser.parse_args()
+    if (reason := why_not()) is not None:
+        parser.exit(1, f"{reason}\n")
+    plan = Plan(
+        arguments.mbit, arguments.seconds, arguments.jitter, arguments.batch, arguments.epochs,
+        arguments.rounds,
+    )  # fmt: skip
+    with hosts(WORKERS, plan.mbit) as made:
+        found = compare(made, plan, tuple(arguments.methods))
+    print("\n" + as_markdown(found))
+    if arguments.write:
+        arguments.write.parent.mkdir(parents=True, exist_ok=True)
+        arguments.write.write_text(json.dumps(found, indent=2) + "\n")
+        arguments.write.with_suffix(".md").write_text(as_markdown(found))
+    if arguments.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

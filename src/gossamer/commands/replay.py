@@ -1,0 +1,81 @@
+"""`gossamer replay`: a recorded run again, turn by turn, to the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from gossamer.commands import options as given
+from gossamer.commands.console import Reporter, out, print_json
+from gossamer.errors import ConfigurationError
+from gossamer.real.job import Job
+from gossamer.real.replay import read_order, replay
+from gossamer.sim.simulation import digest_of
+
+
+def replay_run(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of `train --record`.")],
+    as_json: given.JsonOption = False,
+) -> int:
+    """Execute a recorded run again and compare the bits.
+
+    All workers live in one process and take their turns in the recorded order. Exit code 0: the
+    same parameters, bit for bit; 1: others.
+    """
+    summary = _read(run, "summary.json")
+    job = Job(**_read(run, "job.json"))
+    if not job.is_recorded:
+        raise ConfigurationError(
+            f"{run} was not recorded; start the run with `gossamer train --record`"
+        )
+    workers = int(summary["workers"])
+    turns = read_order(run, workers)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(job.threads)
+    task = given.load_task(job.task, None if job.data is None else Path(job.data))
+    try:
+        with Reporter(len(turns), f"replay of {job.method}") as reporter:
+            share = max(1, len(turns))
+            parameters = replay(
+                job, task, workers, turns,
+                lambda done: reporter.at(f"turn {done} of {len(turns)}", done / share),
+            )  # fmt: skip
+    finally:
+        torch.set_num_threads(threads)
+    digest = digest_of(parameters)
+    is_same = digest == summary["parameters_digest"]
+    found = {
+        "method": job.method, "workers": workers, "turns": len(turns),
+        "parameters_digest": digest, "recorded_digest": summary["parameters_digest"],
+        "same": is_same,
+    }  # fmt: skip
+    verdict = "the same parameters, bit for bit" if is_same else "OTHER parameters"
+    out.print(
+        f"{job.method} on {workers} workers: {len(turns)} turns replayed, {verdict} ({digest})",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    if not is_same:
+        out.print(
+            "was it recorded on another machine, with another version of torch, or with another "
+            "number of threads?",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
+    if as_json:
+        print_json(found)
+    return 0 if is_same else 1
+
+
+def _read(run: Path, name: str) -> dict[str, Any]:
+    path = run / name
+    if not path.exists():
+        raise ConfigurationError(
+            f"{run} holds no {name}; give the folder of a finished `gossamer train --record`"
+        )
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ConfigurationError(f"{path} is damaged; record the run again") from None

@@ -1,0 +1,186 @@
+"""A real run as its workers' diaries tell it: rows on the way, and what came out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.settings import Settings
+from gossamer.sim.simulation import Row, digest_of
+
+Watch = Callable[[int, Row], None]
+_NEVER = (0.0, 0.0, 0.0)
+
+
+class Entries(Protocol):
+    """One worker's diary."""
+
+    def new(self) -> Iterator[Row]:
+        """What was written since the last look."""
+        ...
+
+
+@dataclass
+class TrainingResult:
+    """What a real run gives back; `summary` is what `--json` prints and the run folder keeps."""
+
+    settings: Settings
+    summary: Row
+    history: list[Row]
+    parameters: Tensor | None
+    """The output model as a flat vector; None if nobody lived to give it."""
+    status: int
+    """The launcher's exit code."""
+    failure: str | None = None
+    """What the first worker that gave up said."""
+    staleness: dict[int, int] = field(default_factory=dict[int, int])
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["summary"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Follower:
+    """Reads the workers' diaries while they are written."""
+
+    def __init__(
+        self, folder: Path, diaries: Sequence[Entries],
+        on_row: Callable[[Row], None] | None = None, on_progress: Watch | None = None,
+        look_s: float = 0.1,
+    ) -> None:  # fmt: skip
+        """`folder` is where the output model is put; `look_s` is how often to look for lines."""
+        self._folder = folder / "workers"
+        self._diaries = diaries
+        self._on_row = on_row
+        self._on_progress = on_progress
+        self._look_s = look_s
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self.rows: list[Row] = []
+        self.books: dict[int, Row] = {}
+        self.latest: dict[int, Row] = {}
+        self.failures: list[Row] = []
+
+    def __enter__(self) -> Follower:
+        self._thread = threading.Thread(target=self._follow, name="gossamer diaries", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._over.wait(self._look_s):
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        with self._lock:
+            for rank, diary in enumerate(self._diaries):
+                for entry in diary.new():
+                    self._note(rank, entry)
+
+    def _note(self, rank: int, entry: Row) -> None:
+        kind = entry.pop("kind")
+        if kind == "books":
+            self.books[rank] = entry
+        elif kind == "failure":
+            self.failures.append(entry)
+        elif kind == "progress":
+            self.latest[rank] = entry
+            if self._on_progress is not None:
+                self._on_progress(rank, entry)
+        else:
+            row = {**entry, "samples": sum(now["samples"] for now in self.latest.values())}
+            self.rows.append(row)
+            if self._on_row is not None:
+                self._on_row(row)
+
+    def result(self, settings: Settings, status: int) -> TrainingResult:
+        output = self._folder / "output.npy"
+        parameters = None
+        if output.exists():
+            parameters = torch.from_numpy(np.load(output, allow_pickle=False))
+        staleness: dict[int, int] = {}
+        for book in self.books.values():
+            for updates, count in book["staleness"].items():
+                staleness[int(updates)] = staleness.get(int(updates), 0) + count
+        summary = {
+            "method": str(settings.method), "task": settings.task.name,
+            "workers": settings.cluster.workers, "seed": settings.seed,
+            "learning_rate": settings.learning_rate,
+            "parameters_digest": None if parameters is None else digest_of(parameters),
+            **(self.rows[-1] if self.rows else {}),
+            **self._totals(staleness),
+        }  # fmt: skip
+        first = min(self.failures, key=lambda failure: failure["time"], default=None)
+        failure = None if first is None else first["sentence"]
+        return TrainingResult(settings, summary, self.rows, parameters, status, failure, staleness)
+
+    def _totals(self, staleness: dict[int, int]) -> Row:
+        books = list(self.books.values())
+        # Who did not live to close its books has at least done what it last reported.
+        done = {**self.latest, **self.books}
+        steps = sum(book["steps"] for book in books)
+        seen: dict[str, list[float]] = {}
+        for book in books:
+            for what, (count, total, most) in book["observed"].items():
+                told = seen.setdefault(what, [0.0, 0.0, 0.0])
+                told[0] += count
+                told[1] += total
+                told[2] = max(told[2], most)
+        causes: dict[str, float] = {}
+        for book in books:
+            for cause, seconds in book["waiting_seconds"].items():
+                causes[cause] = causes.get(cause, 0.0) + seconds
+        gradients = sum(staleness.values())
+        waits = [
+            sum(book["waiting_seconds"].values()) / book["seconds"]
+            for book in books if book["seconds"] > 0
+        ]  # fmt: skip
+        return {
+            "wall_seconds": max((book["seconds"] for book in books), default=None),
+            "steps": sum(one["steps"] for one in done.values()),
+            "samples": sum(one["samples"] for one in done.values()),
+            "repeated_samples": int(seen.get("repeated", _NEVER)[1]),
+            "steps_by_worker": {str(rank): done[rank]["steps"] for rank in sorted(done)},
+            "computing_seconds": [book["computing_seconds"] for book in books],
+            "waiting_fraction": sum(waits) / len(waits) if waits else None,
+            "waiting_by_cause": causes,
+            "exchanges_per_step": sum(book["exchanges"] for book in books) / max(1, steps),
+            "bytes_per_step": sum(book["bytes"] for book in books) / max(1, steps),
+            "mean_staleness":
+                sum(updates * count for updates, count in staleness.items()) / gradients
+                if gradients else 0.0,
+            "max_staleness": max(staleness, default=0),
+            "max_clock_gap": seen.get("clock_gap", _NEVER)[2],
+            "dropped_gradients": int(seen.get("dropped", _NEVER)[0]),
+            "max_queue": seen.get("queue", _NEVER)[2],
+            **self._longest_gap(),
+            "checkpoints": max((book["checkpoints"] for book in books), default=0),
+            "checkpoint_seconds": max((book["checkpoint_seconds"] for book in books), default=0.0),
+            "living": len(books),
+        }  # fmt: skip
+
+    def _longest_gap(self) -> Row:
+        """The longest time that a worker spent between the beginnings of two steps."""
+        gaps = {
+            str(rank): book["longest_step_gap_seconds"] for rank, book in sorted(self.books.items())
+        }
+        longest = max(
+            self.books.values(), key=lambda book: book["longest_step_gap_seconds"], default=None
+        )
+        return {
+            "longest_step_gap_seconds": longest and longest["longest_step_gap_seconds"],
+            "longest_step_gap_at": longest and longest["longest_step_gap_at"],
+            "longest_step_gap_by_worker": gaps,
+        }

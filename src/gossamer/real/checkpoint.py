@@ -1,0 +1,176 @@
+"""Checkpoints on disk: one folder each, two files for each worker, and a manifest written last.
+
+checkpoint/STEP/RANK.safetensors   parameters, optimiser, memory of the method; of servers, too
+checkpoint/STEP/RANK.json          step, weight, versions, place in the data, random state, books
+checkpoint/STEP/manifest.json      there only if the files of all living workers are
+
+Every file is written beside its place and renamed, so whatever kills a run at whatever moment, a
+checkpoint with a manifest is whole. Checksums find what disks have done to it since.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gossamer.errors import ConfigurationError
+
+Facts = dict[str, Any]
+Say = Callable[[str], None]
+_FORMAT = 1
+_KEPT = 2
+"""Of the newest ones; the one before the newest is there in case a disk fails."""
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that is whole."""
+
+    path: Path
+    size: int
+    """How many workers the run has; those that had died have no files."""
+    facts: Mapping[int, Facts]
+    """By rank."""
+
+    @property
+    def step(self) -> int:
+        return int(self.path.name)
+
+    def source_of(self, rank: int) -> int:
+        """Whose state a worker goes on from: its own, or where it had died, another's."""
+        return rank if rank in self.facts else min(self.facts)
+
+    def tensors_of(self, rank: int) -> dict[str, Tensor]:
+        return require_safetensors().load_file(str(_tensors(self.path, self.source_of(rank))))
+
+
+def require_safetensors() -> Any:
+    """The module, or one sentence on how to get it."""
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ConfigurationError(
+            "checkpoints need safetensors, which is not installed; "
+            "use pip install 'gossamer[checkpoint]'"
+        ) from None
+    return safetensors.torch
+
+
+def _tensors(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.safetensors"
+
+
+def _facts(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.json"
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def write(folder: Path, rank: int, tensors: Mapping[str, Tensor], facts: Facts) -> None:
+    """One worker's part. Its facts come last: where they are, the tensors are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data: bytes = require_safetensors().save(dict(tensors))
+    _replace(_tensors(folder, rank), data)
+    whole = {**facts, "format": _FORMAT, "tensors": _sum_of(data)}
+    _replace(_facts(folder, rank), json.dumps(whole).encode())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        # On disk before it has its name: a machine that loses power keeps no empty file.
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def _sum_of(data: bytes) -> str:
+    return f"{len(data)} bytes, crc32 {zlib.crc32(data):08x}"
+
+
+def complete(folder: Path, living: Collection[int], ends: Collection[int], size: int) -> bool:
+    """Make it valid if everyone's part is there, and the parts of all servers: the last who writes
+    sees that. `ends` are the servers."""
+    if any(not _facts(folder, rank).exists() for rank in living):
+        return False
+    texts = {rank: _facts(folder, rank).read_bytes() for rank in sorted(living)}
+    held = {end for text in texts.values() for end in json.loads(text)["servers"]}
+    if any(str(end) not in held for end in ends):
+        return False
+    sums = {str(rank): _sum_of(text) for rank, text in texts.items()}
+    manifest = {"format": _FORMAT, "size": size, "facts": sums}
+    _replace(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
+    return True
+
+
+def prune(parent: Path) -> None:
+    """Keep the two newest valid ones, and what is newer."""
+    folders = _newest_first(parent)
+    valid = [folder for folder in folders if (folder / MANIFEST).exists()]
+    if len(valid) < _KEPT:
+        return
+    for folder in folders[folders.index(valid[_KEPT - 1]) + 1 :]:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    # Without its manifest first: half a folder must never look whole.
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _newest_first(parent: Path) -> list[Path]:
+    found = [path for path in parent.glob("*") if path.is_dir() and path.name.isdecimal()]
+    return sorted(found, key=lambda path: int(path.name), reverse=True)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def newest(parent: Path, say: Say) -> Checkpoint | None:
+    """The newest one that is whole; `say` is told of those that are damaged or unfinished."""
+    for folder in _newest_first(parent):
+        try:
+            return read(folder)
+        except ConfigurationError as error:
+            say(f"{error}; it is skipped")
+    return None
+
+
+def read(folder: Path) -> Checkpoint:
+    """Check everything: a run that goes on from damage would be worse than one that does not."""
+    if not (folder / MANIFEST).exists():
+        raise ConfigurationError(f"the checkpoint {folder} is unfinished")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        facts: dict[int, Facts] = {}
+        for rank, expected in manifest["facts"].items():
+            text = _facts(folder, rank).read_bytes()
+            facts[int(rank)] = json.loads(text)
+            found = (_sum_of(text), _sum_of(_tensors(folder, rank).read_bytes()))
+            if found != (expected, facts[int(rank)]["tensors"]):
+                raise ValueError(f"the files of worker {rank} have changed since")
+        size = int(manifest["size"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"the checkpoint {folder} is damaged ({error})") from None
+    if not facts or any(one.get("format") != _FORMAT for one in facts.values()):
+        raise ConfigurationError(f"the checkpoint {folder} is of another version of Gossamer")
+    return Checkpoint(folder, size, facts)
+
+
+def forget_newer(parent: Path, than: Checkpoint) -> None:
+    """What a run that goes on from a checkpoint will write again must not be there already."""
+    for folder in _newest_first(parent):
+        if int(folder.name) > than.step:
+            _remove(folder)

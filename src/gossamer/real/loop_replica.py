@@ -1,0 +1,126 @@
+"""The `Replica` of a worker, or of a server, that descends with the user's own optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.real.binding import Binding, LoopGradient
+
+
+class LoopReplica:
+    """The `Replica` of a worker whose loop is the user's own."""
+
+    def __init__(
+        self,
+        binding: Binding,
+        window: Tensor,
+        optimizer: torch.optim.Optimizer,
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+        on_descend: Callable[[int], None] = lambda staleness: None,
+        before_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.uses_weight = False
+        self._weight = 1.0
+        self.output: Tensor | None = None
+        self.memory: dict[str, Tensor] = {}
+        self.version = 0
+        self.window = window
+        self.clip: float | None = None
+        """Set by a loop that clips the gradient after it was combined with the others'."""
+        self.skips_infinite = False
+        """A gradient scaler is in use: infinite gradients are its way of finding the scale."""
+        self.skips_this = False
+        """The gradient of this step was infinite and travels as zero; here it is none."""
+        self._binding = binding
+        self._optimizer = optimizer
+        self._guard = guard
+        self._on_descend = on_descend
+        self._before_step = before_step
+
+    @property
+    def weight(self) -> float:
+        return self._weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        self.uses_weight = True
+        self._weight = weight
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def snapshot(self) -> Tensor:
+        with self._guard():
+            return self.window.clone()
+
+    def add_(self, delta: Tensor, scale: float = 1.0) -> None:
+        with self._guard():
+            self.window.add_(delta, alpha=scale)
+
+    def mix_(self, theirs: Tensor, beta: float) -> None:
+        with self._guard():
+            self.window.lerp_(theirs, beta)
+
+    def assign_(self, value: Tensor) -> None:
+        with self._guard():
+            self.window.copy_(value)
+
+    def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
+        for version in (read,) if isinstance(read, int) else read:
+            self._on_descend(self.version - version)
+        clip, self.clip = self.clip, None
+        is_infinite = self.skips_infinite and not bool(torch.isfinite(gradient).all())
+        if self.skips_this or is_infinite:
+            return
+        if not isinstance(gradient, LoopGradient):
+            self._binding.set_gradient(gradient)
+        if clip is not None:
+            nn.utils.clip_grad_norm_(self._binding.parameters, clip)
+        self._before_step()
+        self._binding.descend(self._optimizer.step, self._guard)
+        self.version += 1
+
+    def _state_tensors(self) -> list[Tensor]:
+        """The optimiser's vectors, by name of the quantity, then by parameter."""
+        states = [self._optimizer.state.get(p, {}) for p in self._binding.parameters]
+        names = sorted({
+            name for state, p in zip(states, self._binding.parameters, strict=True)
+            for name, value in state.items()
+            if isinstance(value, Tensor) and value.shape == p.shape and value.dim() > 0
+        })  # fmt: skip
+        return [state[name] for name in names for state in states if name in state]
+
+    def optimiser_state(self) -> Tensor:
+        tensors = self._state_tensors()
+        flat = [tensor.reshape(-1).to("cpu", self._binding.dtype) for tensor in tensors]
+        return torch.cat(flat) if flat else self.window.new_empty(0)
+
+    def load_optimiser_state_(self, state: Tensor) -> None:
+        at = 0
+        for tensor in self._state_tensors():
+            tensor.copy_(state[at : at + tensor.numel()].view_as(tensor))
+            at += tensor.numel()
+
+    def reset_optimiser_(self) -> None:
+        self._optimizer.state.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """A server's part of a checkpoint; a worker's optimiser is saved by its loop."""
+        return {
+            "value": self.snapshot(),
+            "version": self.version,
+            "optimiser": self._optimizer.state_dict(),
+            "memory": {name: tensor.clone() for name, tensor in self.memory.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """All but the value, which lies in the window before anybody can reach it."""
+        self.version = int(state["version"])
+        self._optimizer.load_state_dict(state["optimiser"])
+        self.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}

@@ -1,0 +1,54 @@
+"""One worker's part of a job of `gossamer train`, whoever started its process."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from gossamer.errors import Error, PeerLost
+from gossamer.methods import parse_method
+from gossamer.real.job import Diary, Job
+from gossamer.real.recording import Recorder
+from gossamer.real.training import Training
+from gossamer.real.transport import Stopped, Transport
+from gossamer.tasks import Task, make_task
+
+
+def work(job: Job, transport: Transport, diary: Diary) -> int:
+    """One worker's part of a job, as an exit code; why it gave up stands in its diary."""
+    torch.set_num_threads(job.threads)
+    recorder = Recorder(Path(job.folder), transport.rank) if job.is_recorded else None
+    try:
+        Training(job, _task(job), transport, diary, recorder).run()
+    except (KeyboardInterrupt, Stopped):
+        return 130
+    except Error as error:
+        sentence = _sentence(error, job, transport.size)
+        diary.write("failure", {"sentence": sentence, "time": time.time()})
+        return 1
+    finally:
+        diary.close()
+        if recorder is not None:
+            recorder.close()
+    return 0
+
+
+def _sentence(error: Error, job: Job, size: int) -> str:
+    """Servers are numbered after the workers, which nobody outside needs to know."""
+    spec = parse_method(job.method)
+    if not isinstance(error, PeerLost) or not spec.method.has_server:
+        return str(error)
+    # One-sided words name the process, questions the end that they are for.
+    server = error.peer - size if error.peer >= size else error.peer
+    if server >= spec.servers:
+        return str(error)
+    return (
+        f"server {server} is lost with the process of worker {server % size}, which kept it; "
+        "no method goes on without its server"
+    )
+
+
+def _task(job: Job) -> Task:
+    return make_task(job.task, data=None if job.data is None else Path(job.data))

@@ -1,0 +1,123 @@
+"""A recorded asynchronous run, executed again, ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command_line import gossamer
+from gossamer.errors import ConfigurationError
+from gossamer.methods import METHODS
+from gossamer.real.injection import Injection, Kill
+from gossamer.real.job import Job
+from gossamer.real.replay import read_order, replay
+from gossamer.sim.simulation import digest_of
+from gossamer.tasks import make_task
+from gossamer.train import train
+
+WORKERS = 3
+
+
+def recorded(folder: Path, method: str, **choices: object):
+    folder.mkdir()
+    result = train(
+        "digits-logistic", method, WORKERS, folder=folder, record=True, epochs=1, seed=3, **choices
+    )
+    return result, Job(**json.loads((folder / "job.json").read_text()))
+
+
+def replayed(folder: Path, job: Job) -> str:
+    turns = read_order(folder, WORKERS)
+    return digest_of(replay(job, make_task(job.task), WORKERS, turns))
+
+
+ASYNCHRONOUS = [
+    name for name, method in METHODS.items()
+    if name != "hogwild" and not method.is_synchronous(method.defaults())
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["ad_psgd", "pull_gossip", "downpour:servers=2", "all_reduce"])
+def test_a_replay_reaches_the_same_parameters(tmp_path: Path, method: str) -> None:
+    """Bit for bit, whatever order the machine happened to choose."""
+    result, job = recorded(tmp_path / "run", method)
+    assert replayed(tmp_path / "run", job) == result.parameters_digest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ASYNCHRONOUS)
+def test_every_asynchronous_method_can_be_replayed(tmp_path: Path, method: str) -> None:
+    """Whatever the method exchanges, the recorded order decides it."""
+    result, job = recorded(tmp_path / "run", method)
+    assert replayed(tmp_path / "run", job) == result.parameters_digest
+
+
+def test_another_order_gives_other_parameters(tmp_path: Path) -> None:
+    """What is recorded matters: with two turns of different workers swapped the bits differ, or
+    the replay notices that it cannot be."""
+    result, job = recorded(tmp_path / "run", "pull_gossip")
+    turns = read_order(tmp_path / "run", WORKERS)
+    runs = [at for at, turn in enumerate(turns) if turn[1] == "run"]
+    middle = next(
+        at for at in runs[len(runs) // 2 :]
+        if turns[at + 1][1] == "run" and turns[at][3] != turns[at + 1][3]
+    )  # fmt: skip
+    swapped = [*turns]
+    first, second = swapped[middle], swapped[middle + 1]
+    swapped[middle], swapped[middle + 1] = (first[0], *second[1:]), (second[0], *first[1:])
+    other = digest_of(replay(job, make_task(job.task), WORKERS, swapped))
+    assert other != result.parameters_digest
+
+
+def test_a_record_with_a_hole_is_refused(tmp_path: Path) -> None:
+    """A run that was cut short says so instead of ending somewhere."""
+    _, _ = recorded(tmp_path / "run", "pull_gossip")
+    order = tmp_path / "run" / "order" / "1.jsonl"
+    lines = order.read_text().splitlines()
+    order.write_text("\n".join(lines[:5] + lines[6:]) + "\n")
+    with pytest.raises(ConfigurationError, match="lacks turn"):
+        read_order(tmp_path / "run", WORKERS)
+    order.write_text("\n".join(lines)[:-3])
+    with pytest.raises(ConfigurationError, match="middle of a line"):
+        read_order(tmp_path / "run", WORKERS)
+    order.unlink()
+    with pytest.raises(ConfigurationError, match="no order of events of worker 1"):
+        read_order(tmp_path / "run", WORKERS)
+
+
+@pytest.mark.parametrize(
+    ("method", "choices", "reason"),
+    [
+        ("hogwild", {}, "without any order"),
+        ("ad_psgd", {"transport": "torch"}, "shared memory only"),
+        ("ad_psgd", {"injection": Injection(kills=[Kill(0, 1.0)])}, "--kill"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_with_a_reason(
+    tmp_path: Path, method: str, choices: dict[str, object], reason: str
+) -> None:
+    """Before any worker starts."""
+    with pytest.raises(ConfigurationError, match=f"cannot be recorded.*{reason}"):
+        recorded(tmp_path / "run", method, **choices)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_the_command_compares_the_bits(tmp_path: Path) -> None:
+    """`gossamer train --record`, then `gossamer replay RUN`: exit code 0 and the same digest; a
+    run that was not recorded is refused."""
+    options = ["--method", "pull_gossip", "--task", "digits-logistic", "-n", "2", "--epochs", "1"]
+    made = gossamer("train", *options, "--record", "--runs", str(tmp_path / "a"), "--json")
+    assert made.status == 0, made.err
+    (folder,) = (tmp_path / "a").iterdir()
+    again = gossamer("replay", str(folder), "--json")
+    assert again.status == 0, again.err
+    assert again.json["same"] is True
+    assert again.json["parameters_digest"] == made.json["parameters_digest"]
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "parameters_digest": "0"}))
+    assert gossamer("replay", str(folder)).status == 1
+    missing = gossamer("replay", str(tmp_path))
+    assert missing.status == 2
+    assert "holds no summary.json" in missing.err

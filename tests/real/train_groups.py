@@ -1,0 +1,220 @@
+"""Runs of `gossamer train` one after another, without the seconds that new processes take.
+
+A program of its own, so that torch is imported once and every worker is a fork of it:
+
+    python tests/real/train_groups.py '[{"method": "ad_psgd", "workers": 4, "dies": [1, 30]}]'
+
+The answer is one object per run: how each process ended, the summary, and what was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gossamer.following import Follower
+from gossamer.real import pace, program
+from gossamer.real.job import FileEntries, Job
+from gossamer.real.notices import tell_dead
+from gossamer.real.shm import create_segments
+from gossamer.real.store import TcpStore, serve
+from gossamer.settings import make_settings
+from gossamer.sim.cluster import Cluster
+from gossamer.train import job_of
+
+
+@dataclass(frozen=True)
+class Group:
+    """One run."""
+
+    method: str
+    workers: int
+    transport: str = "shm"
+    task: str = "digits-mlp"
+    choices: dict[str, Any] = field(default_factory=dict[str, Any])
+    """As for `simulate`."""
+    dies: tuple[int, int] | None = None
+    """Which worker kills itself when it asks for which of its batches, counted from 1."""
+    killed: tuple[int, float] | None = None
+    """Which worker is killed how long after the first step, in seconds."""
+    sleeps: float = 0.0
+    """How long every worker sleeps at each batch."""
+    reduction: str = "fixed"
+    limit_s: float = 40.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How it went."""
+
+    ends: list[int]
+    summary: dict[str, Any]
+    failure: str | None
+    seconds: float
+    """From the beginning of the workers to the end of the last of them."""
+    after_death: float | None
+    """From the first death to the end of the last."""
+    written: str
+
+
+def run_groups(groups: Sequence[Group], limit_s: float = 110.0) -> list[Ran]:
+    """In a process of its own, gone afterwards with all that it started."""
+    running = subprocess.Popen(
+        [sys.executable, __file__, json.dumps([asdict(group) for group in groups])],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        out, err = running.communicate(timeout=limit_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+    assert running.returncode == 0, err
+    return [Ran(**answer) for answer in json.loads(out)]
+
+
+# ---------------------------------------------------------------------- in the program
+
+
+def die_at(number: int) -> None:
+    """Whichever way batches are dealt, the worker dies when it asks for this one."""
+    for dealer in (pace.Rounds, pace.Leases):
+        given = dealer.next_batch
+
+        def next_batch(self: Any, asked: list[int] = [0], given: Any = given) -> Any:  # noqa: B006
+            asked[0] += 1
+            if asked[0] == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return given(self)
+
+        dealer.next_batch = next_batch
+
+
+def sleep_at_batches(seconds: float) -> None:
+    for dealer in (pace.Rounds, pace.Leases):
+        given = dealer.next_batch
+
+        def next_batch(self: Any, given: Any = given) -> Any:
+            time.sleep(seconds)
+            return given(self)
+
+        dealer.next_batch = next_batch
+
+
+def become_worker(group: Group, rank: int, variables: dict[str, str], log: Path) -> None:
+    """Never returns: the process ends as the worker ends."""
+    code = 1
+    try:
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.environ.update(variables, GOSSAMER_RANK=str(rank), GOSSAMER_LOCAL_RANK=str(rank))
+        if group.dies is not None and group.dies[0] == rank:
+            die_at(group.dies[1])
+        if group.sleeps:
+            sleep_at_batches(group.sleeps)
+        code = program.main()
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run(group: Group, folder: Path) -> Ran:
+    """Start the workers, report deaths as the launcher does, kill what is left at the limit."""
+    settings = make_settings(
+        group.task, group.method, Cluster(workers=group.workers), **group.choices
+    )
+    job: Job = job_of(settings, group.task, None, folder)
+    store, size = serve(), group.workers
+    segments = create_segments(size) if group.transport == "shm" and size > 1 else None
+    variables = {
+        "GOSSAMER_SIZE": str(size), "GOSSAMER_LOCAL_SIZE": str(size),
+        "GOSSAMER_STORE": f"127.0.0.1:{store.port}", "GOSSAMER_TRANSPORT": group.transport,
+        "GOSSAMER_REDUCTION": group.reduction, "GOSSAMER_JOB": job.to_json(),
+        "GOSSAMER_EXPLAIN_DIR": str(folder),
+    }  # fmt: skip
+    if segments is not None:
+        variables["GOSSAMER_SHM_FDS"] = ",".join(map(str, segments.fds))
+    logs = [folder / f"{rank}.txt" for rank in range(size)]
+    pids: dict[int, int] = {}
+    for rank in range(size):
+        if (pid := os.fork()) == 0:
+            become_worker(group, rank, variables, logs[rank])
+        pids[pid] = rank
+    ends, began, died = watch(group, pids, folder, segments, TcpStore(store))
+    over = time.monotonic()
+    if segments is not None:
+        segments.close()
+    follower = Follower(folder, [FileEntries(folder, rank) for rank in range(size)])
+    follower.catch_up()
+    result = follower.result(settings, 0)
+    if result.parameters is not None:
+        result.summary["parameters"] = result.parameters.tolist()
+    return Ran(
+        [ends[rank] for rank in range(size)], result.summary, result.failure, over - began,
+        None if died is None else over - died, "\n".join(log.read_text() for log in logs),
+    )  # fmt: skip
+
+
+def watch(
+    group: Group, pids: dict[int, int], folder: Path, segments: Any, store: TcpStore
+) -> tuple[dict[int, int], float, float | None]:
+    """To the end of all; how they ended, when the run began and when the first died."""
+    ends: dict[int, int] = {}
+    began, died = time.monotonic(), None
+    limit, due = began + group.limit_s, None
+    while pids:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        now = time.monotonic()
+        if pid:
+            rank = pids.pop(pid)
+            ends[rank] = os.waitstatus_to_exitcode(status)
+            if ends[rank] < 0 and died is None:
+                died = now
+            if segments is not None:
+                segments.mark_dead(rank)
+            if ends[rank] != 0:
+                tell_dead(store, rank, f"ended with {ends[rank]}")
+            continue
+        if group.killed is not None and due is None and _has_begun(folder, group.killed[0]):
+            due = now + group.killed[1]
+        if due is not None and now > due and group.killed is not None:
+            due = float("inf")
+            for pid, rank in pids.items():
+                if rank == group.killed[0]:
+                    os.kill(pid, signal.SIGKILL)
+        if now > limit:
+            limit = float("inf")
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(1e-3)
+    return ends, began, died
+
+
+def _has_begun(folder: Path, rank: int) -> bool:
+    diary = folder / "workers" / f"{rank}.jsonl"
+    return diary.exists() and diary.stat().st_size > 0
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    answers: list[dict[str, Any]] = []
+    for text in json.loads(sys.argv[1]):
+        with tempfile.TemporaryDirectory() as place:
+            answers.append(asdict(run(Group(**text), Path(place))))
+    print(json.dumps(answers))
