@@ -133,6 +133,8 @@ def hosts(count: int, mbit: float) -> Iterator[Hosts]:
     )
     lines = [f"{address} {name}" for address, name in zip(made.addresses, made.names, strict=True)]
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+    # What ends a program without a word would leave the namespaces behind.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     namespaces = [f"{prefix}-switch", *(f"{prefix}-{host}" for host in range(count))]
     try:
         for namespace in namespaces:
@@ -148,6 +150,7 @@ def hosts(count: int, mbit: float) -> Iterator[Hosts]:
             if namespace in existing:
                 _ip("netns", "delete", namespace)
         shutil.rmtree(folder)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _join(made: Hosts) -> None:
@@ -163,6 +166,9 @@ def _join(made: Hosts) -> None:
         _ip("-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
         _ip("-n", namespace, "link", "set", "eth0", "up")
         _ip("-n", namespace, "link", "set", "lo", "up")
+        # Linux's own default, whatever this machine has chosen for itself.
+        _ip("-n", namespace, "route", "replace", "10.97.0.0/24", "dev", "eth0", "src", address,
+            "congctl", "cubic")  # fmt: skip
 
 
 def _ip(*arguments: str) -> str:

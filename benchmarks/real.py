@@ -52,6 +52,7 @@ EXCHANGES = tuple(
 )
 SECONDS = {"mlp": 0.4, "resnet18": 4.0}
 """Of one phase: enough steps for a rate, too few for the machine to change."""
+QUICK_SECONDS = 0.25
 SLOWER = 4.0
 
 
@@ -70,12 +71,14 @@ def coupled(
         return Turns(SECONDS[model]).ratios(plain, others, rounds)
 
 
-def straggling(plain: Group, others: Sequence[Group], model: str, rounds: int) -> dict[str, Any]:
+def straggling(
+    plain: Group, others: Sequence[Group], seconds: float, rounds: int
+) -> dict[str, Any]:
     """Speed of worker 0 while worker 1 sleeps four steps' time after each step."""
-    alone = Turns(SECONDS[model])
+    alone = Turns(seconds)
     alone.phase(plain)
     step = plain.size / alone.phase(plain)
-    found = Turns(SECONDS[model], sleep=SLOWER * step).ratios(plain, others, rounds)
+    found = Turns(seconds, sleep=SLOWER * step).ratios(plain, others, rounds)
     return {"sleep_seconds": SLOWER * step, "variants": found}
 
 
@@ -84,7 +87,7 @@ def straggler_case(
 ) -> dict[str, Any]:
     plain, *others = groups = [Group(v, 2, model, device) for v in (PLAIN, *variants)]
     with together(groups):
-        return straggling(plain, others, model, rounds)
+        return straggling(plain, others, SECONDS[model], rounds)
 
 
 def overhead(group: Group, rounds: int) -> float:
@@ -142,8 +145,8 @@ def quick_measure(device: str, rounds: int) -> dict[str, Any]:
         return {
             "step_overhead_us": overhead(lonely, 2 * rounds),
             "exchange": {"shm": exchange(flat, 4 * rounds)},
-            "straggler": {"mlp": straggling(plain, (others[0], others[2]), "mlp", rounds)},
-            "coupled": {"mlp": {"2": Turns(SECONDS["mlp"]).ratios(plain, others, rounds)}},
+            "straggler": {"mlp": straggling(plain, (others[0], others[2]), QUICK_SECONDS, rounds)},
+            "coupled": {"mlp": {"2": Turns(QUICK_SECONDS).ratios(plain, others, rounds)}},
             "skipped": {},
         }
 

@@ -1,20 +1,21 @@
 """The simulator against reality: predicted and measured time per epoch, as an error per method.
 
-    sudo .venv/bin/python benchmarks/reality.py            about seven minutes
+    sudo .venv/bin/python benchmarks/reality.py            about ten minutes
     ... --write docs/benchmarks/reality.json               keeps the figures, with a table beside
 
-Four hosts (network namespaces, see namespaces.py) on links of limited rate hold one worker each. What
-the simulator is told is measured without any method: the time of a gradient, its jitter and the time
-between two gradients from workers that do not communicate at all, bandwidth and latency from plain
-sockets. Then the same methods run in virtual time and on the four hosts, over the torch transport,
-with equal workers and with one that is four times slower (`gossamer run --slow 0=4`).
+Four hosts (network namespaces, see namespaces.py) on links of limited rate hold one worker each.
+What the simulator is told is measured without any method: the time of a gradient, its jitter and
+the time between two gradients from workers that do not communicate at all, bandwidth and latency
+from plain sockets. Then the same methods run in virtual time and on the four hosts, over the torch
+transport, with equal workers and with one that is four times slower (`gossamer run --slow 0=4`).
 
 Four workers on few cores would take the cores from each other, which no description of four hosts
-contains. So a gradient here mostly sleeps: the model is small and its gradient short, and a sleep of
-random length stands for the rest of the computing. Messages, sums, updates and the network are real.
+contains. So a gradient here mostly sleeps: the model is small and its gradient short, and a sleep
+of random length stands for the rest of the computing. Messages, sums, updates and the network are
+real.
 
-The time of a real epoch is the number of samples over the sum of the workers' rates. The wall time of
-a run is longer in asynchronous runs, because workers end at different moments: whoever has taken the
+The time of a real epoch is the number of samples over the sum of the workers' rates. The wall time
+of an asynchronous run is longer, because workers end at different moments: whoever has taken the
 last batches finishes them, a slow one last. The simulator ends such a run with its last sample.
 """
 
@@ -49,7 +50,6 @@ METHODS = (
     "ad_psgd",
     "pull_gossip",
     "sync_server:placement=workers",
-    "easgd:placement=workers,period=2",
     "local_sgd:period=4",
 )
 CASES = {"equal workers": "", "one slow": "0=4"}
@@ -204,12 +204,12 @@ def compare(made: Hosts, plan: Plan, methods: tuple[str, ...]) -> dict[str, Any]
 def as_markdown(found: dict[str, Any]) -> str:
     plan, link, alone = found["plan"], found["link"], found["alone"]
     lines = [
-        f"{WORKERS} hosts, links of {plan['mbit']:g} Mbit/s: {link['bandwidth'] / 1e6:.1f} MB/s and "
-        f"{1e6 * link['latency']:.0f} us measured. A gradient takes "
-        f"{1e3 * alone['gradient_seconds']:.1f} ms (jitter {100 * alone['jitter']:.0f} %), what lies "
-        f"between two {1e3 * alone['other_seconds']:.1f} ms; the model has "
+        f"{WORKERS} hosts, links of {plan['mbit']:g} Mbit/s: {link['bandwidth'] / 1e6:.1f} MB/s "
+        f"and {1e6 * link['latency']:.0f} us measured. A gradient takes "
+        f"{1e3 * alone['gradient_seconds']:.1f} ms (jitter {100 * alone['jitter']:.0f} %), what "
+        f"lies between two {1e3 * alone['other_seconds']:.1f} ms; the model has "
         f"{found['model_bytes'] / 1e6:.2f} MB, an epoch "
-        f"{round(1437 / plan['batch'])} gradients. Median of {plan['rounds']} runs.",
+        f"{sum(found['alone']['steps'])} gradients. Runs of each: {plan['rounds']}.",
         "",
         "| seconds per epoch | " + " | ".join(f"{case}: predicted | measured | error"
                                               for case in CASES) + " |",

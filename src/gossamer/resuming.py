@@ -75,7 +75,8 @@ def resumption(folder: Path, job: Job, workers: int) -> Resumption:
         )
     _tell(found)
     checkpoint.forget_newer(folder / "checkpoint", found)
-    (folder / "workers" / "output.npy").unlink(missing_ok=True)
+    for stale in (folder / "workers").glob("*"):
+        stale.unlink()
     return Resumption(
         dataclasses.replace(job, resume=str(found.path.resolve())), found, _history(folder, found)
     )

@@ -45,7 +45,7 @@ def mean_in_order(values: Sequence[Tensor]) -> Tensor:
 
 def join_buckets(buckets: Sequence[Tensor]) -> Tensor:
     """The flat gradient from its buckets, which backward finishes last layer first."""
-    return torch.cat(list(reversed(buckets)))
+    return buckets[0] if len(buckets) == 1 else torch.cat(list(reversed(buckets)))
 
 
 @dataclass

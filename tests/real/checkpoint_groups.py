@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from train_groups import Group, become_worker, watch
 
 from gossamer.following import Follower
 from gossamer.real.job import FileEntries
@@ -32,7 +33,6 @@ from gossamer.resuming import resumption
 from gossamer.settings import make_settings
 from gossamer.sim.cluster import Cluster
 from gossamer.train import job_of
-from train_groups import Group, become_worker, watch
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Case:
 
     method: str
     workers: int = 2
-    dies_at: int = 25
-    """Batch of each worker at which it dies."""
-    every: str = "10steps"
+    dies_at: int | None = 18
+    """The batch of a worker at which it dies, and all the others with it; None: it finishes."""
+    every: str = "7steps"
     task: str = "digits-mlp"
-    choices: dict[str, Any] = field(default_factory=lambda: {"epochs": 0.9, "evaluations": 1})
+    choices: dict[str, Any] = field(default_factory=lambda: {"epochs": 0.6, "evaluations": 1})
     grown: dict[str, Any] = field(default_factory=dict[str, Any])
     """What is different when it is resumed."""
-    is_compared: bool = False
+    is_compared: bool = True
     """Whether there is an uninterrupted run of it, too."""
 
 
@@ -113,7 +113,15 @@ def run(
         if (pid := os.fork()) == 0:
             become_worker(dataclasses.replace(group, dies=dies), rank, variables, logs[rank])
         pids[pid] = rank
-    ends, _, _ = watch(group, pids, folder, segments, TcpStore(store))
+    if dies_at is not None:
+        # The first death is everybody's.
+        first, status = os.wait()
+        ends = {pids.pop(first): os.waitstatus_to_exitcode(status)}
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+    else:
+        ends = {}
+    ends |= watch(group, pids, folder, segments, TcpStore(store))[0]
     segments.close()
     follower = Follower(folder, [FileEntries(folder, rank) for rank in range(size)])
     follower.catch_up()

@@ -23,13 +23,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import join_cases
+import join_ends
 import join_servers
 
 from gossamer.real.shm import Segments, create_segments
 from gossamer.real.store import serve
 
 LIMIT_S = 30.0
-CASES = {**vars(join_cases), **vars(join_servers)}
+CASES = {**vars(join_cases), **vars(join_ends), **vars(join_servers)}
 
 
 def become_worker(case: str, rank: int, environment: dict[str, str], folder: Path) -> None:

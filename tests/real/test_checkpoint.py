@@ -3,34 +3,56 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-
 from checkpoint_groups import Case, Told, run_cases
+
+from command_line import gossamer
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS
 from gossamer.real import checkpoint
 from gossamer.real.checkpointing import Every, InStep
+from gossamer.real.job import Job
 from gossamer.real.lone import LocalStore
 from gossamer.real.pace import Leases
+from gossamer.resuming import resumption
+from gossamer.settings import make_settings
+from gossamer.sim.cluster import Cluster
 from gossamer.tasks.split import Order
-from gossamer.train import check_checkpoints
+from gossamer.train import check_checkpoints, job_of
 
 pytestmark = pytest.mark.timeout(120)
 
-MOMENTUM = {"epochs": 0.9, "evaluations": 1, "optimiser": "sgd:momentum=0.9", "schedule": "cosine"}
+MOMENTUM = {"epochs": 0.6, "evaluations": 1, "optimiser": "sgd:momentum=0.9"}
+COSINE = {**MOMENTUM, "schedule": "cosine"}
 SYNCHRONOUS = [
-    "all_reduce", "all_reduce:stale=1", "d_psgd", "local_sgd:period=7", "diloco:period=7",
-    "sync_server:servers=2", "ssp:bound=0", "push_sum",
-]  # fmt: skip
+    Case("all_reduce", choices=COSINE),
+    Case("d_psgd", choices=COSINE),
+    Case("local_sgd:period=7", choices=COSINE),
+    Case("sync_server", choices=COSINE),
+    Case("push_sum", workers=3, choices=MOMENTUM),
+]
+MORE_SYNCHRONOUS = [
+    Case("all_reduce:stale=1", choices=COSINE),
+    Case("d_psgd:adapt=before", workers=3, choices=MOMENTUM),
+    Case("local_sgd:period=4,switch=0.5,state=averaged", choices=COSINE),
+    *(Case(f"{name}:period=4", choices=COSINE) for name in ("diloco", "bmuf", "slowmo")),
+    Case("sync_server:servers=2", choices=COSINE),
+    Case("ssp:bound=0", choices=MOMENTUM),
+    Case("bounded_delay:bound=0", choices=MOMENTUM),
+    Case("all_reduce", choices={**MOMENTUM, "optimiser": "adam", "split": "sharded"}),
+]
 ASYNCHRONOUS = ["ad_psgd", "pull_gossip", "downpour", "ssp", "easgd", "eamsgd"]
 
 
@@ -41,9 +63,7 @@ def check_resumed(case: Case, told: Told) -> None:
     assert told.ends == [0] * case.workers, (case, told.written)
 
 
-def test_a_synchronous_run_killed_whole_and_resumed_ends_with_the_same_bits() -> None:
-    """Parameters, momentum, memory, weights, servers, batches and schedule go on at one step."""
-    cases = [Case(method, choices=MOMENTUM, is_compared=True) for method in SYNCHRONOUS]
+def check_same_bits(cases: list[Case]) -> None:
     for case, told in zip(cases, run_cases(cases), strict=True):
         check_resumed(case, told)
         for key in ("parameters_digest", "samples", "steps_by_worker", "loss"):
@@ -51,10 +71,28 @@ def test_a_synchronous_run_killed_whole_and_resumed_ends_with_the_same_bits() ->
         assert len(told.kept) == 2, told.kept
 
 
+def test_a_synchronous_run_killed_whole_and_resumed_ends_with_the_same_bits() -> None:
+    """Parameters, momentum, memory, weights, servers, batches and schedule go on at one step."""
+    check_same_bits(SYNCHRONOUS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MORE_SYNCHRONOUS, ids=lambda case: case.method)
+def test_the_other_synchronous_forms_end_with_the_same_bits(case: Case) -> None:
+    """What is on the way between two steps is sent again; servers catch up before the cut."""
+    check_same_bits([case])
+
+
 def test_an_asynchronous_run_killed_whole_and_resumed_learns_all_its_samples() -> None:
     """Every sample of the budget is processed once, though workers cut at different moments."""
     cases = [
-        Case(method, dies_at=60, every="20steps", choices={"epochs": 4.0, "evaluations": 1})
+        Case(
+            method,
+            dies_at=45,
+            every="20steps",
+            is_compared=False,
+            choices={"epochs": 4.0, "evaluations": 1},
+        )
         for method in ASYNCHRONOUS
     ]
     for case, told in zip(cases, run_cases(cases), strict=True):
@@ -68,7 +106,8 @@ def test_an_asynchronous_run_killed_whole_and_resumed_learns_all_its_samples() -
 def test_every_method_of_the_registry_can_be_resumed(name: str) -> None:
     """A method goes on from its replica, its memory and the number of a step; nobody waits for
     what the killed run had sent."""
-    case = Case(name, dies_at=12, every="5steps", choices={"epochs": 0.5, "evaluations": 1})
+    short = {"epochs": 0.5, "evaluations": 1}
+    case = Case(name, dies_at=12, every="5steps", choices=short, is_compared=False)
     (told,) = run_cases([case])
     check_resumed(case, told)
 
@@ -77,9 +116,8 @@ def test_every_method_of_the_registry_can_be_resumed(name: str) -> None:
 @pytest.mark.parametrize("method", ["all_reduce", "ad_psgd", "sync_server"])
 def test_a_finished_run_can_be_made_longer(method: str) -> None:
     """The checkpoint at the end is where more epochs begin."""
-    case = Case(
-        method, dies_at=10**6, choices={"epochs": 0.5, "evaluations": 1}, grown={"epochs": 1.0}
-    )
+    short = {"epochs": 0.5, "evaluations": 1}
+    case = Case(method, dies_at=None, choices=short, grown={"epochs": 1.0}, is_compared=False)
     (told,) = run_cases([case])
     assert told.killed == told.ends == [0, 0], told.written
     assert told.resumed["samples"] >= 1437
@@ -201,14 +239,14 @@ def test_checkpoints_without_a_place_or_of_a_recorded_run_are_refused(tmp_path: 
 # ---------------------------------------------------------------------- the command
 
 
-def gossamer(*arguments: str) -> list[str]:
+def train_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "gossamer.cli", "train", *arguments]
 
 
 def run_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        gossamer(*arguments), capture_output=True, text=True, timeout=60, env=environment
+        train_command(*arguments), capture_output=True, text=True, timeout=60, env=environment
     )
 
 
@@ -230,10 +268,10 @@ def kill_everything_at_a_checkpoint(process: subprocess.Popen[str], runs: Path) 
 
 
 def test_the_command_goes_on_after_kill_9_of_launcher_and_workers(tmp_path: Path) -> None:
-    """Same bits as never killed; other settings are refused with one sentence."""
+    """Same bits as never killed, and one history."""
     common = ("--method", "local_sgd", "--epochs", "2", "--evaluations", "1", "-n", "2")
     process = subprocess.Popen(
-        gossamer(*common, "--checkpoint-every", "20steps", "--slow", "0=4", "--runs",
+        train_command(*common, "--checkpoint-every", "20steps", "--slow", "0=4", "--runs",
                  str(tmp_path)),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -243,9 +281,6 @@ def test_the_command_goes_on_after_kill_9_of_launcher_and_workers(tmp_path: Path
             folder = kill_everything_at_a_checkpoint(process, tmp_path)
         finally:
             process.kill()
-    refused = run_to_end("--resume", str(folder), "--lr", "0.7")
-    assert refused.returncode == 2
-    assert "--lr was" in refused.stderr
     resumed = run_to_end("--resume", str(folder), "--json")
     assert resumed.returncode == 0, resumed.stderr
     whole = run_to_end(*common, "--runs", "none", "--json")
@@ -257,8 +292,58 @@ def test_the_command_goes_on_after_kill_9_of_launcher_and_workers(tmp_path: Path
     assert [row["epochs"] for row in rows] == sorted(row["epochs"] for row in rows)
 
 
+def run_folder(folder: Path, **choices: object) -> Job:
+    """The folder of a killed run with one checkpoint, as far as the launcher reads it."""
+    settings = make_settings("digits-mlp", "d_psgd", Cluster(workers=2), **choices)
+    job = job_of(settings, "digits-mlp", None, folder)
+    (folder / "job.json").write_text(job.to_json())
+    for rank in range(2):
+        facts = {"servers": [], "epoch": 0.5, "replicas": {"worker": {"weight": 0.75}}}
+        checkpoint.write(folder / "checkpoint" / "7", rank, {"value": torch.zeros(1)}, facts)
+    checkpoint.complete(folder / "checkpoint" / "7", {0, 1}, [], 2)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [({"learning_rate": 0.7}, "--lr was"), ({"method": "all_reduce"}, "--method was"),
+     ({"samples": 3}, "may only grow")],
+)  # fmt: skip
+def test_a_run_that_would_be_another_one_is_not_resumed(
+    tmp_path: Path, changed: dict[str, Any], sentence: str
+) -> None:
+    """Only epochs and samples may grow."""
+    job = run_folder(tmp_path)
+    with pytest.raises(ConfigurationError, match=sentence):
+        resumption(tmp_path, dataclasses.replace(job, **changed), 2)
+    with pytest.raises(ConfigurationError, match="2 workers"):
+        resumption(tmp_path, job, 3)
+    assert resumption(tmp_path, dataclasses.replace(job, samples=10**6), 2).checkpoint.step == 7
+
+
+def test_resuming_reports_lost_weight_and_cuts_off_what_comes_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows, diaries and half checkpoints behind the cut are made again."""
+    job = run_folder(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"epochs": 0.5}\n{"epochs": 0.6}\n{"epo')
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers" / "0.jsonl").write_text("{}")
+    written(tmp_path / "checkpoint", 9, range(1))
+    found = resumption(tmp_path, job, 2)
+    assert found.history == [{"epochs": 0.5}]
+    assert "0.5 were on the way" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["7"]
+    assert list((tmp_path / "workers").iterdir()) == []
+
+
 def test_a_run_without_a_checkpoint_is_refused_with_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "job.json").write_text("{}")
-    refused = run_to_end("--resume", str(tmp_path))
-    assert refused.returncode == 2
-    assert len(refused.stderr.strip().splitlines()) == 1
+    for prepared in ("", "job.json", "checkpoint"):
+        if prepared == "job.json":
+            (tmp_path / prepared).write_text(run_folder(tmp_path).to_json())
+            (tmp_path / "checkpoint" / "7" / "manifest.json").unlink()
+        elif prepared:
+            shutil.rmtree(tmp_path / prepared)
+        ran = gossamer("train", "--resume", str(tmp_path))
+        assert ran.status == 2, ran
+        assert len(ran.err.strip().splitlines()) == 1, ran

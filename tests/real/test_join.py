@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ GROUPS = [
     ("case_of_mixed_types", 2, "all_reduce"),
     ("case_of_mixed_types", 2, "ad_psgd"),
     ("case_of_half_precision", 2, "all_reduce"),
+    ("case_of_compiling_afterwards", 2, "ad_psgd"),
     ("case_of_accumulation", 2, "all_reduce"),
     ("case_of_clipping", 2, "all_reduce"),
     ("case_of_local_clipping", 2, "all_reduce"),
@@ -67,20 +69,31 @@ GROUPS = [
 FAILING = "case_of_a_failing_loop"
 
 
-@cache
-def groups() -> dict[tuple[str, int, str], dict]:
-    """All groups, one after the other, in one program that imports torch once."""
-    program = str(Path(__file__).parent / "join_groups.py")
-    done = subprocess.run(
-        [sys.executable, program, json.dumps(GROUPS)],
-        capture_output=True, text=True, timeout=270, check=True,
-    )  # fmt: skip
-    return dict(zip(GROUPS, json.loads(done.stdout), strict=True))
+_found: dict[tuple[str, int, str], dict] = {}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def run_groups(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All groups, one after the other, in one program that imports torch once; processes of
+    pytest-xdist share what the first of them has found."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    answer = base / "join-groups.json"
+    with (base / "join-groups.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not answer.exists():
+            program = str(Path(__file__).parent / "join_groups.py")
+            done = subprocess.run(
+                [sys.executable, program, json.dumps(GROUPS)],
+                capture_output=True, text=True, timeout=270, check=True,
+            )  # fmt: skip
+            answer.write_text(done.stdout)
+    _found.update(zip(GROUPS, json.loads(answer.read_text()), strict=True))
 
 
 def answers(case: str, size: int, method: str) -> list[dict]:
     """What each worker returned, after all ended well."""
-    group = groups()[case, size, method]
+    group = _found[case, size, method]
     assert group["ends"] == [0] * size, group["written"]
     return group["answers"]
 
@@ -99,7 +112,7 @@ def test_a_coupled_loop_holds_its_laws_and_all_workers_end_with_one_model(group)
 @pytest.mark.parametrize("method", ["pull_gossip", "all_reduce"])
 def test_a_loop_that_raises_ends_alone(method: str) -> None:
     """The others are told, go on, and end with one model."""
-    group = groups()[FAILING, 3, method]
+    group = _found[FAILING, 3, method]
     assert group["ends"] == [0, 1, 0], group["written"]
     assert "worker 1 has had enough" in group["written"]
     assert group["answers"][0] == group["answers"][2]

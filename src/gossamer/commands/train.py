@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.table import Table
 from gossamer.commands import launching
 from gossamer.commands import options as given
 from gossamer.commands.console import err, out, print_json, show_bytes, show_share
-from gossamer.errors import RunFailed
+from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.following import TrainingResult
 from gossamer.report.folder import RunFolder
 from gossamer.resuming import kept_choices
@@ -31,22 +32,50 @@ from gossamer.train import (
 )
 
 _INTERRUPTED = 130
+MethodOption = Annotated[
+    str, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        "--workers",
+        help="A process each on this host: 2, or as many as torchrun or mpirun has started.",
+    ),
+]
+RateOption = Annotated[
+    float | None, typer.Option("--lr", help="Learning rate; default: the task's.")
+]
+EvaluationsOption = Annotated[
+    int, typer.Option("--evaluations", help="Measured so often on the way, by worker 0.")
+]
+RecordOption = Annotated[
+    bool, typer.Option("--record", help="Keep the order of events, for `gossamer replay`.")
+]
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-every",
+        metavar="30s|100steps",
+        help="Keep checkpoints in the run folder, the two newest; left out: none.",
+    ),
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="RUN",
+        help="Go on with the run of this folder from its newest checkpoint; its settings are kept, "
+        "--epochs or --samples may grow.",
+    ),
+]
 
 
 def train(
     context: typer.Context,
-    method: Annotated[
-        str, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
-    ] = "ad_psgd",
+    method: MethodOption = "ad_psgd",
     task: given.TaskOption = "digits-mlp",
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            "--workers",
-            help="A process each on this host: 2, or as many as torchrun or mpirun has started.",
-        ),
-    ] = None,
+    workers: WorkersOption = None,
     transport: launching.TransportOption = None,
     slow: launching.AlwaysSlowOption = None,
     pause: given.PauseOption = None,
@@ -55,39 +84,18 @@ def train(
     epochs: given.EpochsOption = None,
     samples: given.SamplesOption = None,
     batch: given.BatchOption = None,
-    lr: Annotated[
-        float | None, typer.Option("--lr", help="Learning rate; default: the task's.")
-    ] = None,
+    lr: RateOption = None,
     optimiser: given.OptimiserOption = None,
     schedule: given.ScheduleOption = "constant",
     clip: given.ClipOption = None,
     split: given.SplitOption = "shuffled",
     threads: given.ThreadsOption = 1,
     buffers: given.BuffersOption = "averaged",
-    evaluations: Annotated[
-        int, typer.Option("--evaluations", help="Measured so often on the way, by worker 0.")
-    ] = 5,
+    evaluations: EvaluationsOption = 5,
     deadline: launching.DeadlineOption = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Keep the order of events, for `gossamer replay`.")
-    ] = False,
-    checkpoint_every: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint-every",
-            metavar="30s|100steps",
-            help="Keep checkpoints in the run folder, the two newest; left out: none.",
-        ),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume",
-            metavar="RUN",
-            help="Go on with the run of this folder, from its newest checkpoint; settings are "
-            "its own, --epochs or --samples may grow.",
-        ),
-    ] = None,
+    record: RecordOption = False,
+    checkpoint_every: CheckpointOption = None,
+    resume: ResumeOption = None,
     data: given.DataOption = None,
     runs: given.RunsOption = Path("runs"),
     as_json: given.JsonOption = False,
@@ -115,36 +123,45 @@ def train(
         chosen |= _kept(context, resume)
     data, checkpoint_every = chosen.pop("data"), chosen.pop("checkpoint_every")
     settings = _settings(data=data, **chosen)
-    count = settings.cluster.workers
     injection = launching.injection_of(slow, pause, kill)
     check(settings, transport=transport, injection=injection, deadline=deadline)
     if record:
         check_recordable(settings, transport, injection)
     place = resume or (runs if given.keeps_folder(runs) else None)
     check_checkpoints(checkpoint_every, resume, place, record=record)
-    job = outer_job()
-    if job is not None and job.rank != 0:
+    start = functools.partial(
+        launch, settings, data=data, injection=injection, transport=transport, deadline=deadline,
+        record=record, checkpoint_every=checkpoint_every, is_resumed=resume is not None,
+    )  # fmt: skip
+    if (job := outer_job()) is not None and job.rank != 0:
         # Worker 0 speaks for all of them.
-        return launch(settings, data=data, injection=injection, transport=transport).status
-    folder = None
-    if resume is not None:
-        folder = RunFolder(resume)
-    elif given.keeps_folder(runs):
-        folder = RunFolder.create(runs, f"train-{given.slug(str(settings.method))}")
+        return start().status
+    folder = None if resume is None else RunFolder(resume)
+    if folder is None and place is not None:
+        folder = RunFolder.create(place, f"train-{given.slug(str(settings.method))}")
         folder.write_config({**settings.as_dict(), "command": "train", "transport": transport})
-    view = View(str(settings.method), count, settings.epochs or 1.0)
+    return _follow(start, settings, folder, as_json=as_json)
+
+
+def _follow(
+    start: Callable[..., TrainingResult], settings: Settings, folder: RunFolder | None, *,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Show the run as it goes, keep what it tells, and end with its exit code."""
+    view = View(str(settings.method), settings.cluster.workers, settings.epochs or 1.0)
     summary: Row = {"ended": "interrupted", "method": str(settings.method)}
     result = None
     try:
         with view:
-            result = launch(
-                settings, data=data, injection=injection, transport=transport,
+            result = start(
                 folder=None if folder is None else folder.path,
                 on_row=view.row if folder is None else _both(view.row, folder.add_row),
-                on_progress=view.worker, deadline=deadline, record=record,
-                checkpoint_every=checkpoint_every, is_resumed=resume is not None,
-            )  # fmt: skip
+                on_progress=view.worker,
+            )
         summary = {"ended": _how(result.status), "failure": result.failure, **result.summary}
+    except ConfigurationError:
+        folder = None  # nothing was started, and a run that is not resumed keeps its summary
+        raise
     except KeyboardInterrupt:
         pass  # before the workers were started, or as one worker of another launcher's job
     finally:

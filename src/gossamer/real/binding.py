@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
+from gossamer.real.transport import Scattered
 from gossamer.replica import Layout
 
 Views = list[Tensor]
 
 
-class LoopGradient(Tensor):
+class LoopGradient(Scattered):
     """The gradient that lies in the parameters' `.grad`, flattened only if somebody looks.
 
     A method that only descends along it, or hands it to a reduction, saves a copy of the model.
@@ -34,6 +35,8 @@ class LoopGradient(Tensor):
     def of(binding: Binding) -> LoopGradient:
         token = torch.empty(0).as_subclass(LoopGradient)
         token.binding = binding
+        token.count, token.kind = binding.layout.total, binding.dtype
+        token.write_into = binding.write_gradient
         return token
 
     @classmethod
@@ -144,17 +147,31 @@ class Binding:
             self._flat = torch.cat(pieces)
         return self._flat
 
+    def write_gradient(self, target: Tensor, scale: float) -> None:
+        pieces = zip(self.parameters, target.split(list(self.layout.sizes)), strict=True)
+        for parameter, place in pieces:
+            gradient = parameter.grad
+            if gradient is None:
+                place.zero_()
+            elif self.is_uniform and gradient.is_contiguous() and not gradient.is_sparse:
+                torch.mul(gradient.detach().view(-1), scale, out=place)
+            else:
+                place.copy_(_dense(gradient.detach()).reshape(-1)).mul_(scale)
+
     def new_gradient(self) -> LoopGradient:
         self._flat = None
         return self._token
 
     def set_gradient(self, flat: Tensor) -> None:
-        for parameter, piece in zip(
-            self.parameters, self.layout.unpack(flat).values(), strict=True
+        pieces = flat.split(list(self.layout.sizes))
+        for parameter, piece, shape in zip(
+            self.parameters, pieces, self.layout.shapes, strict=True
         ):
             if parameter.grad is None and not self.is_server and not piece.any():
                 continue  # nobody used it: an optimiser would decay its weights
-            parameter.grad = piece.to(parameter.device, parameter.dtype)
+            view = piece.view(shape)
+            is_fitting = self.is_uniform and flat.dtype == self.dtype
+            parameter.grad = view if is_fitting else view.to(parameter.device, parameter.dtype)
 
     def descend(
         self, step: Callable[[], Any], guard: Callable[[], AbstractContextManager[None]]

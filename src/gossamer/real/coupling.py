@@ -313,6 +313,8 @@ class Coupling:
         return {
             "step": self.worker.step,
             "weight": self.replica.weight,
+            "version": self.replica.version,
+            "memory": {name: tensor.clone() for name, tensor in self.replica.memory.items()},
             "value": self.replica.snapshot(),
             "random": repr(self.worker.rng.getstate()),
             "servers": {str(end): server.state_dict() for end, server in self._servers.items()},
@@ -322,9 +324,9 @@ class Coupling:
         self._loaded = state
 
     def _resume(self, state: dict[str, Any]) -> None:
-        if self.method.server is None:
-            # A server's clocks begin anew, and those of its workers with them.
-            self.worker.step = int(state["step"])
+        self.worker.step = int(state["step"])
+        self.replica.version = int(state["version"])
+        self.replica.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}
         if state["weight"] != 1.0:
             self.replica.weight = float(state["weight"])
         self.worker.rng.setstate(ast.literal_eval(state["random"]))

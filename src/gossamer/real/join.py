@@ -226,7 +226,15 @@ class JoinedWorker:
             yield self.model
 
     def state_dict(self) -> dict[str, Any]:
-        """This worker's part of a checkpoint, beside the model's and the optimiser's own."""
+        """What the coupling adds to this worker's checkpoint, taken between two steps.
+
+        It holds this worker's own replica, the method's memory (velocities, gradients not yet
+        sent), push-sum weight, versions, random state, the number of the step, and the servers
+        that live in this process. Every worker saves, in a file of its own, `model.state_dict()`
+        (the statistics of BatchNorm are its own), `optimizer.state_dict()`, this, and what else
+        the loop has: schedule, scaler, place in the data, torch's random state. Save at the same
+        step on all workers; what asynchronous workers have on the way then is lost.
+        """
         state: dict[str, Any] = {"method": str(self.method), "rank": self.rank, "size": self.size}
         if self.coupling is not None:
             self._open_for("state_dict")

@@ -14,7 +14,7 @@ from gossamer.errors import Late, PeerLost, ProtocolError
 from gossamer.pending import Pending
 from gossamer.real.books import Books
 from gossamer.real.hub import Hub
-from gossamer.real.transport import StopToken
+from gossamer.real.transport import Scattered, StopToken
 from gossamer.replica import Replica
 from gossamer.worker import Gradient, Left, Message, Tag
 
@@ -174,7 +174,10 @@ class RealWorker:
         members = range(self.size) if over is None else over
         self._books.exchanges += 1
         share = 2 * (len(members) - 1) / len(members)
-        self._books.bytes += round(share * value.numel() * value.element_size())
+        # Looking at a gradient in pieces would put it together.
+        is_scattered = isinstance(value, Scattered)
+        size = value.count * value.kind.itemsize if is_scattered else value.nbytes
+        self._books.bytes += round(share * size)
         return self._hub.transport.all_reduce(value, members)
 
     def _tag(self, kind: str, members: Sequence[int]) -> Tag:

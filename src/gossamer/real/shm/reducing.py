@@ -25,10 +25,10 @@ from gossamer.real.shm.layout import CELLS, aligned
 from gossamer.real.shm.results import Results
 from gossamer.real.shm.segments import Control
 from gossamer.real.shm.system import fence
-from gossamer.real.transport import StopToken
+from gossamer.real.transport import Scattered, StopToken
 
 _BY_EACH_BYTES = 1 << 17
-_BLOCK = 1 << 16
+_BLOCK = 1 << 18
 _GROUP_BITS = 40
 _SEQUENCE_BITS = 24
 _LOOKS = 8
@@ -37,13 +37,20 @@ _LOOKS = 8
 class _Operation:
     """One all-reduce of this process that may still be in somebody's way."""
 
-    def __init__(self, key: int, value: Tensor, members: tuple[int, ...]) -> None:
+    def __init__(self, key: int, value: Tensor | Scattered, members: tuple[int, ...]) -> None:
         self.key = key
         self.members = members
-        self.shape = value.shape
-        self.count = value.numel()
-        self.dtype = value.dtype
-        self.nbytes = value.numel() * value.element_size()
+        if isinstance(value, Scattered):
+            self.shape = torch.Size((value.count,))
+            self.count, self.dtype = value.count, value.kind
+        else:
+            self.shape = value.shape
+            self.count, self.dtype = value.numel(), value.dtype
+        self.nbytes = self.count * self.dtype.itemsize
+        parts = len(members)
+        # Halves and quarters are exact: dividing what goes in saves dividing what comes out.
+        is_exact = self.dtype.is_floating_point and parts & (parts - 1) == 0
+        self.scale = 1.0 / parts if is_exact else 1.0
         self.cell = -1
         self.offset = -1
         self.found: dict[int, int] = {}
@@ -54,6 +61,10 @@ class _Operation:
     def abandon(self) -> None:
         """Cancelled: nobody here wants the result, yet others still read the contribution."""
         self.is_abandoned = True
+
+    def divisor(self, values: Sequence[Tensor]) -> float:
+        """What the sum of the contributions is still to be divided by."""
+        return len(values) * self.scale
 
     @property
     def bounds(self) -> list[int]:
@@ -86,14 +97,15 @@ class Reducing:
         self._posted: list[_Operation] = []
         self._sequence: dict[tuple[int, ...], int] = {}
 
-    def start(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
-        value = value.detach()
+    def start(self, value: Tensor | Scattered, members: Sequence[int]) -> Pending[Tensor]:
+        if not isinstance(value, Scattered):
+            value = value.detach()
         group = tuple(sorted(set(members)))
         if self._rank not in group:
             raise ProtocolError(f"process {self._rank} is no member of {group}")
         pending: Pending[Tensor] = Pending("all_reduce")
         if len(group) == 1:
-            pending.resolve(value.clone())
+            pending.resolve(_whole(value))
             return pending
         with self._lock:
             number = self._sequence.get(group, 0)
@@ -102,7 +114,12 @@ class Reducing:
             self._sequence[group] = number + 1
             own, cell = self._own, operation.cell
             target = own.memory.tensor(operation.offset, operation.count, operation.dtype)
-            target.copy_(value.reshape(-1))
+            if isinstance(value, Scattered):
+                value.write_into(target, operation.scale)
+            elif operation.scale == 1.0:
+                target.copy_(value.reshape(-1))
+            else:
+                torch.mul(value.reshape(-1), operation.scale, out=target)
             own.offsets[cell] = operation.offset
             own.lengths[cell] = operation.nbytes
             fence()  # whoever sees the key sees all the rest
@@ -170,7 +187,7 @@ class Reducing:
             result = self._results.empty(operation.count, operation.dtype)
             values = self._values(operation)
             if operation.is_by_each:
-                _mean(values, result, 0, operation.count)
+                _mean(values, result, 0, operation.count, operation.divisor(values))
             else:
                 self._reduce_in_chunks(operation, values, result)
             self._finish(operation)
@@ -225,7 +242,8 @@ class Reducing:
         chunks = dict(zip(members, pairwise(bounds), strict=True))
         self._own.working[operation.cell] = key
         start, end = chunks.pop(self._rank)
-        _mean(values, result, start, end)
+        divisor = operation.divisor(values)
+        _mean(values, result, start, end, divisor)
         self._chunk(operation, self._rank, end - start).copy_(result[start:end])
         fence()
         self._own.published[operation.cell] = key
@@ -238,7 +256,7 @@ class Reducing:
                 if cell is not None and board.published[cell] == key:
                     result[start:end].copy_(self._chunk(operation, member, end - start))
                 elif cell is None or board.working[cell] != key or self._control.is_gone(member):
-                    _mean(values, result, start, end)
+                    _mean(values, result, start, end, divisor)
                 else:
                     continue
                 del chunks[member]
@@ -268,14 +286,23 @@ def _key(members: tuple[int, ...], number: int) -> int:
     return group << _SEQUENCE_BITS | number % (1 << _SEQUENCE_BITS)
 
 
-def _mean(values: Sequence[Tensor], result: Tensor, start: int, end: int) -> None:
+def _whole(value: Tensor | Scattered) -> Tensor:
+    if not isinstance(value, Scattered):
+        return value.clone()
+    whole = torch.empty(value.count, dtype=value.kind)
+    value.write_into(whole, 1.0)
+    return whole
+
+
+def _mean(values: Sequence[Tensor], result: Tensor, start: int, end: int, divisor: float) -> None:
     """`rules.mean_in_order` of a range, block by block: the sum is still in the cache to divide."""
-    if len(values) == 1:
-        result[start:end].copy_(values[0][start:end])
-        return
     for at in range(start, end, _BLOCK):
         block = slice(at, min(at + _BLOCK, end))
-        total = torch.add(values[0][block], values[1][block], out=result[block])
+        if len(values) == 1:
+            total = result[block].copy_(values[0][block])
+        else:
+            total = torch.add(values[0][block], values[1][block], out=result[block])
         for value in values[2:]:
             total.add_(value[block])
-        total.div_(len(values))
+        if divisor != 1.0:
+            total.div_(divisor)

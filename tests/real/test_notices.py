@@ -1,0 +1,42 @@
+"""What launchers write about deaths reaches the workers, whatever their connections say."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+
+import pytest
+
+from gossamer.real.notices import Notices, tell_dead
+from gossamer.real.store import TcpStore, serve
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def test_each_death_is_noticed_once() -> None:
+    """Also one that was written down before anybody looked; and nobody else is named."""
+    engine = serve()
+    told, died = TcpStore(engine), SimpleQueue[int]()
+    tell_dead(told, 3, "killed by SIGKILL")
+    notices = Notices(lambda: TcpStore.connect("127.0.0.1", engine.port), (1, 2, 3), died.put)
+    notices.start()
+    try:
+        assert died.get(timeout=20) == 3
+        tell_dead(told, 3, "its host is gone")
+        tell_dead(told, 1, "ended with exit code 1")
+        assert died.get(timeout=20) == 1
+    finally:
+        notices.stop()
+    assert died.empty()
+
+
+def test_a_store_that_dies_ends_the_looking() -> None:
+    """Its host is gone, and with it everything that could be read."""
+
+    def refuse() -> TcpStore:
+        raise RuntimeError("nobody answers there")
+
+    died = SimpleQueue[int]()
+    notices = Notices(refuse, (1,), died.put)
+    notices.start()
+    notices.stop()
+    assert died.empty()

@@ -1,0 +1,142 @@
+"""Every batch of a run is processed by somebody who lives, whoever dies and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.real.lone import LocalStore
+from gossamer.real.pace import Leases, Rounds
+from gossamer.tasks.split import Order, make_sampler
+
+BATCH = 3
+
+
+class DyingStore(LocalStore):
+    """Stops whoever is to die after so many of its questions: a death between two of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: dict[int, int] = {}
+        self.asking = 0
+
+    def _ask(self) -> None:
+        if self.asking in self.left:
+            self.left[self.asking] -= 1
+            if self.left[self.asking] < 0:
+                raise KeyboardInterrupt
+
+    def add(self, key: str, amount: int) -> int:
+        found = super().add(key, amount)
+        self._ask()
+        return found
+
+    def agree(self, key: str, value: str) -> str:
+        found = super().agree(key, value)
+        self._ask()
+        return found
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    workers=st.integers(2, 4),
+    batches=st.integers(1, 40),
+    deaths=st.dictionaries(st.integers(1, 3), st.integers(0, 12), max_size=3),
+    order=st.lists(st.integers(0, 3), max_size=120),
+)
+def test_leases_of_the_dead_are_taken_over(
+    workers: int, batches: int, deaths: dict[int, int], order: list[int]
+) -> None:
+    """Worker 0 lives and comes last, so nothing may be left undone; nothing is done for fun.
+
+    The others die between any two questions to the store, also before their name is written.
+    """
+    store = DyingStore()
+    store.left = {rank: after for rank, after in deaths.items() if rank < workers}
+    live = set(range(workers))
+    repeated = [0]
+    samples = batches * BATCH
+
+    def make(rank: int) -> Leases:
+        return Leases(
+            samples, BATCH, samples, store, Order(samples, 0, BATCH), rank, workers,
+            lambda: frozenset(live), lambda count: repeated.__setitem__(0, repeated[0] + count),
+        )  # fmt: skip
+
+    leases = [make(rank) for rank in range(workers)]
+    done: list[int] = []
+    held: dict[int, list[int]] = {}
+
+    def step(rank: int) -> bool:
+        """The batch counts as processed when the worker lives on to ask for the next."""
+        store.asking = rank
+        done.extend(held.pop(rank, ()))
+        try:
+            if not leases[rank].open_step(0):
+                return False
+            held[rank] = leases[rank].next_batch().tolist()
+        except KeyboardInterrupt:
+            live.discard(rank)
+            return False
+        return True
+
+    for rank in order:
+        if rank in live and rank < workers:
+            step(rank)
+    # Who has not ended by now is slow, and dies if it was to.
+    for rank in [rank for rank in deaths if rank < workers]:
+        live.discard(rank)
+    for rank in sorted(live, reverse=True):
+        while step(rank):
+            pass
+    assert set(done) == set(range(samples))
+    assert len(done) <= samples + repeated[0] + 4 * BATCH * len(deaths)
+    if not deaths:
+        assert sorted(done) == list(range(samples))
+        assert repeated[0] == 0
+
+
+def make_rounds(live_at: Callable[[int], frozenset[int]], samples: int, workers: int) -> Rounds:
+    sampler = make_sampler(torch.zeros(90, dtype=torch.int64), workers, BATCH, "shuffled", 0, True)
+    return Rounds(samples, BATCH, 90, live_at, sampler, 0, workers)
+
+
+@given(died_at=st.integers(0, 80), late=st.integers(0, 15), samples=st.integers(1, 600))
+def test_rounds_make_up_for_what_the_dead_left(died_at: int, late: int, samples: int) -> None:
+    """Also if a few steps pass before the death is known; everybody counts alike."""
+    workers = 3
+    made = [0]
+
+    def live_at(step: int) -> frozenset[int]:
+        # Who asks about a block first fixes it for all, knowing what is known by then.
+        block = step // 16
+        if block not in agreed:
+            known = made[0] >= died_at + late
+            agreed[block] = frozenset({0, 2} if known else {0, 1, 2})
+        return agreed[block]
+
+    agreed: dict[int, frozenset[int]] = {}
+    rounds = make_rounds(live_at, samples, workers)
+    processed = 0
+    while rounds.open_step(made[0]):
+        processed += BATCH * (3 if made[0] < died_at else 2)
+        made[0] += 1
+        assert made[0] < 1000
+    lacking = samples - processed
+    if made[0] >= died_at + late:
+        assert lacking <= 0
+    assert processed <= samples + BATCH * (workers + 32 + 16)
+
+
+def test_rounds_without_deaths_end_at_the_budget() -> None:
+    """As many rounds as the samples fill, no more."""
+    rounds = make_rounds(lambda step: frozenset(range(3)), 90, 3)
+    steps = 0
+    while rounds.open_step(steps):
+        steps += 1
+    assert steps == 10
+    assert isinstance(rounds.next_batch(), np.ndarray)
