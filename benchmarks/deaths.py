@@ -47,11 +47,13 @@ OTHER_GOAL = 2.0
 
 def process_of(rank: int) -> int:
     """The child of this process that is that worker."""
+    mine = f"GOSSAMER_RANK={rank}".encode()
     for listed in Path("/proc/self/task").glob("*/children"):
-        for pid in listed.read_text().split():
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if f"GOSSAMER_RANK={rank}".encode() in variables:
-                return int(pid)
+        # Threads and processes come and go while they are listed.
+        with contextlib.suppress(OSError):
+            for pid in listed.read_text().split():
+                if mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    return int(pid)
     raise ProcessLookupError(f"worker {rank} is not here")
 
 
@@ -91,18 +93,23 @@ def measure(method: str, transport: str, victim: int | None, seed: int) -> dict[
         job = job_of(settings, "digits-mlp", None, folder)
         plan = Launch(
             [sys.executable, __file__, WORKER], WORKERS, transport=transport, folder=folder,
-            tolerates_deaths=True, environment={"GOSSAMER_JOB": job.to_json(), "OMP_NUM_THREADS": "1"},
+            tolerates_deaths=True,
+            environment={"GOSSAMER_JOB": job.to_json(), "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         diaries = [FileEntries(folder, rank) for rank in range(WORKERS)]
         follower = Follower(folder, diaries, on_progress=Killer(victim))
-        with follower, contextlib.redirect_stderr(io.StringIO()):
+        said = io.StringIO()
+        with follower, contextlib.redirect_stderr(said):
             status = Launcher(plan).run()
         follower.catch_up()
         result = follower.result(settings, status)
     summary = result.summary
     expected = WORKERS - (victim is not None)
     if result.status != 0 or summary["living"] != expected:
-        raise SystemExit(f"{method} on {transport}: the survivors of worker {victim} did not end")
+        raise SystemExit(
+            f"{method} on {transport}: {summary['living']} of {expected} survivors of worker "
+            f"{victim} finished\n{said.getvalue()}"
+        )
     return {
         "pause": summary["longest_step_gap_seconds"],
         "steps_per_second": summary["steps"] / WORKERS / summary["wall_seconds"],

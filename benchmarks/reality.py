@@ -55,7 +55,7 @@ METHODS = (
 CASES = {"equal workers": "", "one slow": "0=4"}
 SEEDS = 5
 """Of the simulation; their mean is the prediction."""
-LIMIT_S = 180
+LIMIT_S = 240
 NICE = ("nice", "-n", "-10")
 """Other programs of this machine are not part of the experiment."""
 
@@ -240,10 +240,10 @@ def as_markdown(found: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--mbit", type=float, default=200.0)
-    parser.add_argument("--seconds", type=float, default=0.1, help="of sleep in a gradient")
+    parser.add_argument("--mbit", type=float, default=50.0)
+    parser.add_argument("--seconds", type=float, default=0.4, help="of sleep in a gradient")
     parser.add_argument("--jitter", type=float, default=0.1)
-    parser.add_argument("--batch", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))

@@ -85,6 +85,16 @@ def decode(data: bytes | memoryview) -> Any:
     return value
 
 
+def moved(value: Any, device: torch.device) -> Any:
+    """The same payload with its tensors on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    names = _FIELDS.get(type(value))
+    if not names:
+        return value
+    return type(value)(*(moved(getattr(value, name), device) for name in names))
+
+
 def _decode(data: bytes | memoryview) -> tuple[Any, int]:
     (length,) = struct.unpack_from("<H", data, 0)
     at = 2 + length

@@ -63,6 +63,7 @@ def case_of_saving(rank: int, steps: int = 3) -> dict[str, object]:
         train(worker, steps)
         state = (model.state_dict(), optimizer.state_dict(), worker.state_dict())
         torch.save(state, _file(rank))
+        assert _file(rank).stat().st_size < 30_000  # the model, not the memory that it lies in
     return {"digest": digest(model)}
 
 

@@ -9,6 +9,7 @@ The answer is one object per group: how each worker ended, what it returned, and
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -40,6 +41,7 @@ def become_worker(case: str, rank: int, environment: dict[str, str], folder: Pat
         with (folder / f"{rank}.txt").open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
+        faulthandler.dump_traceback_later(LIMIT_S - 5)  # a hang says where
         os.environ.update(environment, GOSSAMER_RANK=str(rank), GOSSAMER_LOCAL_RANK=str(rank))
         torch.manual_seed(100 + rank)
         answer = CASES[case](rank)
@@ -59,12 +61,26 @@ def environment_of(size: int, method: str, port: int, segments: Segments) -> dic
     }  # fmt: skip
 
 
+def start_store() -> tuple[int, int]:
+    """In a process of its own, for it has threads, and a fork of a process with threads may find
+    their locks taken for ever; returns its process and its port."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writing, str(serve().port).encode())
+        signal.pause()
+    os.close(writing)
+    port = int(os.read(reading, 16))
+    os.close(reading)
+    return pid, port
+
+
 def run(case: str, size: int, method: str, folder: Path) -> dict[str, object]:
     """Start the workers, report deaths as the launcher does, kill what is left at the limit."""
     folder.mkdir()
-    store = serve()
+    store, port = start_store()
     segments = create_segments(size)
-    environment = environment_of(size, method, store.port, segments)
+    environment = environment_of(size, method, port, segments)
     pids: dict[int, int] = {}
     for rank in range(size):
         pid = os.fork()
@@ -74,7 +90,7 @@ def run(case: str, size: int, method: str, folder: Path) -> dict[str, object]:
     ends: dict[int, int] = {}
     limit = time.monotonic() + LIMIT_S
     while len(ends) < size:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+        pid, status = next(filter(any, (os.waitpid(p, os.WNOHANG) for p in pids)), (0, 0))
         if pid:
             rank = pids.pop(pid)
             ends[rank] = os.waitstatus_to_exitcode(status)
@@ -85,6 +101,8 @@ def run(case: str, size: int, method: str, folder: Path) -> dict[str, object]:
         else:
             time.sleep(2e-3)
     segments.close()
+    os.kill(store, signal.SIGKILL)
+    os.waitpid(store, 0)
     answers = [folder / f"{rank}.json" for rank in range(size)]
     return {
         "ends": [ends[rank] for rank in range(size)],

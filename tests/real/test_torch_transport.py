@@ -112,7 +112,7 @@ def test_both_launchers_are_understood() -> None:
     torchrun |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
     assert Meeting.from_environment(torchrun) == Meeting(1, 4, "a", 7, "gossamer/2")
     ours = {"GOSSAMER_STORE": "[::1]:9", "GOSSAMER_RANK": "0", "GOSSAMER_SIZE": "2"}
-    assert Meeting.from_environment(torchrun | ours) == Meeting(0, 2, "::1", 9)
+    assert Meeting.from_environment(torchrun | ours) == Meeting(0, 2, "::1", 9, has_notices=True)
 
 
 def test_an_unknown_reduction_is_refused_with_the_nearest_name() -> None:

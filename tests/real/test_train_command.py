@@ -1,4 +1,4 @@
-"""`gossamer train` as a user meets it: refused, interrupted, too late, and under other launchers."""
+"""`gossamer train` as a user meets it: refused, ended early, and under other launchers."""
 
 from __future__ import annotations
 
@@ -164,6 +164,30 @@ def test_signal_and_deadline_show_who_waits_for_what(tmp_path: Path) -> None:
     assert err.count("Who waits for what") == 2
     assert "not finished within the deadline of 15 s" in err
     assert read(running.folder() / "summary.json")["ended"] == "deadline"
+
+
+def test_the_death_of_a_server_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
+    """At once, with the folder readable."""
+    with Running(tmp_path, "-n", "2", "--method", "downpour") as running:
+        running.wait_for_a_row()
+        os.kill(worker_zero(running), signal.SIGKILL)
+        status, err = running.finish()
+    assert status == 1
+    assert err.strip().splitlines()[-1] == (
+        "the run ended: server 0 is lost with the process of worker 0, which kept it; no method "
+        "goes on without its server"
+    )
+    assert "Traceback" not in err
+    summary = read(running.folder() / "summary.json")
+    assert summary["ended"] == "failed"
+    assert summary["failure"].startswith("server 0 is lost")
+
+
+def worker_zero(running: Running) -> int:
+    for pid in running.workers():
+        if b"GOSSAMER_RANK=0" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return pid
+    raise AssertionError("worker 0 is not there")
 
 
 # ---------------------------------------------------------------------- other launchers

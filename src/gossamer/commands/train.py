@@ -119,8 +119,7 @@ def train(
         "schedule": schedule, "clip": clip, "split": split, "threads": threads,
         "buffers": buffers, "evaluations": evaluations, "checkpoint_every": checkpoint_every,
     }  # fmt: skip
-    if resume is not None:
-        chosen |= _kept(context, resume)
+    chosen |= {} if resume is None else _kept(context, resume)
     data, checkpoint_every = chosen.pop("data"), chosen.pop("checkpoint_every")
     settings = _settings(data=data, **chosen)
     injection = launching.injection_of(slow, pause, kill)
@@ -137,15 +136,16 @@ def train(
         # Worker 0 speaks for all of them.
         return start().status
     folder = None if resume is None else RunFolder(resume)
+    config = {**settings.as_dict(), "command": "train", "transport": transport}
     if folder is None and place is not None:
         folder = RunFolder.create(place, f"train-{given.slug(str(settings.method))}")
-        folder.write_config({**settings.as_dict(), "command": "train", "transport": transport})
-    return _follow(start, settings, folder, as_json=as_json)
+        folder.write_config(config)
+    return _follow(start, settings, folder, config, as_json=as_json)
 
 
 def _follow(
-    start: Callable[..., TrainingResult], settings: Settings, folder: RunFolder | None, *,
-    as_json: bool,
+    start: Callable[..., TrainingResult], settings: Settings, folder: RunFolder | None,
+    config: Row, *, as_json: bool,
 ) -> int:  # fmt: skip
     """Show the run as it goes, keep what it tells, and end with its exit code."""
     view = View(str(settings.method), settings.cluster.workers, settings.epochs or 1.0)
@@ -166,6 +166,7 @@ def _follow(
         pass  # before the workers were started, or as one worker of another launcher's job
     finally:
         if folder is not None:
+            folder.write_config(config)  # of a resumed run, which may have grown
             folder.write_summary(summary)
             folder.close()
     if result is not None:

@@ -76,9 +76,13 @@ class Binding:
         for parameter in self.parameters:
             self.dtype = torch.promote_types(self.dtype, parameter.dtype)
         first = self.parameters[0]
-        self.is_uniform = all(
-            p.dtype == first.dtype and p.device.type == "cpu" for p in self.parameters
+        self.is_alike = all(
+            p.dtype == first.dtype and p.device == first.device for p in self.parameters
         )
+        """One type, one place: then one flat buffer can hold them all."""
+        self.device = first.device
+        self.is_uniform = self.is_alike and self.device.type == "cpu"
+        """Alike, and where the window is."""
         self._flat: Tensor | None = None
         self._token = LoopGradient.of(self)
         self._private: Tensor | None = None
@@ -93,7 +97,8 @@ class Binding:
     def attach(self, window: Tensor, *, is_private: bool) -> None:
         """From now on the module trains coupled to this window."""
         self._window = window
-        self._window_views = list(self.layout.unpack(window).values())
+        self.is_uniform = self.is_alike and self.device == window.device
+        self._window_views = self._views(window)
         if is_private or not self.is_uniform:
             self.make_private()
         else:
@@ -107,8 +112,17 @@ class Binding:
         if not self.is_uniform or self._private is not None:
             return  # parameters on another device, or of several types, are private as they are
         self._private = self._window.clone()
-        self._private_views = list(self.layout.unpack(self._private).values())
+        self._private_views = self._views(self._private)
         self._point(self._private_views)
+
+    def _views(self, flat: Tensor) -> Views:
+        """Each with a storage of its own: whoever saves a parameter saves its whole storage, and
+        that of a window may be all the memory that processes share."""
+        pieces = zip(flat.split(list(self.layout.sizes)), self.layout.shapes, strict=True)
+        return [
+            torch.from_numpy(piece.view(torch.uint8).numpy()).view(flat.dtype).view(shape)
+            for piece, shape in pieces
+        ]
 
     def _point(self, views: Views) -> None:
         for parameter, view in zip(self.parameters, views, strict=True):
@@ -140,8 +154,8 @@ class Binding:
         """All `.grad`s as one new vector; a parameter without one counts as zero."""
         if self._flat is None:
             pieces = [
-                torch.zeros(p.numel(), dtype=self.dtype) if p.grad is None
-                else _dense(p.grad.detach()).reshape(-1).to("cpu", self.dtype)
+                self._window.new_zeros(p.numel()) if p.grad is None
+                else _dense(p.grad.detach()).reshape(-1).to(self._window.device, self.dtype)
                 for p in self.parameters
             ]  # fmt: skip
             self._flat = torch.cat(pieces)
@@ -153,7 +167,9 @@ class Binding:
             gradient = parameter.grad
             if gradient is None:
                 place.zero_()
-            elif self.is_uniform and gradient.is_contiguous() and not gradient.is_sparse:
+            elif gradient.is_sparse or gradient.dtype != place.dtype:
+                place.copy_(_dense(gradient.detach()).reshape(-1)).mul_(scale)
+            elif gradient.device == place.device and gradient.is_contiguous():
                 torch.mul(gradient.detach().view(-1), scale, out=place)
             else:
                 place.copy_(_dense(gradient.detach()).reshape(-1)).mul_(scale)
@@ -170,7 +186,7 @@ class Binding:
             if parameter.grad is None and not self.is_server and not piece.any():
                 continue  # nobody used it: an optimiser would decay its weights
             view = piece.view(shape)
-            is_fitting = self.is_uniform and flat.dtype == self.dtype
+            is_fitting = self.is_uniform and flat.dtype == self.dtype and flat.device == self.device
             parameter.grad = view if is_fitting else view.to(parameter.device, parameter.dtype)
 
     def descend(

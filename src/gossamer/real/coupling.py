@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
+import json
 import time
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, cast
@@ -71,6 +71,10 @@ class Coupling:
         slices = cut(binding.layout.sizes, spec.servers) if self.method.has_server else ()
         self.plan = Plan(self.size, slices)
         self.hub = Hub(transport, self.plan, self._driver)
+        # Processes that share a GPU can reach into each other's memory there.
+        is_on_gpu = binding.is_alike and binding.device.type == "cuda" and transport.name == "shm"
+        self._device = binding.device if is_on_gpu else torch.device("cpu")
+        self.hub.device = self._device
         self._pace = LoopPace(steps)
         self._slow = own_slow_factor(self.rank)
         self._servers: dict[int, LoopReplica | OwnOptimiserReplica] = {}
@@ -99,6 +103,7 @@ class Coupling:
                 initial.numel() if end < self.size else _length(self.plan.slices[end - self.size]),
                 self._binding.dtype,
                 self.plan.process_of(end),
+                self._device,
             )
             for end in range(self.plan.ends)
         }
@@ -316,7 +321,7 @@ class Coupling:
             "version": self.replica.version,
             "memory": {name: tensor.clone() for name, tensor in self.replica.memory.items()},
             "value": self.replica.snapshot(),
-            "random": repr(self.worker.rng.getstate()),
+            "random": json.dumps(self.worker.rng.getstate()),
             "servers": {str(end): server.state_dict() for end, server in self._servers.items()},
         }
 
@@ -329,7 +334,8 @@ class Coupling:
         self.replica.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}
         if state["weight"] != 1.0:
             self.replica.weight = float(state["weight"])
-        self.worker.rng.setstate(ast.literal_eval(state["random"]))
+        version, numbers, spare = json.loads(state["random"])
+        self.worker.rng.setstate((version, tuple(numbers), spare))
 
 
 def _length(part: slice) -> int:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost
-from gossamer.payload import decode, encode_parts
+from gossamer.payload import decode, encode_parts, moved
 from gossamer.pending import Pending
 from gossamer.real.driver import Driver
 from gossamer.real.mailbox import Mailbox
@@ -64,6 +65,8 @@ class Hub:
         self._services = Services(self._answer)
         self.offer = self._services.offer
         self.bytes_sent = 0
+        self.device = torch.device("cpu")
+        """Where tensors that arrive are put."""
         self.window_bytes: dict[int, int] = {}
         """How large each end's window is."""
         self._watching: dict[int, dict[Pending[Any], None]] = {}
@@ -147,7 +150,10 @@ class Hub:
             self._services.serve(name, sender, reply_to)
             return
         tag: Tag = name if number == _NO_NUMBER else (name, number)
-        self.mailboxes[to].deliver(tag, Message(sender, decode(data[at:]), reply_to))
+        value = decode(data[at:])
+        if self.device.type != "cpu" and kind == _MESSAGE:
+            value = moved(value, self.device)
+        self.mailboxes[to].deliver(tag, Message(sender, value, reply_to))
 
     def lost(self, process: int) -> None:
         self.driver.enter_transport_thread()

@@ -61,11 +61,11 @@ class LoopReplica:
 
     def add_(self, delta: Tensor, scale: float = 1.0) -> None:
         with self._guard():
-            self.window.add_(delta, alpha=scale)
+            self.window.add_(delta.to(self.window.device), alpha=scale)
 
     def mix_(self, theirs: Tensor, beta: float) -> None:
         with self._guard():
-            self.window.lerp_(theirs, beta)
+            self.window.lerp_(theirs.to(self.window.device), beta)
 
     def assign_(self, value: Tensor) -> None:
         with self._guard():

@@ -25,14 +25,14 @@ def combined(output: str, workers: Sequence[Output], servers: Sequence[Output]) 
     """Everyone who combines the same contributions gets the same bits."""
     buffers = mean_of([worker.buffers for worker in workers], [1.0] * len(workers))
     if servers and output in ("centre", "server", "moving average"):
-        return Output(torch.cat([server.value for server in servers]), 1.0, buffers)
+        return Output(torch.cat([server.value.cpu() for server in servers]), 1.0, buffers)
     return Output(mean_of([w.value for w in workers], [w.weight for w in workers]), 1.0, buffers)
 
 
 def mean_of(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Push-sum's mean is sum of numerators over sum of weights; every other weight is 1."""
     total = sum(weights)
-    stacked = torch.stack(list(values))
+    stacked = torch.stack([value.cpu() for value in values])
     mean = stacked.mean(0)
     if total != len(values):
         return mean.mul_(len(values) / total)

@@ -56,6 +56,8 @@ class Window:
     numel: int
     dtype: torch.dtype
     process: int
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    """Where it lies; a transport whose windows lie in main memory refuses any other."""
 
 
 class Scattered(Tensor):

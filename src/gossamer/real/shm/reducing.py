@@ -119,7 +119,7 @@ class Reducing:
             elif operation.scale == 1.0:
                 target.copy_(value.reshape(-1))
             else:
-                torch.mul(value.reshape(-1), operation.scale, out=target)
+                torch.mul(value.reshape(-1).to(target.device), operation.scale, out=target)
             own.offsets[cell] = operation.offset
             own.lengths[cell] = operation.nbytes
             fence()  # whoever sees the key sees all the rest

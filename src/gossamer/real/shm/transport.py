@@ -91,6 +91,7 @@ class ShmTransport:
         self._close_files()
         control.set_state(rank, OPEN)
         self._wait_for_others(stop)
+        self._windows.share_gpu_memory(windows, initial, self.store, stop)
         self._receiving.start()
         self._is_open = True
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
+import torch
 from torch import Tensor
 
 from gossamer.errors import ProtocolError
+from gossamer.real.shm.cuda import attach, publish
 from gossamer.real.shm.layout import Layout, Place
 from gossamer.real.shm.memory import Memory
 from gossamer.real.shm.system import RobustLock
-from gossamer.real.transport import StopToken
+from gossamer.real.transport import StopToken, Store, Window
 
+_PATIENCE_S = 60.0
 _BLOCK = 1 << 16
 """Elements that two passes over the same data find in the cache again."""
 
@@ -36,6 +39,9 @@ class _Shared:
             self.torn_updates += 1
 
     def __exit__(self, *error: object) -> None:
+        if self.data.is_cuda:
+            # What was asked of the GPU under the lock has to be done before it is free.
+            torch.cuda.current_stream(self.data.device).synchronize()
         self.lock.release()
 
 
@@ -65,6 +71,19 @@ class Windows:
             shared.lock.initialise()
             shared.data.copy_(value.detach().reshape(-1))
 
+    def share_gpu_memory(
+        self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], store: Store,
+        stop: StopToken,
+    ) -> None:  # fmt: skip
+        """Windows on a GPU lie there and not in main memory; everybody calls this."""
+        on_gpu = {end: window for end, window in windows.items() if window.device.type == "cuda"}
+        for end, window in on_gpu.items():
+            if end in initial:
+                self._shared[end].data = publish(window, initial[end], end, store)
+        for end, window in on_gpu.items():
+            if end not in initial:
+                self._shared[end].data = attach(window, end, store, stop, patience=_PATIENCE_S)
+
     def data(self, end: int) -> Tensor:
         return self._shared[end].data
 
@@ -81,7 +100,7 @@ class Windows:
                 f" which has {shared.data.numel()}"
             )
         with shared:
-            shared.data[start:stop].add_(delta)
+            shared.data[start:stop].add_(delta.to(shared.data.device))
 
     def average(self, own: int, peer: int) -> None:
         """Both become their mean; locks are taken in order of ends, so nobody waits crosswise."""
@@ -89,6 +108,7 @@ class Windows:
             return
         mine, theirs = self._shared[own].data, self._shared[peer].data
         with self._shared[min(own, peer)], self._shared[max(own, peer)]:
-            for some, others in zip(mine.split(_BLOCK), theirs.split(_BLOCK), strict=True):
+            block = mine.numel() if mine.is_cuda else _BLOCK
+            for some, others in zip(mine.split(block), theirs.split(block), strict=True):
                 some.lerp_(others, 0.5)
                 others.copy_(some)

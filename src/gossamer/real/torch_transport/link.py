@@ -49,14 +49,15 @@ class _Sent:
 
 
 class Link:
-    """This process's side of one pair."""
+    """This process's side of one pair: it sends on one connection and receives on another."""
 
     def __init__(
-        self, group: Any, peer: int, receiver: Receiver,
+        self, outgoing: Any, incoming: Any, peer: int, receiver: Receiver,
         frame: Callable[[int, memoryview], None], ended: Callable[[int, bool, int], None],
     ) -> None:  # fmt: skip
         self.peer = peer
-        self._group = group
+        self._outgoing = outgoing
+        self._incoming = incoming
         self._receiver = receiver
         self._frame = frame
         self._ended = ended
@@ -125,7 +126,7 @@ class Link:
         if self._error is not None:
             raise self._error
         try:
-            sent.works.append(self._group.send([content], self.peer, tag))
+            sent.works.append(self._outgoing.send([content], self.peer, tag))
         except RuntimeError:
             self._error = PeerLost(self.peer, "its connection broke")
             raise self._error from None
@@ -162,7 +163,7 @@ class Link:
 
     def _await(self, target: Tensor, tag: int) -> Any:
         try:
-            return self._group.recv([target], self.peer, tag)
+            return self._incoming.recv([target], self.peer, tag)
         except RuntimeError as error:
             raise _Broken from error
 

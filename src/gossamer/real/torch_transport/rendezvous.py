@@ -91,11 +91,28 @@ def make_group(
     return ProcessGroupGloo(store, members.index(meeting.rank), len(members), options)
 
 
-def meet(meeting: Meeting, engine: TCPStore, stop: StopToken) -> ProcessGroupGloo:
-    """The group of all processes, once all have come; obeys `stop`."""
-    store = meeting.store(engine)
+@dataclass(frozen=True)
+class Lanes:
+    """Two connections for each pair, one for what goes each way.
+
+    Gloo lets a sender wait until it is told that the receiver is ready. On a connection that is
+    full of what goes the other way, that word would arrive behind all of it, and large messages
+    that cross would follow each other instead of passing.
+    """
+
+    upwards: ProcessGroupGloo
+    """For what goes to processes of higher rank."""
+    downwards: ProcessGroupGloo
+
+    def towards(self, rank: int, peer: int) -> ProcessGroupGloo:
+        return self.upwards if rank < peer else self.downwards
+
+
+def meet(meeting: Meeting, engine: TCPStore, stop: StopToken) -> Lanes:
+    """The connections of all processes, once all have come; obeys `stop`."""
+    facts = meeting.store(engine)
     limit = time.monotonic() + _TIMEOUT.total_seconds()
-    arrived = store.add("arrived", 1)
+    arrived = facts.add("arrived", 1)
     while arrived < meeting.size:
         stop.check()
         if time.monotonic() > limit:
@@ -104,12 +121,14 @@ def meet(meeting: Meeting, engine: TCPStore, stop: StopToken) -> ProcessGroupGlo
                 " see why the others did not start"
             )
         time.sleep(0.005)
-        arrived = store.add("arrived", 0)
-    made: list[ProcessGroupGloo | BaseException] = []
+        arrived = facts.add("arrived", 0)
+    made: list[Lanes | BaseException] = []
 
     def make() -> None:
         try:
-            made.append(make_group(meeting, meeting.connect_again(), "all", everybody))
+            store = meeting.connect_again()
+            lanes = (make_group(meeting, store, name, everybody) for name in ("up", "down"))
+            made.append(Lanes(*lanes))
         except BaseException as error:
             made.append(error)
 

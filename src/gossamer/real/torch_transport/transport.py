@@ -67,10 +67,17 @@ class TorchTransport:
         self._active = ActiveWords(self, windows, initial)
         engine = GlooEngine(self._meeting) if self._reduction_name == "engine" else None
         self._reduction = Reduction(self, self._losses, engine)
-        group = meet(self._meeting, self._engine, stop)
+        lanes = meet(self._meeting, self._engine, stop)
         receiver = _Dispatch(self._active, self._reduction)
         self._links = {
-            peer: Link(group, peer, receiver, self._frame, self._ended)
+            peer: Link(
+                lanes.towards(self.rank, peer),
+                lanes.towards(peer, self.rank),
+                peer,
+                receiver,
+                self._frame,
+                self._ended,
+            )
             for peer in range(self.size)
             if peer != self.rank
         }
