@@ -14,9 +14,10 @@ contains. So a gradient here mostly sleeps: the model is small and its gradient 
 of random length stands for the rest of the computing. Messages, sums, updates and the network are
 real.
 
-The time of a real epoch is the number of samples over the sum of the workers' rates. The wall time
-of an asynchronous run is longer, because workers end at different moments: whoever has taken the
-last batches finishes them, a slow one last. The simulator ends such a run with its last sample.
+The time of an epoch is that of the whole run over its epochs. In asynchronous runs workers end at
+different moments: whoever has taken the last batches finishes them, a slow one last, whereas the
+simulator ends such a run with its last sample. There the time of a real epoch is the number of
+samples over the sum of the workers' rates.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import torch
 from namespaces import Hosts, hosts, why_not
 
 from gossamer import Cluster, make_task, simulate
-from gossamer.settings import make_settings
+from gossamer.settings import Settings, make_settings
 from gossamer.sim.cluster import Compute, Wires
 from gossamer.sim.faults import parse_fault
 from gossamer.train import job_of
@@ -107,8 +108,7 @@ def run_real(made: Hosts, plan: Plan, method: str, slow: str, port: int) -> dict
     books = [diary["books"] for diary in diaries]
     steps = sum(book["steps"] for book in books)
     return {
-        "epoch_seconds": len(settings.task.train)
-        / sum(book["samples"] / book["seconds"] for book in books),
+        "epoch_seconds": _epoch_seconds(settings, books),
         "wall_seconds": max(book["seconds"] for book in books),
         "steps": [book["steps"] for book in books],
         "gradient_seconds": sum(book["computing_seconds"] for book in books) / steps,
@@ -121,6 +121,16 @@ def run_real(made: Hosts, plan: Plan, method: str, slow: str, port: int) -> dict
             diary["slept"]["sd"] / diary["slept"]["mean"] for diary in diaries
         ),
     }
+
+
+def _epoch_seconds(settings: Settings, books: list[dict[str, Any]]) -> float:
+    """In step, the end of the last one counts; out of step, the sum of everybody's rates."""
+    if settings.method.method.is_synchronous(settings.method_options()):
+        samples = sum(book["samples"] for book in books)
+        rate = samples / max(book["seconds"] for book in books)
+    else:
+        rate = sum(book["samples"] / book["seconds"] for book in books)
+    return len(settings.task.train) / rate
 
 
 def _diary(path: Path) -> dict[str, Any]:

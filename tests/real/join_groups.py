@@ -67,7 +67,8 @@ def start_store() -> tuple[int, int]:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(writing, str(serve().port).encode())
+        store = serve()
+        os.write(writing, str(store.port).encode())
         signal.pause()
     os.close(writing)
     port = int(os.read(reading, 16))
