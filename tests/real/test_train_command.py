@@ -231,7 +231,8 @@ SCRIPT = """
 import gossamer, json, sys
 result = gossamer.train("digits-mlp", "push_gossip", epochs=1)
 found = [result.summary["workers"], sorted(result.steps_by_worker), result.accuracy is not None]
-print(json.dumps([*found, result.parameters is not None]))
+# In one write: the two processes share their output.
+sys.stdout.write(json.dumps([*found, result.parameters is not None]) + "\\n")
 """
 
 

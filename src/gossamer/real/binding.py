@@ -83,6 +83,7 @@ class Binding:
         self.device = first.device
         self.is_uniform = self.is_alike and self.device.type == "cpu"
         """Alike, and where the window is."""
+        self._sizes = list(self.layout.sizes)
         self._flat: Tensor | None = None
         self._token = LoopGradient.of(self)
         self._private: Tensor | None = None
@@ -162,7 +163,7 @@ class Binding:
         return self._flat
 
     def write_gradient(self, target: Tensor, scale: float) -> None:
-        pieces = zip(self.parameters, target.split(list(self.layout.sizes)), strict=True)
+        pieces = zip(self.parameters, target.split(self._sizes), strict=True)
         for parameter, place in pieces:
             gradient = parameter.grad
             if gradient is None:
@@ -179,7 +180,7 @@ class Binding:
         return self._token
 
     def set_gradient(self, flat: Tensor) -> None:
-        pieces = flat.split(list(self.layout.sizes))
+        pieces = flat.split(self._sizes)
         for parameter, piece, shape in zip(
             self.parameters, pieces, self.layout.shapes, strict=True
         ):
