@@ -190,6 +190,7 @@ class Coupling:
         try:
             self._pace.is_closing = True
             self._main.close()
+            self.worker.finish()
             self.hub.announce_end()
             self.hub.ended.wait()
             output = self.output()

@@ -97,7 +97,7 @@ class Training:
         self._driver.turns.leave()
         explain_on_signal(self.rank, self._driver.waiting.explain)
         try:
-            self._driver.drive(self._main, "main", self._hub.announce_end)
+            self._driver.drive(self._main, "main", self._end)
             self._ended = time.monotonic()
             self._hub.ended.wait()
             self._conclude()
@@ -106,6 +106,10 @@ class Training:
         finally:
             self._stop.set()
             self._transport.close()
+
+    def _end(self) -> None:
+        self._worker.finish()
+        self._hub.announce_end()
 
     def open(self) -> None:
         """Connect to the others, each with a window of its own."""
@@ -169,7 +173,7 @@ class Training:
                     return
         except StopIteration:
             self.has_ended = True
-            self._hub.announce_end()
+            self._end()
 
     def _guard_of(self, end: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
         return lambda: self._transport.guard(end)

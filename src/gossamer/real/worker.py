@@ -54,6 +54,9 @@ class RealWorker:
         self._agreed: dict[int, frozenset[int]] = {}
         self._collectives: dict[tuple[int, ...], int] = {}
         self._tasks = 0
+        self._averages: list[Pending[None]] = []
+        self._is_finished = False
+        self._averaging = threading.Lock()
         self.step = 0
 
     @property
@@ -253,13 +256,27 @@ class RealWorker:
         return self._hub.transport.accumulate(peer, delta, start)
 
     def average(self, peer: int) -> Pending[None]:
-        lost: Pending[None] = Pending("average", peer)
-        if not self._check_alive(lost, peer):
-            return lost
-        # Both ends have exchanged, and only this one knows.
-        self._books.exchanges += 2
-        self._books.bytes += 2 * self._window_bytes(peer)
-        return self._hub.transport.average(self.rank, peer)
+        never: Pending[None] = Pending("average", peer)
+        # A side loop may run in another thread than the main one, which ends it.
+        with self._averaging:
+            if self._is_finished:
+                return never  # nobody needs it any more: the side loop waits for ever
+            if not self._check_alive(never, peer):
+                return never
+            # Both ends have exchanged, and only this one knows.
+            self._books.exchanges += 2
+            self._books.bytes += 2 * self._window_bytes(peer)
+            started = self._hub.transport.average(self.rank, peer)
+            self._averages = [one for one in (*self._averages, started) if not one.done]
+        return started
+
+    def finish(self) -> None:
+        """No average begins here any more, and those under way have ended at both ends: who
+        reads the models afterwards reads what stays."""
+        with self._averaging:
+            self._is_finished = True
+        for pending in self._averages:
+            self._hub.driver.wait(pending, "averaging")
 
     # ------------------------------------------------------------------ time and tasks
 
