@@ -53,7 +53,7 @@ def test_a_finished_run_is_written_down_whole(tmp_path: Path) -> None:
     """Configuration, one line per evaluation, the printed summary and a timeline."""
     said, folder = kept(tmp_path, "simulate", *SHORT, "--slow", "0=10", "--json")
     assert sorted(path.name for path in folder.iterdir()) == [
-        "config.json", "metrics.jsonl", "summary.json", "trace.json",
+        "config.json", "metrics.jsonl", "report.html", "strip.json", "summary.json", "trace.json",
     ]  # fmt: skip
     assert str(folder) in said.out
     summary = read(folder / "summary.json")
@@ -90,6 +90,7 @@ def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path) -> None:
         assert derived in config
     rest = {k: v for k, v in config.items() if k not in ("task", "method", "cluster")}
     rest.pop("method_options")
+    assert rest.pop("command_line").startswith("gossamer simulate ")
     again = simulate(config["task"], config["method"], cluster_from(config["cluster"]), **rest)
     assert again.digest == summary["digest"]
     assert again.parameters_digest == summary["parameters_digest"]
@@ -230,6 +231,7 @@ def test_a_command_interrupted_before_its_first_result_says_so_on_disk(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gossamer.commands.console.Reporter.at", press)
+    monkeypatch.setattr("gossamer.commands.dashboard.Dashboard.at", press)
     said, folder = kept(tmp_path, *arguments.split(), *SHORT[:2])
     assert said.status == 130
     assert read(folder / "summary.json") == {"ended": "interrupted"}
@@ -284,8 +286,8 @@ def test_a_timeline_stops_growing(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     timeline = Timeline(path, most_events=10)
     for start in range(50):
-        timeline.span(0, "main", "gradient", start, start)
-        timeline.span(0, "main", "gradient", start, start + 1)
+        timeline.computed(0, start, start)
+        timeline.computed(0, start, start + 1)
     timeline.close()
     timeline.close()
     assert len(read(path)) == 10

@@ -1,5 +1,6 @@
 """Train PyTorch models on many loosely coupled workers, and know beforehand which way wins."""
 
+from gossamer.callbacks import Callback
 from gossamer.delayed import DelayedOptimizer
 from gossamer.errors import (
     ConfigurationError,
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "METHODS",
     "TASKS",
+    "Callback",
     "Cluster",
     "ConfigurationError",
     "Data",

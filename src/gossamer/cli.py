@@ -12,7 +12,9 @@ from gossamer.commands.console import err
 from gossamer.commands.doctor import doctor
 from gossamer.commands.lab import lab
 from gossamer.commands.listing import clusters, methods, tasks
+from gossamer.commands.probe import probe
 from gossamer.commands.replay import replay_run
+from gossamer.commands.report import report
 from gossamer.commands.reproduce import reproduce
 from gossamer.commands.run import run
 from gossamer.commands.simulate import simulate
@@ -27,7 +29,18 @@ app = typer.Typer(
     # As markup, the [@START+LENGTH] of an option's help would be swallowed as a style.
     rich_markup_mode=None,
 )
-for command in (compare, simulate, train, methods, tasks, clusters, reproduce, doctor):
+for command in (
+    compare,
+    simulate,
+    train,
+    methods,
+    tasks,
+    clusters,
+    report,
+    probe,
+    reproduce,
+    doctor,
+):
     app.command()(command)
 app.command("replay")(replay_run)
 # What follows the script belongs to the script, also where it looks like an option of ours.

@@ -7,6 +7,7 @@ parks the task until the operation resolves, on real workers the task's own thre
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, Generic, TypeVar, cast
 
@@ -99,32 +100,39 @@ class Pending(Generic[T]):
 
 
 class Gathered(Pending[list[T]]):
-    """Several operations as one; awaiting it awaits each in turn."""
+    """Several operations as one: there when all are, failed as soon as one of them is."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("parts",)
 
     def __init__(self, parts: Sequence[Pending[T]]) -> None:
-        super().__init__("gather")
-        self._parts = parts
+        peers = {part.peer for part in parts}
+        label = parts[0].label if parts else "gather"
+        super().__init__(label, peers.pop() if len(peers) == 1 else None)
+        self.parts = parts
         done = count(1)
 
-        def one_more() -> None:
-            if next(done) == len(parts):
-                try:
-                    self.resolve([part.result() for part in parts])
-                except Exception as error:
-                    self.fail(error)
+        def ended(part: Pending[T]) -> None:
+            number = next(done)
+            try:
+                part.result()
+                if number == len(parts):
+                    self.resolve([one.result() for one in parts])
+            except Exception as error:
+                self.fail(error)
 
         if not parts:
             self.resolve([])
         for part in parts:
-            part.when_done(one_more)
+            part.when_done(partial(ended, part))
 
     def __await__(self) -> Generator[Pending[Any], None, list[T]]:
-        results: list[T] = []
-        for part in self._parts:
-            results.append((yield from part.__await__()))
-        return results
+        for part in self.parts:
+            # What its awaiter has to finish is awaited by itself.
+            if part.settle is not None and not self.done:
+                yield part
+        if not self.done:
+            yield self
+        return self.result()
 
 
 def gather(pendings: Sequence[Pending[T]]) -> Pending[list[T]]:

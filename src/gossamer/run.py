@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gossamer.callbacks import Callback
 from gossamer.methods import MethodSpec
 from gossamer.settings import make_settings
 from gossamer.sim.cluster import Cluster
@@ -20,6 +21,7 @@ def simulate(
     *,
     data: Path | str | None = None,
     on_row: Callable[[Row], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     **choices: Any,
 ) -> Result:
     """Train in virtual time with true gradients; the same seed gives the same run.
@@ -28,4 +30,4 @@ def simulate(
     schedule, clip, split, engine, device, compiled, buffers, evaluations.
     """
     settings = make_settings(task, method, cluster, data=data, **choices)
-    return Simulation(settings, on_row=on_row).run()
+    return Simulation(settings, on_row=on_row, callbacks=callbacks).run()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Protocol
 
 _MOST_NS = (1 << 63) - 1
 
@@ -44,6 +45,45 @@ class Digest:
         return whole.hexdigest()
 
 
+Span = tuple[int, int]
+"""From when to when, in nanoseconds."""
+
+
+class Recorder(Protocol):
+    """Keeps what workers did when."""
+
+    def computed(self, worker: int, start_ns: int, end_ns: int) -> None: ...
+
+    def waited(
+        self, worker: int, what: str, whom: str, start_ns: int, end_ns: int, moving: Sequence[Span]
+    ) -> None:
+        """`moving`: when what was awaited was on its way already."""
+        ...
+
+    def happened(self, worker: int, what: str, at_ns: int) -> None: ...
+
+
+class Recorders:
+    """Several recorders as one."""
+
+    def __init__(self, parts: Sequence[Recorder]) -> None:
+        self._parts = parts
+
+    def computed(self, worker: int, start_ns: int, end_ns: int) -> None:
+        for part in self._parts:
+            part.computed(worker, start_ns, end_ns)
+
+    def waited(
+        self, worker: int, what: str, whom: str, start_ns: int, end_ns: int, moving: Sequence[Span]
+    ) -> None:
+        for part in self._parts:
+            part.waited(worker, what, whom, start_ns, end_ns, moving)
+
+    def happened(self, worker: int, what: str, at_ns: int) -> None:
+        for part in self._parts:
+            part.happened(worker, what, at_ns)
+
+
 class Timeline:
     """Chrome-trace events, written as they happen: a run that is cut short can still be opened."""
 
@@ -57,24 +97,31 @@ class Timeline:
     def name_worker(self, worker: int, name: str) -> None:
         self._write({"ph": "M", "pid": worker, "name": "process_name", "args": {"name": name}})
 
-    def span(self, worker: int, track: str, name: str, start_ns: int, end_ns: int) -> None:
-        """Something that took time."""
+    def computed(self, worker: int, start_ns: int, end_ns: int) -> None:
+        self._span(worker, "gradient", start_ns, end_ns)
+
+    def waited(
+        self, worker: int, what: str, whom: str, start_ns: int, end_ns: int, moving: Sequence[Span]
+    ) -> None:
+        self._span(worker, f"waiting: {what}{whom}", start_ns, end_ns)
+
+    def happened(self, worker: int, what: str, at_ns: int) -> None:
+        """At one moment: a death, a partition."""
+        self._write({"ph": "i", "pid": worker, "s": "g", "name": what, "ts": at_ns / 1000})
+
+    def _span(self, worker: int, name: str, start_ns: int, end_ns: int) -> None:
         if self._left > 0 and end_ns > start_ns:
             self._left -= 1
             self._write(
                 {
                     "ph": "X",
                     "pid": worker,
-                    "tid": track,
+                    "tid": "main",
                     "name": name,
                     "ts": start_ns / 1000,
                     "dur": (end_ns - start_ns) / 1000,
                 }
             )
-
-    def instant(self, worker: int, name: str, at_ns: int) -> None:
-        """Something that happened at one moment: a death, a partition."""
-        self._write({"ph": "i", "pid": worker, "s": "g", "name": name, "ts": at_ns / 1000})
 
     def _write(self, event: dict[str, object]) -> None:
         self._file.write(("" if self._first else ",\n") + json.dumps(event))
@@ -86,3 +133,64 @@ class Timeline:
                 self._file.write("\n]\n")
             finally:
                 self._file.close()
+
+
+class Strip:
+    """The first moments of a run, worker by worker: computing, waiting for whom, communicating."""
+
+    def __init__(self, until_ns: int, *, most_segments: int = 2000) -> None:
+        self._until_ns = until_ns
+        self._left = most_segments
+        self._segments: list[list[Any]] = []
+        self.is_full = False
+
+    def computed(self, worker: int, start_ns: int, end_ns: int) -> None:
+        self._add(worker, start_ns, end_ns, "computing", "")
+
+    def waited(
+        self, worker: int, what: str, whom: str, start_ns: int, end_ns: int, moving: Sequence[Span]
+    ) -> None:
+        detail = f"{what}{whom}"
+        at = start_ns
+        for begin, end in _joined(moving):
+            begin, end = max(begin, at), min(end, end_ns)
+            if end > begin:
+                self._add(worker, at, begin, "waiting", detail)
+                self._add(worker, begin, end, "communicating", detail)
+                at = end
+        self._add(worker, at, end_ns, "waiting", detail)
+
+    def happened(self, worker: int, what: str, at_ns: int) -> None:
+        pass
+
+    def _add(self, worker: int, start_ns: int, end_ns: int, kind: str, detail: str) -> None:
+        if self.is_full or end_ns <= start_ns or start_ns >= self._until_ns:
+            return
+        if self._left == 0:
+            # What is shown is shown of everybody: up to the moment at which there was no room.
+            self.is_full = True
+            self._until_ns = min(self._until_ns, start_ns)
+            return
+        self._left -= 1
+        self._segments.append([worker, start_ns, end_ns, kind, detail])
+
+    def as_dict(self, servers: int, duration_ns: int) -> dict[str, Any]:
+        """In seconds, cut at the end of what is shown."""
+        until = min(self._until_ns, duration_ns)
+        shown = [
+            [worker, round(start / 1e9, 7), round(min(end, until) / 1e9, 7), kind, detail]
+            for worker, start, end, kind, detail in self._segments
+            if start < until
+        ]
+        return {"from": 0.0, "to": until / 1e9, "segments": shown, "servers": servers}
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """In order of time; those that touch or overlap are one."""
+    found: list[Span] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found

@@ -97,7 +97,8 @@ def test_torchrun_starts_it_with_its_own_store(tmp_path: Path) -> None:
         {},
     )  # fmt: skip
     assert code == 0, output
-    assert [output.count(f"passed {law}\n") for law in laws] == [2, 2]
+    # The two write at once: the ends of their lines may come behind both.
+    assert [output.count(f"passed {law}") for law in laws] == [2, 2]
 
 
 def test_a_missing_environment_is_named() -> None:

@@ -75,7 +75,8 @@ def run_groups(groups: Sequence[Group], limit_s: float = 110.0) -> list[Ran]:
     running = subprocess.Popen(
         [sys.executable, __file__, json.dumps([asdict(group) for group in groups])],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # Unbuffered, Python drops what does not fit into the pipe at once.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""},
     )  # fmt: skip
     try:
         out, err = running.communicate(timeout=limit_s)

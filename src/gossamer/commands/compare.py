@@ -8,6 +8,7 @@ from typing import Any
 from gossamer.commands import options as given
 from gossamer.commands.comparison import Comparison
 from gossamer.commands.execute import recorded
+from gossamer.commands.live import LiveOption, live_page
 from gossamer.errors import ConfigurationError
 from gossamer.report.folder import RunFolder
 from gossamer.settings import make_settings
@@ -46,6 +47,7 @@ def compare(
     model_bytes: given.ModelBytesOption = None,
     data: given.DataOption = None,
     runs: given.RunsOption = Path("runs"),
+    live: LiveOption = None,
     as_json: given.JsonOption = False,
 ) -> None:
     """Compare several ways of training on one cluster.
@@ -75,12 +77,13 @@ def compare(
         for rate in rates
     ]
     comparison = Comparison(settings, seeds, target)
-    folder = None
-    if given.keeps_folder(runs):
-        folder = RunFolder.create(runs, f"compare-{given.slug(loaded.name)}")
-    with recorded(folder):
-        comparison.run(folder)
-    comparison.report(folder, as_json)
+    with live_page(live, keeps_folder=given.keeps_folder(runs)) as page:
+        folder = None
+        if given.keeps_folder(runs):
+            folder = RunFolder.create(runs, f"compare-{given.slug(loaded.name)}")
+        with recorded(folder):
+            comparison.run(folder, page)
+        comparison.report(folder, as_json)
     if comparison.interrupted:
         raise KeyboardInterrupt
 

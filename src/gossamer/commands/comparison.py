@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +14,24 @@ from rich.table import Table
 
 from gossamer.commands import options as given
 from gossamer.commands.console import (
-    Reporter,
     can_draw,
+    command_line,
     out,
     print_json,
     show_bytes,
     show_share,
 )
+from gossamer.commands.dashboard import Dashboard
 from gossamer.commands.execute import Engines, execute
+from gossamer.commands.live import LivePage
+from gossamer.commands.report import keep_report
 from gossamer.commands.simulate import progress_line
 from gossamer.errors import ConfigurationError, Error, PeerLost, Stalled
+from gossamer.report.contest import Contest, Entry
 from gossamer.report.folder import RunFolder
 from gossamer.report.pictures import Series, comparison_picture
-from gossamer.report.statistics import (
-    Interval,
-    arrival,
-    best_of,
-    final,
-    interval,
-    is_lower_better,
-    measure,
-    verdict,
-)
 from gossamer.settings import Settings
 from gossamer.sim.simulation import Result, Row
-
-
-@dataclass
-class Entry:
-    """One method with the runs of all rates and seeds."""
-
-    label: str
-    results: dict[float, list[Result]] = field(default_factory=dict[float, list[Result]])
-
-    def histories(self, rate: float) -> list[list[Row]]:
-        return [result.history for result in self.results[rate]]
-
-    def mean(self, rate: float, key: str) -> Interval:
-        return interval([float(result.summary[key]) for result in self.results[rate]])
 
 
 class Comparison:
@@ -63,23 +43,32 @@ class Comparison:
         self._target = target
         if target is not None and not math.isfinite(target):
             raise ConfigurationError(f"target must be a finite number, got {target}")
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, Entry[Result]] = {}
         self.failures: dict[str, Error] = {}
         self.interrupted = False
 
-    def run(self, folder: RunFolder | None) -> None:
+    def run(self, folder: RunFolder | None, page: LivePage | None = None) -> None:
         """All methods, rates and seeds; Ctrl-C keeps what is finished."""
         engines = Engines()
-        total = len(self._settings) * self._seeds
+        counts: dict[str, int] = {}
+        for settings in self._settings:
+            label = str(settings.method)
+            counts[label] = counts.get(label, 0) + self._seeds
         if folder is not None:
             folder.write_config(
-                {"runs": [s.as_dict() for s in self._settings], "seeds": self._seeds}
+                {
+                    "runs": [s.as_dict() for s in self._settings],
+                    "seeds": self._seeds,
+                    "command_line": command_line(),
+                }
             )
+            if page is not None:
+                page.show(folder)
         try:
-            with Reporter(total, "comparing") as reporter:
+            with Dashboard(counts) as dashboard:
                 for settings in self._settings:
                     for number in range(self._seeds):
-                        self._run_one(settings, number, folder, engines, reporter)
+                        self._run_one(settings, number, folder, engines, dashboard)
         except KeyboardInterrupt:
             self.interrupted = True
         # A rate with fewer seeds than the others would not be a fair comparison.
@@ -97,7 +86,7 @@ class Comparison:
         number: int,
         folder: RunFolder | None,
         engines: Engines,
-        reporter: Reporter,
+        dashboard: Dashboard,
     ) -> None:
         own = dataclasses.replace(settings, seed=settings.seed + number)
         label, rate = str(own.method), own.learning_rate or 0.0
@@ -107,56 +96,26 @@ class Comparison:
             place = folder.child(f"{given.slug(label)}-lr{rate:g}-seed{own.seed}")
 
         def watch(row: Row) -> None:
-            reporter.at(progress_line(name, row), row["epochs"] / (own.epochs or 1.0))
+            dashboard.at(row, row["epochs"] / (own.epochs or 1.0))
 
+        dashboard.begin(label, rate)
         try:
             result = execute(own, folder=place, on_row=watch, engines=engines)
         except (PeerLost, Stalled) as error:
             # What the cluster did to one method is a result about it; the others go on.
             self.failures[name] = error
-            reporter.finished(f"{name} failed: {error}")
+            dashboard.finished(f"{name} failed: {error}", has_failed=True)
             return
         entry = self.entries.setdefault(label, Entry(label))
         entry.results.setdefault(rate, []).append(result)
-        reporter.finished(progress_line(name, result.summary))
+        dashboard.finished(progress_line(name, result.summary))
 
     # ------------------------------------------------------------------ what came out
 
-    @property
-    def key(self) -> str:
-        histories = [
-            h for e in self.entries.values() for rate in e.results for h in e.histories(rate)
-        ]
-        return measure(histories)
-
-    def target(self) -> float:
-        """Given, or near the best that any method ends with: 98 % of accuracy, 110 % of loss."""
-        if self._target is not None:
-            return self._target
-        ends = [
-            interval([final(h, self.key) for h in entry.histories(rate)]).mean
-            for entry in self.entries.values()
-            for rate in entry.results
-        ]
-        finite = [end for end in ends if end == end]
-        if is_lower_better(self.key):
-            return 1.1 * min(finite, default=0.0)
-        # Where all diverged, what the untrained model scored must not count as reached.
-        return int(98 * max(finite)) / 100 if finite else 1.0
-
-    def chosen(self) -> dict[str, float]:
-        """The rate of the grid at which each method is shown."""
-        target = self.target()
-        return {
-            label: best_of(
-                {rate: entry.histories(rate) for rate in entry.results}, target, self.key
-            )
-            for label, entry in self.entries.items()
-        }
-
-    def _verdict(self) -> str:
-        best = {label: self.entries[label].histories(rate) for label, rate in self.chosen().items()}
-        return verdict(best, self.target(), self.key)
+    @cached_property
+    def contest(self) -> Contest[Result]:
+        """Of what has run, once it has."""
+        return Contest(self.entries, self._target)
 
     def report(self, folder: RunFolder | None, as_json: bool) -> None:
         """On the console, in the folder, and as JSON where that is wanted."""
@@ -165,6 +124,7 @@ class Comparison:
             folder.write_summary(self.as_dict())
             self.draw(folder.path / "comparison.png")
             out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+            keep_report(folder)
         if as_json:
             print_json(self.as_dict())
 
@@ -183,7 +143,7 @@ class Comparison:
         )
         out.print(self._ranking())
         out.print(self._grid())
-        out.print(self._verdict(), markup=False, style="bold", soft_wrap=True)
+        out.print(self.contest.verdict(), markup=False, style="bold", soft_wrap=True)
 
     def _notices(self) -> dict[str, list[str]]:
         """What a reader must be told, and of which runs."""
@@ -196,14 +156,14 @@ class Comparison:
 
     def _ranking(self) -> Table:
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        score = "accuracy" if self.key == "accuracy" else "loss"
-        goal = show_share(self.target()) if score == "accuracy" else f"{self.target():.4g}"
+        score, target = self.contest.key, self.contest.target
+        goal = show_share(target) if score == "accuracy" else f"{target:.4g}"
         for column in ("method", "lr", score, f"to {goal}", "in all", "waiting",
                        "stale", "sent/step", "apart"):  # fmt: skip
             table.add_column(
                 column, justify="left" if column == "method" else "right", no_wrap=True
             )
-        for row in self.rows():
+        for row in self.contest.rows():
             reached = row["seconds_to_target"]
             table.add_row(
                 row["method"], f"{row['learning_rate']:g}",
@@ -216,72 +176,42 @@ class Comparison:
         return table
 
     def _grid(self) -> Table:
-        rates = sorted({rate for entry in self.entries.values() for rate in entry.results})
+        contest = self.contest
         table = Table(
-            title=f"Final {self.key} over the grid of learning rates (* is shown above)",
+            title=f"Final {contest.key} over the grid of learning rates (* is shown above)",
             title_justify="left",
             box=SIMPLE_HEAD,
             padding=(0, 2, 0, 0),
             pad_edge=False,
         )
         table.add_column("method")
-        for rate in rates:
+        for rate in contest.rates:
             table.add_column(f"{rate:g}", justify="right")
-        best = self.chosen()
         for label, entry in self.entries.items():
             cells: list[str] = []
-            for rate in rates:
+            for rate in contest.rates:
                 if rate not in entry.results:
                     cells.append("-")
                     continue
-                value = interval([final(h, self.key) for h in entry.histories(rate)]).mean
-                shown = show_share(value) if self.key == "accuracy" else f"{value:.4g}"
-                cells.append(f"[bold]{shown}*[/bold]" if rate == best[label] else f"{shown} ")
+                value = contest.score(label, rate)
+                shown = show_share(value) if contest.key == "accuracy" else f"{value:.4g}"
+                is_shown = rate == contest.chosen[label]
+                cells.append(f"[bold]{shown}*[/bold]" if is_shown else f"{shown} ")
             table.add_row(label, *cells)
         return table
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per method at its best rate, the fastest to the target first."""
-        target, key = self.target(), self.key
-        rows: list[dict[str, Any]] = []
-        for label, rate in self.chosen().items():
-            entry = self.entries[label]
-            reached = arrival(label, entry.histories(rate), target, key).interval
-            row: dict[str, Any] = {"method": label, "learning_rate": rate}
-            row["seconds_to_target"] = None if reached is None else reached.mean
-            row["low"] = None if reached is None else reached.low
-            row["high"] = None if reached is None else reached.high
-            for name in ("loss", "accuracy", "virtual_seconds", "wall_seconds", "waiting_fraction",
-                         "mean_staleness", "bytes_per_step", "consensus_distance",
-                         "exchanges_per_step"):  # fmt: skip
-                known = entry.results[rate][0].summary.get(name) is not None
-                row[name] = entry.mean(rate, name).mean if known else None
-            rows.append(row)
-        never = float("inf")
-        return sorted(
-            rows,
-            key=lambda r: r["seconds_to_target"] if r["seconds_to_target"] is not None else never,
-        )
-
     def as_dict(self) -> dict[str, Any]:
-        grid = {
-            label: {
-                f"{rate:g}": [final(h, self.key) for h in entry.histories(rate)]
-                for rate in entry.results
-            }
-            for label, entry in self.entries.items()
-        }
         return {
             "task": self._settings[0].task.name,
             "cluster": self._settings[0].cluster.name,
             "workers": self._settings[0].cluster.workers,
             "seeds": self._seeds,
-            "target": self.target(),
-            "verdict": self._verdict(),
+            "target": self.contest.target,
+            "verdict": self.contest.verdict(),
             "ended": "interrupted" if self.interrupted else "finished",
             "failures": {name: str(error) for name, error in self.failures.items()},
-            "ranking": self.rows(),
-            "grid": grid,
+            "ranking": self.contest.rows(),
+            "grid": self.contest.grid(),
         }
 
     def draw(self, path: Path) -> None:
@@ -296,10 +226,10 @@ class Comparison:
                 first.cluster.workers,
                 self.entries[row["method"]].results[row["learning_rate"]][0].summary,
             )
-            for row in self.rows()
+            for row in self.contest.rows()
         ]
         title = f"{first.task.title} on {first.cluster.title or first.cluster.name}"
-        comparison_picture(path, runs, title=title, target=self.target())
+        comparison_picture(path, runs, title=title, target=self.contest.target)
 
 
 def _between(mean: float, low: float, high: float) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import shlex
 import sys
 from types import TracebackType
 from typing import Any
@@ -18,6 +20,7 @@ from rich.progress import (
 )
 
 from gossamer.report.folder import to_json
+from gossamer.report.units import show_bytes as show_bytes
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -76,8 +79,22 @@ class Reporter:
 
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object as the last line of standard output."""
-    sys.stdout.write(to_json(value) + "\n")
-    sys.stdout.flush()
+    line = to_json(value) + "\n"
+    raw = getattr(sys.stdout, "buffer", None)
+    if not isinstance(raw, io.RawIOBase):
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        return
+    # Under `python -u` nothing lies between the text and the pipe, and what does not fit into the
+    # pipe at once would be dropped without a word.
+    left = memoryview(line.encode())
+    while left:
+        left = left[raw.write(left) or 0 :]
+
+
+def command_line() -> str:
+    """What was typed, as config.json keeps it: a shell reads it back as it was."""
+    return shlex.join(["gossamer", *sys.argv[1:]])
 
 
 def can_draw() -> bool:
@@ -86,13 +103,6 @@ def can_draw() -> bool:
     if not found:
         err.print("no picture: pip install 'gossamer[plot]' to get one", markup=False)
     return found
-
-
-def show_bytes(value: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} B"
 
 
 def show_share(value: float | None) -> str:

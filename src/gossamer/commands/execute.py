@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
-from gossamer.commands.console import err
+from gossamer.commands.console import command_line, err
+from gossamer.commands.report import keep_report
 from gossamer.model import FlatModel
 from gossamer.report.folder import RunFolder
 from gossamer.settings import Settings
+from gossamer.sim.cluster import Cluster
 from gossamer.sim.engine import Engine
+from gossamer.sim.kernel import SECOND
 from gossamer.sim.simulation import Result, Row, Simulation
+from gossamer.trace import Recorder, Recorders, Strip
 
 _DIVERGED = 100.0
+_SHOWN_STEPS = 25.0
+_SHOWN_STEPS_OF_THE_SLOWEST = 3.5
 
 
 class Engines:
@@ -22,7 +28,7 @@ class Engines:
         self._kept: dict[tuple[object, ...], tuple[Engine, FlatModel]] = {}
 
     def simulation(
-        self, settings: Settings, on_row: Callable[[Row], None], folder: RunFolder | None
+        self, settings: Settings, on_row: Callable[[Row], None], recorder: Recorder | None
     ) -> Simulation:
         key = (
             settings.task.name,
@@ -35,7 +41,7 @@ class Engines:
         simulation = Simulation(
             settings,
             on_row=on_row,
-            timeline=None if folder is None else folder.timeline,
+            recorder=recorder,
             engine=engine,
             model=model,
         )
@@ -62,12 +68,16 @@ def execute(
 
     try:
         if folder is not None:
-            folder.write_config(settings.as_dict())
+            folder.write_config({**settings.as_dict(), "command_line": command_line()})
             if trace:
                 folder.open_trace(settings.cluster.workers)
-        result = _run(engines.simulation(settings, record, folder))
+        strip = Strip(_shown_ns(settings.cluster))
+        simulation = engines.simulation(settings, record, _recorder(folder, strip))
+        result = simulation.run()
         result.summary.update(_ending(result))
         if folder is not None:
+            world = simulation.world
+            folder.write_strip(strip.as_dict(world.ends - world.size, world.duration_ns))
             folder.write_summary({**result.summary, "staleness_histogram": result.staleness})
     except BaseException as error:
         if folder is not None:
@@ -80,14 +90,18 @@ def execute(
     return result
 
 
-def _run(simulation: Simulation) -> Result:
-    try:
-        return simulation.run()
-    except BaseException:
-        # Python complains about coroutines that never ran: the first row comes before any did.
-        for end in range(simulation.world.ends):
-            simulation.world.kernel.end_tasks(end)
-        raise
+def _recorder(folder: RunFolder | None, strip: Strip) -> Recorder | None:
+    """The beginning of a run is kept for its page, all of it where a timeline is wanted."""
+    if folder is None:
+        return None
+    return strip if folder.timeline is None else Recorders([strip, folder.timeline])
+
+
+def _shown_ns(cluster: Cluster) -> int:
+    """A few dozen steps, of the slowest worker at least a few."""
+    slowest = max([1.0, *(f.amount for f in cluster.faults if f.kind == "slow" and f.is_trait)])
+    step = cluster.compute.seconds + cluster.compute.unoverlapped_seconds
+    return round(max(_SHOWN_STEPS, _SHOWN_STEPS_OF_THE_SLOWEST * slowest) * step * SECOND)
 
 
 @contextmanager
@@ -100,6 +114,7 @@ def recorded(folder: RunFolder | None) -> Generator[None]:
             if not folder.has_summary:
                 folder.write_summary({"ended": ended_by(error)})
             err.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+            keep_report(folder, has_failed=True)
         raise
 
 

@@ -11,8 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import can_draw, out, print_json, show_share
+from gossamer.commands.console import can_draw, command_line, out, print_json, show_share
 from gossamer.commands.execute import recorded
+from gossamer.commands.report import keep_report
 from gossamer.commands.stragglers import stragglers
 from gossamer.commands.sweep import (
     DeviceOption,
@@ -89,7 +90,8 @@ def staleness(
     asked = {"workers": workers, "distribution": distribution, "jitter": jitter}
     with recorded(folder):
         if folder is not None:
-            folder.write_config({**asked, "updates": updates, "seed": seed})
+            typed = {"command_line": command_line()}
+            folder.write_config({**asked, "updates": updates, "seed": seed, **typed})
         found = {
             "Monte-Carlo": monte_carlo(compute, workers, updates, seed),
             "simulated downpour": simulated(compute, workers, updates, seed),
@@ -115,6 +117,7 @@ def staleness(
             )
             staleness_picture(folder.path / "staleness.png", found, workers, words)
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+        keep_report(folder)
     if as_json:
         print_json(summary)
 

@@ -10,9 +10,10 @@ import typer
 from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import Reporter, can_draw, out, print_json
+from gossamer.commands.console import Reporter, can_draw, command_line, out, print_json
 from gossamer.commands.execute import recorded
 from gossamer.commands.published import draw_table, show_table
+from gossamer.commands.report import keep_report
 from gossamer.commands.sweep import (
     DeviceOption,
     MinutesOption,
@@ -141,7 +142,8 @@ def _compute(chosen: PublishedTable, seed: int, runs: Path, as_json: bool) -> No
     folder = None
     if given.keeps_folder(runs):
         folder = RunFolder.create(runs, f"reproduce-{chosen.name}")
-        folder.write_config({"table": chosen.name, "seed": seed, "settings": chosen.settings})
+        config = {"table": chosen.name, "seed": seed, "settings": chosen.settings}
+        folder.write_config({**config, "command_line": command_line()})
     with recorded(folder), Reporter(chosen.cells, chosen.name) as reporter:
         cells = chosen.compute(seed, reporter.finished)
     result: dict[str, Any] = {"table": chosen.name, "cells": [cell.as_dict() for cell in cells]}
@@ -151,6 +153,7 @@ def _compute(chosen: PublishedTable, seed: int, runs: Path, as_json: bool) -> No
         if can_draw():
             draw_table(folder, chosen, cells)
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+        keep_report(folder)
     if as_json:
         print_json(result)
 

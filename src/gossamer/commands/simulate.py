@@ -11,8 +11,17 @@ import typer
 from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import Reporter, out, print_json, show_bytes, show_share
+from gossamer.commands.console import (
+    Reporter,
+    command_line,
+    out,
+    print_json,
+    show_bytes,
+    show_share,
+)
 from gossamer.commands.execute import Engines, execute, recorded
+from gossamer.commands.live import LiveOption, live_page
+from gossamer.commands.report import keep_report
 from gossamer.report.folder import RunFolder
 from gossamer.report.statistics import interval
 from gossamer.settings import Settings, make_settings
@@ -56,6 +65,7 @@ def simulate(
     model_bytes: given.ModelBytesOption = None,
     data: given.DataOption = None,
     runs: given.RunsOption = Path("runs"),
+    live: LiveOption = None,
     as_json: given.JsonOption = False,
 ) -> None:
     """Train with one method on a simulated cluster, in virtual time.
@@ -75,17 +85,25 @@ def simulate(
         engine=engine, device=device, threads=threads, compiled=compiled, buffers=buffers,
         evaluations=evaluations, model_bytes=model_bytes,
     )  # fmt: skip
-    folder = None
-    if given.keeps_folder(runs):
-        folder = RunFolder.create(runs, f"simulate-{given.slug(str(settings.method))}")
     own = [dataclasses.replace(settings, seed=seed + number) for number in range(seeds)]
-    with recorded(folder):
-        summary = _run_seeds(own, folder)
+    folder = None
+    with live_page(live, keeps_folder=given.keeps_folder(runs)) as page:
+        if given.keeps_folder(runs):
+            folder = RunFolder.create(runs, f"simulate-{given.slug(str(settings.method))}")
+            if page is not None:
+                page.show(folder)
+        with recorded(folder):
+            summary = _run_seeds(own, folder)
+    _conclude(summary, settings, folder, as_json=as_json)
+
+
+def _conclude(summary: Row, settings: Settings, folder: RunFolder | None, *, as_json: bool) -> None:
     for notice in summary["notices"]:
         out.print(f"notice: {notice}", markup=False)
     _show(summary, settings)
     if folder is not None:
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+        keep_report(folder)
     if as_json:
         print_json(summary)
 
@@ -96,7 +114,8 @@ def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
     summaries: list[Row] = []
     is_one, first = len(settings) == 1, settings[0]
     if folder is not None and not is_one:
-        folder.write_config({**first.as_dict(), "seeds": [own.seed for own in settings]})
+        seeds = [own.seed for own in settings]
+        folder.write_config({**first.as_dict(), "seeds": seeds, "command_line": command_line()})
 
     def watch(row: Row) -> None:
         reporter.at(progress_line(str(first.method), row), row["epochs"] / (first.epochs or 1.0))

@@ -11,8 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import Reporter, can_draw, out, print_json
+from gossamer.commands.console import Reporter, can_draw, command_line, out, print_json
 from gossamer.commands.execute import Engines, execute, recorded
+from gossamer.commands.report import keep_report
 from gossamer.errors import ConfigurationError
 from gossamer.lab.stragglers import (
     OPTIMISER,
@@ -69,6 +70,7 @@ def stragglers(
         if can_draw():
             _draw(folder.path / "stragglers.png", study, found)
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+        keep_report(folder)
     if as_json:
         print_json(summary)
 
@@ -121,6 +123,7 @@ def _run(jobs: list[Job], folder: RunFolder | None) -> Found:
 def _config(study: Study, jobs: list[Job]) -> dict[str, Any]:
     first = next(job.settings for job in jobs if job.rate is not None)
     return {
+        "command_line": command_line(),
         "task": study.task.name,
         "seeds": list(study.seeds),
         "learning_rates": list(study.rates),

@@ -15,8 +15,9 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from gossamer.commands.console import Reporter, err, out
+from gossamer.commands.console import Reporter, command_line, err, out
 from gossamer.commands.execute import ended_by, recorded
+from gossamer.commands.report import keep_report
 from gossamer.errors import ConfigurationError
 from gossamer.lab.grid import Grid, Group
 from gossamer.lab.results import Results
@@ -129,7 +130,7 @@ def run_sweep(
         folder=None if folder is None else folder.path,
     )
     if is_new and folder is not None:
-        folder.write_config(setup.as_dict())
+        folder.write_config({**setup.as_dict(), "command_line": command_line()})
     elif not is_new:
         sweep.resume()
     ended = "failed"
@@ -215,6 +216,7 @@ def say_how_to_go_on(run: Ended, folder: RunFolder | None, command: str) -> None
         out.print(f"notice: {notice}", markup=False, soft_wrap=True)
     if folder is not None:
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+        keep_report(folder)
     if run.ended == "finished":
         return
     how = (

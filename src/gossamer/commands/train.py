@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import functools
-import time
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.live import Live
 from rich.table import Table
 
 from gossamer.commands import launching
 from gossamer.commands import options as given
-from gossamer.commands.console import err, out, print_json, show_bytes, show_share
+from gossamer.commands.console import (
+    command_line,
+    out,
+    print_json,
+    show_bytes,
+    show_share,
+)
+from gossamer.commands.live import LiveOption, LivePage, live_page
+from gossamer.commands.report import keep_report
+from gossamer.commands.training_view import View
 from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.following import TrainingResult
 from gossamer.report.folder import RunFolder
@@ -98,6 +106,7 @@ def train(
     resume: ResumeOption = None,
     data: given.DataOption = None,
     runs: given.RunsOption = Path("runs"),
+    live: LiveOption = None,
     as_json: given.JsonOption = False,
 ) -> int:
     """Train with one method on real processes of this machine.
@@ -135,12 +144,23 @@ def train(
     if (job := outer_job()) is not None and job.rank != 0:
         # Worker 0 speaks for all of them.
         return start().status
-    folder = None if resume is None else RunFolder(resume)
-    config = {**settings.as_dict(), "command": "train", "transport": transport}
-    if folder is None and place is not None:
+    with live_page(live, keeps_folder=place is not None) as page:
+        folder = _folder(settings, place, resume, page)
+        config = settings.as_dict() | _start(transport, resume, slow=slow, pause=pause, kill=kill)
+        return _follow(start, settings, folder, config, as_json=as_json)
+
+
+def _folder(
+    settings: Settings, place: Path | None, resume: Path | None, page: LivePage | None
+) -> RunFolder | None:
+    if place is None:
+        return None
+    folder = RunFolder(place)
+    if resume is None:
         folder = RunFolder.create(place, f"train-{given.slug(str(settings.method))}")
-        folder.write_config(config)
-    return _follow(start, settings, folder, config, as_json=as_json)
+    if page is not None:
+        page.show(folder)
+    return folder
 
 
 def _follow(
@@ -151,6 +171,8 @@ def _follow(
     view = View(str(settings.method), settings.cluster.workers, settings.epochs or 1.0)
     summary: Row = {"ended": "interrupted", "method": str(settings.method)}
     result = None
+    if folder is not None and not folder.has_summary:
+        folder.write_config(config)  # of a resumed run the old one stands until it has ended
     try:
         with view:
             result = start(
@@ -169,10 +191,14 @@ def _follow(
             folder.write_config(config)  # of a resumed run, which may have grown
             folder.write_summary(summary)
             folder.close()
+            if result is None:
+                keep_report(folder, has_failed=True)
     if result is not None:
         _show(result)
     if folder is not None:
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+        if result is not None:
+            keep_report(folder)
     if as_json:
         print_json(summary)
     if result is not None and result.status == 1 and result.failure is not None:
@@ -190,6 +216,26 @@ def _settings(
         loaded, method, Cluster(workers=count, name=f"{count} processes"),
         epochs=given.epochs_from(epochs, samples, loaded), learning_rate=lr, **choices,
     )  # fmt: skip
+
+
+def _start(transport: str | None, resume: Path | None, **faults: list[str] | None) -> Row:
+    """What decided a real run beside its settings; faults as a simulated cluster writes them."""
+    lines = [f"{kind} {text}" for kind, texts in faults.items() for text in texts or ()]
+    return {
+        "command": "train", "transport": transport, "faults": lines, "command_line": _typed(resume),
+    }  # fmt: skip
+
+
+def _typed(resume: Path | None) -> str:
+    """Of a run that goes on, also what began it: both are needed to get there again."""
+    if resume is None:
+        return command_line()
+    try:
+        before = json.loads((resume / "config.json").read_text(encoding="utf-8"))["command_line"]
+    except (OSError, ValueError, KeyError, TypeError):
+        # Of another version, or damaged; the checkpoint is what a resumed run needs.
+        return command_line()
+    return f"{before}\n{command_line()}"
 
 
 def _kept(context: typer.Context, resume: Path) -> dict[str, Any]:
@@ -213,70 +259,6 @@ def _both(first: Callable[[Row], None], second: Callable[[Row], None]) -> Callab
 
 def _how(status: int) -> str:
     return {0: "finished", _INTERRUPTED: "interrupted", 3: "deadline"}.get(status, "failed")
-
-
-class View:
-    """All workers live on a terminal; a line per evaluation elsewhere."""
-
-    def __init__(self, method: str, workers: int, epochs: float) -> None:
-        self._method = method
-        self._epochs = epochs
-        self._latest: dict[int, Row] = {}
-        self._speeds: dict[int, float] = {}
-        self._workers = workers
-        self._last: Row = {}
-        self._shown = 0.0
-        self._live = Live(console=err, transient=True, refresh_per_second=4)
-
-    def __enter__(self) -> View:
-        if err.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.stop()
-
-    def worker(self, rank: int, row: Row) -> None:
-        before = self._latest.get(rank)
-        if before is not None and row["seconds"] > before["seconds"]:
-            passed = row["seconds"] - before["seconds"]
-            self._speeds[rank] = (row["steps"] - before["steps"]) / passed
-        self._latest[rank] = row
-        if err.is_terminal and time.monotonic() - self._shown > 0.2:
-            self._shown = time.monotonic()
-            self._live.update(self._table())
-
-    def row(self, row: Row) -> None:
-        self._last = row
-        if not err.is_terminal:
-            err.print(self._line(row), markup=False, soft_wrap=True)
-
-    def _line(self, row: Row) -> str:
-        parts = [self._method, f"epoch {row['epochs']:.1f}", f"{row['seconds']:.2f} s"]
-        if row.get("loss") is not None:
-            parts.append(f"loss {row['loss']:.3f}")
-        if row.get("accuracy") is not None:
-            parts.append(f"accuracy {show_share(row['accuracy'])}")
-        return "  ".join(parts)
-
-    def _table(self) -> Table:
-        title = self._line(self._last) if self._last else self._method
-        table = Table(title=title, title_justify="left")
-        for column in ("worker", "steps", "steps/s", "training loss", "exchanges/step", "epoch"):
-            table.add_column(column, justify="right")
-        for rank in range(self._workers):
-            row = self._latest.get(rank)
-            if row is None:
-                table.add_row(str(rank), "starting", "", "", "", "")
-                continue
-            loss = row["training_loss"]
-            table.add_row(
-                str(rank), str(row["steps"]), f"{self._speeds.get(rank, 0.0):.0f}",
-                "" if loss is None else f"{loss:.3f}",
-                f"{row['exchanges'] / max(1, row['steps']):.2f}",
-                f"{row['epochs']:.2f} of {self._epochs:g}",
-            )  # fmt: skip
-        return table
 
 
 def _show(result: TrainingResult) -> None:

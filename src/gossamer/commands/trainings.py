@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gossamer.commands import options as given
-from gossamer.commands.console import Reporter, can_draw, out, print_json
+from gossamer.commands.console import Reporter, can_draw, command_line, out, print_json
 from gossamer.commands.execute import ended_by, recorded
 from gossamer.commands.published import show_table
 from gossamer.commands.sweep import say_how_to_go_on
@@ -75,26 +75,23 @@ class Done:
 
     def cells(self) -> list[Cell]:
         """In the table's order, whatever the order in which they were finished."""
+        return [cell for cell, _ in self._cells()]
+
+    def _cells(self) -> list[tuple[Cell, Row]]:
+        """Each with the summary of the training that it comes from."""
         trainings = _trainings(self.table)
-        return [
-            Cell(
-                one.row,
-                one.column,
-                one.published,
-                trainings.value(self.trained[one.label].summary),
-                one.evidence,
-            )
-            for one in self.work
-            if one.label in self.trained
-        ]
+        found: list[tuple[Cell, Row]] = []
+        for one in self.work:
+            if one.label in self.trained:
+                trained = self.trained[one.label]
+                ours = trainings.value(trained.summary)
+                cell = Cell(one.row, one.column, one.published, ours, one.evidence)
+                further = trainings.further(one, trained) if trainings.further else []
+                found += [(each, trained.summary) for each in (cell, *further)]
+        return found
 
     def summary(self) -> Row:
-        details = [
-            self.trained[one.label].summary for one in self.work if one.label in self.trained
-        ]
-        cells = [
-            detail | cell.as_dict() for cell, detail in zip(self.cells(), details, strict=True)
-        ]
+        cells = [detail | cell.as_dict() for cell, detail in self._cells()]
         plan = {key: value for key, value in self.plan.as_dict().items() if key != "data"}
         return {"ended": self.ended, **plan, "notices": self.notices, "cells": cells}
 
@@ -194,7 +191,8 @@ def run_trainings(
     folder = None if resumed is None else RunFolder(resumed)
     if folder is None and given.keeps_folder(runs):
         folder = RunFolder.create(runs, f"reproduce-{table.name}")
-        folder.write_config({**plan.as_dict(), "settings": table.settings})
+        kept = {**plan.as_dict(), "settings": table.settings, "command_line": command_line()}
+        folder.write_config(kept)
     done = Done(table, plan, work, folder, finished)
     deadline = float("inf") if minutes is None else time.monotonic() + 60.0 * minutes
     _train(done, task, site, jobs, deadline)
@@ -248,7 +246,7 @@ def _show(done: Done, trainings: Trainings, as_json: bool) -> None:
     cells = done.cells()
     show_table(done.table, cells)
     out.print(
-        f"this run: {done.plan.epochs:g} epochs (published: {trainings.epochs:g}), "
+        f"this run: {done.plan.epochs:g} epochs (in full: {trainings.epochs:g}), "
         f"{len(cells)} cells of {done.table.cells}",
         markup=False,
     )

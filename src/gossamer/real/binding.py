@@ -36,7 +36,8 @@ class LoopGradient(Scattered):
         token = torch.empty(0).as_subclass(LoopGradient)
         token.binding = binding
         token.count, token.kind = binding.layout.total, binding.dtype
-        token.write_into = binding.write_gradient
+        token.write_into, token.places = binding.write_gradient, binding.gradient_places
+        token.edition = 0
         return token
 
     @classmethod
@@ -177,7 +178,23 @@ class Binding:
 
     def new_gradient(self) -> LoopGradient:
         self._flat = None
+        self._token.edition += 1
         return self._token
+
+    def gradient_places(self, edition: int) -> Views | None:
+        """The `.grad`s, to be written over; None where they are not plain vectors of ours."""
+        if edition != self._token.edition or not self.is_uniform:
+            return None
+        places: Views = []
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if gradient is None or gradient.is_sparse or not gradient.is_contiguous():
+                return None
+            if gradient.dtype != self.dtype or gradient.device != self.device:
+                return None
+            places.append(gradient.detach().view(-1))
+        self._flat = None
+        return places
 
     def set_gradient(self, flat: Tensor) -> None:
         pieces = flat.split(self._sizes)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.errors import PeerLost, ProtocolError
+from gossamer.errors import Error, PeerLost, ProtocolError
 from gossamer.evaluate import Evaluator, Held
 from gossamer.keyed import key_of
 from gossamer.methods import for_role, parse_method
@@ -103,9 +103,19 @@ class Training:
             self._conclude()
             self._hub.announce_read()
             self._hub.read.wait()
-        finally:
+        except Error:
+            # Closed, the transport would look like that of a worker that left in good order, and
+            # whoever waits for an answer from here would wait for ever: they must see a death.
             self._stop.set()
-            self._transport.close()
+            raise
+        except BaseException:
+            self._close()
+            raise
+        self._close()
+
+    def _close(self) -> None:
+        self._stop.set()
+        self._transport.close()
 
     def _end(self) -> None:
         self._worker.finish()

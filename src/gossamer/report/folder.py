@@ -4,6 +4,7 @@ config.json     everything that decided the run
 metrics.jsonl   one line per evaluation
 progress.json   of a command that goes on where it was stopped: what is done so far
 summary.json    the result
+strip.json      who computed, waited and communicated in the first moments
 trace.json      a timeline that Perfetto and chrome://tracing open
 """
 
@@ -62,6 +63,9 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._write("summary.json", summary)
 
+    def write_strip(self, strip: dict[str, Any]) -> None:
+        self._write("strip.json", strip, indent=None)
+
     def write_progress(self, progress: dict[str, Any]) -> None:
         self._write("progress.json", progress)
 
@@ -87,11 +91,11 @@ class RunFolder:
             if self.timeline is not None:
                 self.timeline.close()
 
-    def _write(self, name: str, value: dict[str, Any]) -> None:
+    def _write(self, name: str, value: dict[str, Any], indent: int | None = 2) -> None:
         # Written beside and renamed, so that a reader never sees half a file.
         temporary = self.path / f".{name}"
         try:
-            temporary.write_text(to_json(value, indent=2) + "\n", encoding="utf-8")
+            temporary.write_text(to_json(value, indent=indent) + "\n", encoding="utf-8")
             temporary.replace(self.path / name)
         except OSError:
             temporary.unlink(missing_ok=True)

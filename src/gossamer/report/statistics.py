@@ -22,6 +22,10 @@ Vector = NDArray[np.float64]
 _LOWER_IS_BETTER = frozenset({"loss", "training_loss", "consensus_distance"})
 # Scores are 32-bit numbers: 342 right of 360 reads as 0.94999999 and has reached 0.95 all the same.
 _ROUNDING = 1e-6
+_NAMED = 3
+"""Of more methods too close to call a sentence counts the rest."""
+_ENOUGH_SEEDS = 3
+"""With fewer an interval says more about the number of runs than about the methods."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +237,10 @@ def verdict(runs: Mapping[str, Sequence[History]], target: float, key: str | Non
     rest = [(one.label, span.mean) for one, span in there if span.low > best.high]
     if len(close) > 1:
         timed = [f"{one.label} ({_show_span(one, ', {}')})" for one in close]
-        parts = [f"Too close to call between {_enumerate(timed)} on the way to {goal}"]
+        if len(timed) > _NAMED:
+            timed[_NAMED:] = [f"{len(timed) - _NAMED} more"]
+        hint = "; more seeds would tell" if len(leader.seconds) < _ENOUGH_SEEDS else ""
+        parts = [f"Too close to call between {_enumerate(timed)} on the way to {goal}{hint}"]
     elif len(runs) == 1:
         parts = [f"{leader.label} reaches {goal} after {_show_span(leader)}"]
     elif len(there) == 1:

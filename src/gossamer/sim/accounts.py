@@ -78,6 +78,15 @@ class Accounts:
     def exchanges_per_step(self) -> float:
         return sum(account.exchanges for account in self.workers) / max(1, self.steps)
 
+    @property
+    def longest_wait(self) -> str | None:
+        """What the workers together have waited for the longest."""
+        causes: dict[str, int] = {}
+        for account in self.workers:
+            for cause, waited in account.waiting_ns.items():
+                causes[cause] = causes.get(cause, 0) + waited
+        return max(causes, key=lambda cause: causes[cause], default=None)
+
     def waiting_fraction(self, ended_ns: list[int]) -> float:
         """Time with nothing to compute and something awaited over total, mean over workers."""
         shares = [

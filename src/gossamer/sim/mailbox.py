@@ -17,7 +17,8 @@ class Mailbox:
         self._arrived: dict[Tag, deque[Message]] = {}
         self._posted: dict[Tag, list[tuple[int | None, Pending[Message]]]] = {}
 
-    def deliver(self, tag: Tag, message: Message) -> None:
+    def deliver(self, tag: Tag, message: Message) -> Pending[Message] | None:
+        """Hand it to who waits for it; gives back the receive that it ended."""
         posted = self._posted.get(tag)
         if posted:
             for position, (source, pending) in enumerate(posted):
@@ -27,8 +28,9 @@ class Mailbox:
                         # Tags carry step numbers: what is used up must not pile up.
                         del self._posted[tag]
                     pending.resolve(message)
-                    return
+                    return pending
         self._arrived.setdefault(tag, deque()).append(message)
+        return None
 
     def receive(self, tag: Tag, source: int | None, pending: Pending[Message]) -> None:
         """Take a message that is there, or wait for one."""

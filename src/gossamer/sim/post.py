@@ -69,6 +69,8 @@ class Post:
         """The sides of each partition that is going on; nothing crosses from one to another."""
         self.bytes_put = [0] * len(cards)
         """Bytes each end has put on its card."""
+        self.bytes_taken = [0] * len(cards)
+        """Bytes that came to each end over its card, or are on their way."""
 
     def capacity(self, end: int) -> float:
         """Bytes per second of the card of an end."""
@@ -94,6 +96,7 @@ class Post:
             return
         if self._cards[source] != self._cards[target]:
             self.bytes_put[source] += size_bytes
+            self.bytes_taken[target] += size_bytes
         connection = self._connections.get((source, target))
         if connection is None:
             connection = self._connections[source, target] = Connection(source, target)

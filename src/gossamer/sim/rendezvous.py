@@ -28,7 +28,16 @@ Key = tuple[object, ...]
 class Gathering:
     """One collective in the making."""
 
-    __slots__ = ("arrived", "is_running", "kind", "members", "root", "size_bytes", "timer")
+    __slots__ = (
+        "arrived",
+        "is_running",
+        "kind",
+        "members",
+        "root",
+        "since_ns",
+        "size_bytes",
+        "timer",
+    )
 
     def __init__(self, kind: str, members: tuple[int, ...] | None, root: int | None) -> None:
         self.kind = kind
@@ -38,6 +47,7 @@ class Gathering:
         self.arrived: dict[int, tuple[Tensor | None, Pending[Any]]] = {}
         self.size_bytes = 0
         self.is_running = False
+        self.since_ns = 0
         self.timer: Timer | None = None
 
 
@@ -122,7 +132,7 @@ class Rendezvous:
             world.post.are_separated(members[0], other) for other in members[1:]
         ):
             return
-        gathering.is_running = True
+        gathering.is_running, gathering.since_ns = True, world.kernel.now
         begin = max([world.kernel.now, *(self._busy_until.get(r, 0) for r in members)])
         duration, put = self._price(gathering.kind, members, gathering.size_bytes)
         end = begin + round(duration * SECOND)
@@ -134,6 +144,8 @@ class Rendezvous:
             if machine not in on_card:
                 on_card.add(machine)
                 world.post.bytes_put[rank] += put
+                # What all put on their cards all take off them; each about as much as it put.
+                world.post.bytes_taken[rank] += put
         gathering.timer = world.kernel.at(end - world.kernel.now, self._finish, key, gathering)
 
     def _price(self, kind: str, members: list[int], size_bytes: int) -> tuple[float, int]:
@@ -181,4 +193,5 @@ class Rendezvous:
             result = gathering.arrived[gathering.root][0]
         for rank, (_, pending) in sorted(gathering.arrived.items()):
             if rank not in lost:
+                self._world.moved(pending, gathering.since_ns)
                 pending.resolve(result)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gossamer.callbacks import Callback
 from gossamer.evaluate import Evaluator, Held
 from gossamer.methods import Method, for_role
 from gossamer.model import FlatModel
@@ -29,7 +30,7 @@ from gossamer.sim.store import ReplicaStore
 from gossamer.sim.worker import SimulatedWorker
 from gossamer.sim.world import Parts, Rates, World
 from gossamer.tasks.split import make_sampler
-from gossamer.trace import Timeline
+from gossamer.trace import Recorder
 
 Row = dict[str, Any]
 _COMPILE_AFTER_GRADIENTS = 20_000
@@ -61,7 +62,8 @@ class Simulation:
         settings: Settings,
         *,
         on_row: Callable[[Row], None] | None = None,
-        timeline: Timeline | None = None,
+        recorder: Recorder | None = None,
+        callbacks: Sequence[Callback] = (),
         engine: Engine | None = None,
         model: FlatModel | None = None,
     ) -> None:
@@ -79,7 +81,7 @@ class Simulation:
         )
         self.engine = engine or make_engine(settings.engine, self.model, compiled=self._compiles())
         self._evaluator = Evaluator(self.model, self._method.output, settings.buffers)
-        self.world = World(self._parts(options), timeline)
+        self.world = World(self._parts(options), recorder, callbacks)
         self._spawn(options)
         self.history: list[Row] = []
         self._next_evaluation = 0.0
@@ -187,6 +189,11 @@ class Simulation:
         torch.set_num_threads(self.settings.threads)
         try:
             return self._run()
+        except BaseException:
+            # Python complains about coroutines that never ran: the first row comes before any did.
+            for end in range(self.world.ends):
+                self.world.kernel.end_tasks(end)
+            raise
         finally:
             torch.set_num_threads(threads)
 
@@ -197,9 +204,7 @@ class Simulation:
         self.world.kernel.run()
         summary = self._row()
         if self.settings.engine != "none":
-            self.history.append(summary)
-            if self._on_row is not None:
-                self._on_row(summary)
+            self._tell(summary)
         parameters = self._evaluator.output_parameters(self._held())
         summary = {
             "method": str(self.settings.method),
@@ -212,6 +217,8 @@ class Simulation:
             **summary,
             **self._totals(),
         }
+        for callback in self.world.callbacks:
+            callback.on_end(summary)
         tally = self.world.accounts.staleness.histogram
         return Result(self.settings, summary, self.history, parameters, dict(sorted(tally.items())))
 
@@ -222,10 +229,14 @@ class Simulation:
     def _record(self) -> None:
         assert self.settings.epochs
         self._next_evaluation += self.settings.epochs / self.settings.evaluations
-        row = self._row()
+        self._tell(self._row())
+
+    def _tell(self, row: Row) -> None:
         self.history.append(row)
         if self._on_row is not None:
             self._on_row(row)
+        for callback in self.world.callbacks:
+            callback.on_evaluation(row)
 
     def _row(self) -> Row:
         """One line of the metrics; every value names the model it speaks of by `output`."""
@@ -243,6 +254,7 @@ class Simulation:
             "bytes": sum(world.post.bytes_put),
             "computing_seconds": [a.computing_ns / SECOND for a in accounts.workers],
             "waiting_seconds": [a.waited_ns / SECOND for a in accounts.workers],
+            "waits_for": accounts.longest_wait,
         }
         if self.settings.engine != "none":
             scores = self._evaluator.score(self._held())
@@ -268,6 +280,15 @@ class Simulation:
             [server.snapshot() if server.output is None else server.output for server in servers],
         )
 
+    def _cards(self) -> list[dict[str, Any]]:
+        """What each end has sent and got over the network, in bytes."""
+        size, post = self.world.size, self.world.post
+        return [
+            {"name": f"worker {end}" if end < size else f"server {end - size}",
+             "sent": post.bytes_put[end], "received": post.bytes_taken[end]}
+            for end in range(self.world.ends)
+        ]  # fmt: skip
+
     def _observed(self, what: str) -> Observed:
         return self.world.accounts.observed.get(what, Observed())
 
@@ -289,6 +310,11 @@ class Simulation:
             "bytes_per_step": sum(world.post.bytes_put) / steps,
             "waiting_fraction": accounts.waiting_fraction(world.ended_ns),
             "waiting_by_cause": causes,
+            "waiting_by_worker": [
+                {cause: waited / SECOND for cause, waited in account.waiting_ns.items()}
+                for account in accounts.workers
+            ],
+            "cards": self._cards(),
             "exchanges_per_step": accounts.exchanges_per_step,
             "mean_width": world.desk.mean_width,
             "lost_mass": len(world.speakers) - sum(weights),

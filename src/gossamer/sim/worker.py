@@ -23,6 +23,15 @@ from gossamer.worker import Gradient, Message, Tag
 T = TypeVar("T")
 
 
+class _Answer(Pending[Any]):
+    """The payload of the message that answers a question."""
+
+    __slots__ = ()
+
+    def resolve(self, value: Any) -> None:
+        super().resolve(value.payload)
+
+
 class SimulatedGradient(Gradient):
     """A gradient under way, and the pieces that come out of it early."""
 
@@ -100,6 +109,9 @@ class SimulatedWorker:
 
     def observe(self, what: str, value: float = 1.0) -> None:
         self._world.accounts.observe(what, value)
+        if what == "dropped":
+            for callback in self._world.callbacks:
+                callback.on_drop(self.rank, self.now())
 
     @property
     def expected_steps(self) -> int:
@@ -165,11 +177,12 @@ class SimulatedWorker:
     def _post(self, to: int, message: Message, tag: Tag) -> Pending[None]:
         world = self._world
         gone: Pending[None] = Pending("send", to)
-        step = self.step
+        step, sent_ns = self.step, world.kernel.now
 
         def arrived() -> None:
             self._count_exchange(to, message.payload, step)
-            world.mailboxes[to].deliver(tag, message)
+            world.moved(gone, sent_ns)
+            world.moved(world.mailboxes[to].deliver(tag, message), sent_ns)
             gone.resolve(None)
 
         world.watch(gone, self.rank)
@@ -179,7 +192,7 @@ class SimulatedWorker:
     def _count_exchange(self, to: int, payload: Any, step: int) -> None:
         """A model that reached another worker; its age is the steps the sender made meanwhile."""
         if to != self.rank and to < self.size and self.rank < self.size and payload is not None:
-            self._exchanged(to, self.step - step)
+            self._exchanged(to, self.rank, self.step - step)
 
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
         pending: Pending[Message] = Pending("receive", source)
@@ -197,12 +210,13 @@ class SimulatedWorker:
         world = self._world
         self._requests += 1
         number = self._requests
-        answer: Pending[Any] = Pending("reply", to)
-        arrival: Pending[Message] = Pending("reply", to)
-        arrival.when_done(lambda: answer.resolve(arrival.result().payload))
-        world.mailboxes[self.rank].receive(("reply", number), to, arrival)
+        answer = _Answer("reply", to)
+        world.mailboxes[self.rank].receive(("reply", number), to, answer)
         world.watch(answer, self.rank)
-        self._post(to, Message(self.rank, payload, reply_to=number), tag)
+        asked_ns = world.kernel.now
+        gone = self._post(to, Message(self.rank, payload, reply_to=number), tag)
+        if world.recorder is not None:
+            gone.when_done(lambda: world.moved(answer, asked_ns))
         return answer
 
     def reply(self, message: Message, payload: Any) -> Pending[None]:
@@ -242,10 +256,12 @@ class SimulatedWorker:
             world.post.carry(peer, self.rank, world.wire_size(value), lambda: arrived(value))
 
         step = self._steps_of(peer) if peer < self.size else 0
+        asked_ns = world.kernel.now
 
         def arrived(value: Tensor) -> None:
             if peer < self.size:
-                self._exchanged(self.rank, self._steps_of(peer) - step)
+                self._exchanged(self.rank, peer, self._steps_of(peer) - step)
+            world.moved(answer, asked_ns)
             answer.resolve(value)
 
         world.post.carry(self.rank, peer, 32, asked)
@@ -255,10 +271,12 @@ class SimulatedWorker:
         world = self._world
         done: Pending[None] = Pending("accumulate", peer)
         world.watch(done, self.rank)
+        sent_ns = world.kernel.now
 
         def arrived() -> None:
             replica = world.replicas[peer]
             replica.store.writable(replica.row)[start : start + delta.numel()].add_(delta)
+            world.moved(done, sent_ns)
             done.resolve(None)
 
         world.post.carry(self.rank, peer, world.wire_size(delta), arrived)
@@ -269,7 +287,7 @@ class SimulatedWorker:
         done: Pending[None] = Pending("average", peer)
         world.watch(done, self.rank)
         own, step = world.replicas[self.rank], self.step
-        mine = own.snapshot()
+        mine, asked_ns = own.snapshot(), world.kernel.now
 
         def asked() -> None:
             replica = world.replicas[peer]
@@ -277,11 +295,12 @@ class SimulatedWorker:
             size = world.wire_size(theirs)
             world.post.carry(peer, self.rank, size, partial(answered, theirs, self._steps_of(peer)))
             replica.add_(pair_delta(theirs, mine))
-            self._exchanged(peer, self.step - step)
+            self._exchanged(peer, self.rank, self.step - step)
 
         def answered(theirs: Tensor, since: int) -> None:
             own.add_(pair_delta(mine, theirs))
-            self._exchanged(self.rank, self._steps_of(peer) - since)
+            self._exchanged(self.rank, peer, self._steps_of(peer) - since)
+            world.moved(done, asked_ns)
             done.resolve(None)
 
         world.post.carry(self.rank, peer, world.wire_size(mine), asked)
@@ -290,9 +309,11 @@ class SimulatedWorker:
     def _steps_of(self, rank: int) -> int:
         return self._world.accounts.workers[rank].steps
 
-    def _exchanged(self, receiver: int, age: int) -> None:
+    def _exchanged(self, receiver: int, giver: int, age: int) -> None:
         self._world.accounts.age.add(age)
         self._world.accounts.workers[receiver].exchanges += 1
+        for callback in self._world.callbacks:
+            callback.on_exchange(receiver, giver, self.now(), age)
 
     # ------------------------------------------------------------------ time and tasks
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+from gossamer.callbacks import Callback
 from gossamer.errors import PeerLost
 from gossamer.payload import tensor_bytes, wire_bytes
-from gossamer.pending import Pending
+from gossamer.pending import Gathered, Pending
 from gossamer.schedules import Schedule
 from gossamer.sim.accounts import Accounts, WorkerAccount
 from gossamer.sim.buckets import Bucket
@@ -26,7 +27,7 @@ from gossamer.sim.post import Post
 from gossamer.sim.rendezvous import Rendezvous
 from gossamer.sim.store import ReplicaStore, SimulatedReplica
 from gossamer.tasks.split import Sampler
-from gossamer.trace import Timeline
+from gossamer.trace import Recorder, Span
 from gossamer.worker import INBOX, Left, Message
 
 
@@ -64,14 +65,19 @@ class Parts:
 class World:
     """Everything that the workers of one run share."""
 
-    def __init__(self, parts: Parts, timeline: Timeline | None = None) -> None:
+    def __init__(
+        self, parts: Parts, recorder: Recorder | None = None, callbacks: Sequence[Callback] = ()
+    ) -> None:
         self.cluster = cluster = parts.cluster
         self.seed = parts.seed
         self.size = cluster.workers
         self.parts = parts
         self.budget = parts.budget
         self.desk = parts.desk
-        self.timeline = timeline
+        self.recorder = recorder
+        self.callbacks = callbacks
+        self._moves: dict[Pending[Any], list[Span]] | None = None if recorder is None else {}
+        """When what an open operation awaits was on its way."""
         self.kernel = Kernel(parts.seed)
         self.kernel.on_park, self.kernel.on_resume = None, self._resumed
         self.kernel.resume_at = self._paused_until
@@ -125,6 +131,9 @@ class World:
     def _descended(self, replica: SimulatedReplica, read: Sequence[int]) -> None:
         for version in read:
             self.accounts.staleness.add(replica.version - version)
+            for callback in self.callbacks:
+                end = self.replicas.index(replica)
+                callback.on_staleness(end, replica.version - version, self.kernel.now / SECOND)
 
     # ------------------------------------------------------------------ membership
 
@@ -209,8 +218,8 @@ class World:
 
     def begin_fault(self, fault: Fault) -> None:
         end_ns = round(fault.lasts * SECOND) if fault.lasts != FOREVER else None
-        if self.timeline is not None:
-            self.timeline.instant(max(fault.worker, 0), str(fault), self.kernel.now)
+        if self.recorder is not None:
+            self.recorder.happened(max(fault.worker, 0), str(fault), self.kernel.now)
         if fault.kind == "kill":
             self._kill(fault.worker)
         elif fault.kind == "pause" and end_ns is not None:
@@ -286,6 +295,8 @@ class World:
     def _announce_death(self, rank: int) -> None:
         self.lost.add(rank)
         self._live_seen.clear()
+        for callback in self.callbacks:
+            callback.on_membership(rank, False, self.kernel.now / SECOND)
         for pending in list(self._watching.pop(rank, {})):
             pending.fail(PeerLost(rank))
         self.rendezvous.reconsider()
@@ -338,8 +349,11 @@ class World:
         self.budget.processed += len(request.batch)
         if request.loss is not None:
             self.accounts.losses.append(request.loss)
-        if self.timeline is not None:
-            self.timeline.span(rank, "main", "gradient", started_ns, self.kernel.now)
+        if self.recorder is not None:
+            self.recorder.computed(rank, started_ns, self.kernel.now)
+        for callback in self.callbacks:
+            loss = None if request.loss is None else float(request.loss)
+            callback.on_step(rank, account.steps, self.kernel.now / SECOND, loss)
         return gradient
 
     def _resumed(self, task: Task) -> None:
@@ -350,8 +364,28 @@ class World:
         if parked.label in ("gradient", "bucket") or self.kernel.now == task.parked_since:
             return
         waiting = self.accounts.workers[task.worker].waiting_ns
-        waited = self.kernel.now - task.parked_since
-        waiting[parked.label] = waiting.get(parked.label, 0) + waited
-        if self.timeline is not None:
-            label = f"waiting: {parked.label}"
-            self.timeline.span(task.worker, "main", label, task.parked_since, self.kernel.now)
+        whom = self._name_of(parked.peer)
+        # Of a server it says which: that is where bottlenecks are.
+        cause = parked.label if parked.peer in range(self.size) else parked.label + whom
+        waiting[cause] = waiting.get(cause, 0) + self.kernel.now - task.parked_since
+        if self.recorder is not None:
+            self.recorder.waited(
+                task.worker, parked.label, whom, task.parked_since, self.kernel.now,
+                self._moves_of(parked),
+            )  # fmt: skip
+
+    def _name_of(self, end: int | None) -> str:
+        if end is None:
+            return ""
+        return f" from worker {end}" if end < self.size else f" from server {end - self.size}"
+
+    def moved(self, pending: Pending[Any] | None, start_ns: int) -> None:
+        """What this operation awaits was on its way since then, and is there."""
+        if self._moves is not None and pending is not None:
+            self._moves.setdefault(pending, []).append((start_ns, self.kernel.now))
+
+    def _moves_of(self, pending: Pending[Any]) -> list[Span]:
+        if self._moves is None:
+            return []
+        parts = pending.parts if isinstance(pending, Gathered) else [pending]
+        return [span for part in parts for span in self._moves.pop(part, ())]

@@ -40,9 +40,11 @@ class _Operation:
     def __init__(self, key: int, value: Tensor | Scattered, members: tuple[int, ...]) -> None:
         self.key = key
         self.members = members
+        self.scattered: Scattered | None = None
         if isinstance(value, Scattered):
             self.shape = torch.Size((value.count,))
             self.count, self.dtype = value.count, value.kind
+            self.scattered, self.edition = value, value.edition
         else:
             self.shape = value.shape
             self.count, self.dtype = value.numel(), value.dtype
@@ -184,14 +186,17 @@ class Reducing:
             if pending.done:
                 return
             self._wait_for_posts(operation)
-            result = self._results.empty(operation.count, operation.dtype)
             values = self._values(operation)
-            if operation.is_by_each:
-                _mean(values, result, 0, operation.count, operation.divisor(values))
-            else:
-                self._reduce_in_chunks(operation, values, result)
+            result = self._reduce_in_place(operation, values)
+            if result is None:
+                result = self._results.empty(operation.count, operation.dtype)
+                if operation.is_by_each:
+                    _mean(values, result, operation.divisor(values))
+                else:
+                    self._reduce_in_chunks(operation, values, result)
+                result = result.view(operation.shape)
             self._finish(operation)
-            pending.resolve(result.view(operation.shape))
+            pending.resolve(result)
             # It refers to itself through this; the result is to go when its last user lets go.
             pending.settle = pending.on_cancel = None
 
@@ -235,6 +240,22 @@ class Reducing:
             values.append(board.memory.tensor(offset, operation.count, operation.dtype))
         return values
 
+    def _reduce_in_place(self, operation: _Operation, values: Sequence[Tensor]) -> Scattered | None:
+        """Where the value lay in pieces the mean is put there: those are in the cache, and nobody
+        has to point at another place."""
+        scattered = operation.scattered
+        if scattered is None or not operation.is_by_each:
+            return None
+        places = scattered.places(operation.edition)
+        if places is None:
+            return None
+        divisor, at = operation.divisor(values), 0
+        for place in places:
+            end = at + place.numel()
+            _mean([value[at:end] for value in values], place, divisor)
+            at = end
+        return scattered
+
     def _reduce_in_chunks(
         self, operation: _Operation, values: Sequence[Tensor], result: Tensor
     ) -> None:
@@ -243,7 +264,7 @@ class Reducing:
         self._own.working[operation.cell] = key
         start, end = chunks.pop(self._rank)
         divisor = operation.divisor(values)
-        _mean(values, result, start, end, divisor)
+        _mean_of_range(values, result, start, end, divisor)
         self._chunk(operation, self._rank, end - start).copy_(result[start:end])
         fence()
         self._own.published[operation.cell] = key
@@ -256,7 +277,7 @@ class Reducing:
                 if cell is not None and board.published[cell] == key:
                     result[start:end].copy_(self._chunk(operation, member, end - start))
                 elif cell is None or board.working[cell] != key or self._control.is_gone(member):
-                    _mean(values, result, start, end, divisor)
+                    _mean_of_range(values, result, start, end, divisor)
                 else:
                     continue
                 del chunks[member]
@@ -294,10 +315,16 @@ def _whole(value: Tensor | Scattered) -> Tensor:
     return whole
 
 
-def _mean(values: Sequence[Tensor], result: Tensor, start: int, end: int, divisor: float) -> None:
-    """`rules.mean_in_order` of a range, block by block: the sum is still in the cache to divide."""
-    for at in range(start, end, _BLOCK):
-        block = slice(at, min(at + _BLOCK, end))
+def _mean_of_range(
+    values: Sequence[Tensor], result: Tensor, start: int, end: int, divisor: float
+) -> None:
+    _mean([value[start:end] for value in values], result[start:end], divisor)
+
+
+def _mean(values: Sequence[Tensor], result: Tensor, divisor: float) -> None:
+    """`rules.mean_in_order`, block by block: the sum is still in the cache to divide."""
+    for at in range(0, result.numel(), _BLOCK):
+        block = slice(at, at + _BLOCK)
         if len(values) == 1:
             total = result[block].copy_(values[0][block])
         else:

@@ -1,0 +1,124 @@
+"""A comparison while it runs: a row per method on a terminal, a line per run elsewhere."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from gossamer.commands.console import err, show_share
+
+Row = dict[str, Any]
+
+
+@dataclass
+class _Method:
+    """What is known of one method so far."""
+
+    runs: int
+    done: float = 0.0
+    failed: int = 0
+    rate: float = 0.0
+    row: Row = field(default_factory=dict[str, Any])
+    speed: float | None = None
+    """Steps of all its workers per second of real time."""
+
+
+class Dashboard:
+    """Progress of the runs of several methods."""
+
+    def __init__(self, runs: dict[str, int]) -> None:
+        """How many runs each method has."""
+        self._methods = {label: _Method(count) for label, count in runs.items()}
+        self._total = sum(runs.values())
+        self._finished = 0
+        self._current: str | None = None
+        self._began = time.monotonic()
+        self._run_began = self._began
+        self._shown = 0.0
+        self._live = Live(console=err, transient=True, refresh_per_second=4)
+
+    def __enter__(self) -> Dashboard:
+        if err.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def begin(self, label: str, rate: float) -> None:
+        """A run of this method at this learning rate has begun."""
+        self._current, self._run_began = label, time.monotonic()
+        self._methods[label].rate = rate
+
+    def at(self, row: Row, share: float) -> None:
+        """An evaluation of the run that is going on, and how far it is."""
+        assert self._current is not None
+        method = self._methods[self._current]
+        method.row = row
+        method.done = int(method.done) + min(share, 0.999)
+        passed = time.monotonic() - self._run_began
+        method.speed = row["steps"] / passed if passed > 0 else None
+        if err.is_terminal and time.monotonic() - self._shown > 0.1:
+            self._shown = time.monotonic()
+            self._live.update(self.view())
+
+    def finished(self, what: str, *, has_failed: bool = False) -> None:
+        """The run that was going on is over."""
+        assert self._current is not None
+        method = self._methods[self._current]
+        method.done = int(method.done) + 1.0
+        method.failed += has_failed
+        self._finished += 1
+        if not err.is_terminal:
+            err.print(f"[{self._finished}/{self._total}] {what}", markup=False, soft_wrap=True)
+
+    def view(self) -> Group:
+        """All methods, and how long it may take."""
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column("method", no_wrap=True)
+        table.add_column("runs")
+        for column in ("lr", "epoch", "loss", "accuracy", "virtual", "steps/s", "stale", "waiting"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for label, method in self._methods.items():
+            table.add_row(
+                Text(label, style="bold" if label == self._current else ""),
+                ProgressBar(total=method.runs, completed=method.done, width=12),
+                *_cells(method),
+                style="" if method.row or label == self._current else "dim",
+            )
+        return Group(table, Text(self._footer(), style="dim"))
+
+    def _footer(self) -> str:
+        passed = time.monotonic() - self._began
+        done = sum(method.done for method in self._methods.values())
+        left = f", about {passed / done * (self._total - done):.0f} s left" if done > 0.5 else ""
+        return f"{self._finished} of {self._total} runs, {passed:.0f} s{left}; Ctrl-C keeps them"
+
+
+def _cells(method: _Method) -> list[str]:
+    row = method.row
+    if not row:
+        return [""] * 8
+    loss = row.get("loss")
+    waited, computed = sum(row["waiting_seconds"]), sum(row["computing_seconds"])
+    waits = f"{show_share(waited / max(waited + computed, 1e-12))} {row['waits_for'] or ''}"
+    return [
+        f"{method.rate:g}", f"{row['epochs']:.1f}", "-" if loss is None else f"{loss:.3f}",
+        show_share(row.get("accuracy")), f"{row['virtual_seconds']:.2f} s",
+        "" if method.speed is None else f"{method.speed:,.0f}",
+        f"{row['mean_staleness']:.1f}", waits if not method.failed else "failed",
+    ]  # fmt: skip

@@ -1,0 +1,158 @@
+"""`--live PORT`: the page of a run that is going on, for the browsers of this machine only.
+
+The page is built anew from the run folder when it is asked for, so what it shows is what a crash
+would leave behind. Nothing but the page and its data is served, and only while the command runs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gossamer.commands.console import err
+from gossamer.errors import ConfigurationError
+from gossamer.report.build import report_data
+from gossamer.report.folder import RunFolder, to_json
+from gossamer.report.page import page_html
+from gossamer.report.page_data import PageData
+
+LiveOption = Annotated[
+    int | None,
+    typer.Option(
+        "--live", metavar="PORT",
+        help="Show the growing report at http://127.0.0.1:PORT, on this machine only; 0: any port.",
+    ),
+]  # fmt: skip
+_HOST = "127.0.0.1"
+_FRESH_S = 1.0
+"""Pages asked for within this time share one reading of the folder."""
+_RECENT_S = 5.0
+"""Who asked so lately is still watching, and is given the end of the run to read."""
+_FAREWELL_S = 5.0
+
+
+class LivePage:
+    """A server of one page; use it as a context."""
+
+    def __init__(self, port: int) -> None:
+        if not 0 <= port <= 65535:
+            raise ConfigurationError(f"--live must be a port from 0 to 65535, got {port}")
+        try:
+            self._server = _Server(port, self)
+        except OSError as error:
+            raise ConfigurationError(
+                f"--live {port}: the port cannot be used ({error.strerror}); choose another, or 0 "
+                "for any that is free"
+            ) from None
+        self.address = f"http://{_HOST}:{self._server.server_address[1]}/"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05},
+            name="gossamer live", daemon=True,
+        )  # fmt: skip
+        self._folder: Path | None = None
+        self._lock = threading.Lock()
+        self._made: tuple[float, PageData] | None = None
+        self._is_over = False
+        self._asked = self._told = float("-inf")
+
+    def __enter__(self) -> LivePage:
+        self._thread.start()
+        err.print(f"live: {self.address}", markup=False, soft_wrap=True)
+        return self
+
+    def show(self, folder: RunFolder) -> None:
+        """From now on the page is that of this folder."""
+        self._folder = folder.path
+
+    def __exit__(self, *error: object) -> None:
+        """Who is watching gets the last word before the server goes."""
+        with self._lock:
+            self._is_over, self._made = True, None
+        until = time.monotonic() + _FAREWELL_S
+        while (
+            time.monotonic() < until
+            and time.monotonic() - self._asked < _RECENT_S
+            and self._told < self._asked
+        ):
+            time.sleep(0.05)
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def data(self) -> PageData | None:
+        """As of now; None as long as there is no folder."""
+        with self._lock:
+            if self._folder is None:
+                return None
+            now = time.monotonic()
+            if self._made is None or now - self._made[0] > _FRESH_S:
+                self._made = (now, report_data([self._folder], is_growing=not self._is_over))
+            if self._is_over:
+                self._told = now
+            else:
+                self._asked = now
+            return self._made[1]
+
+
+def live_page(port: int | None, *, keeps_folder: bool) -> AbstractContextManager[LivePage | None]:
+    """That of `--live`, or nothing where it was left out."""
+    if port is None:
+        return nullcontext()
+    if not keeps_folder:
+        raise ConfigurationError("--live shows what the run folder holds; leave out --runs none")
+    return LivePage(port)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, port: int, page: LivePage) -> None:
+        self.page = page
+        super().__init__((_HOST, port), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a browser that went away is not worth a traceback in the middle of a run
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_GET(self) -> None:
+        host = self.headers.get("Host", "").rpartition(":")[0]
+        if host not in (_HOST, "localhost"):
+            # Another site's name that points here: its scripts are not to read the run.
+            self._answer(403, "text/plain", "this page is for this machine only")
+            return
+        path = self.path.partition("?")[0]
+        if path not in ("/", "/report.html", "/data.json"):
+            self._answer(404, "text/plain", "there is only / here")
+            return
+        try:
+            data = self.server.page.data()
+        except Exception as error:
+            self._answer(503, "text/plain", f"the run cannot be shown yet: {error}")
+            return
+        if data is None:
+            self._answer(503, "text/plain", "the run has not begun; reload in a moment")
+        elif path == "/data.json":
+            self._answer(200, "application/json", to_json(data))
+        else:
+            self._answer(200, "text/html", page_html(data))
+
+    def _answer(self, status: int, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass  # standard error is for the run

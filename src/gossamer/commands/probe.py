@@ -1,0 +1,272 @@
+"""`gossamer probe`: measure the machines it is launched on, and describe them as a cluster."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from gossamer.commands import launching
+from gossamer.commands import options as given
+from gossamer.commands.console import err, out, print_json
+from gossamer.errors import ConfigurationError, Error
+from gossamer.probing import Findings, describe, to_toml
+from gossamer.probing.describe import measured_as_network, notices, speeds_of
+from gossamer.probing.findings import Inquiry
+from gossamer.probing.run import check, job_around, number_of_workers
+from gossamer.probing.run import probe as run_probe
+from gossamer.probing.text import show_rate, show_time, spread
+from gossamer.real.injection import Injection
+from gossamer.settings import Settings, make_settings
+from gossamer.sim.cluster import Cluster
+
+_INTERRUPTED = 130
+_LEAST_S = 1.0
+_MOST_S = 3600.0
+
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        "--workers",
+        help="A process each on this host: 2, or as many as torchrun or mpirun has started.",
+    ),
+]
+TransportOption = Annotated[
+    str | None, typer.Option("--transport", help="shm, torch or mpi; by default what suits.")
+]
+SecondsOption = Annotated[
+    float, typer.Option("--seconds", help="How long to measure, all phases together.")
+]
+OutOption = Annotated[
+    Path, typer.Option("--out", metavar="FILE.toml", help="Where the description goes.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
+
+
+def probe(
+    workers: WorkersOption = None,
+    task: given.TaskOption = "digits-mlp",
+    transport: TransportOption = None,
+    seconds: SecondsOption = 20.0,
+    slow: launching.AlwaysSlowOption = None,
+    batch: given.BatchOption = None,
+    threads: given.ThreadsOption = 1,
+    data: given.DataOption = None,
+    file: OutOption = Path("cluster.toml"),
+    force: ForceOption = False,
+    as_json: given.JsonOption = False,
+) -> int:
+    """Measure the machines this is launched on; write a cluster for `gossamer simulate`.
+
+    \b
+    gossamer probe -n 4 --task digits-mlp --out cluster.toml
+    gossamer simulate --cluster cluster.toml --method ad_psgd
+
+    Steps of the task on all workers at once, latency and bandwidth of each pair alone, and of many
+    senders at once. To measure several hosts, launch it there as a training would be:
+
+    \b
+    torchrun --nnodes 4 --nproc-per-node 1 ... -m gossamer.cli probe
+    mpirun -n 4 --host node0,node1,node2,node3 gossamer probe
+    gossamer run -n 1 --nnodes 4 --node-rank 0 --rendezvous node0:29400 -m gossamer.cli probe
+    """
+    count = number_of_workers(workers)
+    if not _LEAST_S <= seconds <= _MOST_S:
+        raise ConfigurationError(
+            f"--seconds must be from {_LEAST_S:g} to {_MOST_S:g}, got {seconds:g}"
+        )
+    settings = make_settings(
+        given.load_task(task, data), "ensemble", Cluster(workers=count), batch=batch,
+        threads=threads,
+    )  # fmt: skip
+    injection = launching.injection_of(slow, None, None)
+    check(count, transport, injection)
+    job = job_around()
+    is_silent = job is not None and job.rank != 0
+    try:
+        check_place(file, force=force)
+    except ConfigurationError:
+        if is_silent:
+            return 2  # worker 0 speaks for all of them
+        raise
+    inquiry = _inquiry(settings, task, data, seconds)
+    if is_silent:
+        return _silently(inquiry, count, transport, injection)
+    view = View(inquiry.seconds)
+    try:
+        with view:
+            findings = run_probe(inquiry, count, transport, injection, view.show)
+        assert findings is not None
+        cluster = describe(findings, file.stem)
+        write(file, to_toml(cluster, findings), force=force)
+    except KeyboardInterrupt:
+        _stop()
+    _show(findings, cluster, file)
+    if as_json:
+        print_json(_as_json(findings, cluster, file))
+    return 0
+
+
+def check_place(path: Path, *, force: bool) -> None:
+    """Refuse a place that could not be written to, before anything is measured."""
+    if path.is_dir():
+        raise ConfigurationError(f"--out {path} is a folder; give the name of a file in it")
+    if path.suffix != ".toml":
+        raise ConfigurationError(
+            f"--out must end in .toml, which is how a cluster's file is recognised, got {path}"
+        )
+    if path.exists() and not force:
+        raise ConfigurationError(
+            f"{path} exists; give --force to replace it, or another name with --out"
+        )
+    try:
+        # Trying says more than the permissions do; a file without a name leaves nothing behind.
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"nothing can be written to {path.parent.absolute()}: {error.strerror or error}; "
+            "choose another place with --out"
+        ) from None
+
+
+def write(path: Path, text: str, *, force: bool) -> None:
+    """Whole or not at all; what somebody else has put there meanwhile is not replaced unasked."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        if path.exists() and not force:
+            raise ConfigurationError(
+                f"{path} was made by somebody else meanwhile; probe again with another --out"
+            )
+        part.chmod(0o644)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _inquiry(settings: Settings, task: str, data: Path | None, seconds: float) -> Inquiry:
+    assert settings.batch
+    assert settings.learning_rate
+    assert settings.optimiser
+    return Inquiry(
+        task, None if data is None else str(data.resolve()), settings.batch,
+        settings.learning_rate, settings.optimiser, settings.threads, seconds,
+    )  # fmt: skip
+
+
+def _silently(
+    inquiry: Inquiry, workers: int, transport: str | None, injection: Injection
+) -> int:  # fmt: skip
+    """As a worker of another launcher's job; worker 0 speaks for all of them."""
+    try:
+        run_probe(inquiry, workers, transport, injection, lambda share, what: None)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    except ConfigurationError:
+        raise  # it has not reached worker 0, which cannot say so
+    except Error:
+        return 1
+    return 0
+
+
+def _stop() -> NoReturn:
+    err.print("interrupted; nothing was written", markup=False)
+    sys.exit(_INTERRUPTED)
+
+
+class View:
+    """A bar on a terminal; elsewhere a line for each phase and at most one a second."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._phase = self._last = ""
+        self._shown = 0.0
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
+            console=err, transient=True,
+        )  # fmt: skip
+        self._task = self._bar.add_task("starting the workers", total=1.0)
+
+    def __enter__(self) -> View:
+        if err.is_terminal:
+            self._bar.start()
+        else:
+            err.print(f"measuring for about {self._seconds:g} s", markup=False)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if err.is_terminal:
+            self._bar.stop()
+
+    def show(self, share: float, what: str) -> None:
+        if err.is_terminal:
+            self._bar.update(self._task, completed=share, description=what)
+            return
+        phase, now = what.partition(",")[0], time.monotonic()
+        if what != self._last and (phase != self._phase or now - self._shown > 1.0):
+            self._phase, self._last, self._shown = phase, what, now
+            err.print(f"[{100 * share:3.0f} %] {what}", markup=False, soft_wrap=True)
+
+
+def _show(findings: Findings, cluster: Cluster, path: Path) -> None:
+    speeds = speeds_of(findings)
+    table = Table(title=cluster.title, title_justify="left")
+    for column in ("worker", "host", "a gradient", "nine of ten", "times the typical"):
+        table.add_column(column, justify="left" if column == "host" else "right")
+    for rank, steps in enumerate(findings.steps):
+        low, high = spread(steps.compute)
+        table.add_row(
+            str(rank), findings.hosts[rank].partition("/")[0], show_time(speeds.medians[rank]),
+            f"{show_time(low)} to {show_time(high)}", f"{speeds.factors[rank]:.2f}",
+        )  # fmt: skip
+    out.print(table, markup=False)
+    links = measured_as_network(findings)
+    if links:
+        rate = statistics.median(link.bandwidth for link in links)
+        delay = statistics.median(link.latency for link in links)
+        out.print(
+            f"links alone: {show_rate(rate)} per second, {show_time(delay)}; "
+            + "; ".join(
+                f"{crowd.senders} at once, {crowd.pattern.replace('_', ' ')}: "
+                f"{show_rate(statistics.median(crowd.rates.values()))} each"
+                for crowd in findings.crowds
+            ),
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
+    for notice in notices(findings):
+        err.print(f"note: {notice}", markup=False, soft_wrap=True)
+    out.print(
+        f"written to {path}; try `gossamer simulate --cluster {path}`", markup=False,
+        soft_wrap=True,
+    )  # fmt: skip
+
+
+def _as_json(findings: Findings, cluster: Cluster, path: Path) -> dict[str, Any]:
+    """All but the single steps."""
+    told = findings.as_dict()
+    told["steps"] = [
+        {
+            "count": steps.count,
+            "median": statistics.median(steps.compute),
+            "low": spread(steps.compute)[0],
+            "high": spread(steps.compute)[1],
+            "other_mean": statistics.fmean(steps.other),
+        }
+        for steps in findings.steps
+    ]
+    return {
+        "out": str(path), "cluster": cluster.as_dict(), "notices": notices(findings),
+        "findings": told,
+    }  # fmt: skip

@@ -1,0 +1,77 @@
+"""The workers of a real run while it goes on: a row each on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.live import Live
+from rich.table import Table
+
+from gossamer.commands.console import err, show_share
+
+Row = dict[str, Any]
+
+
+class View:
+    """All workers live on a terminal; a line per evaluation elsewhere."""
+
+    def __init__(self, method: str, workers: int, epochs: float) -> None:
+        self._method = method
+        self._epochs = epochs
+        self._latest: dict[int, Row] = {}
+        self._speeds: dict[int, float] = {}
+        self._workers = workers
+        self._last: Row = {}
+        self._shown = 0.0
+        self._live = Live(console=err, transient=True, refresh_per_second=4)
+
+    def __enter__(self) -> View:
+        if err.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def worker(self, rank: int, row: Row) -> None:
+        before = self._latest.get(rank)
+        if before is not None and row["seconds"] > before["seconds"]:
+            passed = row["seconds"] - before["seconds"]
+            self._speeds[rank] = (row["steps"] - before["steps"]) / passed
+        self._latest[rank] = row
+        if err.is_terminal and time.monotonic() - self._shown > 0.2:
+            self._shown = time.monotonic()
+            self._live.update(self._table())
+
+    def row(self, row: Row) -> None:
+        self._last = row
+        if not err.is_terminal:
+            err.print(self._line(row), markup=False, soft_wrap=True)
+
+    def _line(self, row: Row) -> str:
+        parts = [self._method, f"epoch {row['epochs']:.1f}", f"{row['seconds']:.2f} s"]
+        if row.get("loss") is not None:
+            parts.append(f"loss {row['loss']:.3f}")
+        if row.get("accuracy") is not None:
+            parts.append(f"accuracy {show_share(row['accuracy'])}")
+        return "  ".join(parts)
+
+    def _table(self) -> Table:
+        title = self._line(self._last) if self._last else self._method
+        table = Table(title=title, title_justify="left")
+        for column in ("worker", "steps", "steps/s", "training loss", "exchanges/step", "epoch"):
+            table.add_column(column, justify="right")
+        for rank in range(self._workers):
+            row = self._latest.get(rank)
+            if row is None:
+                table.add_row(str(rank), "starting", "", "", "", "")
+                continue
+            loss = row["training_loss"]
+            table.add_row(
+                str(rank), str(row["steps"]), f"{self._speeds.get(rank, 0.0):.0f}",
+                "" if loss is None else f"{loss:.3f}",
+                f"{row['exchanges'] / max(1, row['steps']):.2f}",
+                f"{row['epochs']:.2f} of {self._epochs:g}",
+            )  # fmt: skip
+        return table

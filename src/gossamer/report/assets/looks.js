@@ -1,0 +1,98 @@
+// How a method looks: colour, dash and marker, in the order of the printed pictures, with lengths
+// that share no divisor, so that no two of 385 methods look alike. Nothing depends on colour alone.
+
+const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
+const DASHES = ["solid", [9, 3], [5, 2.5], [10, 3, 2, 3], [2, 2]];
+const MARKERS = [
+  "M10 1A9 9 0 1 0 10 19A9 9 0 1 0 10 1Z",
+  "M2 2H18V18H2Z",
+  "M10 1L19 18H1Z",
+  "M10 0L20 10L10 20L0 10Z",
+  "M10 19L1 2H19Z",
+  "M7 1H13V7H19V13H13V19H7V13H1V7H7Z",
+  "M4 0L10 6L16 0L20 4L14 10L20 16L16 20L10 14L4 20L0 16L6 10L0 4Z",
+  "M1 10L18 1V19Z",
+  "M19 10L2 1V19Z",
+  "M10 0L20 7.5L16 19H4L0 7.5Z",
+  "M5 1H15L20 10L15 19H5L0 10Z",
+];
+
+function lookAt(place) {
+  const colour = COLOURS[place % COLOURS.length];
+  return {
+    // Black would vanish on a dark page, and white is as far from the other six.
+    colour: state.isDark && colour === "#000000" ? "#FFFFFF" : colour,
+    dash: DASHES[place % DASHES.length],
+    path: MARKERS[place % MARKERS.length],
+    symbol: `path://${MARKERS[place % MARKERS.length]}`,
+  };
+}
+
+function lookOf(method) {
+  return lookAt(Math.max(0, placeOf(method)));
+}
+
+function swatch(look) {
+  const line = { x1: 0, y1: 8, x2: 40, y2: 8, stroke: look.colour, "stroke-width": 2.5 };
+  if (look.dash !== "solid") line["stroke-dasharray"] = look.dash.join(" ");
+  return draw("svg", { class: "swatch", viewBox: "0 0 40 16", width: 40, height: 16, "aria-hidden": "true" },
+    draw("line", line),
+    draw("path", { d: look.path, fill: look.colour, transform: "translate(14 2) scale(0.6)" }));
+}
+
+// What a worker does with its time: greys and the one colour of Okabe and Ito's that no method has.
+const KINDS = ["computing", "communicating", "waiting", "paused", "other"];
+
+function kindLook(kind) {
+  const paper = inks().paper;
+  const dark = state.isDark;
+  const line = dark ? "rgba(0,0,0,0.55)" : "rgba(40,30,0,0.5)";
+  const looks = {
+    computing: { color: dark ? "#8b94a3" : "#4b5563" },
+    communicating: {
+      color: dark ? "#d3d9e2" : "#b6bfcc",
+      decal: { symbol: "circle", symbolSize: 0.5, dashArrayX: [[6, 6], [0, 6, 6, 0]], dashArrayY: [6, 0],
+        color: dark ? "#3c4654" : "#4b5563" },
+    },
+    waiting: {
+      color: "#F0E442",
+      decal: { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [2, 5], rotation: -Math.PI / 4, color: line },
+    },
+    paused: {
+      color: paper,
+      decal: { symbol: "rect", symbolSize: 0.6, dashArrayX: [[6, 0], [0, 6]], dashArrayY: [6, 0], rotation: Math.PI / 4,
+        color: inks().faint },
+    },
+    other: { color: dark ? "#3a414c" : "#dfe3e8" },
+  };
+  return looks[kind] || looks.other;
+}
+
+function kindOf(name) {
+  return KINDS.includes(name) ? name : "other";
+}
+
+// The page's own colours, read from its style: charts follow what the style says. Once a theme:
+// each reading makes the browser lay out the page.
+let currentInks = null;
+
+function inks() {
+  if (!currentInks) {
+    const style = getComputedStyle(document.documentElement);
+    const names = ["ink", "faint", "line", "paper", "panel"];
+    currentInks = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  }
+  return currentInks;
+}
+
+const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
+
+function prefersDark() {
+  return window.matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function applyTheme(theme) {
+  state.isDark = (theme || state.theme || (prefersDark() ? "dark" : "light")) === "dark";
+  document.documentElement.dataset.theme = state.isDark ? "dark" : "light";
+  currentInks = null;
+}

@@ -1,0 +1,148 @@
+// The page as a whole: header, legend, sections, and what keeps it up to date.
+
+function legendButton(method) {
+  const button = kept(`legend ${method.label}`, () =>
+    make("button", { type: "button", class: "key", click: () => toggleMethod(method.label) }));
+  button.setAttribute("aria-pressed", String(!state.hidden.has(method.label)));
+  button.replaceChildren(swatch(lookOf(method)), make("span", null, method.label));
+  return button;
+}
+
+function toggleMethod(label) {
+  if (state.hidden.has(label)) state.hidden.delete(label);
+  else state.hidden.add(label);
+  update();
+}
+
+function showAll() {
+  state.hidden.clear();
+  update();
+}
+
+function legend() {
+  const methods = allMethods();
+  if (!methods.length) return null;
+  const element = kept("legend", () => make("nav", { class: "legend", "aria-label": "Methods shown in all charts" }));
+  const all = kept("legend all", () => make("button", { type: "button", class: "key all", click: showAll }, "Show all"));
+  all.hidden = !methods.some((method) => state.hidden.has(method.label));
+  return arrange(element, [...methods.map(legendButton), all]);
+}
+
+function themeButton() {
+  const button = kept("theme", () => make("button", { type: "button", class: "theme", click: () => {
+    state.theme = state.isDark ? "light" : "dark";
+    applyTheme();
+    update();
+  } }));
+  return setText(button, state.isDark ? "Light" : "Dark");
+}
+
+function header() {
+  const data = state.data;
+  const element = kept("header", () => make("header", null,
+    make("div", { class: "above" }, make("p", { class: "kind" }), themeButton()),
+    make("h1"), make("p", { class: "title" })));
+  const [above, verdict, title] = element.children;
+  themeButton();
+  setText(above.firstChild, `gossamer ${data.kind || ""}${data.is_growing ? " · still running" : ""}`);
+  setText(verdict, keepUnits(data.verdict || data.title || "No verdict yet."));
+  verdict.classList.toggle("long", verdict.textContent.length > 120);
+  verdict.classList.toggle("longer", verdict.textContent.length > 220);
+  const words = [data.verdict ? data.title : "", data.subtitle].filter((part) => part);
+  title.replaceChildren(...words.map((part, at) => make("span", { class: at === 0 && words.length > 1 ? "name" : null }, part)));
+  return element;
+}
+
+function notices() {
+  const [told, missing] = [list(state.data.notices), list(state.data.missing)];
+  if (!told.length && !missing.length) return null;
+  const element = kept("notices", () => make("aside", { class: "notices", "aria-label": "Notices" }));
+  const group = (heading, lines) => (lines.length
+    ? [make("h2", null, heading), make("ul", null, lines.map((line) => make("li", null, String(line))))] : []);
+  element.replaceChildren(...group("Good to know", told), ...group("Missing from this page", missing));
+  return element;
+}
+
+function nothingShown() {
+  const methods = allMethods();
+  if (!methods.length || shownMethods().length) return null;
+  return kept("nothing", () => make("p", { class: "nothing", role: "status" },
+    "Every method is switched off: press one in the row above to see it again."));
+}
+
+function raceSection() {
+  const score = state.data.score === "loss" ? "loss" : "accuracy";
+  const heading = allMethods().length > 1 ? "The race" : "How it went";
+  return section("race", heading, "The same training twice: over time, where waiting counts, and over epochs, where only the learning counts.",
+    curvePair(score), arrivalFigure());
+}
+
+function learningSection() {
+  const others = ["accuracy", "loss", "training_loss"].filter((key) => key !== (state.data.score === "loss" ? "loss" : "accuracy"));
+  return section("learning", "How they learn", "", others.map(curvePair));
+}
+
+function consensusSection() {
+  return section("consensus", "How far apart the workers drift", "", curvePair("consensus_distance"));
+}
+
+function footer() {
+  const element = kept("footer", () => make("footer", null, make("p")));
+  const reach = state.data.is_growing ? "This page asks the run for news every two seconds."
+    : "This page holds all its data and asks no server for anything.";
+  setText(element.firstChild, `Made by gossamer ${state.data.version || ""}. ${reach} Charts by Apache ECharts.`);
+  return element;
+}
+
+function update() {
+  const before = new Set(usedFigures);
+  usedFigures.clear();
+  const sections = [raceSection(), resultsSection(), timeSection(), learningSection(), stalenessSection(), consensusSection(),
+    trafficSection(), topologySection(), clusterSection(), gridSection(), picturesSection(), ...furtherTables(),
+    settingsSection(), commandSection()];
+  const main = arrange(kept("main", () => make("main")), [notices(), nothingShown(), ...sections]);
+  arrange(document.getElementById("page"), [header(), legend(), main, footer()]);
+  dropUnused(before);
+  drawFigures();
+}
+
+// Shows these data; called again with newer data it keeps what the reader has toggled and sorted.
+function render(data) {
+  state.data = data;
+  document.title = data.title || "gossamer";
+  update();
+}
+
+const POLL_MILLISECONDS = 2000;
+
+async function follow() {
+  try {
+    const answer = await fetch("data.json", { cache: "no-store" });
+    if (answer.ok) render(await answer.json());
+  } catch {
+    // The server is gone or busy: what is shown stays, and the next question may be answered.
+  }
+  if (state.data.is_growing) setTimeout(follow, POLL_MILLISECONDS);
+}
+
+function start() {
+  applyTheme();
+  render(JSON.parse(document.getElementById("data").textContent));
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    applyTheme();
+    update();
+  });
+  // Paper is white, whatever the screen is.
+  window.addEventListener("beforeprint", () => {
+    applyTheme("light");
+    update();
+  });
+  window.addEventListener("afterprint", () => {
+    applyTheme();
+    update();
+  });
+  if (state.data.is_growing) setTimeout(follow, POLL_MILLISECONDS);
+}
+
+window.gossamer = { render };
+start();

@@ -1,0 +1,107 @@
+// Tables: what each method reached, the learning rates tried, settings, and tables of other commands.
+
+const RESULT_COLUMNS = [
+  ["accuracy", "final accuracy", showAccuracy],
+  ["loss", "final loss", showNumber],
+  ["seconds", "run time", showSeconds],
+  ["waiting_fraction", "waiting", showShare],
+  ["mean_staleness", "mean staleness", showNumber],
+  ["max_staleness", "greatest staleness", showTick],
+  ["exchanges_per_step", "exchanges per step", showNumber],
+  ["bytes_per_step", "bytes per step", showBytes],
+  ["consensus_distance", "consensus distance", showNumber],
+  ["steps", "steps", showTick],
+  ["wall_seconds", "wall time", showSeconds],
+];
+
+function methodName(method) {
+  return { text: method.label, value: method.label,
+    node: () => make("span", { class: "method" }, swatch(lookOf(method)), make("span", null, method.label)) };
+}
+
+function arrivalCell(method) {
+  const arrival = method.arrival || {};
+  if (!isNumber(arrival.mean)) return { text: method.arrival ? arrivalText(method, 0) : MISSING, value: null };
+  const hasSpan = isNumber(arrival.low) && isNumber(arrival.high) && arrival.high > arrival.low;
+  const around = hasSpan ? ` (${showNumber(Math.max(0, arrival.low))}–${showNumber(arrival.high)})` : "";
+  return { text: showSeconds(arrival.mean) + around, value: arrival.mean };
+}
+
+function resultsSection() {
+  const methods = rankedMethods(allMethods());
+  if (!methods.length) return null;
+  const known = RESULT_COLUMNS.filter(([key]) => methods.some((method) => figureOf(method, key) !== null));
+  const hasTarget = isNumber(state.data.target) && methods.some((method) => method.arrival);
+  const hasRates = methods.some((method) => isNumber(method.learning_rate));
+  const titles = ["method", ...(hasTarget ? [`to ${showScore(state.data.target, state.data.score)}`] : []),
+    ...known.map(([, title]) => title), ...(hasRates ? ["learning rate"] : []), "seeds", "scores are of", "status"];
+  const rows = methods.map((method) => [methodName(method), ...(hasTarget ? [arrivalCell(method)] : []),
+    ...known.map(([key, , show]) => ({ text: show(figureOf(method, key)), value: figureOf(method, key) })),
+    ...(hasRates ? [isNumber(method.learning_rate) ? method.learning_rate : null] : []),
+    isNumber(method.seeds) ? method.seeds : null, method.output || null, method.status || null]);
+  return section("results", "All results", "Press a heading to sort by it.", table("results", "Results of each method", titles, rows));
+}
+
+function gridSection() {
+  const grid = state.data.grid;
+  if (!grid || !list(grid.rows).length || !list(grid.rates).length) return null;
+  const rows = grid.rows.map((row) => [String(row.method), ...grid.rates.map((_, at) => {
+    const value = list(row.values)[at];
+    const isChosen = row.chosen === at;
+    return { text: (isChosen ? "● " : "") + showScore(value, state.data.score), value: isNumber(value) ? value : null,
+      style: isChosen ? "chosen" : "" };
+  })]);
+  return section("rates", "Learning rates tried",
+    `Every method got the same grid. Final ${state.data.score}, mean over seeds; the dot marks the rate shown on this page.`,
+    table("rates", "Scores at each learning rate", ["method", ...grid.rates.map((rate) => `rate ${showTick(rate)}`)], rows));
+}
+
+function furtherTables() {
+  return list(state.data.tables).filter((one) => one && list(one.columns).length).map((one, at) =>
+    section(`table-${at}`, one.title || "Table", "", table(`further ${at}`, one.title || "Table", one.columns.map(String), list(one.rows))));
+}
+
+function picturesSection() {
+  const pictures = list(state.data.pictures).filter((one) => one && one.png).map((one, at) => {
+    const element = kept(`picture ${at}`, () => make("figure", { class: "picture" }, make("h3"), make("img")));
+    const [heading, image] = element.children;
+    setText(heading, one.title || "");
+    image.alt = one.alt || one.title || "";
+    const source = `data:image/png;base64,${one.png}`;
+    if (image.src !== source) image.src = source;
+    return element;
+  });
+  return section("pictures", "Pictures", "", pictures);
+}
+
+function settingsSection() {
+  const settings = list(state.data.settings);
+  if (!settings.length) return null;
+  return section("settings", "All settings", "",
+    table("settings", "All settings", ["setting", "value"], settings.map((one) => [String(one.name), String(one.value)])));
+}
+
+async function copyCommand(button) {
+  const code = document.getElementById("command");
+  let isCopied = false;
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    isCopied = true;
+  } catch {
+    // A page from disk may be refused the clipboard; selected text is one key away from it.
+    getSelection().selectAllChildren(code);
+    isCopied = document.execCommand("copy");
+  }
+  setText(button, isCopied ? "Copied" : "Selected: press Ctrl+C");
+  setTimeout(() => setText(button, "Copy"), 2000);
+}
+
+function commandSection() {
+  if (!state.data.command) return null;
+  const element = kept("command", () => make("div", { class: "command" },
+    make("pre", { tabindex: 0 }, make("code", { id: "command" })),
+    make("button", { type: "button", class: "copy", "aria-live": "polite", click: (event) => copyCommand(event.currentTarget) }, "Copy")));
+  setText(element.querySelector("code"), state.data.command);
+  const isSimulated = state.data.time === "virtual seconds";
+  return section("reproduce", "Reproduce it", isSimulated ? "In virtual time the same command gives the same run." : "", element);
+}

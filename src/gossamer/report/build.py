@@ -1,0 +1,216 @@
+"""From run folders to the data of their page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from gossamer.errors import ConfigurationError
+from gossamer.report.contest import Contest
+from gossamer.report.drawn_cluster import drawn_cluster, drawn_host, read_cluster
+from gossamer.report.drawn_topology import server_side
+from gossamer.report.gathering import Gathered, check_same_task, gather
+from gossamer.report.lab_page import lab_parts
+from gossamer.report.listed_settings import listed_settings
+from gossamer.report.method_data import method_data
+from gossamer.report.page_data import ClusterData, GridData, GridRow, MethodData, PageData, Setting
+from gossamer.report.page_words import page_subtitle, page_title, page_verdict
+from gossamer.report.reading import members, number, text, texts
+from gossamer.report.runs import Folder, Run, read_folder
+
+_LAB = ("delay", "staleness", "stragglers", "table")
+_KINDS = {"compare": "compare", "simulate": "simulate", "train": "train", "unknown": "report"}
+
+
+def report_data(
+    paths: Sequence[Path], *, target: float | None = None, is_growing: bool = False
+) -> PageData:
+    """What the page of these folders shows."""
+    if not paths:
+        raise ConfigurationError("a report needs at least one run, got none; name a run folder")
+    return build_page([read_folder(path) for path in paths], target=target, is_growing=is_growing)
+
+
+def build_page(
+    folders: Sequence[Folder], *, target: float | None = None, is_growing: bool = False
+) -> PageData:
+    """From folders that were read; runs of different tasks are refused."""
+    check_same_task(folders)
+    gathered = gather(folders)
+    if target is None:
+        target = _kept_target(folders)
+    contest = Contest(gathered.whole or gathered.partial, target)
+    goal = _goal(contest, target, gathered)
+    labs = [lab_parts(folder) for folder in folders if folder.kind in _LAB]
+    methods = _methods(gathered, goal, is_growing=is_growing)
+    methods += [method for lab in labs for method in lab.methods]
+    runs = [run for folder in folders for run in folder.runs]
+    first = _first_configured(runs)
+    return PageData(
+        title=page_title(folders, gathered, first, labs),
+        subtitle=page_subtitle(gathered, first),
+        kind=_page_kind(folders),
+        verdict=page_verdict(gathered, contest, labs, target=target),
+        command=_command(folders),
+        version=_version(),
+        is_growing=is_growing,
+        score=contest.key,
+        target=goal,
+        time="seconds" if any(run.is_real for run in runs) else "virtual seconds",
+        methods=methods,
+        grid=_grid(contest),
+        cluster=_cluster(gathered, first),
+        settings=_settings(folders, gathered),
+        pictures=[picture for lab in labs for picture in lab.pictures],
+        tables=[table for lab in labs for table in lab.tables],
+        notices=[*gathered.notices, *_notices(folders, gathered)],
+        missing=_missing(folders, gathered),
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("gossamer")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _kept_target(folders: Sequence[Folder]) -> float | None:
+    """That of a comparison is written down, chosen by its user or by itself."""
+    return number(folders[0].summary.get("target")) if len(folders) == 1 else None
+
+
+def _goal(contest: Contest[Run], given: float | None, gathered: Gathered) -> float | None:
+    """One method alone has no target but a given one: near its own best it says nothing."""
+    if given is not None or len(gathered.whole) + len(gathered.partial) < 2:
+        return given
+    return contest.target
+
+
+def _first_configured(runs: Sequence[Run]) -> Run | None:
+    return next((run for run in runs if run.config), runs[0] if runs else None)
+
+
+# ---------------------------------------------------------------------- methods
+
+
+def _methods(gathered: Gathered, goal: float | None, *, is_growing: bool) -> list[MethodData]:
+    """In the order of the ranking; those without any score last."""
+    scored = Contest(gathered.whole | gathered.partial, goal)
+    order = [row["method"] for row in scored.rows()]
+    made = [
+        method_data(
+            label,
+            scored.entries[label].results[scored.chosen[label]],
+            None if goal is None else scored.arrival(label),
+            is_growing=is_growing,
+        )
+        for label in order
+    ]
+    for label, entry in gathered.timed.items():
+        runs = next(iter(entry.results.values()))
+        made.append(method_data(label, runs, None, is_growing=is_growing))
+    return made
+
+
+def _grid(contest: Contest[Run]) -> GridData | None:
+    rates = contest.rates
+    if all(len(entry.results) < 2 for entry in contest.entries.values()):
+        return None
+    rows: list[GridRow] = []
+    for label, entry in contest.entries.items():
+        scores = [contest.score(label, rate) if rate in entry.results else None for rate in rates]
+        rows.append(
+            GridRow(
+                method=label,
+                values=[None if score is None else number(score) for score in scores],
+                chosen=rates.index(contest.chosen[label]),
+            )
+        )
+    return GridData(rates=rates, rows=rows)
+
+
+def _page_kind(folders: Sequence[Folder]) -> str:
+    if len(folders) > 1:
+        return "report"
+    return _KINDS.get(folders[0].kind, "lab")
+
+
+def _command(folders: Sequence[Folder]) -> str:
+    """One line for each folder."""
+    return "\n".join(dict.fromkeys(folder.command for folder in folders if folder.command))
+
+
+# ---------------------------------------------------------------------- the rest of the page
+
+
+def _cluster(gathered: Gathered, first: Run | None) -> ClusterData | None:
+    cluster = None if first is None else read_cluster(first.config)
+    if first is None or cluster is None:
+        return None
+    specs = [
+        server_side(runs[0].label) for e in gathered.all.values() for runs in e.results.values()
+    ]
+    servers = max((spec.servers for spec in specs if spec is not None), default=0)
+    if first.is_real:
+        return drawn_host(cluster, first.config, servers)
+    own_machines = any(spec is not None and spec.placement == "own" for spec in specs)
+    return drawn_cluster(cluster, servers, own_machines=own_machines)
+
+
+def _settings(folders: Sequence[Folder], gathered: Gathered) -> list[Setting]:
+    """Of all runs that a method is shown by; of a folder without runs its own configuration."""
+    runs = [
+        (label, run.config)
+        for label, entry in gathered.all.items()
+        for own in entry.results.values()
+        for run in own
+        if run.config
+    ]
+    runs += [("", folder.config) for folder in folders if folder.kind in _LAB and folder.config]
+    return listed_settings(runs)
+
+
+def _notices(folders: Sequence[Folder], gathered: Gathered) -> list[str]:
+    """What a reader must be told, and of which runs."""
+    found: dict[str, list[str]] = {}
+    for folder in folders:
+        for notice in texts(folder.summary.get("notices")) if folder.kind in _LAB else ():
+            found.setdefault(notice, [])
+        for run in folder.runs:
+            whose = f"{run.label} at {run.rate:g}" if run.rate else run.label
+            for notice in run.notices:
+                named = found.setdefault(notice, [])
+                if whose not in named:
+                    named.append(whose)
+    said = [
+        f"{notice} ({', '.join(whose)})" if whose else notice for notice, whose in found.items()
+    ]
+    worlds = {run.is_real for folder in folders for run in folder.runs}
+    if len(worlds) == 2:
+        said.append(
+            "Some of these runs were simulated and some were real: the seconds of the ones are "
+            "virtual, those of the others a clock's."
+        )
+    clusters = {text(members(run.config.get("cluster")).get("name")) for run in _shown(gathered)}
+    if len(clusters - {""}) > 1:
+        said.append("The runs are from different clusters; the first one's is drawn.")
+    if gathered.whole and gathered.partial:
+        left_out = ", ".join(gathered.partial)
+        said.append(f"The verdict leaves out what did not come to its end: {left_out}.")
+    return said
+
+
+def _shown(gathered: Gathered) -> list[Run]:
+    entries = gathered.all.values()
+    return [run for entry in entries for runs in entry.results.values() for run in runs]
+
+
+def _missing(folders: Sequence[Folder], gathered: Gathered) -> list[str]:
+    said = [line for folder in folders for line in folder.missing]
+    for folder in folders:
+        if folder.config and not folder.command:
+            name = folder.path.resolve().name
+            said.append(f"The command that made {name} was not written down.")
+    return list(dict.fromkeys([*said, *gathered.missing]))

@@ -1,0 +1,212 @@
+"""What a page shows, as the object of JSON that is embedded in it: the one contract between those
+who gather a run's figures and those who draw them.
+
+All numbers are finite or None. A part that a run does not have is None or empty, and the page
+leaves it out or says why it is not there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class Curve(TypedDict):
+    """A line and its band over seeds; one seed has no band."""
+
+    x: list[float]
+    mean: list[float]
+    low: list[float] | None
+    high: list[float] | None
+
+
+class Curves(TypedDict):
+    """What was measured on the way, against one of the two axes."""
+
+    accuracy: Curve | None
+    loss: Curve | None
+    training_loss: Curve | None
+    consensus_distance: Curve | None
+
+
+class CurveViews(TypedDict):
+    """The two views in which methods differ."""
+
+    time: Curves
+    epochs: Curves
+
+
+class ArrivalData(TypedDict):
+    """The time to the target: mean and 95 % interval if every seed arrives."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    reached: int
+    seeds: int
+
+
+class WorkerTime(TypedDict):
+    """Where one worker's seconds went."""
+
+    computing: float
+    waiting: dict[str, float]
+    """By cause."""
+    other: float
+    total: float
+
+
+# `from` is a word of the language, so this one cannot be written as a class.
+StripData = TypedDict(
+    "StripData",
+    {"from": float, "to": float, "segments": list[list[Any]], "servers": int},
+)
+"""Part of a run as stripes: [worker, start, end, kind, detail] each."""
+
+
+class Card(TypedDict):
+    """Bytes that one network card carries per gradient step of the whole run."""
+
+    name: str
+    sent: float | None
+    received: float | None
+
+
+class TopologyData(TypedDict):
+    """Who exchanges with whom; edges are pairs of indices of nodes."""
+
+    name: str
+    note: str
+    nodes: list[str]
+    edges: list[list[int]]
+
+
+class Figures(TypedDict):
+    """The figures of a method at the end, means over its seeds."""
+
+    accuracy: float | None
+    loss: float | None
+    seconds: float | None
+    waiting_fraction: float | None
+    mean_staleness: float | None
+    max_staleness: float | None
+    bytes_per_step: float | None
+    consensus_distance: float | None
+    exchanges_per_step: float | None
+    steps: float | None
+    wall_seconds: float | None
+
+
+class MethodData(TypedDict):
+    """One method at the learning rate at which it is shown."""
+
+    label: str
+    learning_rate: float | None
+    seeds: int
+    output: str
+    """Which model the scores speak of."""
+    status: str
+    """finished, diverged, interrupted, failed, unfinished, running, ..."""
+    curves: CurveViews
+    arrival: ArrivalData | None
+    workers: list[WorkerTime]
+    """Of the first seed."""
+    strip: StripData | None
+    staleness: dict[str, int]
+    cards: list[Card]
+    topology: TopologyData | None
+    figures: Figures
+
+
+class GridRow(TypedDict):
+    """A method over the grid of learning rates."""
+
+    method: str
+    values: list[float | None]
+    chosen: int
+
+
+class GridData(TypedDict):
+    """The grid that every method got, with the score at the end of each run."""
+
+    rates: list[float]
+    rows: list[GridRow]
+
+
+class Machine(TypedDict):
+    """A machine as it is drawn."""
+
+    name: str
+    workers: list[int]
+    rack: int
+    slow: float
+    """How many times slower it computes; 1 if it does not."""
+    slow_link: float
+    dies: bool
+    notes: list[str]
+
+
+class ClusterData(TypedDict):
+    """The cluster as it is drawn; what is not known of a real one is an empty text."""
+
+    name: str
+    title: str
+    workers: int
+    machines: list[Machine]
+    servers: int
+    bandwidth: str
+    latency: str
+    step: str
+    notes: list[str]
+
+
+class Setting(TypedDict):
+    """One thing that decided the run."""
+
+    name: str
+    value: str
+
+
+class PictureData(TypedDict):
+    """A picture inside the page."""
+
+    title: str
+    alt: str
+    png: str
+    """In base64."""
+
+
+class TableData(TypedDict):
+    """A further table."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str | float | None]]
+
+
+class PageData(TypedDict):
+    """All of it."""
+
+    title: str
+    subtitle: str
+    kind: str
+    """compare, simulate, train, lab, advise or report."""
+    verdict: str
+    """One sentence."""
+    command: str
+    """What to type to get the same again."""
+    version: str
+    is_growing: bool
+    """Whether the run still goes on, so that the page asks for more."""
+    score: str
+    """What methods are judged by: accuracy or loss."""
+    target: float | None
+    time: str
+    """virtual seconds or seconds."""
+    methods: list[MethodData]
+    grid: GridData | None
+    cluster: ClusterData | None
+    settings: list[Setting]
+    pictures: list[PictureData]
+    tables: list[TableData]
+    notices: list[str]
+    missing: list[str]

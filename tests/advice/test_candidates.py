@@ -1,0 +1,83 @@
+"""The menu: what can run where, and why the rest cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gossamer.advice.candidates import MENU, NOT_ADVISED, Candidate, candidates, kind_of
+from gossamer.methods import METHODS
+from gossamer.settings import Settings, make_settings
+from support import cluster_of, digits
+
+RATES = (0.1, 0.3)
+
+
+def base(workers: int = 8, epochs: float = 20.0) -> Settings:
+    return make_settings(digits(), "all_reduce", cluster_of(workers), epochs=epochs)
+
+
+def test_every_method_is_on_the_menu_or_has_a_reason_not_to_be() -> None:
+    """A new method must not be forgotten by the advice."""
+    named = {spec.partition(":")[0] for spec in MENU} | NOT_ADVISED.keys()
+    assert named == METHODS.keys()
+
+
+def test_every_candidate_gets_the_same_rates() -> None:
+    found, _ = candidates(base(), RATES)
+    methods = [candidate.method for candidate in found]
+    assert {(c.method, c.learning_rate) for c in found} == {
+        (method, rate) for method in methods for rate in RATES
+    }
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8, 9])
+def test_every_candidate_can_be_made(workers: int) -> None:
+    """What is left out has a sentence, what is left can run."""
+    found, left_out = candidates(base(workers), RATES)
+    for candidate in found:
+        candidate.settings(base(workers))
+    assert all(left_out.values())
+    offered = {candidate.method for candidate in found} | left_out.keys()
+    assert offered == {*MENU, *NOT_ADVISED}
+
+
+def test_a_pattern_that_needs_pairs_is_left_out_of_an_odd_cluster() -> None:
+    _, left_out = candidates(base(9), RATES)
+    assert "even number of workers" in left_out["ad_psgd:topology=bipartite_ring"]
+
+
+def test_a_period_longer_than_the_run_is_left_out() -> None:
+    """An average that never takes place cannot be judged."""
+    _, left_out = candidates(base(8, epochs=2.0), RATES)
+    assert "meet fewer than 4 times" in left_out["local_sgd:period=32"]
+
+
+def test_one_worker_has_nothing_to_choose() -> None:
+    found, _ = candidates(base(1), RATES)
+    assert {candidate.method for candidate in found} == {"all_reduce"}
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("all_reduce", "synchronous"),
+        ("sync_server", "synchronous"),
+        ("backup_workers", "synchronous with backups"),
+        ("local_sgd:period=8", "local updates"),
+        ("push_sum", "gossip in rounds"),
+        ("ad_psgd", "asynchronous gossip"),
+        ("downpour", "asynchronous server"),
+    ],
+)
+def test_kinds_are_told_apart(method: str, kind: str) -> None:
+    candidate = Candidate(method, 0.1)
+    assert kind_of(candidate, candidate.settings(base())) == kind
+
+
+def test_a_candidate_changes_nothing_but_method_and_rate() -> None:
+    own = Candidate("ad_psgd", 0.3).settings(base())
+    assert dataclasses.replace(own, method=base().method, learning_rate=None).resolved() == (
+        dataclasses.replace(base(), learning_rate=None).resolved()
+    )
