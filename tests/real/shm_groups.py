@@ -23,7 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import transport_scenarios  # noqa: F401  # fills the table
-from gossamer.real.shm import Segments, ShmTransport, create_segments
+from gossamer.real.shm import Segments, ShmTransport, create_segments, reducing
 from gossamer.real.store import serve
 from transport_tools import run_group
 
@@ -84,6 +84,7 @@ def run(size: int, names: list[str], folder: Path) -> dict[str, object]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    reducing.PROCESSORS = int(sys.argv[2])
     with tempfile.TemporaryDirectory() as place:
         answers = [run(size, names, Path(place)) for size, names in json.loads(sys.argv[1])]
     print(json.dumps(answers))

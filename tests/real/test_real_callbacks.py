@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -42,9 +43,23 @@ GROUPS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def groups() -> dict[tuple[str, str], dict[str, Any]]:
-    """All groups in one program that imports torch once; nobody whom it started is left."""
+@pytest.fixture(scope="session")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
+    """All groups in one program that imports torch once; processes of pytest-xdist share what the
+    first of them has found."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    answer = base / "callback-groups.json"
+    with (base / "callback-groups.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not answer.exists():
+            answer.write_text(run_program())
+    found = zip(GROUPS, json.loads(answer.read_text()), strict=True)
+    return {(case, method): group for (case, _, method), group in found}
+
+
+def run_program() -> str:
+    """What it prints; nobody whom it started is left."""
     program = str(Path(__file__).parent / "callback_groups.py")
     process = subprocess.Popen(
         [sys.executable, program, json.dumps(GROUPS)],
@@ -58,8 +73,7 @@ def groups() -> dict[tuple[str, str], dict[str, Any]]:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert process.returncode == 0
-    found = json.loads(out)
-    return {(case, method): group for (case, _, method), group in zip(GROUPS, found, strict=True)}
+    return out
 
 
 def answers(groups: dict, case: str, method: str, lost: int | None = None) -> list[dict[str, Any]]:

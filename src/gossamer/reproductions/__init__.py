@@ -1,8 +1,11 @@
 """Published tables, and how we compute the same cells."""
 
 from gossamer.reproductions.ad_psgd import SLOW_WORKER, SPEED_UP
+from gossamer.reproductions.ad_psgd_cifar10 import TABLE as AD_PSGD_CIFAR10
 from gossamer.reproductions.dc_asgd import TABLE as DC_ASGD
 from gossamer.reproductions.delayed_gradients import ADAM, ADAM_FAR, SGD
+from gossamer.reproductions.gossip_scaling import DIGITS as GOSSIP_SCALING_DIGITS
+from gossamer.reproductions.gossip_scaling import TABLE as GOSSIP_SCALING
 from gossamer.reproductions.servers import BACKUP_WORKERS, SOFTSYNC_STALENESS
 from gossamer.reproductions.table import Cell, PublishedTable
 
@@ -17,6 +20,9 @@ TABLES: dict[str, PublishedTable] = {
         ADAM,
         ADAM_FAR,
         DC_ASGD,
+        AD_PSGD_CIFAR10,
+        GOSSIP_SCALING,
+        GOSSIP_SCALING_DIGITS,
     )
 }
 

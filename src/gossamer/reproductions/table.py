@@ -63,7 +63,7 @@ class Trainings:
 
     problem: Problem
     epochs: float
-    """As published."""
+    """In full: as published, or as chosen where the paper trains on other data."""
     quick_epochs: float
     make: Callable[[int, bool, float], list[Training]]
     """From a seed, whether only a quick part is wanted, and the epochs; in the table's order."""
@@ -74,6 +74,8 @@ class Trainings:
     """How far ours and the published cells agree."""
     picture: Callable[[Path, Sequence[Training], Mapping[str, Trained]], None]
     """From those that are done, by label; at least one is."""
+    further: Callable[[Training, Trained], list[Cell]] | None = None
+    """More cells from the history of one training, such as when it reached an accuracy."""
 
 
 @dataclass(frozen=True)

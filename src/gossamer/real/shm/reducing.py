@@ -2,14 +2,17 @@
 
 Nothing needs to be voted on. A dead process posts nothing any more, so once each member has either
 posted or is seen to be gone, the set of contributors is the same for whoever looks, whenever. A
-small value, or that of a pair, is added up by every member for itself; of a larger one each member
-adds up its own chunk for all. A chunk whose owner is not at it, dead or merely busy elsewhere, is
-added up by whoever needs it, so nobody ever waits for a member that has already posted.
+small value, or that of a pair, is added up by every member for itself. Of a larger one each member
+adds up its own chunk for all, if there are processors for all of them; otherwise, where work done
+twice is work that somebody else waits for, whoever posts last adds it all up. What its maker is not
+at, dead or merely busy elsewhere, is made by whoever needs it, so nobody ever waits for a member
+that has already posted.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -32,6 +35,7 @@ _BLOCK = 1 << 18
 _GROUP_BITS = 40
 _SEQUENCE_BITS = 24
 _LOOKS = 8
+PROCESSORS = os.cpu_count() or 1
 
 
 class _Operation:
@@ -78,6 +82,11 @@ class _Operation:
     def is_by_each(self) -> bool:
         """Two read as many bytes either way, and save a handing-over."""
         return len(self.members) == 2 or self.nbytes <= _BY_EACH_BYTES
+
+    @property
+    def is_by_one(self) -> bool:
+        """More members than processors; all of this machine count alike."""
+        return not self.is_by_each and len(self.members) > PROCESSORS
 
 
 class Reducing:
@@ -127,7 +136,10 @@ class Reducing:
             fence()  # whoever sees the key sees all the rest
             own.keys[cell] = operation.key
             self._posted.append(operation)
-        self._ring(group)
+        if not operation.is_by_one:
+            self._ring(group)
+        elif not self._missing(operation, group):
+            self._make(operation)
         pending.settle = lambda: self._settle(operation, pending)
         pending.on_cancel = operation.abandon
         return pending
@@ -135,7 +147,9 @@ class Reducing:
     def _make_room(self, operation: _Operation) -> None:
         """A cell, and bytes for the value and for this process's chunk of the result."""
         needed = aligned(operation.nbytes)
-        if not operation.is_by_each:
+        if operation.is_by_one:
+            needed += operation.nbytes
+        elif not operation.is_by_each:
             needed += operation.nbytes // len(operation.members) + operation.dtype.itemsize
         while True:
             seen = self._bell.value
@@ -185,13 +199,17 @@ class Reducing:
         with operation.settling:
             if pending.done:
                 return
-            self._wait_for_posts(operation)
-            values = self._values(operation)
-            result = self._reduce_in_place(operation, values)
+            if operation.is_by_one:
+                values, divisor = [self._made_by_one(operation)], 1.0
+            else:
+                self._wait_for_posts(operation)
+                values = self._values(operation)
+                divisor = operation.divisor(values)
+            result = self._put_in_place(operation, values, divisor)
             if result is None:
                 result = self._results.empty(operation.count, operation.dtype)
-                if operation.is_by_each:
-                    _mean(values, result, operation.divisor(values))
+                if operation.is_by_each or operation.is_by_one:
+                    _mean(values, result, divisor)
                 else:
                     self._reduce_in_chunks(operation, values, result)
                 result = result.view(operation.shape)
@@ -240,16 +258,48 @@ class Reducing:
             values.append(board.memory.tensor(offset, operation.count, operation.dtype))
         return values
 
-    def _reduce_in_place(self, operation: _Operation, values: Sequence[Tensor]) -> Scattered | None:
+    def _make(self, operation: _Operation) -> None:
+        """All of the result, for everybody."""
+        cell = operation.cell
+        self._own.working[cell] = operation.key
+        values = self._values(operation)
+        made = self._chunk(operation, self._rank, operation.count)
+        _mean(values, made, operation.divisor(values))
+        fence()
+        self._own.published[cell] = operation.key
+        self._ring(operation.members)
+
+    def _made_by_one(self, operation: _Operation) -> Tensor:
+        """What one of the members has added up; nobody is rung for before it is there."""
+        key, missing = operation.key, operation.members
+        while True:
+            seen = self._bell.value
+            missing = self._missing(operation, missing)
+            for member, cell in operation.found.items():
+                if not missing and self._boards[member].published[cell] == key:
+                    return self._chunk(operation, member, operation.count)
+            is_in_the_making = any(
+                self._boards[member].working[cell] == key and not self._control.is_gone(member)
+                for member, cell in operation.found.items()
+            )
+            if not missing and not is_in_the_making:
+                self._make(operation)
+                continue
+            self._stop.check()
+            self._bell.wait(seen, self._stop.patience)
+
+    def _put_in_place(
+        self, operation: _Operation, values: Sequence[Tensor], divisor: float
+    ) -> Scattered | None:
         """Where the value lay in pieces the mean is put there: those are in the cache, and nobody
         has to point at another place."""
         scattered = operation.scattered
-        if scattered is None or not operation.is_by_each:
+        if scattered is None or not (operation.is_by_each or operation.is_by_one):
             return None
         places = scattered.places(operation.edition)
         if places is None:
             return None
-        divisor, at = operation.divisor(values), 0
+        at = 0
         for place in places:
             end = at + place.numel()
             _mean([value[at:end] for value in values], place, divisor)

@@ -1,0 +1,313 @@
+"""`gossamer cost`: what a step costs against the number of workers, in closed form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from gossamer.commands import options as given
+from gossamer.commands.console import can_draw, out, print_json, show_bytes
+from gossamer.commands.cost_tables import check_agreement, show_layers
+from gossamer.commands.execute import recorded
+from gossamer.cost.case import NoClosedForm
+from gossamer.cost.crossing import Crossing, crossings, fastest
+from gossamer.cost.step_time import Prediction, predict_over
+from gossamer.cost.work_depth import LayerCost, layer_costs
+from gossamer.cost.workload import Workload, workload_of, workload_of_bytes
+from gossamer.errors import ConfigurationError
+from gossamer.quantities import bytes_per_second, seconds
+from gossamer.report.cost_picture import Line, Mark, cost_picture
+from gossamer.report.folder import RunFolder
+from gossamer.sim.cluster import Cluster, load_cluster
+from gossamer.tasks import Task
+
+_METHODS = "all_reduce sync_server downpour easgd local_sgd d_psgd push_sum ad_psgd"
+_WORKERS = "2,4,8,16,32,64,128,256"
+_MOST_SENTENCES = 8
+_MOST_WORKERS = 4096
+
+Found = dict[str, dict[int, Prediction | NoClosedForm]]
+
+
+def cost(
+    task: Annotated[
+        str, typer.Option("--task", help="Whose layers and size; `none`: --model-bytes alone.")
+    ] = "digits-mlp",
+    model_bytes: given.ModelBytesOption = None,
+    cluster: given.ClusterOption = "ethernet-10g-16",
+    methods: given.MethodsOption = _METHODS,
+    workers: Annotated[
+        str, typer.Option("--workers", help="Numbers of workers, such as 2,4,8 or 2,4,...,256.")
+    ] = _WORKERS,
+    bandwidth: Annotated[
+        str | None, typer.Option("--bandwidth", help="Of every card, such as 10Gbit.")
+    ] = None,
+    latency: Annotated[
+        str | None, typer.Option("--latency", help="Of every message, such as 50us.")
+    ] = None,
+    compute: Annotated[
+        str | None, typer.Option("--compute", help="Of one gradient, such as 120ms.")
+    ] = None,
+    batch: given.BatchOption = None,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Also work and depth of the task's layers.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Instead: the closed forms beside the simulator.")
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Where the picture goes; else the run folder.")
+    ] = None,
+    data: given.DataOption = None,
+    runs: given.RunsOption = Path("runs"),
+    as_json: given.JsonOption = False,
+) -> None:
+    """Predict step times in closed form: alpha-beta, queues at cards, slowest of many.
+
+    The table is per step and worker; each worker keeps its batch, however many there are.
+    How well a method learns per sample is not in it.
+    """
+    if check:
+        # The whole registry, unless methods were named.
+        rows = check_agreement(None if methods == _METHODS else _names(methods))
+        if as_json:
+            print_json({"agreement": rows})
+        return
+    loaded = None if task == "none" else given.load_task(task, data)
+    where = _cluster(cluster, bandwidth, latency, compute)
+    what = _workload(loaded, model_bytes, batch)
+    counts, names = _counts(workers), _names(methods)
+    found = {name: predict_over(name, where, what, counts) for name in names}
+    _check_any(found)
+    costs = _layers(loaded, what.batch) if layers else []
+    folder = RunFolder.create(runs, "cost") if given.keeps_folder(runs) else None
+    with recorded(folder):
+        summary, overtaken = _summary(found, counts, where, what, costs)
+        if folder is not None:
+            folder.write_config(_config(where, what, names, counts, task))
+        _show(found, counts, where, what)
+        _show_crossings(overtaken, summary["leads"], summary["fastest"], counts)
+        if costs:
+            show_layers(costs)
+        if folder is not None:
+            folder.write_summary(summary)
+        place = picture or (folder.path / "cost.png" if folder is not None else None)
+        if place is not None and can_draw():
+            _draw(place, found, summary["leads"], where, what)
+            out.print(f"picture: {place}", markup=False, soft_wrap=True)
+    if folder is not None:
+        out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+    if as_json:
+        print_json(summary)
+
+
+def _check_any(found: Found) -> None:
+    """Refuse a question without any answer, for the first of the reasons."""
+    answers = [one for row in found.values() for one in row.values()]
+    if all(isinstance(one, NoClosedForm) for one in answers):
+        raise ConfigurationError(str(answers[0]))
+
+
+def _config(
+    where: Cluster, what: Workload, names: Sequence[str], counts: Sequence[int], task: str
+) -> dict[str, Any]:
+    return {
+        "task": task, "methods": list(names), "workers": list(counts), "batch": what.batch,
+        "model_bytes": what.model_bytes, "cluster": where.as_dict(),
+    }  # fmt: skip
+
+
+def _names(methods: str) -> list[str]:
+    names = list(dict.fromkeys(methods.split()))
+    if not names:
+        raise ConfigurationError("--methods names no method; give some, separated by spaces")
+    return names
+
+
+def _counts(text: str) -> list[int]:
+    """Numbers separated by commas; '...' goes on as the two before it, up to the one after."""
+    counts: list[int] = []
+    goes_on = False
+    for word in (part.strip() for part in text.split(",")):
+        if word == "..." and len(counts) >= 2:
+            goes_on = True
+            continue
+        if not word.isdigit() or not 1 <= int(word) <= _MOST_WORKERS:
+            raise ConfigurationError(
+                f"--workers must be numbers from 1 to {_MOST_WORKERS} such as 2,4,8 or "
+                f"2,4,...,256, got {word!r}"
+            )
+        while goes_on and counts[-2] < counts[-1] < int(word):
+            low, high = counts[-2:]
+            following = high * high // low if high % low == 0 else 2 * high - low
+            counts.append(min(following, int(word)))
+        goes_on = False
+        counts.append(int(word))
+    return sorted(set(counts))
+
+
+def _cluster(name: str, bandwidth: str | None, latency: str | None, compute: str | None) -> Cluster:
+    cluster = load_cluster(name)
+    wires, work = cluster.network, cluster.compute
+    if bandwidth is not None:
+        wires = dataclasses.replace(wires, bandwidth=bytes_per_second(bandwidth, "--bandwidth"))
+    if latency is not None:
+        wires = dataclasses.replace(wires, latency=seconds(latency, "--latency"))
+    if compute is not None:
+        work = dataclasses.replace(work, seconds=seconds(compute, "--compute"))
+    changed = dataclasses.replace(cluster, network=wires, compute=work)
+    if changed.faults:
+        raise ConfigurationError(
+            f"the closed forms are for equal workers, but cluster {name} has the fault "
+            f"'{changed.faults[0]}'; choose an equal one, or use gossamer simulate"
+        )
+    return changed
+
+
+def _workload(task: Task | None, model_bytes: int | None, batch: int | None) -> Workload:
+    if batch is not None and batch < 1:
+        raise ConfigurationError(f"batch must be at least 1, got {batch}")
+    if task is not None:
+        return workload_of(task, model_bytes=model_bytes, batch=batch)
+    if model_bytes is None:
+        raise ConfigurationError("--task none leaves the size open; give it with --model-bytes")
+    return workload_of_bytes(model_bytes, batch=batch or 32)
+
+
+def _layers(task: Task | None, batch: int) -> list[LayerCost]:
+    if task is None:
+        raise ConfigurationError("--layers needs the layers of a task; give one with --task")
+    return layer_costs(task.make_model(), task.train.inputs[:batch])
+
+
+def _summary(
+    found: Found,
+    counts: Sequence[int],
+    where: Cluster,
+    what: Workload,
+    costs: Sequence[LayerCost],
+) -> tuple[dict[str, Any], list[Crossing]]:
+    """What --json prints, and the crossings over workers."""
+    names = list(found)
+    predictions = [one for row in found.values() for one in row.values()]
+    overtaken = crossings("workers", names, counts, where, what)
+    other: list[Crossing] = []
+    wide = [10.0 ** (step / 2) for step in range(-4, 5)]
+    for axis, middle in (
+        ("bandwidth", where.network.bandwidth), ("model_bytes", what.model_bytes),
+    ):  # fmt: skip
+        other += crossings(axis, names, [middle * factor for factor in wide], where, what)
+    best = fastest("workers", names, counts, where, what)
+    leads: list[dict[str, Any]] = []
+    for crossing in overtaken:
+        at = fastest("workers", names, [crossing.value], where, what)[crossing.value]
+        if crossing.faster in at:
+            leads.append(crossing.as_dict())
+    refused = {
+        name: str(next(one for one in row.values() if isinstance(one, NoClosedForm)))
+        for name, row in found.items()
+        if any(isinstance(one, NoClosedForm) for one in row.values())
+    }
+    summary = {
+        "ended": "finished",
+        "cluster": where.name, "model_bytes": what.model_bytes, "batch": what.batch,
+        "predictions": [p.as_dict() for p in predictions if isinstance(p, Prediction)],
+        "refused": refused,
+        "fastest": {str(round(count)): methods for count, methods in best.items()},
+        "crossings": [one.as_dict() for one in (*overtaken, *other)],
+        "leads": leads,
+        "layers": [dataclasses.asdict(layer) for layer in costs],
+    }  # fmt: skip
+    return summary, overtaken
+
+
+def _show(found: Found, counts: Sequence[int], where: Cluster, what: Workload) -> None:
+    wires = where.network
+    title = (
+        f"Milliseconds per step: {show_bytes(what.model_bytes)} model, computing "
+        f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.bandwidth:g} Gbit/s, "
+        f"{1e6 * wires.latency:g} us, {wires.collective} (* fastest)"
+    )
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("workers")
+    for count in counts:
+        table.add_column(str(count), justify="right")
+    best: dict[int, float] = {}
+    for count in counts:
+        speeds = [
+            one.samples_per_second
+            for row in found.values()
+            if isinstance(one := row[count], Prediction)
+        ]
+        best[count] = max(speeds, default=0.0)
+    for name, row in found.items():
+        table.add_row(name, *(_cell(row[count], best[count]) for count in counts))
+    table.add_row("samples/s, fastest", *(f"{best[count]:,.0f}" for count in counts))
+    out.print(table)
+    for row in found.values():
+        refusals = [str(one) for one in row.values() if isinstance(one, NoClosedForm)]
+        notes = [note for one in row.values() if isinstance(one, Prediction) for note in one.notes]
+        for line in dict.fromkeys([*refusals[:1], *notes[-1:]]):
+            out.print(f"{'-' if refusals else 'note'}: {line}", markup=False, soft_wrap=True)
+
+
+def _cell(one: Prediction | NoClosedForm, best: float) -> str:
+    if isinstance(one, NoClosedForm):
+        return "-"
+    mark = "*" if one.samples_per_second >= best * (1 - 1e-3) else ""
+    return f"{1e3 * one.step_seconds:.4g}{mark}"
+
+
+def _show_crossings(
+    overtaken: Sequence[Crossing],
+    leads: Sequence[dict[str, Any]],
+    best: dict[str, list[str]],
+    counts: Sequence[int],
+) -> None:
+    first, last = (" and ".join(best[str(count)]) or "nobody" for count in (counts[0], counts[-1]))
+    out.print(
+        f"fastest with {counts[0]} workers: {first}; with {counts[-1]}: {last}", markup=False,
+        soft_wrap=True,
+    )  # fmt: skip
+    leading = [one for one in overtaken if one.as_dict() in leads]
+    rest = [one for one in overtaken if one not in leading]
+    shown = [*leading, *rest][:_MOST_SENTENCES]
+    for one in shown:
+        ends = ", and leads" if one in leading else ""
+        out.print(f"{one}{ends}", markup=False, soft_wrap=True)
+    if len(overtaken) > len(shown):
+        out.print(f"{len(overtaken) - len(shown)} more crossings: --json", markup=False)
+    if not overtaken:
+        out.print("no method overtakes another between these numbers of workers", markup=False)
+
+
+def _draw(
+    place: Path, found: Found, leads: Sequence[dict[str, Any]], where: Cluster, what: Workload
+) -> None:
+    lines: list[Line] = []
+    for name, row in found.items():
+        known = {count: one for count, one in row.items() if isinstance(one, Prediction)}
+        lines.append(
+            Line(
+                name,
+                {count: one.step_seconds for count, one in known.items()},
+                {count: one.samples_per_second for count, one in known.items()},
+            )
+        )
+    marks = {one["value"]: Mark(one["value"], one["faster"]) for one in leads}
+    wires = where.network
+    cost_picture(
+        place, lines, list(marks.values()),
+        title=f"What a step costs on {where.name}",
+        subtitle=(
+            f"closed forms: {show_bytes(what.model_bytes)} model, computing "
+            f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.bandwidth:g} Gbit/s, latency "
+            f"{1e6 * wires.latency:g} µs, {what.batch} samples per worker and step"
+        ),
+    )  # fmt: skip
