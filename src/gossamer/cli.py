@@ -7,9 +7,12 @@ from typing import NoReturn, cast
 
 import typer
 
+from gossamer.commands.advise import advise
 from gossamer.commands.compare import compare
 from gossamer.commands.console import err
+from gossamer.commands.cost import cost
 from gossamer.commands.doctor import doctor
+from gossamer.commands.export import export
 from gossamer.commands.lab import lab
 from gossamer.commands.listing import clusters, methods, tasks
 from gossamer.commands.probe import probe
@@ -30,17 +33,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for command in (
-    compare,
-    simulate,
-    train,
-    methods,
-    tasks,
-    clusters,
-    report,
-    probe,
-    reproduce,
-    doctor,
-):
+    compare, simulate, train, advise, probe, cost, report, export, reproduce,
+    methods, tasks, clusters, doctor,
+):  # fmt: skip
     app.command()(command)
 app.command("replay")(replay_run)
 # What follows the script belongs to the script, also where it looks like an option of ours.

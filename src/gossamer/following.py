@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gossamer.callbacks import Callback
+from gossamer.real.checkpoint import MANIFEST
 from gossamer.settings import Settings
 from gossamer.sim.simulation import Row, digest_of
 
@@ -41,6 +44,8 @@ class TrainingResult:
     failure: str | None = None
     """What the first worker that gave up said."""
     staleness: dict[int, int] = field(default_factory=dict[int, int])
+    strip: Row | None = None
+    """Who computed and who waited for whom in the first moments."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -55,10 +60,25 @@ class Follower:
     def __init__(
         self, folder: Path, diaries: Sequence[Entries],
         on_row: Callable[[Row], None] | None = None, on_progress: Watch | None = None,
-        look_s: float = 0.1,
+        look_s: float = 0.1, callbacks: Sequence[Callback] = (), deaths: Sequence[int] = (),
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`folder` is where the output model is put; `look_s` is how often to look for lines."""
+        """`folder` is where the output model is put; `look_s` is how often to look for lines.
+
+        `deaths` is a list that grows by the rank of each worker that dies. Once something that is
+        called back raises, `on_failure` is told, nothing is called back any more, and `__exit__`
+        raises the error.
+        """
         self._folder = folder / "workers"
+        self._callbacks = callbacks
+        self._deaths = deaths
+        self._deaths_told = 0
+        self._checkpoints = folder / "checkpoint"
+        self._checkpoints_told = set(self._whole_checkpoints())
+        self._on_failure = on_failure
+        self._failure: Exception | None = None
+        self._began: float | None = None
+        """By this process's clock, as the first line tells it."""
         self._diaries = diaries
         self._on_row = on_row
         self._on_progress = on_progress
@@ -75,9 +95,11 @@ class Follower:
         self._thread.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._over.set()
         self._thread.join()
+        if self._failure is not None and error is None:
+            raise self._failure
 
     def _follow(self) -> None:
         while not self._over.wait(self._look_s):
@@ -88,6 +110,39 @@ class Follower:
             for rank, diary in enumerate(self._diaries):
                 for entry in diary.new():
                     self._note(rank, entry)
+            if self._callbacks:
+                self._note_deaths_and_checkpoints()
+
+    def _note_deaths_and_checkpoints(self) -> None:
+        for rank in self._deaths[self._deaths_told :]:
+            self._deaths_told += 1
+            self._tell("on_membership", rank, False, self._seconds)
+        for place in self._whole_checkpoints():
+            if place not in self._checkpoints_told:
+                self._checkpoints_told.add(place)
+                self._tell("on_checkpoint", str(place), self._seconds)
+
+    def _tell(self, event: str, *facts: Any) -> None:
+        for callback in self._callbacks:
+            self._call(getattr(callback, event), *facts)
+
+    def _call(self, function: Callable[..., None], *facts: Any) -> None:
+        if self._failure is not None:
+            return
+        try:
+            function(*facts)
+        except Exception as failure:
+            self._failure = failure
+            self._on_failure()
+
+    @property
+    def _seconds(self) -> float:
+        """Since the workers began."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def _whole_checkpoints(self) -> list[Path]:
+        found = [path.parent for path in self._checkpoints.glob(f"[0-9]*/{MANIFEST}")]
+        return sorted(found, key=lambda path: int(path.name))
 
     def _note(self, rank: int, entry: Row) -> None:
         kind = entry.pop("kind")
@@ -97,13 +152,17 @@ class Follower:
             self.failures.append(entry)
         elif kind == "progress":
             self.latest[rank] = entry
+            if self._began is None:
+                self._began = time.monotonic() - entry["seconds"]
             if self._on_progress is not None:
-                self._on_progress(rank, entry)
+                self._call(self._on_progress, rank, entry)
+            self._tell("on_step", rank, entry["steps"], entry["seconds"], entry["training_loss"])
         else:
             row = {**entry, "samples": sum(now["samples"] for now in self.latest.values())}
             self.rows.append(row)
             if self._on_row is not None:
-                self._on_row(row)
+                self._call(self._on_row, row)
+            self._tell("on_evaluation", row)
 
     def result(self, settings: Settings, status: int) -> TrainingResult:
         output = self._folder / "output.npy"
@@ -124,7 +183,23 @@ class Follower:
         }  # fmt: skip
         first = min(self.failures, key=lambda failure: failure["time"], default=None)
         failure = None if first is None else first["sentence"]
-        return TrainingResult(settings, summary, self.rows, parameters, status, failure, staleness)
+        return TrainingResult(
+            settings, summary, self.rows, parameters, status, failure, staleness, self._strip()
+        )
+
+    def _strip(self) -> Row | None:
+        """Up to the moment at which the first of the workers stopped writing them down."""
+        first = {rank: book.get("first_moments") or [] for rank, book in self.books.items()}
+        if not any(first.values()):
+            return None
+        until = min(moments[-1][1] for moments in first.values() if moments)
+        shown = [
+            [rank, start, min(end, until), kind, detail]
+            for rank, moments in sorted(first.items())
+            for start, end, kind, detail in moments
+            if start < until and end > start
+        ]
+        return {"from": 0.0, "to": until, "segments": shown, "servers": 0}
 
     def _totals(self, staleness: dict[int, int]) -> Row:
         books = list(self.books.values())

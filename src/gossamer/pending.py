@@ -130,8 +130,7 @@ class Gathered(Pending[list[T]]):
             # What its awaiter has to finish is awaited by itself.
             if part.settle is not None and not self.done:
                 yield part
-        if not self.done:
-            yield self
+        yield self
         return self.result()
 
 

@@ -6,14 +6,16 @@ In a process that torchrun, mpirun or srun has started, it is one of the workers
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from gossamer.callbacks import Callback
 from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.following import Follower, TrainingResult, Watch
 from gossamer.methods import MethodSpec
@@ -25,6 +27,7 @@ from gossamer.real.job import Diary, FileEntries, Job, StoreEntries
 from gossamer.real.launch import Launch, Launcher
 from gossamer.real.lone import LoneTransport
 from gossamer.real.part import work
+from gossamer.real.process import Ended, Process
 from gossamer.real.transport import Store
 from gossamer.resuming import resumption
 from gossamer.settings import Settings, make_settings
@@ -53,6 +56,7 @@ def train(
     record: bool = False,
     checkpoint_every: str | None = None,
     resume: Path | str | None = None,
+    callbacks: Sequence[Callback] = (),
     **choices: Any,
 ) -> TrainingResult:
     """Train on that many processes of this machine (2); `choices` as for `simulate`.
@@ -62,6 +66,11 @@ def train(
 
     `checkpoint_every`, such as "60s" or "100steps", writes checkpoints into `folder`; `resume` is
     such a folder, whose run goes on from the newest one with the same choices.
+
+    `callbacks` are called in this process, from what the workers write down: every evaluation, a
+    step now and then, deaths, checkpoints; all of these in a thread of their own, one at a time.
+    The end is told in the thread that called. Under another launcher worker 0 calls them, and of
+    deaths nobody tells it.
     """
     if resume is not None:
         folder = Path(resume)
@@ -72,7 +81,7 @@ def train(
     result = launch(
         settings, data=data, injection=injection, transport=transport, folder=folder,
         on_row=on_row, on_progress=on_progress, deadline=deadline, record=record,
-        checkpoint_every=checkpoint_every, is_resumed=resume is not None,
+        checkpoint_every=checkpoint_every, is_resumed=resume is not None, callbacks=callbacks,
     )  # fmt: skip
     if result.status == 130:
         raise KeyboardInterrupt
@@ -203,14 +212,50 @@ def launch(
     record: bool = False,
     checkpoint_every: str | None = None,
     is_resumed: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> TrainingResult:
     """Start the workers, follow what they write, and put it together."""
+    result = _launched(
+        settings, data=data, injection=injection or Injection(), transport=transport,
+        folder=folder, on_row=on_row, on_progress=on_progress, deadline=deadline, record=record,
+        checkpoint_every=checkpoint_every, is_resumed=is_resumed, callbacks=callbacks,
+    )  # fmt: skip
+    here = outer_job()
+    if result.status == 0 and (here is None or here.rank == 0):
+        for callback in callbacks:
+            callback.on_end(result.summary)
+    return result
+
+
+class _FollowedLauncher(Launcher):
+    """Tells of deaths, and can be ended from another thread."""
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__(launch)
+        self.deaths: list[int] = []
+
+    def _tell_others(self, process: Process, ended: Ended) -> None:
+        super()._tell_others(process, ended)
+        # Those who end because the run is being ended are no deaths.
+        if self._ending.status is None:
+            self.deaths.append(ended.rank)
+
+    def end(self) -> None:
+        """As Ctrl-C does."""
+        self._signals.append(signal.SIGINT)
+
+
+def _launched(
+    settings: Settings, *, data: Path | str | None, injection: Injection, transport: str | None,
+    folder: Path | None, on_row: Callable[[Row], None] | None, on_progress: Watch | None,
+    deadline: float | None, record: bool, checkpoint_every: str | None, is_resumed: bool,
+    callbacks: Sequence[Callback],
+) -> TrainingResult:  # fmt: skip
     with ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-")))
-        faults = injection or Injection()
         if record:
-            check_recordable(settings, transport, faults)
+            check_recordable(settings, transport, injection)
         job = job_of(
             settings, settings.task.name, data, folder, record=record,
             checkpoint_every=checkpoint_every,
@@ -221,18 +266,22 @@ def launch(
             job, history = resumed.job, resumed.history
         (folder / "job.json").write_text(job.to_json() + "\n", encoding="utf-8")
         if outer_job() is not None:
-            return _take_part(settings, job, faults, transport, on_row, on_progress)
+            return _take_part(settings, job, injection, transport, on_row, on_progress, callbacks)
         plan = Launch(
             _PROGRAM, settings.cluster.workers,
             transport=transport, method=job.method, seed=job.seed, folder=folder,
-            injection=faults, tolerates_deaths=True, deadline_s=deadline,
+            injection=injection, tolerates_deaths=True, deadline_s=deadline,
             environment=_variables(job),
         )  # fmt: skip
         diaries = [FileEntries(folder, rank) for rank in range(settings.cluster.workers)]
-        follower = Follower(folder, diaries, on_row, on_progress)
+        launcher = _FollowedLauncher(plan)
+        follower = Follower(
+            folder, diaries, on_row, on_progress, callbacks=callbacks, deaths=launcher.deaths,
+            on_failure=launcher.end,
+        )  # fmt: skip
         follower.rows = history
         stack.enter_context(follower)
-        status = Launcher(plan).run()
+        status = launcher.run()
         follower.catch_up()
         return follower.result(settings, status)
 
@@ -247,6 +296,7 @@ def _variables(job: Job) -> dict[str, str]:
 def _take_part(
     settings: Settings, job: Job, injection: Injection, name: str | None,
     on_row: Callable[[Row], None] | None, on_progress: Watch | None,
+    callbacks: Sequence[Callback],
 ) -> TrainingResult:  # fmt: skip
     """Be one worker of a job; what all of them write goes through the store."""
     os.environ["GOSSAMER_FAULTS"] = injection.to_json()
@@ -258,19 +308,18 @@ def _take_part(
         for other in range(transport.size)
     ]
     diary = Diary(job.folder, rank, store)
-    if rank != 0:
-        # These stay silent and look once, at the end.
-        follower = Follower(folder, diaries)
+    with ExitStack() as stack:
+        if rank != 0:
+            # These stay silent and look once, at the end.
+            follower = Follower(folder, diaries)
+        else:
+            follower = Follower(folder, diaries, on_row, on_progress, _LOOK_S, callbacks)
+            stack.enter_context(follower)
         status = work(job, transport, diary)
         follower.catch_up()
-    else:
-        follower = Follower(folder, diaries, on_row, on_progress, _LOOK_S)
-        with follower:
-            status = work(job, transport, diary)
-        follower.catch_up()
-    if status == 0:
-        _leave_together(store, rank, len(follower.books))
-    return follower.result(settings, status)
+        if status == 0:
+            _leave_together(store, rank, len(follower.books))
+        return follower.result(settings, status)
 
 
 def _leave_together(store: Store, rank: int, living: int) -> None:

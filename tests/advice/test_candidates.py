@@ -54,6 +54,12 @@ def test_a_period_longer_than_the_run_is_left_out() -> None:
     assert "meet fewer than 4 times" in left_out["local_sgd:period=32"]
 
 
+def test_a_pattern_with_too_many_messages_is_left_out_of_a_large_cluster() -> None:
+    """The nominal cost of a run does not hold for it."""
+    assert "d_psgd:topology=complete" not in candidates(base(8), RATES)[1]
+    assert "63 models a step" in candidates(base(64), RATES)[1]["d_psgd:topology=complete"]
+
+
 def test_one_worker_has_nothing_to_choose() -> None:
     found, _ = candidates(base(1), RATES)
     assert {candidate.method for candidate in found} == {"all_reduce"}

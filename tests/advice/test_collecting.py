@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from gossamer.advice.collecting import charged, collecting_seconds, model_bytes
+from gossamer.model import FlatModel
 from gossamer.settings import make_settings
-from gossamer.sim.simulation import Simulation
 from support import cluster_of, digits
 
 CLUSTER = cluster_of(8, latency=1e-3)
@@ -28,7 +29,9 @@ def test_workers_that_differ_pay_one_average(method: str) -> None:
 
 def test_the_size_is_what_the_network_carries() -> None:
     settings = make_settings(digits(), "ad_psgd", CLUSTER)
-    assert model_bytes(settings) == 4 * Simulation(settings).model.layout.total
+    assert (
+        model_bytes(settings) == 4 * FlatModel(digits(), torch.device("cpu"), seed=0).layout.total
+    )
     assert model_bytes(make_settings(digits(), "ad_psgd", CLUSTER, model_bytes=77)) == 77
 
 

@@ -2,9 +2,10 @@
 
 A program of its own, so that torch is imported once and every process is a fork of it:
 
-    python tests/real/shm_groups.py '[[3, ["scenario_a", "scenario_b"]], [2, ["scenario_c"]]]'
+    python tests/real/shm_groups.py '[[3, ["scenario_a", "scenario_b"]], [2, ["scenario_c"]]]' 1
 
-The answer is one object per group: how each process ended, and what it wrote.
+The 1 is on how many processors it believes to be. The answer is one object per group: how each
+process ended, and what it wrote.
 """
 
 from __future__ import annotations

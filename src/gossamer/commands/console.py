@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import shlex
 import sys
@@ -19,6 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from gossamer.report.figures import has_matplotlib
 from gossamer.report.folder import to_json
 from gossamer.report.units import show_bytes as show_bytes
 
@@ -99,7 +99,7 @@ def command_line() -> str:
 
 def can_draw() -> bool:
     """Whether pictures can be made; the tables are complete without them."""
-    found = importlib.util.find_spec("matplotlib") is not None
+    found = has_matplotlib()
     if not found:
         err.print("no picture: pip install 'gossamer[plot]' to get one", markup=False)
     return found

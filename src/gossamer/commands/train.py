@@ -190,6 +190,8 @@ def _follow(
         if folder is not None:
             folder.write_config(config)  # of a resumed run, which may have grown
             folder.write_summary(summary)
+            if result is not None and result.strip is not None:
+                folder.write_strip(result.strip)
             folder.close()
             if result is None:
                 keep_report(folder, has_failed=True)

@@ -60,18 +60,28 @@ class View:
     def _table(self) -> Table:
         title = self._line(self._last) if self._last else self._method
         table = Table(title=title, title_justify="left")
-        for column in ("worker", "steps", "steps/s", "training loss", "exchanges/step", "epoch"):
+        for column in (
+            "worker", "steps", "steps/s", "training loss", "exchanges/step", "stale", "waiting",
+            "epoch",
+        ):  # fmt: skip
             table.add_column(column, justify="right")
         for rank in range(self._workers):
             row = self._latest.get(rank)
             if row is None:
-                table.add_row(str(rank), "starting", "", "", "", "")
+                table.add_row(str(rank), "starting", *[""] * 6)
                 continue
             loss = row["training_loss"]
             table.add_row(
                 str(rank), str(row["steps"]), f"{self._speeds.get(rank, 0.0):.0f}",
                 "" if loss is None else f"{loss:.3f}",
                 f"{row['exchanges'] / max(1, row['steps']):.2f}",
+                f"{row['mean_staleness']:.1f}", _waiting(row),
                 f"{row['epochs']:.2f} of {self._epochs:g}",
             )  # fmt: skip
         return table
+
+
+def _waiting(row: Row) -> str:
+    """How much of its time, and for what the most."""
+    share = show_share(row["waiting_seconds"] / max(row["seconds"], 1e-9))
+    return share if row["waits_for"] is None else f"{share} {row['waits_for']}"

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gossamer.lab.pictures import EDGE, FAINT, INK, Words, new_figure, save, write_titles
+from gossamer.lab.pictures import Words
 from gossamer.lab.results import Results, Yardstick
+from gossamer.report.figures import EDGE, FAINT, INK, new_figure, save, write_titles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +28,8 @@ _COLOURS = "cividis"
 _CELL_WIDTH, _CELL_HEIGHT = 0.46, 0.26
 # Inches beside, between, above and below the panels.
 _LEFT, _BETWEEN, _RIGHT, _TOP, _HEADING, _BOTTOM = 0.85, 0.18, 0.95, 0.62, 0.42, 0.82
+_TICKS_APART = 0.15
+"""Inches between two scores beside the colour bar."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,9 @@ def heat_maps(
     figure = new_figure(width, height)
     norm = _norm(strips, yardstick)
     colours = _colours()
+    longest = max(len(panel.title) for strip in strips for panel in strip.panels)
+    # Headings of neighbours must not touch; a letter is about 0.6 of its size wide.
+    points = min(9.0, 72.0 * (panel_width + _BETWEEN - 0.06) / (0.6 * max(1, longest)))
     for down, strip in enumerate(strips):
         low = height - _TOP - (down + 1) * (panel_height + _HEADING)
         for right, panel in enumerate(strip.panels):
@@ -114,6 +120,7 @@ def heat_maps(
             box = (left / width, low / height, panel_width / width, panel_height / height)
             axes = figure.add_axes(box)
             _draw_panel(axes, panel, rates, batches, yardstick, norm, colours)
+            axes.set_title(panel.title, loc="left", fontsize=points, color=INK, pad=4)
             axes.set_yticks(range(len(rates)), [show_rate(rate) for rate in rates])
             axes.tick_params(labelleft=right == 0, labelbottom=down == len(strips) - 1)
             if right == 0:
@@ -122,9 +129,12 @@ def heat_maps(
         (_LEFT + panel_width / 2) / width, (bottom - 0.34) / height, "batch size",
         ha="center", va="top", fontsize=8.5, color=FAINT,
     )  # fmt: skip
-    _scale(figure, norm, colours, yardstick, _LEFT + across * (panel_width + _BETWEEN))
+    stacked = len(strips) * (panel_height + _HEADING) - _HEADING
+    right_edge = _LEFT + across * (panel_width + _BETWEEN)
+    _scale(figure, norm, colours, yardstick, right_edge, min(2.2, stacked))
     write_titles(figure, words.title, words.subtitle)
-    _key(figure, yardstick, any(panel.edge for strip in strips for panel in strip.panels), bottom)
+    has_edge = any(panel.edge for strip in strips for panel in strip.panels)
+    _key(figure, yardstick, has_edge, (_LEFT + panel_width + _BETWEEN, bottom - 0.34))
     for line, text in enumerate(reversed(caption)):
         figure.text(0.15 / width, (0.12 + 0.17 * line) / height, text, fontsize=8, color=FAINT)
     save(figure, path)
@@ -165,7 +175,6 @@ def _draw_panel(
     norm: Normalize,
     colours: Colormap,
 ) -> None:
-    axes.set_title(panel.title, loc="left", fontsize=9, color=INK, pad=4)
     axes.set_xlim(-0.5, len(batches) - 0.5)
     axes.set_ylim(-0.5, len(rates) - 0.5)
     axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
@@ -213,13 +222,17 @@ def _between(rate: float, rates: Sequence[float]) -> float:
 
 
 def _scale(
-    figure: Figure, norm: Normalize, colours: Colormap, yardstick: Yardstick, left: float
+    figure: Figure,
+    norm: Normalize,
+    colours: Colormap,
+    yardstick: Yardstick,
+    left: float,
+    inches: float,
 ) -> None:
-    """A colour bar with round scores on it."""
+    """A colour bar, so many inches high, with round scores on it."""
     from matplotlib.cm import ScalarMappable
 
-    width, height = (float(inches) for inches in figure.get_size_inches())
-    inches = min(2.2, height - _TOP - _HEADING - 1.3)
+    width, height = (float(side) for side in figure.get_size_inches())
     box = (
         (left + 0.15) / width,
         1 - (_TOP + _HEADING + inches) / height,
@@ -234,7 +247,12 @@ def _scale(
         else tuple(digit * 10.0**power for power in range(-6, 4) for digit in (1, 2, 5))
     )  # fmt: skip
     ticks = {_colour_value(score, yardstick): score for score in scores}
-    shown = [tick for tick in ticks if 0.0 <= norm(tick) <= 1.0]
+    inside = sorted((tick for tick in ticks if 0.0 <= norm(tick) <= 1.0), reverse=True)
+    # From the best downwards, so that it is the poor scores that go where the bar is short.
+    shown: list[float] = []
+    for tick in inside:
+        if not shown or inches * (norm(shown[-1]) - norm(tick)) >= _TICKS_APART:
+            shown.append(tick)
     texts = [f"{100 * ticks[t]:g} %" if is_accuracy else f"{ticks[t]:g}" for t in shown]
     bar.set_ticks(shown, labels=texts)
     axes.tick_params(length=2, labelsize=7.5, labelcolor=INK)
@@ -242,7 +260,8 @@ def _scale(
         spine.set_visible(False)
 
 
-def _key(figure: Figure, yardstick: Yardstick, has_edge: bool, bottom: float) -> None:
+def _key(figure: Figure, yardstick: Yardstick, has_edge: bool, place: tuple[float, float]) -> None:
+    """What is no colour of the bar, beside the name of the axis."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -252,8 +271,8 @@ def _key(figure: Figure, yardstick: Yardstick, has_edge: bool, bottom: float) ->
         handles.append(Line2D([], [], color=EDGE, linewidth=1.8, label="predicted edge"))
     width, height = (float(inches) for inches in figure.get_size_inches())
     figure.legend(
-        handles=handles, loc="upper right", ncols=2, frameon=False, fontsize=8.5, labelcolor=INK,
-        bbox_to_anchor=(1 - _RIGHT / width, (bottom - 0.28) / height), borderpad=0.0,
+        handles=handles, loc="upper left", ncols=2, frameon=False, fontsize=8.5, labelcolor=INK,
+        bbox_to_anchor=(place[0] / width, place[1] / height), borderpad=0.0, borderaxespad=0.0,
     )  # fmt: skip
 
 

@@ -1,24 +1,26 @@
-"""What the pictures of the laboratory share, and the picture of staleness.
-
-Figure objects only, so that drawing never touches a user's plots.
-"""
+"""The picture of staleness, and what stands around the pictures of the laboratory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gossamer.lab.staleness import Histogram
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-INK, FAINT = "#222222", "#666666"
-EDGE = "#D55E00"
-_GRID = "#e6e6e6"
-_DPI = 150
+from gossamer.report.figures import (
+    COLOURS,
+    EDGE,
+    FAINT,
+    INK,
+    PUBLISHED,
+    name_axis,
+    new_figure,
+    percent_ticks,
+    save,
+    style,
+    write_titles,
+)
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,8 @@ def staleness_picture(
 
     figure = new_figure(8.0, 4.6)
     axes = figure.add_axes((0.085, 0.19, 0.89, 0.54))
-    axes.set_axisbelow(True)
-    axes.grid(visible=True, axis="y", color=_GRID, linewidth=0.8)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color("#b0b0b0")
-    looks: list[dict[str, Any]] = [{"color": "#b8b8b8"}, {"color": "#0072B2"}]
+    style(axes, "bottom", grid="y")
+    looks: list[dict[str, Any]] = [{"color": PUBLISHED}, {"color": COLOURS[0]}]
     for index, (name, histogram) in enumerate(found.items()):
         values = sorted(histogram.counts)
         shares = [histogram.share(value) for value in values]
@@ -54,12 +52,10 @@ def staleness_picture(
             size = 5.0 if len(values) < 60 else 2.5
             axes.plot(values, shares, "o", markersize=size, label=label, **looks[index])
     axes.axvline(workers - 1, color=EDGE, linewidth=1.6, label=f"workers − 1 = {workers - 1}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-    axes.tick_params(length=0, labelsize=9, labelcolor=INK)
-    axes.set_xlabel("staleness: updates between the read and the write of a gradient",
-                    color=FAINT, fontsize=9)  # fmt: skip
+    percent_ticks(axes.yaxis)
+    name_axis(axes.xaxis, "staleness: updates between the read and the write of a gradient")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlim(-0.7, _far(found) + 0.7)
+    axes.set_xlim(-0.7, _far(found) + 0.5)
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda at: labels[at])
     axes.legend(
@@ -83,29 +79,3 @@ def _far(found: Mapping[str, Histogram]) -> int:
                 far = max(far, value)
                 break
     return far
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """A white page of so many inches."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), dpi=_DPI, facecolor="white")
-
-
-def write_titles(figure: Figure, title: str, subtitle: str) -> None:
-    """Title and subtitle at the top left."""
-    width, height = (float(inches) for inches in figure.get_size_inches())
-    for drop, text, largest, weight, colour in (
-        (0.14, title, 14.0, "bold", INK),
-        (0.44, subtitle, 9.0, "normal", FAINT),
-    ):
-        place = (0.15 / width, 1 - drop / height)
-        # A long line gets smaller letters rather than losing its end.
-        points = min(largest, 115.0 * width / max(1, len(text)))
-        figure.text(*place, text, va="top", fontsize=points, fontweight=weight, color=colour)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """As what the name ends in."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=_DPI, facecolor="white")

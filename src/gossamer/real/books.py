@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gossamer.pending import Pending
+
 
 @dataclass
 class Books:
@@ -36,10 +38,10 @@ class Books:
             self.longest_gap_at = self._last_step - self._first_step
         self._last_step = now
 
-    def waited(self, label: str, seconds: float) -> None:
-        if label == "gradient":
+    def waited(self, what: Pending[Any], began: float, ended: float) -> None:
+        if what.label == "gradient":
             return  # computed by the very thread that awaits it
-        self.waiting[label] = self.waiting.get(label, 0.0) + seconds
+        self.waiting[what.label] = self.waiting.get(what.label, 0.0) + ended - began
 
     def stale(self, updates: int) -> None:
         self.staleness[updates] = self.staleness.get(updates, 0) + 1
@@ -49,6 +51,29 @@ class Books:
         seen[0] += 1
         seen[1] += value
         seen[2] = max(seen[2], value)
+
+    @property
+    def longest_wait(self) -> str | None:
+        """What the worker has waited for the longest so far."""
+        waiting = dict(self.waiting)
+        return max(waiting, key=lambda cause: waiting[cause], default=None)
+
+    @property
+    def mean_staleness(self) -> float:
+        gradients = sum(self.staleness.values())
+        updates = sum(staleness * count for staleness, count in self.staleness.items())
+        return updates / gradients if gradients else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """For the callbacks of a user's loop, by the names of a whole run's summary."""
+        return {
+            "steps": self.steps,
+            "exchanges_per_step": self.exchanges / max(1, self.steps),
+            "waiting_by_cause": dict(self.waiting),
+            "mean_staleness": self.mean_staleness,
+            "max_staleness": max(self.staleness, default=0),
+            "dropped_gradients": int(self.observed.get("dropped", [0.0])[0]),
+        }
 
     def as_dict(self) -> dict[str, Any]:
         return {

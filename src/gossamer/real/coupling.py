@@ -30,6 +30,7 @@ from gossamer.real.outputs import (
 from gossamer.real.server_optimizer import OwnOptimiserReplica, slice_optimizer
 from gossamer.real.signals import explain_on_signal
 from gossamer.real.slowness import own_slow_factor
+from gossamer.real.telling import Telling, TellingHub
 from gossamer.real.transport import StopToken, Store, Transport, Window
 from gossamer.real.worker import RealWorker
 from gossamer.replica import Replica, cut
@@ -52,7 +53,7 @@ class Coupling:
 
     def __init__(
         self, transport: Transport, spec: MethodSpec, model: nn.Module, binding: Binding,
-        optimizer: torch.optim.Optimizer, seed: int, steps: int,
+        optimizer: torch.optim.Optimizer, seed: int, steps: int, telling: Telling | None = None,
     ) -> None:  # fmt: skip
         self.rank, self.size = transport.rank, transport.size
         self.transport = transport
@@ -70,7 +71,12 @@ class Coupling:
         self._driver.on_wait = self.books.waited
         slices = cut(binding.layout.sizes, spec.servers) if self.method.has_server else ()
         self.plan = Plan(self.size, slices)
-        self.hub = Hub(transport, self.plan, self._driver)
+        self._telling = telling
+        if telling is None:
+            self.hub = Hub(transport, self.plan, self._driver)
+        else:
+            telling.on_failure = self._driver.fail
+            self.hub = TellingHub(transport, self.plan, self._driver, telling)
         # Processes that share a GPU can reach into each other's memory there.
         is_on_gpu = binding.is_alike and binding.device.type == "cuda" and transport.name == "shm"
         self._device = binding.device if is_on_gpu else torch.device("cpu")
@@ -116,10 +122,13 @@ class Coupling:
         self.hub.offer("untrained", lambda: pack_bytes(untrained(self._model)))
         self.hub.open(windows, own)
         self._share_beginning()
+        if self._telling is not None:
+            self._telling.begin()
         window = self.transport.window(self.rank)
         self._binding.attach(window, is_private=self.method.shares_replica)
         guard = self._guard_of(self.rank) if self.method.shares_replica else contextlib.nullcontext
-        self.replica = LoopReplica(self._binding, window, self._optimizer, guard, self.books.stale)
+        stale = self._stale_of(self.rank)
+        self.replica = LoopReplica(self._binding, window, self._optimizer, guard, stale)
         self.hub.offer("output", self._own_output)
         for end in self.plan.hosted_by(self.rank):
             if end >= self.size:
@@ -127,7 +136,7 @@ class Coupling:
         explain_on_signal(self.rank, self._driver.waiting.explain)
         self.worker = RealWorker(
             self.hub, self.rank, seed=self._seed, pace=self._pace, books=self.books,
-            gradient=self._gradient,
+            gradient=self._gradient, telling=self._telling,
         )  # fmt: skip
         if loaded is not None:
             self._resume(loaded)
@@ -156,17 +165,29 @@ class Coupling:
     def _guard_of(self, end: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
         return lambda: self.transport.guard(end)
 
+    def _stale_of(self, end: int) -> Callable[[int], None]:
+        """What to do with the staleness of a gradient that this end applies."""
+        telling = self._telling
+        if telling is None:
+            return self.books.stale
+
+        def stale(updates: int) -> None:
+            self.books.stale(updates)
+            telling.stale(end, updates)
+
+        return stale
+
     def _begin_server(self, end: int) -> None:
         window = self.transport.window(end)
         if self.spec.server_optimiser:
             replica = OwnOptimiserReplica.of(
                 self.spec.server_optimiser, window, lambda: self.replica.learning_rate,
-                self._guard_of(end), self.books.stale,
+                self._guard_of(end), self._stale_of(end),
             )  # fmt: skip
         else:
             replica = slice_optimizer(
                 self._binding, self._optimizer, self.plan.slices[end - self.size], window,
-                self._guard_of(end), self.books.stale,
+                self._guard_of(end), self._stale_of(end),
                 has_momentum=self.method.server_optimiser != "sgd",
             )  # fmt: skip
         if self._loaded is not None:
@@ -181,7 +202,10 @@ class Coupling:
             ),
         )
         if self.method.server is not None:
-            server = RealWorker(self.hub, end, seed=self._seed, pace=self._pace, books=self.books)
+            server = RealWorker(
+                self.hub, end, seed=self._seed, pace=self._pace, books=self.books,
+                telling=self._telling,
+            )  # fmt: skip
             role = for_role(self.method.server, self.options)
             self._driver.start(self.method.server(server, replica, **role), f"server {end}")
 
@@ -210,6 +234,15 @@ class Coupling:
         self._binding.detach(self.transport.window(self.rank) / self.replica.weight)
         self._stop.set()
         self._main.close()
+
+    def summary(self) -> dict[str, Any]:
+        """Of this worker, and of the servers in its process."""
+        sent = self.hub.bytes_sent + self.books.bytes
+        return {
+            **self.books.summary(),
+            "bytes_per_step": sent / max(1, self.books.steps),
+            "living": len(self.hub.live),
+        }
 
     # ------------------------------------------------------------------ the loop
 

@@ -48,8 +48,8 @@ class Driver:
     def __init__(self, stop: StopToken) -> None:
         self.stop = stop
         self.waiting = Waiting()
-        self.on_wait: Callable[[str, float], None] = lambda label, seconds: None
-        """Told what the main coroutine waited for, and how long."""
+        self.on_wait: Callable[[Pending[Any], float, float], None] = lambda what, began, ended: None
+        """Told what the main coroutine waited for, from when to when."""
         self.turns: Turns = Free()
         self._failure: BaseException | None = None
         self._transport_thread = threading.local()
@@ -100,7 +100,7 @@ class Driver:
                 self._block(pending)
         finally:
             self.waiting.end(task)
-            self.on_wait(pending.label, time.monotonic() - began)
+            self.on_wait(pending, began, time.monotonic())
 
     def _block(self, pending: Pending[Any]) -> None:
         gate = threading.Lock()

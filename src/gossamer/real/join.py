@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from gossamer.callbacks import Callback
 from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.real.binding import Binding
 from gossamer.real.coupling import Coupling
 from gossamer.real.environment import connect, discover
 from gossamer.real.sharding import shard_of
+from gossamer.real.telling import Telling
 from gossamer.real.transport import Transport
 from gossamer.replica import trainable
 
@@ -32,6 +34,7 @@ def join(
     seed: int | None = None,
     steps: int = 1000,
     transport: str | Transport | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> JoinedWorker:
     """Couple a training loop with those of the other workers.
 
@@ -40,6 +43,11 @@ def join(
     by `gossamer run --method` or GOSSAMER_METHOD, goes before the one given here. `steps` is about
     how many steps the loop will make: methods with a period choose one that suits. Every worker
     starts from the model of worker 0.
+
+    `callbacks` hear of what happens in this process: its worker's steps, exchanges, stale and
+    dropped gradients, the servers' that live here, deaths of other workers, and the end. Steps and
+    the end are told in the thread of the loop; all else may come from another thread, such as the
+    one that receives. No two calls overlap.
     """
     spec = _chosen(method)
     _check(model, optimizer)
@@ -53,13 +61,14 @@ def join(
             "no method was given; write join(model, optimizer, method='ad_psgd') or start with "
             "gossamer run --method ad_psgd"
         )
+    telling = Telling(callbacks) if callbacks else None
     connected = connect(transport) if transport is None or isinstance(transport, str) else transport
     if connected is None or is_alone or spec is None:
-        return JoinedWorker(model, optimizer, spec, None, given)
+        return JoinedWorker(model, optimizer, spec, None, given, telling)
     _check_method(spec)
     binding = Binding(trainable(model))
-    coupling = Coupling(connected, spec, model, binding, optimizer, given, steps)
-    return JoinedWorker(model, optimizer, spec, coupling, given)
+    coupling = Coupling(connected, spec, model, binding, optimizer, given, steps, telling)
+    return JoinedWorker(model, optimizer, spec, coupling, given, telling)
 
 
 def _chosen(method: str | MethodSpec | None) -> MethodSpec | None:
@@ -110,6 +119,8 @@ class JoinedWorker:
     method: MethodSpec | None
     coupling: Coupling | None
     seed: int
+    telling: Telling | None = None
+    """Where there are callbacks."""
     _is_accumulating: bool = field(default=False, init=False)
     _was_open: bool = field(default=False, init=False)
     _is_open: bool = field(default=False, init=False)
@@ -137,6 +148,8 @@ class JoinedWorker:
         self._was_open = True
         if self.coupling is not None:
             self.coupling.begin()
+        elif self.telling is not None:
+            self.telling.begin()
         self._is_open = True
         return self
 
@@ -147,12 +160,27 @@ class JoinedWorker:
         traceback: TracebackType | None,
     ) -> None:
         self._is_open = False
-        if self.coupling is None:
-            return
         if error is None:
-            self.coupling.finish()
-        else:
+            if self.coupling is not None:
+                self.coupling.finish()
+            if self.telling is not None:
+                self.telling.ended(self._summary(self.telling))
+            return
+        if self.coupling is not None:
             self.coupling.abandon()
+        if self.telling is not None:
+            self.telling.close()
+
+    def _summary(self, telling: Telling) -> dict[str, Any]:
+        """What this worker did, by the names of the summary of `gossamer train`."""
+        return {
+            "method": None if self.method is None else str(self.method),
+            "rank": self.rank,
+            "workers": self.size,
+            "seed": self.seed,
+            "seconds": telling.seconds,
+            **({"steps": telling.steps} if self.coupling is None else self.coupling.summary()),
+        }
 
     def _open_for(self, what: str) -> None:
         if not self._is_open:
@@ -167,6 +195,8 @@ class JoinedWorker:
         self._open_for("step")
         if self._is_accumulating:
             return
+        if self.telling is not None:
+            self.telling.stepped(self.rank)
         if self.coupling is not None:
             is_scaled = scaler is not None and scaler.is_enabled()
             if is_scaled:
@@ -256,6 +286,8 @@ class JoinedWorker:
                 )
         if self.coupling is not None:
             self.coupling.load_state_dict(state)
+        if self.telling is not None:
+            self.telling.steps = int(state.get("step", 0))
 
 
 def _unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> None:

@@ -28,6 +28,7 @@ from gossamer.real.driver import Driver
 from gossamer.real.hub import Hub, Plan
 from gossamer.real.job import Diary, Job
 from gossamer.real.keeping import Counts, Kept, Parts
+from gossamer.real.moments import Moments
 from gossamer.real.outputs import Output
 from gossamer.real.pace import Leases, Rounds
 from gossamer.real.recording import Free, Turns
@@ -71,7 +72,8 @@ class Training:
         self._is_synchronous = self._method.is_synchronous(self._options)
         self._stop = StopToken()
         self._driver = Driver(self._stop)
-        self._driver.on_wait = self.books.waited
+        self._driver.on_wait = self._waited
+        self._moments = Moments(self.size)
         self._driver.turns = turns or Free()
         sizes = self._model.layout.sizes
         slices = cut(sizes, self._spec.servers) if self._method.has_server else ()
@@ -164,6 +166,11 @@ class Training:
         self._main = self._method.worker(self._worker, self._replica, **own)
         self._awaited: Pending[Any] | None = None
         self._began = time.monotonic() - (self._kept.counts.seconds if self._kept else 0.0)
+        self._moments.begin(time.monotonic())
+
+    def _waited(self, what: Pending[Any], began: float, ended: float) -> None:
+        self.books.waited(what, began, ended)
+        self._moments.waited(what, began, ended)
 
     def take_turn(self) -> None:
         """In a replay: go on from where the recorded worker waited to where it waited next."""
@@ -273,7 +280,9 @@ class Training:
         value, loss, self._buffers = self._model.gradient(point, self._buffers, batch, key)
         if self._slow > 1.0:
             time.sleep((self._slow - 1.0) * (time.monotonic() - began))
-        self.books.computing += time.monotonic() - began
+        ended = time.monotonic()
+        self.books.computing += ended - began
+        self._moments.computed(began, ended)
         self.books.steps += 1
         self.books.samples += len(batch)
         self._losses.append(float(loss))
@@ -302,6 +311,9 @@ class Training:
             "steps": self.books.steps,
             "samples": self.books.samples,
             "exchanges": self.books.exchanges,
+            "waiting_seconds": sum(self.books.waiting.values()),
+            "mean_staleness": self.books.mean_staleness,
+            "waits_for": self.books.longest_wait,
         }
 
     # ------------------------------------------------------------------ what came out
@@ -372,6 +384,7 @@ class Training:
         assert self._diary is not None
         self._diary.write("books", {
             **self.books.as_dict(),
+            "first_moments": self._moments.segments,
             "seconds": self._ended - self._began,
             "bytes": self._hub.bytes_sent + self.books.bytes,
             "weight": self._replica.weight,

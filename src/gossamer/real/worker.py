@@ -14,6 +14,7 @@ from gossamer.errors import Late, PeerLost, ProtocolError
 from gossamer.pending import Pending
 from gossamer.real.books import Books
 from gossamer.real.hub import Hub
+from gossamer.real.telling import Telling
 from gossamer.real.transport import Scattered, StopToken
 from gossamer.replica import Replica
 from gossamer.worker import Gradient, Left, Message, Tag
@@ -40,6 +41,7 @@ class RealWorker:
     def __init__(
         self, hub: Hub, end: int, *, seed: int, pace: Pace, books: Books,
         gradient: Callable[[Tensor | Replica, Tensor | None], Gradient] | None = None,
+        telling: Telling | None = None,
     ) -> None:  # fmt: skip
         self.rank = end
         self.size = hub.plan.size
@@ -48,6 +50,7 @@ class RealWorker:
         self._pace = pace
         self._books = books
         self._gradient = gradient
+        self._telling = telling
         self._peers_of: frozenset[int] | None = None
         self._peers: list[int] = []
         self._left: set[int] = set()
@@ -106,6 +109,8 @@ class RealWorker:
 
     def observe(self, what: str, value: float = 1.0) -> None:
         self._books.observe(what, value)
+        if self._telling is not None and what == "dropped":
+            self._telling.dropped(self.rank)
 
     def now(self) -> float:
         return time.monotonic()
@@ -142,6 +147,8 @@ class RealWorker:
         pending: Pending[Message] = Pending("receive", source)
         if self.rank >= self.size:
             pending.when_done(lambda: self._received(pending))
+        elif self._telling is not None:
+            pending.when_done(lambda: self._tell_received(pending))
         self._hub.mailboxes[self.rank].receive(tag, source, pending)
         self._hub.watch(pending)
         return pending
@@ -151,8 +158,28 @@ class RealWorker:
         if isinstance(message.payload, Left):
             self._left.add(message.source)
 
+    def _tell_received(self, pending: Pending[Message]) -> None:
+        try:
+            self._tell_model(pending.result())
+        except (PeerLost, ProtocolError):
+            pass  # nothing came; the method hears of it when it awaits
+
+    def _tell_model(self, message: Message) -> None:
+        """What another worker sent; bare signals are no exchange."""
+        assert self._telling is not None
+        if (
+            message.source < self.size
+            and message.source != self.rank
+            and message.payload is not None
+        ):
+            self._telling.exchanged(self.rank, message.source)
+
     def collect(self, tag: Tag) -> list[Message]:
-        return self._hub.mailboxes[self.rank].collect(tag)
+        messages = self._hub.mailboxes[self.rank].collect(tag)
+        if self._telling is not None:
+            for message in messages:
+                self._tell_model(message)
+        return messages
 
     def request(self, to: int, payload: Any, *, tag: Tag) -> Pending[Any]:
         number = self._hub.next_request()
@@ -242,7 +269,24 @@ class RealWorker:
         if peer < self.size:
             self._books.exchanges += 1
         self._books.bytes += self._window_bytes(peer)
-        return self._hub.transport.read(peer)
+        value = self._hub.transport.read(peer)
+        if self._telling is not None and peer < self.size:
+            self._tell_exchange(value, (self.rank, peer))
+        return value
+
+    def _tell_exchange(self, pending: Pending[Any], *pairs: tuple[int, int]) -> None:
+        """Who has got whose model, once it is there."""
+
+        def done() -> None:
+            try:
+                pending.result()
+            except (PeerLost, ProtocolError):
+                return  # the peer died first
+            assert self._telling is not None
+            for worker, peer in pairs:
+                self._telling.exchanged(worker, peer)
+
+        pending.when_done(done)
 
     def _window_bytes(self, end: int) -> int:
         """What a one-sided look at all of a window moves."""
@@ -268,6 +312,8 @@ class RealWorker:
             self._books.bytes += 2 * self._window_bytes(peer)
             started = self._hub.transport.average(self.rank, peer)
             self._averages = [one for one in (*self._averages, started) if not one.done]
+        if self._telling is not None:
+            self._tell_exchange(started, (self.rank, peer), (peer, self.rank))
         return started
 
     def finish(self) -> None:

@@ -1,28 +1,29 @@
-"""The picture of predicted step times: seconds per step and samples per second against workers.
-
-It looks as the other pictures do: Okabe and Ito's colours, and a marker and a line style for each
-method, so that nothing depends on colour alone.
-"""
+"""The picture of predicted step times: seconds per step and samples per second against workers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gossamer.errors import ConfigurationError
+from gossamer.report.figures import (
+    FAINT,
+    lay_out,
+    look,
+    name_axis,
+    new_figure,
+    plain_log_ticks,
+    save,
+    style,
+    write_legend,
+    write_titles,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_STYLES = ("-", (0, (6, 1.5)), (0, (3, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (1.2, 1.2)))
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
-_INK, _FAINT, _GRID = "#222222", "#666666", "#e6e6e6"
-_DPI = 150
 _MOST_TICKS = 10
 
 
@@ -53,108 +54,42 @@ def cost_picture(
             "a picture of costs needs at least one method with a predicted step, got none; choose "
             "other methods or another cluster"
         )
-    figure = _figure(11.0, 5.2)
+    figure = new_figure(11.0, 5.2)
     steps, speeds = figure.subplots(1, 2)
     counts = sorted({count for line in shown for count in line.step_seconds})
     for index, line in enumerate(shown):
-        look = _look(index)
+        own = look(index)
         for axes, values, factor in (
             (steps, line.step_seconds, 1e3),
             (speeds, line.samples_per_second, 1.0),
         ):
             places = sorted(values)
             heights = [factor * values[count] for count in places]
-            axes.plot(places, heights, label=line.label, **look)
-    _style(steps, "Time of one step", "milliseconds per step (log scale)", counts)
-    _style(speeds, "Speed of all workers", "samples per second (log scale)", counts)
+            axes.plot(places, heights, label=line.label, **own)
+    _style_panel(steps, "Time of one step", "milliseconds per step (log scale)", counts)
+    _style_panel(speeds, "Speed of all workers", "samples per second (log scale)", counts)
     for mark in marks:
         for axes in (steps, speeds):
-            axes.axvline(mark.workers, color=_FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
+            axes.axvline(mark.workers, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
         steps.annotate(
             f"{mark.label} leads ", (mark.workers, 0.98), xycoords=("data", "axes fraction"),
-            rotation=90, va="top", ha="left", fontsize=7.5, color=_FAINT,
+            rotation=90, va="top", ha="left", fontsize=7.5, color=FAINT,
         )  # fmt: skip
-    handles, labels = steps.get_legend_handles_labels()
-    columns = max(1, min(len(labels), 150 // (max(map(len, labels)) + 8)))
-    rows = -(-len(labels) // columns)
-    corner = (0.02 / 11.0, 1 - 0.66 / 5.2)
-    figure.legend(
-        handles, labels, loc="upper left", bbox_to_anchor=corner, frameon=False, ncols=columns,
-        fontsize=9, labelcolor=_INK, columnspacing=1.8, handlelength=3.2,
-    )  # fmt: skip
-    _frame(figure, title, subtitle, below=0.24 * rows)
-    _save(figure, path)
+    rows = write_legend(figure, steps.get_legend_handles_labels()[0])
+    write_titles(figure, title, subtitle)
+    lay_out(figure, legend_rows=rows)
+    save(figure, path)
 
 
-def _look(index: int) -> dict[str, Any]:
-    return {
-        "color": _COLOURS[index % len(_COLOURS)], "linestyle": _STYLES[index % len(_STYLES)],
-        "marker": _MARKERS[index % len(_MARKERS)], "linewidth": 1.7, "markersize": 5.5,
-        "markeredgecolor": "white", "markeredgewidth": 0.6,
-    }  # fmt: skip
-
-
-def _style(axes: Axes, heading: str, label: str, counts: Sequence[int]) -> None:
-    axes.set_title(heading, loc="left", fontsize=11, color=_INK, pad=7)
-    axes.set_axisbelow(True)
-    axes.grid(visible=True, axis="y", color=_GRID, linewidth=0.8)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color("#b0b0b0")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    _plain_ticks(axes.yaxis)
-    every = -(-len(counts) // _MOST_TICKS)
-    axes.set_xticks(counts[::every], [str(count) for count in counts[::every]])
-    axes.xaxis.set_minor_locator(_nowhere())
-    axes.tick_params(which="both", length=0, labelsize=9, labelcolor=_INK)
-    axes.set_xlabel("workers (log scale)", color=_FAINT, fontsize=9)
-    axes.set_ylabel(label, color=_FAINT, fontsize=9)
-
-
-def _plain_ticks(axis: Axis) -> None:
-    """1, 2, 5, 10 in place of powers of ten."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _nowhere() -> Any:
+def _style_panel(axes: Axes, heading: str, label: str, counts: Sequence[int]) -> None:
     from matplotlib.ticker import NullLocator
 
-    return NullLocator()
-
-
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigurationError(
-            "pictures need matplotlib, which is not installed; run pip install 'gossamer[plot]'"
-        ) from None
-    return Figure(figsize=(width, height), dpi=_DPI, facecolor="white")
-
-
-def _frame(figure: Figure, title: str, subtitle: str, *, below: float) -> None:
-    width, height = (float(inches) for inches in figure.get_size_inches())
-    for drop, text, largest, weight, colour in (
-        (0.14, title, 14.0, "bold", _INK),
-        (0.44, subtitle, 9.0, "normal", _FAINT),
-    ):
-        place = (0.15 / width, 1 - drop / height)
-        # A long line gets smaller letters rather than losing its end.
-        points = min(largest, 115.0 * width / max(1, len(text)))
-        figure.text(*place, text, va="top", fontsize=points, fontweight=weight, color=colour)
-    area = (0.004, 0.01, 0.99, 1 - (0.84 + below) / height)
-    figure.set_layout_engine("constrained", rect=area, w_pad=0.12, h_pad=0.08)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    if path.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
-        raise ConfigurationError(
-            f"a picture cannot be written as {path.name!r}; end its name in .png, .svg or .pdf"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=_DPI, facecolor="white")
+    style(axes, "bottom", heading, grid="y")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    plain_log_ticks(axes.yaxis)
+    every = -(-len(counts) // _MOST_TICKS)
+    axes.set_xticks(counts[::every], [str(count) for count in counts[::every]])
+    axes.xaxis.set_minor_locator(NullLocator())
+    name_axis(axes.xaxis, "workers (log scale)")
+    name_axis(axes.yaxis, label)

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossamer.lab.pictures import FAINT, INK, Words, new_figure, save, write_titles
+from gossamer.lab.pictures import Words
+from gossamer.report.figures import (
+    FAINT,
+    INK,
+    name_axis,
+    new_figure,
+    save,
+    style,
+    write_titles,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +52,8 @@ def error_curves(path: Path, panels: Mapping[str, Mapping[str, Line]], words: Wo
     figure = new_figure(5.2 * len(panels) + 0.6, 5.0)
     across = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for axes, (heading, lines) in zip(across.flat, panels.items(), strict=True):
-        _style(axes, heading)
+        style(axes, "bottom", heading, grid="y")
+        name_axis(axes.xaxis, "epochs, of all workers together")
         for name, line in lines.items():
             axes.plot(line.epochs, line.errors, linewidth=1.7, **looks[name])
             if line.published is not None:
@@ -65,17 +75,6 @@ def error_curves(path: Path, panels: Mapping[str, Mapping[str, Line]], words: Wo
     figure.text(0.015, 0.02, words.caption, fontsize=8, color=FAINT)
     figure.subplots_adjust(left=0.075, right=0.965, top=0.75, bottom=0.16, wspace=0.1)
     save(figure, path)
-
-
-def _style(axes: Axes, heading: str) -> None:
-    axes.set_title(heading, loc="left", fontsize=10.5, color=INK)
-    axes.grid(visible=True, which="both", axis="y", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color("#b0b0b0")
-    axes.tick_params(which="both", length=0, labelsize=8.5, labelcolor=INK)
-    axes.set_xlabel("epochs, of all workers together", color=FAINT, fontsize=9)
 
 
 def _range(panels: Mapping[str, Mapping[str, Line]]) -> tuple[float, float]:

@@ -1,0 +1,1 @@
+"""Which method, with which settings, reaches a target first on a given cluster."""

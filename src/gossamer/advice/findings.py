@@ -1,0 +1,276 @@
+"""What a search found, in words and numbers: for the console, for JSON and for the page."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from gossamer.advice.advise import Search, Standing
+from gossamer.advice.reasons import parts, why
+from gossamer.advice.sensitivity import Outcome, sentence, thresholds
+from gossamer.report.page_data import ArrivalData, TableData
+from gossamer.report.statistics import is_lower_better, show_number, show_score, verdict
+from gossamer.settings import Settings
+
+_LONGER = 3
+
+
+class Findings:
+    """The answer, its reason and what would change it."""
+
+    def __init__(self, search: Search, left_out: Mapping[str, str]) -> None:
+        self.search = search
+        self.ranking: list[Standing] = search.ranking()
+        self.left_out = dict(left_out)
+
+    @property
+    def goal(self) -> str:
+        return show_score(self.search.target, self.search.key)
+
+    @property
+    def is_reached(self) -> bool:
+        return any(one.arrival.interval is not None for one in self.ranking)
+
+    def verdict(self) -> str:
+        """One sentence, with the uncertainty."""
+        # A search that was cut short knows nothing of those who had not arrived yet.
+        known = [one for one in self.ranking if one.is_final or one.arrival.reached]
+        runs = {one.candidate.method: one.histories for one in known or self.ranking}
+        return verdict(runs, self.search.target, self.search.key)
+
+    def reason(self) -> str:
+        """Why the runner-up loses."""
+        if len(self.ranking) < 2:
+            return "There is no runner-up."
+        first, second = self.ranking[:2]
+        target, key = self.search.target, self.search.key
+        winner, loser = (
+            parts(one.candidate.method, one.results, target, key, one.collecting)
+            for one in (first, second)
+        )
+        if winner is None:
+            return (
+                f"Nobody reaches {self.goal} with every seed; {first.candidate.method} comes "
+                f"nearest with {show_score(first.nearest, key)}, then {second.candidate.method} "
+                f"with {show_score(second.nearest, key)}."
+            )
+        if loser is None and not second.is_final:
+            return f"{second.candidate.method} had not arrived yet."
+        if loser is None:
+            return (
+                f"{second.candidate.method} reaches {self.goal} with {second.arrival.reached} of "
+                f"{len(second.results)} seeds only and comes to {show_score(second.nearest, key)} "
+                "in the mean."
+            )
+        return why(winner, loser)
+
+    def proposal(self) -> str:
+        """Where nobody arrives: a target or a length with which somebody would."""
+        if self.is_reached or not self.ranking or not self.ranking[0].is_final:
+            return ""
+        key, epochs = self.search.key, self.search.base.epochs or 1.0
+        best = self.ranking[0].nearest
+        if not math.isfinite(best):
+            return "Every candidate diverged; give smaller rates with --lr."
+        rounded = math.ceil(best * 100) / 100 if is_lower_better(key) else int(best * 100) / 100
+        return f"Try --target {rounded:g}, or --epochs {_LONGER * epochs:g}."
+
+    def edge(self) -> str:
+        """Where the winner's rate is the outermost of the grid, a better one may lie beyond."""
+        rates = sorted({candidate.learning_rate for candidate in self.search.candidates})
+        if not self.ranking or len(rates) < 2:
+            return ""
+        chosen = self.ranking[0].candidate.learning_rate
+        end = {rates[0]: "smallest", rates[-1]: "largest"}.get(chosen)
+        if end is None:
+            return ""
+        beyond = (
+            chosen * rates[-1] / rates[-2] if end == "largest" else chosen * rates[0] / rates[1]
+        )
+        grid = sorted([*rates, float(f"{beyond:.2g}")])
+        return (
+            f"{chosen:g} is the {end} rate of the grid, a better one may lie beyond it: "
+            f"try --lr {','.join(f'{rate:g}' for rate in grid)}."
+        )
+
+    def changes(self) -> list[str]:
+        """What each change of the cluster does to the answer."""
+        if not self.ranking:
+            return []
+        winner = self.ranking[0].candidate.method
+        outcomes = self.search.outcomes
+        said = thresholds(outcomes, self.search.base.cluster.workers, winner)
+        return [*said, *(sentence(one, winner, self.goal) for one in outcomes)]
+
+    def left_out_for(self) -> dict[str, list[str]]:
+        """The methods that were left out, by reason."""
+        found: dict[str, list[str]] = {}
+        for method, reason in self.left_out.items():
+            found.setdefault(reason, []).append(method)
+        return found
+
+    def remarks(self) -> list[str]:
+        """All that the page says besides its verdict and tables."""
+        said = [self.ended(), self.reason(), self.proposal(), self.edge()]
+        said += [f"{change[0].upper()}{change[1:]}." for change in self.changes()]
+        said += [f"{what} failed: {error}" for what, error in self.search.failures.items()]
+        said += [
+            f"Left out: {', '.join(m)}: {reason}." for reason, m in self.left_out_for().items()
+        ]
+        return [*filter(None, said), f"Train with the winner: {self.train_command()}"]
+
+    def train_command(self) -> str:
+        """Trains with the winner on real processes."""
+        first = self.ranking[0].candidate
+        chosen = ["--method", first.method, "--lr", f"{first.learning_rate:g}"]
+        return shlex.join(["gossamer", "train", *chosen, *_common(self.search.base)])
+
+    def ended(self) -> str:
+        """What a reader must know of a search that was cut short; empty where it was not."""
+        done = f"{len(self.search.searched)} of {len(self.search.candidates)} candidates"
+        seeds = len(self.ranking[0].results) if self.ranking and self.ranking[0].is_final else 0
+        final = f"the final had {seeds} of {self.search.plan.seeds} seeds"
+        state = final if self.search.finals else f"the search had measured {done}"
+        return {
+            "interrupted": f"Interrupted: this is the best so far; {state}.",
+            "out of time": f"The budget ran out on this machine: this is the best so far; {state}, "
+            "and another machine may get further.",
+        }.get(self.search.ended, "")
+
+    # ------------------------------------------------------------------ as data
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `--json` prints and the folder keeps."""
+        base, plan = self.search.base, self.search.plan
+        return {
+            "ranking": [self._row(one) for one in self.ranking],
+            "task": base.task.name,
+            "cluster": base.cluster.name,
+            "workers": base.cluster.workers,
+            "target": self.search.target,
+            "seed": base.seed,
+            "ended": self.search.ended,
+            "verdict": self.verdict() if self.ranking else "",
+            "reason": self.reason(),
+            "proposal": self.proposal(),
+            "edge": self.edge(),
+            "changes": self.changes(),
+            "sensitivity": [self._outcome(one) for one in self.search.outcomes],
+            "command": self.train_command() if self.ranking else "",
+            "left_behind": [
+                {"method": c.method, "learning_rate": c.learning_rate, "rung": rung, "best": best}
+                for c, rung, best in self.search.left_behind()
+            ],
+            "left_out": self.left_out,
+            "failures": self.search.failures,
+            "plan": {
+                "candidates": plan.candidates,
+                "rungs": [{"share": rung.share, "keep": rung.keep} for rung in plan.rungs],
+                "seeds": plan.seeds,
+                "contenders": plan.contenders,
+                "nominal_seconds": plan.nominal_s,
+            },
+        }
+
+    def arrivals(self) -> dict[str, ArrivalData]:
+        """For the page, whose curves do not know what collecting the model costs."""
+        rows = [self._row(one) for one in self.ranking]
+        return {
+            row["method"]: ArrivalData(
+                mean=row["seconds_to_target"], low=row["low"], high=row["high"],
+                reached=row["reached"], seeds=row["seeds"],
+            )
+            for row in rows
+        }  # fmt: skip
+
+    def _row(self, one: Standing) -> dict[str, Any]:
+        span = one.arrival.interval
+        return {
+            "method": one.candidate.method,
+            "learning_rate": one.candidate.learning_rate,
+            "seconds_to_target": None if span is None else span.mean,
+            "low": None if span is None else max(0.0, span.low),
+            "high": None if span is None else span.high,
+            "reached": one.arrival.reached,
+            "seeds": len(one.results),
+            "best": one.nearest,
+            "kind": one.kind,
+            "collecting_seconds": one.collecting,
+        }
+
+    def _outcome(self, one: Outcome) -> dict[str, Any]:
+        return {
+            "change": one.scene.title,
+            "what": one.scene.what,
+            "leader": one.leader(),
+            "seconds_to_target": {
+                method: None if found.interval is None else found.interval.mean
+                for method, found in one.arrivals.items()
+            },
+            "failures": dict(one.failures),
+        }
+
+    def tables(self) -> list[TableData]:
+        """For the page: the ranking, what would change it, and who was left behind."""
+        made = [self._ranking_table()]
+        if self.search.outcomes:
+            made.append(self._sensitivity_table())
+        behind = self.search.left_behind()
+        if behind:
+            made.append(
+                {
+                    "title": "Left behind in the search",
+                    "columns": ["method", "learning rate", "rung", f"best {self.search.key} there"],
+                    "rows": [[c.method, c.learning_rate, rung, best] for c, rung, best in behind],
+                }
+            )
+        return made
+
+    def _ranking_table(self) -> TableData:
+        keys = (
+            "method", "kind", "learning_rate", "seconds_to_target", "low", "high", "reached",
+            "seeds", "best",
+        )  # fmt: skip
+        rows = [self._row(one) for one in self.ranking]
+        return {
+            "title": f"Time to {self.goal}, in virtual seconds",
+            "columns": [key.replace("_", " ") for key in keys],
+            "rows": [[row[key] for key in keys] for row in rows],
+        }
+
+    def _sensitivity_table(self) -> TableData:
+        contenders = [one.candidate.method for one in self.search.contenders()]
+        rows: list[list[str | float | None]] = []
+        for outcome in self.search.outcomes:
+            cells: list[str | float | None] = [outcome.scene.title]
+            for method in contenders:
+                found = outcome.arrivals.get(method)
+                span = None if found is None else found.interval
+                cells.append("-" if span is None else f"{show_number(span.mean)} s")
+            rows.append([*cells, outcome.leader() or "nobody"])
+        return {
+            "title": f"What would change the answer: time to {self.goal} if one thing differed",
+            "columns": ["change", *contenders, "first"],
+            "rows": rows,
+        }
+
+
+def _common(base: Settings) -> list[str]:
+    """The settings that differ from the task's own, as options of `gossamer train`."""
+    task = base.task
+    words = ["--task", task.name, "--workers", str(base.cluster.workers)]
+    if base.epochs != task.epochs:
+        words += ["--epochs", f"{base.epochs:g}"]
+    if base.batch != task.batch:
+        words += ["--batch", str(base.batch)]
+    if base.optimiser != task.optimiser:
+        words += ["--optimiser", str(base.optimiser)]
+    if base.schedule != "constant":
+        words += ["--schedule", base.schedule]
+    if base.clip is not None:
+        words += ["--clip", f"{base.clip:g}"]
+    if base.split != "shuffled":
+        words += ["--split", base.split]
+    return words

@@ -1,0 +1,316 @@
+"""`gossamer advise`: which method reaches a target first on this cluster, why, and what if."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from gossamer.advice.advise import OutOfTime, Run, Search, Step, Stop
+from gossamer.advice.candidates import candidates
+from gossamer.advice.findings import Findings
+from gossamer.advice.plan import Plan, evaluations, make_plan, nominal_seconds
+from gossamer.advice.sensitivity import scenes
+from gossamer.commands import options as given
+from gossamer.commands.console import Reporter, command_line, err, out, print_json, show_share
+from gossamer.commands.execute import Engines, execute, recorded
+from gossamer.errors import ConfigurationError, Error
+from gossamer.quantities import seconds
+from gossamer.report.build import report_data
+from gossamer.report.folder import RunFolder
+from gossamer.report.page import write_page
+from gossamer.report.statistics import show_number
+from gossamer.settings import Settings, make_settings
+from gossamer.sim.simulation import Result, Row, Simulation
+from gossamer.trace import Recorder
+
+BudgetOption = Annotated[
+    str, typer.Option("--budget", help="How long the search may take: 90s, 5m, 1h.")
+]
+GoalOption = Annotated[
+    float, typer.Option("--target", help="Accuracy (or loss) that training must reach.")
+]
+FinalSeedsOption = Annotated[
+    int | None,
+    typer.Option("--seeds", help="Seeds of the final; default: what the budget pays for, up to 5."),
+]
+_KINDS = 6
+
+
+def advise(
+    target: GoalOption,
+    task: given.TaskOption = "digits-mlp",
+    cluster: given.ClusterOption = "one-slow-of-8",
+    budget: BudgetOption = "5m",
+    workers: given.WorkersOption = None,
+    slow: given.SlowOption = None,
+    slow_link: given.SlowLinkOption = None,
+    kill: given.KillOption = None,
+    pause: given.PauseOption = None,
+    drop: given.DropOption = None,
+    delay: given.DelayOption = None,
+    partition: given.PartitionOption = None,
+    seed: given.SeedOption = 0,
+    seeds: FinalSeedsOption = None,
+    epochs: given.EpochsOption = None,
+    samples: given.SamplesOption = None,
+    batch: given.BatchOption = None,
+    lr: given.GridOption = None,
+    optimiser: given.OptimiserOption = None,
+    schedule: given.ScheduleOption = "constant",
+    clip: given.ClipOption = None,
+    split: given.SplitOption = "shuffled",
+    device: given.DeviceOption = "cpu",
+    threads: given.ThreadsOption = 1,
+    buffers: given.BuffersOption = "averaged",
+    model_bytes: given.ModelBytesOption = None,
+    data: given.DataOption = None,
+    runs: given.RunsOption = Path("runs"),
+    as_json: given.JsonOption = False,
+) -> None:
+    """Search methods and their settings for the one that reaches the target first.
+
+    In virtual time, by successive halving under a budget. The same seed gives the same answer.
+    """
+    given.check_seeds(1 if seeds is None else seeds)
+    allowed = seconds(budget, "--budget")
+    faults = given.Faults(
+        {"slow": slow, "slow-link": slow_link, "kill": kill, "pause": pause, "drop": drop,
+         "delay": delay, "partition": partition}
+    )  # fmt: skip
+    loaded = given.load_task(task, data)
+    length = given.epochs_from(epochs, samples, loaded) or loaded.epochs
+    base = make_settings(
+        loaded, "all_reduce", faults.cluster(cluster, workers),
+        seed=seed, epochs=length, batch=batch, optimiser=optimiser, schedule=schedule, clip=clip,
+        split=split, device=device, threads=threads, buffers=buffers, model_bytes=model_bytes,
+        evaluations=evaluations(length),
+    )  # fmt: skip
+    _check(target, allowed, base)
+    rates = _rates(lr) or loaded.learning_rates
+    found, left_out = candidates(base, rates)
+    changed = scenes(base.cluster)
+    plan = make_plan(
+        allowed, nominal_seconds(base), epochs=length, candidates=len(found),
+        rates=len(rates), kinds=_KINDS, scenes=len(changed), seeds=seeds,
+    )  # fmt: skip
+    left_out |= {one.method: f"{budget} do not pay for it" for one in found[plan.candidates :]}
+    folder = _folder(runs, loaded.name)
+    with recorded(folder):
+        if folder is not None:
+            folder.write_config(_config(base, plan, target, budget, rates))
+        with Reporter(_most_runs(plan, len(changed)), "advising") as reporter:
+            runner = _runner(folder, time.monotonic() + allowed)
+            search = Search(base, found, plan, target, runner, _watcher(reporter))
+            search.run(changed)
+        findings = _findings(search, left_out, budget)
+    _report(findings, folder, as_json)
+    if search.ended == "interrupted":
+        raise KeyboardInterrupt
+
+
+def _folder(runs: Path, task: str) -> RunFolder | None:
+    is_kept = given.keeps_folder(runs)
+    return RunFolder.create(runs, f"advise-{given.slug(task)}") if is_kept else None
+
+
+def _check(target: float, allowed: float, base: Settings) -> None:
+    has_accuracy = base.task.correct is not None
+    if not math.isfinite(target) or target <= 0 or (has_accuracy and target > 1):
+        expected = "an accuracy above 0 and at most 1" if has_accuracy else "a loss above 0"
+        raise ConfigurationError(
+            f"--target must be {expected} for {base.task.name}, got {target:g}"
+        )
+    if allowed <= 0:
+        raise ConfigurationError("--budget must be above 0, such as 90s, 5m or 1h")
+
+
+def _findings(search: Search, left_out: dict[str, str], budget: str) -> Findings:
+    """Whatever was measured; nothing at all is no advice."""
+    findings = Findings(search, left_out)
+    if findings.ranking:
+        return findings
+    if search.ended == "interrupted":
+        raise KeyboardInterrupt
+    if search.ended == "out of time":
+        raise ConfigurationError(
+            f"the budget of {budget} was over before the first run ended; give a longer --budget"
+        )
+    what, error = next(iter(search.failures.items()))
+    raise Error(f"no candidate got through: {what}: {error}")
+
+
+class _Stoppable(Engines):
+    """Remembers the simulation that is running, so that it can be told to end."""
+
+    running: Simulation
+
+    def simulation(
+        self, settings: Settings, on_row: Callable[[Row], None], recorder: Recorder | None
+    ) -> Simulation:
+        self.running = super().simulation(settings, on_row, recorder)
+        return self.running
+
+
+def _runner(folder: RunFolder | None, deadline: float) -> Run:
+    engines = _Stoppable()
+
+    def run(settings: Settings, stop: Stop, name: str | None) -> Result:
+        def watch(row: Row) -> None:
+            if time.monotonic() > deadline:
+                raise OutOfTime
+            if stop(row):
+                # With its samples spent a run ends as any other does, and its books are complete.
+                engines.running.world.budget.samples = row["samples"]
+
+        place = None if folder is None or name is None else folder.child(given.slug(name))
+        return execute(settings, folder=place, on_row=watch, engines=engines)
+
+    return run
+
+
+def _most_runs(plan: Plan, changed: int) -> int:
+    final = (plan.leaders + plan.kinds - 1) * plan.seeds
+    return plan.searches + final + plan.contenders * changed * plan.scene_seeds
+
+
+def _watcher(reporter: Reporter) -> Callable[[Step], None]:
+    """Where the search is: a line that changes on a terminal, a line a stage elsewhere."""
+    stages: list[str] = []
+
+    def at(step: Step) -> None:
+        best = f"; best so far {step.best}" if step.best else ""
+        if err.is_terminal:
+            if stages:
+                reporter.finished("")
+            reporter.at(f"{step.stage}, {step.left} left: {step.what}{best}", 0.0)
+        elif step.stage not in stages:
+            text = f"{step.stage}: {step.left} runs{best}"
+            err.print(text, markup=False, soft_wrap=True)
+        stages.append(step.stage)
+
+    return at
+
+
+def _rates(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        rates = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigurationError(
+            f"--lr must be numbers separated by commas, got {text!r}"
+        ) from None
+    return tuple(dict.fromkeys(rates))
+
+
+def _config(
+    base: Settings, plan: Plan, target: float, budget: str, rates: Sequence[float]
+) -> dict[str, Any]:
+    shared = {key: value for key, value in base.as_dict().items() if not key.startswith("method")}
+    shared |= {"learning_rates": list(rates), "target": target, "budget": budget}
+    shared.pop("learning_rate")
+    shared["plan"] = dataclasses.asdict(plan)
+    return {"command": "advise", "command_line": command_line(), **shared}
+
+
+def _report(findings: Findings, folder: RunFolder | None, as_json: bool) -> None:
+    """On the console, in the folder, and as JSON where that is wanted."""
+    _show(findings)
+    if folder is not None:
+        folder.write_summary(findings.as_dict())
+        _say(f"kept in {folder.path}")
+        _keep_page(findings, folder)
+    if as_json:
+        print_json(findings.as_dict())
+
+
+def _keep_page(findings: Findings, folder: RunFolder) -> None:
+    """The page of the finalists, with the advice on it."""
+    place = folder.path / "report.html"
+    base = findings.search.base
+    try:
+        data = report_data([folder.path], target=findings.search.target)
+        data["kind"] = "advise"
+        data["title"] = f"Advice for {base.task.title} on {base.cluster.title or base.cluster.name}"
+        data["verdict"] = findings.verdict()
+        for method in data["methods"]:
+            method["arrival"] = findings.arrivals().get(method["label"], method["arrival"])
+        data["tables"] = [*findings.tables(), *data["tables"]]
+        data["notices"] = [*findings.remarks(), *data["notices"]]
+        write_page(place, data)
+    except Exception as error:
+        # All figures are on disk already; a page is not worth losing the advice.
+        err.print(f"no report: {error or type(error).__name__}", markup=False, soft_wrap=True)
+        return
+    _say(f"report: {place}")
+
+
+def _show(findings: Findings) -> None:
+    search = findings.search
+    base, plan = search.base, search.plan
+    rungs = ", ".join(f"{(base.epochs or 0) * rung.share:.3g}" for rung in plan.rungs)
+    _say(
+        f"{base.task.title} on {base.cluster.title or base.cluster.name}; "
+        f"{base.cluster.workers} workers, at most {base.epochs:g} epochs, batch {base.batch}, "
+        f"{base.optimiser}; true gradients, virtual time"
+    )
+    _say(
+        f"plan: {len(search.candidates)} candidates in rungs of {rungs} epochs, "
+        f"then {plan.seeds} fresh seeds for each finalist"
+    )
+    for what, error in search.failures.items():
+        _say(f"notice: {what} failed: {error}")
+    if findings.ended():
+        _say(f"notice: {findings.ended()}")
+    out.print(_ranking(findings))
+    _say(findings.verdict(), style="bold")
+    _say(findings.reason())
+    for hint in filter(None, (findings.proposal(), findings.edge())):
+        _say(hint)
+    changes = findings.changes()
+    if changes:
+        _say("What would change the answer:")
+        for change in changes:
+            _say(f"- {change}")
+    behind = [f"{c.method} (rung {rung}, best {show_number(best)})"
+              for c, rung, best in search.left_behind()]  # fmt: skip
+    if behind:
+        _say(f"left behind in the search: {', '.join(behind)}")
+    for reason, methods in findings.left_out_for().items():
+        _say(f"left out: {', '.join(methods)}: {reason}")
+    _say(f"train with the winner: {findings.train_command()}")
+
+
+def _say(text: str, style: str | None = None) -> None:
+    out.print(text, markup=False, soft_wrap=True, style=style)
+
+
+def _ranking(findings: Findings) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    key = findings.search.key
+    for column in ("", "method", "lr", f"to {findings.goal}", "interval", "seeds", "best",
+                   "couples by"):  # fmt: skip
+        is_text = column in ("method", "couples by")
+        is_whole = column != "couples by"
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=is_whole)
+    for place, one in enumerate(findings.ranking, 1):
+        span = one.arrival.interval
+        never = "never" if one.is_final else "not yet"
+        low, high = (0.0, 0.0) if span is None else (max(0.0, span.low), span.high)
+        table.add_row(
+            str(place), one.candidate.method, f"{one.candidate.learning_rate:g}",
+            never if span is None else f"{show_number(span.mean)} s",
+            f"{show_number(low)}-{show_number(high)}" if low < high else "-",
+            f"{one.arrival.reached}/{len(one.results)}",
+            show_share(one.nearest) if key == "accuracy" else f"{one.nearest:.4g}",
+            one.kind,
+        )  # fmt: skip
+    return table
