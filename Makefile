@@ -3,6 +3,7 @@
 # make check  the house rules only: ruff, pyright, import-linter, sizes
 # make slow   the long tests: thousands of random-fault seeds
 # make hosts  the tests on several hosts: network namespaces, as root
+# make browser  the tests of the page in a real Chromium, installed from Debian if it is not there
 # make bench  speed as ratios within one run: the simulator, then real workers (half an hour)
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test check slow hosts bench clean
+.PHONY: run test check slow hosts browser bench clean
 
 run: $(READY)
 	$(BIN)/gossamer compare
@@ -30,6 +31,10 @@ slow: $(READY)
 
 hosts: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m hosts tests/netns
+
+browser: $(READY)
+	command -v chromium > /dev/null || apt-get install --yes --no-install-recommends chromium
+	$(BIN)/pytest -m browser tests/report
 
 bench: $(READY)
 	$(BIN)/python benchmarks/simulator.py

@@ -131,12 +131,15 @@ class Findings:
         """What a reader must know of a search that was cut short; empty where it was not."""
         done = f"{len(self.search.searched)} of {len(self.search.candidates)} candidates"
         seeds = len(self.ranking[0].results) if self.ranking and self.ranking[0].is_final else 0
-        final = f"the final had {seeds} of {self.search.plan.seeds} seeds"
+        final = (
+            f"the final had {seeds} of {self.search.plan.seeds} seeds, and "
+            f"{len(self.search.outcomes)} changed clusters were tried"
+        )
         state = final if self.search.finals else f"the search had measured {done}"
         return {
             "interrupted": f"Interrupted: this is the best so far; {state}.",
-            "out of time": f"The budget ran out on this machine: this is the best so far; {state}, "
-            "and another machine may get further.",
+            "out of time": f"The budget ran out on this machine: this is the best so far; {state}; "
+            "another machine may get further.",
         }.get(self.search.ended, "")
 
     # ------------------------------------------------------------------ as data

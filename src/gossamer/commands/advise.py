@@ -94,7 +94,7 @@ def advise(
         evaluations=evaluations(length),
     )  # fmt: skip
     _check(target, allowed, base)
-    rates = _rates(lr) or loaded.learning_rates
+    rates = given.rates_from(lr) or loaded.learning_rates
     found, left_out = candidates(base, rates)
     changed = scenes(base.cluster)
     plan = make_plan(
@@ -197,18 +197,6 @@ def _watcher(reporter: Reporter) -> Callable[[Step], None]:
         stages.append(step.stage)
 
     return at
-
-
-def _rates(text: str | None) -> tuple[float, ...]:
-    if text is None:
-        return ()
-    try:
-        rates = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigurationError(
-            f"--lr must be numbers separated by commas, got {text!r}"
-        ) from None
-    return tuple(dict.fromkeys(rates))
 
 
 def _config(

@@ -70,7 +70,7 @@ def compare(
         "buffers": buffers, "model_bytes": model_bytes,
     }  # fmt: skip
     machines = faults.cluster(cluster, workers)
-    rates = _rates(lr) or loaded.learning_rates
+    rates = given.rates_from(lr) or loaded.learning_rates
     settings = [
         make_settings(loaded, method, machines, learning_rate=rate, **base)
         for method in _split_methods(methods)
@@ -86,18 +86,6 @@ def compare(
         comparison.report(folder, as_json)
     if comparison.interrupted:
         raise KeyboardInterrupt
-
-
-def _rates(text: str | None) -> tuple[float, ...]:
-    if text is None:
-        return ()
-    try:
-        rates = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigurationError(
-            f"--lr must be numbers separated by commas, got {text!r}"
-        ) from None
-    return tuple(dict.fromkeys(rates))
 
 
 def _split_methods(text: str) -> list[str]:

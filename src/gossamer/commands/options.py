@@ -163,6 +163,19 @@ def epochs_from(epochs: float | None, samples: int | None, task: Task) -> float 
     return samples / len(task.train)
 
 
+def rates_from(text: str | None) -> tuple[float, ...]:
+    """The learning rates of a grid, each once; none where nothing was said."""
+    if text is None:
+        return ()
+    try:
+        rates = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigurationError(
+            f"--lr must be numbers separated by commas, got {text!r}"
+        ) from None
+    return tuple(dict.fromkeys(rates))
+
+
 def check_seeds(seeds: int) -> None:
     if seeds < 1:
         raise ConfigurationError(f"seeds must be at least 1, got {seeds}")

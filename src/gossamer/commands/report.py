@@ -1,8 +1,9 @@
-"""`gossamer report`: one page of one run or of several; every command keeps one in its folder."""
+"""`gossamer report`: page and picture of one run or several; every command keeps them itself."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +11,12 @@ import typer
 
 from gossamer.commands.console import err, out
 from gossamer.errors import ConfigurationError
-from gossamer.report.build import report_data
+from gossamer.report.build import build_page
+from gossamer.report.figures import has_matplotlib
 from gossamer.report.folder import RunFolder
+from gossamer.report.main_picture import has_own_picture, main_picture
 from gossamer.report.page import write_page
+from gossamer.report.runs import Folder, read_folder
 
 
 def report(
@@ -40,13 +44,14 @@ def report(
     gossamer report runs/*-simulate-* --out methods.html
 
     Runs that differ by their seed only are repetitions of one method. What is damaged or missing
-    in a folder is named on the page.
+    in a folder is named on the page. Its first charts are also drawn as a PNG beside it.
     """
     if target is not None and not math.isfinite(target):
         raise ConfigurationError(f"target must be a finite number, got {target}")
     if out_file is not None and out_file.is_dir():
         raise ConfigurationError(f"--out {out_file} is a folder; name a file such as report.html")
-    data = report_data(runs, target=target)
+    folders = [read_folder(path) for path in runs]
+    data = build_page(folders, target=target)
     if out_file is None:
         out_file = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")
     write_page(out_file, data)
@@ -54,18 +59,36 @@ def report(
         err.print(f"missing: {line}", markup=False, soft_wrap=True)
     out.print(data["verdict"], markup=False, style="bold", soft_wrap=True)
     out.print(f"report: {out_file}", markup=False, soft_wrap=True)
+    picture = _draw(out_file, folders, target)
+    if picture is not None:
+        out.print(f"picture: {picture}", markup=False, soft_wrap=True)
 
 
 def keep_report(folder: RunFolder | None, *, has_failed: bool = False) -> None:
-    """report.html inside the folder of a command that has ended, however it did."""
+    """report.html and report.png inside the folder of a command that has ended, however it did."""
     if folder is None:
         return
     place = folder.path / "report.html"
     try:
-        write_page(place, report_data([folder.path]))
+        folders = [read_folder(folder.path)]
+        write_page(place, build_page(folders))
     except Exception as error:
         # All figures are on disk already; a page is not worth losing how the command ended.
         err.print(f"no report: {error or type(error).__name__}", markup=False, soft_wrap=True)
         return
     # Standard output is for results.
     (err if has_failed else out).print(f"report: {place}", markup=False, soft_wrap=True)
+    _draw(place, folders)
+
+
+def _draw(page: Path, folders: Sequence[Folder], target: float | None = None) -> Path | None:
+    """The main picture beside the page, where it can be drawn and is not there yet."""
+    path = page.with_suffix(".png")
+    if path == page or has_own_picture(folders) or not has_matplotlib():
+        return None
+    try:
+        return path if main_picture(path, folders, target=target) else None
+    except Exception as error:
+        # The page has it all; a picture is not worth losing how the command ended.
+        err.print(f"no picture: {error or type(error).__name__}", markup=False, soft_wrap=True)
+        return None

@@ -14,10 +14,8 @@ from gossamer.commands import options as given
 from gossamer.commands.console import Reporter, can_draw, command_line, out, print_json
 from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.report import keep_report
-from gossamer.errors import ConfigurationError
 from gossamer.lab.stragglers import (
     OPTIMISER,
-    RATES,
     STEPS,
     Claim,
     Entry,
@@ -56,7 +54,9 @@ def stragglers(
     """
     given.check_seeds(seeds)
     loaded = given.load_task(task, data)
-    study = Study(loaded, scenes(workers), range(seed, seed + seeds), _rates(lr), epochs, steps)
+    study = Study(
+        loaded, scenes(workers), range(seed, seed + seeds), given.rates_from(lr), epochs, steps
+    )
     jobs = study.jobs()
     folder = RunFolder.create(runs, "lab-stragglers") if given.keeps_folder(runs) else None
     with recorded(folder):
@@ -73,17 +73,6 @@ def stragglers(
         keep_report(folder)
     if as_json:
         print_json(summary)
-
-
-def _rates(text: str | None) -> tuple[float, ...]:
-    if text is None:
-        return RATES
-    try:
-        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
-    except ValueError:
-        raise ConfigurationError(
-            f"--lr must be numbers separated by commas, got {text!r}"
-        ) from None
 
 
 def _run(jobs: list[Job], folder: RunFolder | None) -> Found:

@@ -41,12 +41,12 @@ def build_page(
     if target is None:
         target = _kept_target(folders)
     contest = Contest(gathered.whole or gathered.partial, target)
-    goal = _goal(contest, target, gathered)
+    goal = goal_of(folders, gathered, target)
     labs = [lab_parts(folder) for folder in folders if folder.kind in _LAB]
     methods = _methods(gathered, goal, is_growing=is_growing)
     methods += [method for lab in labs for method in lab.methods]
     runs = [run for folder in folders for run in folder.runs]
-    first = _first_configured(runs)
+    first = first_configured(runs)
     return PageData(
         title=page_title(folders, gathered, first, labs),
         subtitle=page_subtitle(gathered, first),
@@ -81,14 +81,16 @@ def _kept_target(folders: Sequence[Folder]) -> float | None:
     return number(folders[0].summary.get("target")) if len(folders) == 1 else None
 
 
-def _goal(contest: Contest[Run], given: float | None, gathered: Gathered) -> float | None:
+def goal_of(folders: Sequence[Folder], gathered: Gathered, given: float | None) -> float | None:
     """One method alone has no target but a given one: near its own best it says nothing."""
-    if given is not None or len(gathered.whole) + len(gathered.partial) < 2:
-        return given
-    return contest.target
+    target = _kept_target(folders) if given is None else given
+    if target is not None or len(gathered.whole) + len(gathered.partial) < 2:
+        return target
+    return Contest(gathered.whole or gathered.partial).target
 
 
-def _first_configured(runs: Sequence[Run]) -> Run | None:
+def first_configured(runs: Sequence[Run]) -> Run | None:
+    """Whose settings a title speaks of."""
     return next((run for run in runs if run.config), runs[0] if runs else None)
 
 

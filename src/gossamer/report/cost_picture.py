@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,12 +69,16 @@ def cost_picture(
             axes.plot(places, heights, label=line.label, **own)
     _style_panel(steps, "Time of one step", "milliseconds per step (log scale)", counts)
     _style_panel(speeds, "Speed of all workers", "samples per second (log scale)", counts)
+    middle = math.sqrt(counts[0] * counts[-1])
     for mark in marks:
         for axes in (steps, speeds):
             axes.axvline(mark.workers, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
-        steps.annotate(
-            f"{mark.label} leads ", (mark.workers, 0.98), xycoords=("data", "axes fraction"),
-            rotation=90, va="top", ha="left", fontsize=7.5, color=FAINT,
+        # Speeds rise, so that there is room above them on the left and below them on the right.
+        is_early = mark.workers < middle
+        speeds.annotate(
+            f"{mark.label} leads", (mark.workers, 0.98 if is_early else 0.02),
+            xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
+            rotation=90, va="top" if is_early else "bottom", ha="left", fontsize=7.5, color=FAINT,
         )  # fmt: skip
     rows = write_legend(figure, steps.get_legend_handles_labels()[0])
     write_titles(figure, title, subtitle)

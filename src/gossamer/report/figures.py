@@ -35,6 +35,13 @@ _DPI = 150
 # Inches from the upper edge down to the title, the subtitle, the legend, and the panels without it.
 _TITLE, _SUBTITLE, _LEGEND, _PANELS = 0.14, 0.46, 0.66, 0.8
 _LEGEND_ROW = 0.27
+# The fewer decades an axis spans, the more ticks each of them gets.
+_LOG_DIGITS = (
+    (0.6, (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)),
+    (1.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)),
+    (3.5, (1.0, 2.0, 5.0)),
+    (math.inf, (1.0,)),
+)
 
 
 def has_matplotlib() -> bool:
@@ -143,15 +150,15 @@ def name_axis(axis: Axis, words: str) -> None:
     axis.set_label_text(words, color=FAINT, fontsize=9)
 
 
-def plain_log_ticks(axis: Axis) -> None:
+def plain_log_ticks(axis: Axis, unit: str = "") -> None:
     """1, 2, 5, 10 in place of powers of ten: most of our ranges span few decades, or not one."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low, high = axis.get_view_interval()
-    is_short = 0.0 < high < 10.0 * low
-    digits = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0) if is_short else (1.0, 2.0, 5.0)
+    decades = math.log10(high / low) if 0.0 < low < high else 1.0
+    digits = next(digits for most, digits in _LOG_DIGITS if decades < most)
     axis.set_major_locator(LogLocator(subs=digits))
-    axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}" + unit))
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -166,7 +173,7 @@ def draw_whisker(axes: Axes, span: Interval, place: float) -> None:
         # No time and no share is below zero, however few the seeds.
         ends = [[span.mean - max(0.0, span.low)], [span.high - span.mean]]
         # White beneath, so that it shows on dark bars too.
-        for colour, width in (("white", 3.0), (INK, 1.2)):
+        for colour, width in (("white", 2.4), (INK, 1.2)):
             axes.errorbar(
                 span.mean, place, xerr=ends, color=colour, linewidth=width,
                 capsize=3, capthick=width, zorder=4,

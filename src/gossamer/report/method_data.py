@@ -49,7 +49,7 @@ def method_data(
             epochs=_curves(runs, "epochs"),
         ),
         arrival=None if arrived is None else arrival_data(arrived),
-        workers=_workers(first),
+        workers=worker_times(first),
         strip=next((strip for strip in map(_strip, runs) if strip is not None), None),
         staleness=_staleness(runs),
         cards=next((cards for cards in map(_cards, runs) if cards), []),
@@ -122,7 +122,8 @@ def arrival_data(arrived: Arrival) -> ArrivalData:
 # ---------------------------------------------------------------------- where the time went
 
 
-def _workers(run: Run) -> list[WorkerTime]:
+def worker_times(run: Run) -> list[WorkerTime]:
+    """Of each worker; empty where nobody wrote it down."""
     if run.books:
         return [
             _time(

@@ -222,6 +222,7 @@ def draw_workers(axes: Axes, workers: Sequence[WorkerTime], heading: str, time: 
         below = below + heights
     every = math.ceil(len(workers) / _MOST_NUMBERED)
     axes.set_xticks(places[::every], [str(place) for place in places[::every]])
+    axes.set_ylim(0, (float(below.max()) or 1.0) * 1.03)
     # A few workers get bars, not walls.
     missing = max(0.0, 8.0 - len(workers)) / 2
     axes.set_xlim(-0.6 - missing, len(workers) - 0.4 + missing)

@@ -45,7 +45,7 @@ Cells = Mapping[tuple[str, str], float]
 _SIDES = (("published", PUBLISHED), ("ours", COLOURS[0]))
 _NARROW_COLUMNS = 4
 """With more columns than these, three panels beside each other leave no room for their numbers."""
-_EM = 0.6
+_EM = 0.63
 """Width of a letter over its size, on average."""
 
 
@@ -76,7 +76,7 @@ def comparison_picture(
     draw_arrivals(arrivals, ranking, by_label, looks, time)
     draw_shares(shares, [by_label[one.label] for one in ranking])
     rows = _write_methods(figure, runs, looks)
-    write_titles(figure, title, _subtitle(runs))
+    write_titles(figure, title, _subtitle(runs, has_whiskers=True))
     lay_out(figure, legend_rows=rows)
     save(figure, path)
 
@@ -103,7 +103,7 @@ def run_picture(
     if workers:
         whose = "" if len(run.histories) == 1 else ", in the first run"
         draw_workers(panels["workers"], workers, f"Where each worker's time went{whose}", time)
-    write_titles(figure, title, _subtitle([run]))
+    write_titles(figure, title, _subtitle([run], has_whiskers=False))
     lay_out(figure)
     save(figure, path)
 
@@ -133,8 +133,9 @@ def table_picture(
     figure = new_figure(width, 1.4 + 3.2 * down)
     panels = figure.subplots(down, across, sharey=True, squeeze=False)
     for panel, row in zip(panels.flat, rows, strict=False):
-        _draw_table_row(panel, row, columns, published, ours)
-        _name_columns(panel, columns, 0.9 * width / across / len(columns))
+        room = 0.9 * width / across / len(columns)
+        _draw_table_row(panel, row, columns, published, ours, room)
+        _name_columns(panel, columns, room)
     for panel in panels.flat[len(rows) :]:
         panel.set_visible(False)
     for panel in panels[:, 0]:
@@ -188,15 +189,16 @@ def _rates(runs: Sequence[Series]) -> set[float]:
     return {one.summary["learning_rate"] for one in runs} - {0.0}
 
 
-def _subtitle(runs: Sequence[Series]) -> str:
+def _subtitle(runs: Sequence[Series], *, has_whiskers: bool) -> str:
     workers = sorted({one.workers for one in runs})
     seeds = sorted({len(one.histories) for one in runs})
     parts = [f"{_range(workers)} worker{'' if workers == [1] else 's'}"]
     rates = _rates(runs)
     if len(rates) == 1:
         parts.append(f"learning rate {rates.pop():g}")
-    shown = "lines: means, bands: range over seeds, whiskers: 95 % intervals of the mean"
-    alone = "one seed each, so chance differences are not shown"
+    shown = "lines: means, bands: range over seeds"
+    shown += ", whiskers: 95 % intervals of the mean" if has_whiskers else ""
+    alone = f"one seed{' each' if len(runs) > 1 else ''}, so chance differences are not shown"
     parts.append(alone if seeds == [1] else f"{_range(seeds)} seeds ({shown})")
     return ", ".join(parts)
 
@@ -215,9 +217,15 @@ def _write_sides(figure: Figure) -> int:
 
 
 def _draw_table_row(
-    axes: Axes, row: str, columns: Sequence[str], published: Cells, ours: Cells
+    axes: Axes, row: str, columns: Sequence[str], published: Cells, ours: Cells, inches: float
 ) -> None:
+    """With so many inches for each pair of bars, and what they say above them."""
     style(axes, "bottom", row, grid="y")
+    cells_shown = [
+        cells[place] for cells in (published, ours) for place in cells if place[0] == row
+    ]
+    longest = max((len(show_number(value)) for value in cells_shown), default=1)
+    points = min(8.0, 0.4 * 72.0 * inches / (_EM * longest))
     for shift, cells, (_, colour) in zip((-0.2, 0.2), (published, ours), _SIDES, strict=True):
         places = [at for at, column in enumerate(columns) if (row, column) in cells]
         heights = [cells[row, columns[at]] for at in places]
@@ -225,7 +233,9 @@ def _draw_table_row(
         has_both = [(row, columns[at]) in published and (row, columns[at]) in ours for at in places]
         middles = [at + shift * both for at, both in zip(places, has_both, strict=True)]
         bars = axes.bar(middles, heights, 0.38, color=colour)
-        axes.bar_label(bars, [show_number(height) for height in heights], padding=2, fontsize=8)
+        axes.bar_label(
+            bars, [show_number(height) for height in heights], padding=2, fontsize=points
+        )
     axes.set_xlim(-0.6, len(columns) - 0.4)
 
 

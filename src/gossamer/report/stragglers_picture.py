@@ -139,9 +139,11 @@ def _draw_waiting(axes: Axes, stage: Stage) -> None:
     style(axes, "left", "Share of time spent waiting")
     for place, one in enumerate(stage.runners):
         axes.barh(place, one.waiting.mean, _BAR, color=WAITING)
-        draw_whisker(axes, one.waiting, place)
+        # With few seeds the interval passes what a share can be.
+        span = Interval(one.waiting.mean, one.waiting.low, min(1.0, one.waiting.high))
+        draw_whisker(axes, span, place)
         axes.annotate(
-            f"{100 * one.waiting.mean:.0f} %", (max(one.waiting.high, one.waiting.mean), place),
+            f"{100 * span.mean:.0f} %", (max(span.high, span.mean), place),
             xytext=(6, 0), textcoords="offset points", va="center", fontsize=9, color=INK,
         )  # fmt: skip
     axes.set_yticks([])
@@ -179,7 +181,7 @@ def _draw_scores(axes: Axes, runners: Sequence[Runner], looks: Mapping[str, Look
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     name_axis(axes.xaxis, "epochs (samples of all workers over data set size)")
     axes.legend(
-        loc="upper right" if lower else "lower right", fontsize=8.5, labelcolor=INK,
+        loc="upper right" if lower else "best", fontsize=8.5, labelcolor=INK,
         handlelength=3.2, framealpha=0.85, edgecolor="none",
     )  # fmt: skip
 

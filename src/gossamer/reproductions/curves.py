@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from gossamer.lab.pictures import Words
 from gossamer.report.figures import (
     FAINT,
-    INK,
     name_axis,
     new_figure,
+    plain_log_ticks,
     save,
     style,
+    write_legend,
     write_titles,
 )
 
@@ -64,16 +65,12 @@ def error_curves(path: Path, panels: Mapping[str, Mapping[str, Line]], words: Wo
     first: Axes = across[0, 0]
     first.set_yscale("log")
     first.set_ylim(*_range(panels))
-    first.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    first.yaxis.set_minor_formatter(lambda value, _: f"{value:g} %")
+    plain_log_ticks(first.yaxis, " %")
     handles = [Line2D([], [], label=name, **looks[name]) for name in names]
-    figure.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0.01, 0.885), ncols=len(names),
-        frameon=False, fontsize=9, labelcolor=INK, handlelength=3.2,
-    )  # fmt: skip
+    above = 1.02 + 0.27 * write_legend(figure, handles)
     write_titles(figure, words.title, words.subtitle)
     figure.text(0.015, 0.02, words.caption, fontsize=8, color=FAINT)
-    figure.subplots_adjust(left=0.075, right=0.965, top=0.75, bottom=0.16, wspace=0.1)
+    figure.subplots_adjust(left=0.075, right=0.965, top=1 - above / 5.0, bottom=0.16, wspace=0.1)
     save(figure, path)
 
 

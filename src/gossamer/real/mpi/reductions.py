@@ -26,7 +26,7 @@ from gossamer.pending import Pending
 from gossamer.real.mpi.engine import MPI
 from gossamer.real.mpi.patience import Patience
 from gossamer.real.mpi.pool import Pool
-from gossamer.real.transport import StopToken, Store
+from gossamer.real.transport import Scattered, StopToken, Store
 
 ENGINE, FIXED = "engine", "fixed"
 REDUCTIONS = (ENGINE, FIXED)
@@ -53,10 +53,21 @@ class Group:
 class Reduction(ABC):
     """One all-reduce under way."""
 
-    def __init__(self, value: Tensor, pool: Pool) -> None:
+    def __init__(self, value: Tensor | Scattered, pool: Pool) -> None:
+        """The result's memory holds the value at first."""
         self.ended = False
-        self.result, self.raw = pool.pair(value.numel(), value.dtype)
-        self._shape = value.shape
+        self._scattered = value if isinstance(value, Scattered) else None
+        if isinstance(value, Scattered):
+            self._edition = value.edition
+            self._shape = torch.Size((value.count,))
+            self.result, self.raw = pool.pair(value.count, value.kind)
+            value.write_into(self.result, 1.0)
+        else:
+            self._shape = value.shape
+            self.result, self.raw = pool.pair(value.numel(), value.dtype)
+            self.result.copy_(value.detach().reshape(-1))
+        self.is_settling = False
+        """Somebody waits for it, and does nothing else meanwhile."""
         self._pending: Pending[Tensor] | None = Pending("all_reduce")
 
     @property
@@ -70,23 +81,34 @@ class Reduction(ABC):
 
     def end(self) -> None:
         """Hand the result over."""
-        self.pending.resolve(self.result.view(self._shape))
+        scattered = self._put_in_place()
+        self.pending.resolve(self.result.view(self._shape) if scattered is None else scattered)
         # The pending knows this object in order to settle; a circle would keep its memory.
         self._pending = None
         self.ended = True
+
+    def _put_in_place(self) -> Scattered | None:
+        """Where the value lay in pieces the result is put there, if who owns them stands still."""
+        if self._scattered is None or not self.is_settling:
+            return None
+        places = self._scattered.places(self._edition)
+        if places is None:
+            return None
+        at = 0
+        for place in places:
+            place.copy_(self.result[at : at + place.numel()])
+            at += place.numel()
+        return self._scattered
 
 
 class EngineReduction(Reduction):
     """MPI's own sum over all processes, then divided."""
 
-    def __init__(self, communicator: MPI.Intracomm, value: Tensor, pool: Pool) -> None:
+    def __init__(self, communicator: MPI.Intracomm, value: Tensor | Scattered, pool: Pool) -> None:
         super().__init__(value, pool)
         self._size = communicator.size
-        self._sent, _ = pool.pair(value.numel(), value.dtype)
-        self._sent.copy_(value.detach().reshape(-1))
-        kind = _SUMMED[value.dtype]
-        buffers = [self._sent.numpy(), kind], [self.result.numpy(), kind]
-        self._request = communicator.Iallreduce(*buffers, MPI.SUM)
+        target = [self.result.numpy(), _SUMMED[self.result.dtype]]
+        self._request = communicator.Iallreduce(MPI.IN_PLACE, target, MPI.SUM)
 
     def advance(self) -> bool:
         if not self._request.Test():
@@ -99,14 +121,13 @@ class FixedReduction(Reduction):
     """The mean over a group, added in order of rank."""
 
     def __init__(
-        self, communicator: MPI.Intracomm, group: Group, value: Tensor, pool: Pool
+        self, communicator: MPI.Intracomm, group: Group, value: Tensor | Scattered, pool: Pool
     ) -> None:
         super().__init__(value, pool)
-        self.result.copy_(value.detach().reshape(-1))
         self._communicator = communicator
         self._group = group
-        count, total = len(group.members), value.numel()
-        self._is_whole = (count - 1) * total * value.element_size() <= _SHORT
+        count, total = len(group.members), self.result.numel()
+        self._is_whole = (count - 1) * total * self.result.element_size() <= _SHORT
         if self._is_whole:
             self._shares = [slice(0, total)] * count
         else:
@@ -115,7 +136,7 @@ class FixedReduction(Reduction):
         share = self._shares[group.index]
         self._mine = self.result[share]
         length = len(self._mine)
-        theirs, raw = pool.pair((count - 1) * length, value.dtype)
+        theirs, raw = pool.pair((count - 1) * length, self.result.dtype)
         places = [slice(length * index, length * (index + 1)) for index in range(count - 1)]
         self._values = [theirs[place] for place in places]
         self._values.insert(group.index, self._mine)
@@ -183,23 +204,25 @@ class Reductions:
         self._active: list[Reduction] = []
         self._lock = threading.Lock()
 
-    def start(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+    def start(self, value: Tensor | Scattered, members: Sequence[int]) -> Pending[Tensor]:
         chosen = tuple(sorted(members))
         if len(chosen) == 1:
             alone: Pending[Tensor] = Pending("all_reduce")
             alone.resolve(value.detach().clone())
             return alone
+        kind = value.kind if isinstance(value, Scattered) else value.dtype
         group = self._group(chosen)
         everybody = len(chosen) == self._communicator.size
         with self._lock:
-            if everybody and self._reduction == ENGINE and value.dtype in _SUMMED:
+            if everybody and self._reduction == ENGINE and kind in _SUMMED:
                 operation = EngineReduction(self._communicator, value, self._pool)
             else:
                 operation = FixedReduction(self._communicator, group, value, self._pool)
                 group.waiting.append(operation)
+            # Taken while nobody knows the operation: another thread may end it at once.
+            pending = operation.pending
+            pending.settle = partial(self._settle, operation)
             self._active.append(operation)
-        pending = operation.pending
-        pending.settle = partial(self._settle, operation)
         return pending
 
     def advance(self) -> bool:
@@ -218,6 +241,7 @@ class Reductions:
         return bool(self._active)
 
     def _settle(self, operation: Reduction) -> None:
+        operation.is_settling = True
         patience = Patience(self._stop, self._busy_s)
         self.advance()
         while not operation.ended:
