@@ -1,4 +1,4 @@
-"""Photograph a report for the documentation: on a wide screen, in the dark, and on a phone.
+"""Photograph a report for the documentation: on a wide screen, in the dark, on a phone, and inside.
 
 python tools/screenshots.py RUN/report.html docs/pictures
 
@@ -19,15 +19,20 @@ FLAGS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 VIEWS: dict[str, dict[str, Any]] = {
-    "light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
-    "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
+    "light": {"viewport": {"width": 1280, "height": 1000}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1280, "height": 1000}, "color_scheme": "dark"},
     "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light",
               "device_scale_factor": 2, "is_mobile": True, "has_touch": True},
 }  # fmt: skip
+SECTIONS = {"inside": "#time"}
+"""Parts of the page that get a picture of their own, in the light view."""
 
 
 def photograph(page_file: Path, folder: Path, *, whole: bool) -> list[Path]:
-    """One PNG a view, named after the page; `whole` takes all of it, not the first screen."""
+    """One PNG a view, named after the page; `whole` takes all of it, not the first screen.
+
+    And one of each section that the page has.
+    """
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -46,13 +51,26 @@ def photograph(page_file: Path, folder: Path, *, whole: bool) -> list[Path]:
                 page.locator("footer").wait_for()
                 made.append(folder / f"{page_file.stem}-{name}.png")
                 page.screenshot(path=made[-1], full_page=whole)
+                if name == "light":
+                    made += _sections(page, folder, page_file.stem)
                 context.close()
+    return made
+
+
+def _sections(page: Any, folder: Path, stem: str) -> list[Path]:
+    made: list[Path] = []
+    # The row of methods sticks to the top and would lie over what is scrolled below it.
+    page.add_style_tag(content=".legend { position: static !important; }")
+    for name, selector in SECTIONS.items():
+        if page.locator(selector).count():
+            made.append(folder / f"{stem}-{name}.png")
+            page.locator(selector).screenshot(path=made[-1])
     return made
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="photograph a report in light, dark and on a phone"
+        description="photograph a report in light, dark, on a phone, and inside"
     )
     parser.add_argument("page", type=Path, help="a report.html")
     parser.add_argument("folder", type=Path, help="where the PNGs go")

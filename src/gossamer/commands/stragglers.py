@@ -16,6 +16,7 @@ from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.report import keep_report
 from gossamer.lab.stragglers import (
     OPTIMISER,
+    RATES,
     STEPS,
     Claim,
     Entry,
@@ -54,9 +55,8 @@ def stragglers(
     """
     given.check_seeds(seeds)
     loaded = given.load_task(task, data)
-    study = Study(
-        loaded, scenes(workers), range(seed, seed + seeds), given.rates_from(lr), epochs, steps
-    )
+    rates = given.rates_from(lr) or RATES
+    study = Study(loaded, scenes(workers), range(seed, seed + seeds), rates, epochs, steps)
     jobs = study.jobs()
     folder = RunFolder.create(runs, "lab-stragglers") if given.keeps_folder(runs) else None
     with recorded(folder):

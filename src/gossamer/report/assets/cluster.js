@@ -25,9 +25,11 @@ function machineBox(machine) {
 }
 
 function rackBox(rack, machines, isOnly) {
-  return make("div", { class: "rack" },
+  const box = make("div", { class: "rack" },
     make("div", { class: "switch" }, isOnly ? "switch" : `rack ${rack}`),
     make("ul", { class: "machines" }, machines.map(machineBox)));
+  box.style.setProperty("--machines", machines.length);
+  return box;
 }
 
 function clusterFacts(cluster) {

@@ -35,6 +35,11 @@ function showAccuracy(value) {
   return isNumber(value) ? `${Number((100 * value).toFixed(2))} %` : MISSING;
 }
 
+// In a table all have as many digits, so that they stand below each other.
+function showAccuracyCell(value) {
+  return isNumber(value) ? `${(100 * value).toFixed(2)} %` : MISSING;
+}
+
 function showScore(value, key) {
   return key === "accuracy" ? showAccuracy(value) : showNumber(value);
 }
@@ -64,14 +69,19 @@ function showTick(value) {
   return Number(value.toPrecision(6)).toLocaleString("en-GB", { maximumFractionDigits: 8 });
 }
 
+// A mean of counts need not be a whole number.
+function showCount(value) {
+  return Number.isInteger(value) ? showTick(value) : showNumber(value);
+}
+
 function enumerate(words) {
   if (words.length < 2) return words.join("");
   return `${words.slice(0, -1).join(", ")} and ${words[words.length - 1]}`;
 }
 
-// A number and its unit stay on one line.
+// A number and its unit stay on one line, and so do the two ends of a range.
 function keepUnits(text) {
-  return text.replace(/(\d) (%|s|ms)(?![\p{L}\d])/gu, "$1\u00a0$2");
+  return text.replace(/(\d) (%|s|ms)(?![\p{L}\d])/gu, "$1\u00a0$2").replace(/(\d)-(?=\d)/g, "$1-\u2060");
 }
 
 function sum(values) {

@@ -1,16 +1,16 @@
 // Tables: what each method reached, the learning rates tried, settings, and tables of other commands.
 
 const RESULT_COLUMNS = [
-  ["accuracy", "final accuracy", showAccuracy],
+  ["accuracy", "final accuracy", showAccuracyCell],
   ["loss", "final loss", showNumber],
   ["seconds", "run time", showSeconds],
   ["waiting_fraction", "waiting", showShare],
   ["mean_staleness", "mean staleness", showNumber],
-  ["max_staleness", "greatest staleness", showTick],
+  ["max_staleness", "greatest staleness", showCount],
   ["exchanges_per_step", "exchanges per step", showNumber],
   ["bytes_per_step", "bytes per step", showBytes],
   ["consensus_distance", "consensus distance", showNumber],
-  ["steps", "steps", showTick],
+  ["steps", "steps", showCount],
   ["wall_seconds", "wall time", showSeconds],
 ];
 
@@ -45,10 +45,11 @@ function resultsSection() {
 function gridSection() {
   const grid = state.data.grid;
   if (!grid || !list(grid.rows).length || !list(grid.rates).length) return null;
+  const show = state.data.score === "accuracy" ? showAccuracyCell : showNumber;
   const rows = grid.rows.map((row) => [String(row.method), ...grid.rates.map((_, at) => {
     const value = list(row.values)[at];
     const isChosen = row.chosen === at;
-    return { text: (isChosen ? "● " : "") + showScore(value, state.data.score), value: isNumber(value) ? value : null,
+    return { text: (isChosen ? "● " : "") + show(value), value: isNumber(value) ? value : null,
       style: isChosen ? "chosen" : "" };
   })]);
   return section("rates", "Learning rates tried",
