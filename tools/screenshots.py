@@ -26,6 +26,7 @@ VIEWS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SECTIONS = {"inside": "#time"}
 """Parts of the page that get a picture of their own, in the light view."""
+MARGIN = 24
 
 
 def photograph(page_file: Path, folder: Path, *, whole: bool) -> list[Path]:
@@ -59,12 +60,18 @@ def photograph(page_file: Path, folder: Path, *, whole: bool) -> list[Path]:
 
 def _sections(page: Any, folder: Path, stem: str) -> list[Path]:
     made: list[Path] = []
-    # The row of methods sticks to the top and would lie over what is scrolled below it.
+    # The row of methods sticks to the top and would lie over what is below it.
     page.add_style_tag(content=".legend { position: static !important; }")
     for name, selector in SECTIONS.items():
-        if page.locator(selector).count():
-            made.append(folder / f"{stem}-{name}.png")
-            page.locator(selector).screenshot(path=made[-1])
+        box = page.locator(selector).bounding_box() if page.locator(selector).count() else None
+        if box is None:
+            continue
+        clip = {
+            "x": box["x"] - MARGIN, "y": box["y"] - MARGIN,
+            "width": box["width"] + 2 * MARGIN, "height": box["height"] + 2 * MARGIN,
+        }  # fmt: skip
+        made.append(folder / f"{stem}-{name}.png")
+        page.screenshot(path=made[-1], full_page=True, clip=clip)
     return made
 
 

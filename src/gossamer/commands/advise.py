@@ -75,9 +75,9 @@ def advise(
     runs: given.RunsOption = Path("runs"),
     as_json: given.JsonOption = False,
 ) -> None:
-    """Search methods and their settings for the one that reaches the target first.
+    """Say which method reaches a target first on a cluster, and why.
 
-    In virtual time, by successive halving under a budget. The same seed gives the same answer.
+    Searches methods and their settings in virtual time, by successive halving under a budget. The same seed gives the same answer.
     """
     given.check_seeds(1 if seeds is None else seeds)
     allowed = seconds(budget, "--budget")

@@ -68,8 +68,9 @@ def cost(
     runs: given.RunsOption = Path("runs"),
     as_json: given.JsonOption = False,
 ) -> None:
-    """Predict step times in closed form: alpha-beta, queues at cards, slowest of many.
+    """Predict the time of a step by closed forms.
 
+    Alpha-beta for what travels, queues where cards are shared, the slowest of many that wait.
     The table is per step and worker; each worker keeps its batch, however many there are.
     How well a method learns per sample is not in it.
     """

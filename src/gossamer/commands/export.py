@@ -44,7 +44,7 @@ def export(
         typer.Option("--force", help="Replace what an earlier export has left there."),
     ] = False,
 ) -> None:
-    """Write kept runs as tables, or for TensorBoard, Weights & Biases and MLflow.
+    """Write kept runs as tables, or for TensorBoard and others.
 
     \b
     gossamer export runs/20260101-120000-compare-digits-mlp

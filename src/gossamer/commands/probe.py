@@ -65,7 +65,7 @@ def probe(
     force: ForceOption = False,
     as_json: given.JsonOption = False,
 ) -> int:
-    """Measure the machines this is launched on; write a cluster for `gossamer simulate`.
+    """Measure these machines and describe them as a cluster.
 
     \b
     gossamer probe -n 4 --task digits-mlp --out cluster.toml
