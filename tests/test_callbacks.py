@@ -140,6 +140,7 @@ def test_waiting_for_the_slow_one_is_no_communication() -> None:
     )  # fmt: skip
     strip, _ = strip_of("all_reduce:overlap=false", cluster)
     first = sorted(s for s in strip["segments"] if s[0] == 1)[:3]
+    # From the first step on: a worker that is slow is never quick.
     assert [kind for *_, kind, _ in first] == ["computing", "waiting", "communicating"]
     assert first[0][2] == pytest.approx(0.01)
     assert first[1][2] == pytest.approx(0.03)

@@ -113,7 +113,11 @@ class World:
         self._left: list[set[int]] = [set() for _ in range(self.ends)]
         """For each server, whose end or death it has been told."""
         for fault in cluster.faults:
-            self.kernel.at(round(fault.at * SECOND), self.begin_fault, fault)
+            if fault.is_trait:
+                # Nobody's first step may come before it.
+                self.begin_fault(fault)
+            else:
+                self.kernel.at(round(fault.at * SECOND), self.begin_fault, fault)
 
     def stream(self, *purpose: object) -> random.Random:
         """One generator per purpose: adding a worker does not shift the draws of others."""
