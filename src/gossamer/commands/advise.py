@@ -77,8 +77,7 @@ def advise(
 ) -> None:
     """Say which method reaches a target first on a cluster, and why.
 
-    Searches methods and their settings in virtual time, by successive halving under a budget. The
-    same seed gives the same answer.
+    Searches methods and settings in virtual time; the same seed gives the same answer.
     """
     given.check_seeds(1 if seeds is None else seeds)
     allowed = seconds(budget, "--budget")

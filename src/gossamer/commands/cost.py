@@ -70,9 +70,8 @@ def cost(
 ) -> None:
     """Predict the time of a step by closed forms.
 
-    Alpha-beta for what travels, queues where cards are shared, the slowest of many that wait.
-    The table is per step and worker; each worker keeps its batch, however many there are.
-    How well a method learns per sample is not in it.
+    Each worker keeps its batch, however many there are. How well a method learns per sample is not
+    in it.
     """
     if check:
         # The whole registry, unless methods were named.
