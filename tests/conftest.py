@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
 import torch
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)

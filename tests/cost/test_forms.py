@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gossamer.cost.alpha_beta import Link, LogGP, hierarchical_all_reduce_s, server_way_s
@@ -39,6 +39,7 @@ def cluster_of(workers: int, bandwidth: float, jitter: float = 0.0) -> Cluster:
 
 @few
 @given(names, st.integers(1, 16), bandwidths, sizes, jitters)
+@example("backup_workers", 1, 1e6, 1e4, 0.05)
 def test_the_parts_of_a_step_are_its_whole_and_none_is_negative(
     method: str, workers: int, bandwidth: float, size: float, jitter: float
 ) -> None:

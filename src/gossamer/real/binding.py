@@ -37,6 +37,7 @@ class LoopGradient(Scattered):
         token.binding = binding
         token.count, token.kind = binding.layout.total, binding.dtype
         token.write_into, token.places = binding.write_gradient, binding.gradient_places
+        token.cut = binding.cut
         token.edition = 0
         return token
 
@@ -163,18 +164,21 @@ class Binding:
             self._flat = torch.cat(pieces)
         return self._flat
 
-    def write_gradient(self, target: Tensor, scale: float) -> None:
-        pieces = zip(self.parameters, target.split(self._sizes), strict=True)
-        for parameter, place in pieces:
+    def cut(self, flat: Tensor) -> Views:
+        pieces = zip(flat.split(self._sizes), self.layout.shapes, strict=True)
+        return [piece.view(shape) for piece, shape in pieces]
+
+    def write_gradient(self, target: Sequence[Tensor], scale: float) -> None:
+        for parameter, place in zip(self.parameters, target, strict=True):
             gradient = parameter.grad
             if gradient is None:
                 place.zero_()
             elif gradient.is_sparse or gradient.dtype != place.dtype:
-                place.copy_(_dense(gradient.detach()).reshape(-1)).mul_(scale)
-            elif gradient.device == place.device and gradient.is_contiguous():
-                torch.mul(gradient.detach().view(-1), scale, out=place)
+                place.copy_(_dense(gradient.detach())).mul_(scale)
+            elif gradient.device == place.device and not gradient.requires_grad:
+                torch.mul(gradient, scale, out=place)
             else:
-                place.copy_(_dense(gradient.detach()).reshape(-1)).mul_(scale)
+                place.copy_(gradient.detach()).mul_(scale)
 
     def new_gradient(self) -> LoopGradient:
         self._flat = None
@@ -188,11 +192,13 @@ class Binding:
         places: Views = []
         for parameter in self.parameters:
             gradient = parameter.grad
-            if gradient is None or gradient.is_sparse or not gradient.is_contiguous():
+            if gradient is None or gradient.is_sparse or gradient.requires_grad:
                 return None
             if gradient.dtype != self.dtype or gradient.device != self.device:
                 return None
-            places.append(gradient.detach().view(-1))
+            if not gradient.is_contiguous():
+                return None
+            places.append(gradient)
         self._flat = None
         return places
 

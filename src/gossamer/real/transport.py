@@ -68,13 +68,15 @@ class Scattered(Tensor):
 
     count: int
     kind: torch.dtype
-    write_into: Callable[[Tensor, float], None]
-    """Puts scale * value into a target, one piece after the other."""
+    cut: Callable[[Tensor], Sequence[Tensor]]
+    """A flat vector in pieces of the same shapes."""
+    write_into: Callable[[Sequence[Tensor], float], None]
+    """Puts scale * value into a target that was cut, one piece after the other."""
     edition: int
     """Counts the values that the pieces have held."""
     places: Callable[[int], Sequence[Tensor] | None]
-    """The flat pieces themselves, for a result to be put in the place of the value of that edition;
-    None if they hold another by now, or are not what a result can be written into."""
+    """The pieces themselves, for a result to be put in the place of the value of that edition; None
+    if they hold another by now, or are not what a result can be written into."""
 
 
 class Listener(Protocol):

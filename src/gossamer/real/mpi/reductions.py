@@ -61,7 +61,7 @@ class Reduction(ABC):
             self._edition = value.edition
             self._shape = torch.Size((value.count,))
             self.result, self.raw = pool.pair(value.count, value.kind)
-            value.write_into(self.result, 1.0)
+            value.write_into(value.cut(self.result), 1.0)
         else:
             self._shape = value.shape
             self.result, self.raw = pool.pair(value.numel(), value.dtype)
@@ -94,10 +94,8 @@ class Reduction(ABC):
         places = self._scattered.places(self._edition)
         if places is None:
             return None
-        at = 0
-        for place in places:
-            place.copy_(self.result[at : at + place.numel()])
-            at += place.numel()
+        for place, piece in zip(places, self._scattered.cut(self.result), strict=True):
+            place.copy_(piece)
         return self._scattered
 
 

@@ -7,6 +7,8 @@ from mmap import mmap
 import torch
 from torch import Tensor
 
+_TENSORS = 256
+
 
 class Memory:
     """Stays mapped for as long as anybody holds a view of it."""
@@ -15,6 +17,7 @@ class Memory:
         self.map = mmap(file, length)
         self._view = memoryview(self.map)
         self._bytes = torch.frombuffer(self.map, dtype=torch.uint8)
+        self._tensors: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def region(self, start: int, length: int) -> memoryview:
         return self._view[start : start + length]
@@ -23,4 +26,12 @@ class Memory:
         return self.region(start, 8 * count).cast("Q")
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        return self._bytes[start : start + count * dtype.itemsize].view(dtype)
+        """Few of them are asked for over and over: one object each."""
+        key = (start, count, dtype)
+        known = self._tensors.get(key)
+        if known is None:
+            if len(self._tensors) >= _TENSORS:
+                self._tensors.clear()
+            known = self._bytes[start : start + count * dtype.itemsize].view(dtype)
+            self._tensors[key] = known
+        return known

@@ -35,6 +35,7 @@ _BLOCK = 1 << 18
 _GROUP_BITS = 40
 _SEQUENCE_BITS = 24
 _LOOKS = 8
+_CUTS = 32
 PROCESSORS = os.cpu_count() or 1
 
 
@@ -107,6 +108,7 @@ class Reducing:
         self._cells = deque(range(CELLS))
         self._posted: list[_Operation] = []
         self._sequence: dict[tuple[int, ...], int] = {}
+        self._cuts: dict[tuple[int, int], tuple[Tensor, Sequence[Tensor]]] = {}
 
     def start(self, value: Tensor | Scattered, members: Sequence[int]) -> Pending[Tensor]:
         if not isinstance(value, Scattered):
@@ -126,7 +128,7 @@ class Reducing:
             own, cell = self._own, operation.cell
             target = own.memory.tensor(operation.offset, operation.count, operation.dtype)
             if isinstance(value, Scattered):
-                value.write_into(target, operation.scale)
+                value.write_into(self._cut(value, target), operation.scale)
             elif operation.scale == 1.0:
                 target.copy_(value.reshape(-1))
             else:
@@ -299,12 +301,20 @@ class Reducing:
         places = scattered.places(operation.edition)
         if places is None:
             return None
-        at = 0
-        for place in places:
-            end = at + place.numel()
-            _mean([value[at:end] for value in values], place, divisor)
-            at = end
+        pieces = [self._cut(scattered, value) for value in values]
+        for place, *parts in zip(places, *pieces, strict=True):
+            _mean(parts, place, divisor)
         return scattered
+
+    def _cut(self, scattered: Scattered, flat: Tensor) -> Sequence[Tensor]:
+        """The same few vectors are cut in every step; cutting one takes as long as adding it up."""
+        key = (id(scattered), flat.data_ptr())
+        known = self._cuts.get(key)
+        if known is None or known[0] is not flat:
+            if len(self._cuts) >= _CUTS:
+                self._cuts.clear()
+            known = self._cuts[key] = (flat, scattered.cut(flat))
+        return known[1]
 
     def _reduce_in_chunks(
         self, operation: _Operation, values: Sequence[Tensor], result: Tensor
@@ -361,7 +371,7 @@ def _whole(value: Tensor | Scattered) -> Tensor:
     if not isinstance(value, Scattered):
         return value.clone()
     whole = torch.empty(value.count, dtype=value.kind)
-    value.write_into(whole, 1.0)
+    value.write_into(value.cut(whole), 1.0)
     return whole
 
 
@@ -373,13 +383,17 @@ def _mean_of_range(
 
 def _mean(values: Sequence[Tensor], result: Tensor, divisor: float) -> None:
     """`rules.mean_in_order`, block by block: the sum is still in the cache to divide."""
-    for at in range(0, result.numel(), _BLOCK):
-        block = slice(at, at + _BLOCK)
-        if len(values) == 1:
-            total = result[block].copy_(values[0][block])
-        else:
-            total = torch.add(values[0][block], values[1][block], out=result[block])
-        for value in values[2:]:
-            total.add_(value[block])
-        if divisor != 1.0:
-            total.div_(divisor)
+    if result.numel() > _BLOCK:
+        flat = [value.view(-1) for value in values]
+        for at in range(0, result.numel(), _BLOCK):
+            block = slice(at, at + _BLOCK)
+            _mean([value[block] for value in flat], result.view(-1)[block], divisor)
+        return
+    if len(values) == 1:
+        result.copy_(values[0])
+    else:
+        torch.add(values[0], values[1], out=result)
+    for value in values[2:]:
+        result.add_(value)
+    if divisor != 1.0:
+        result.div_(divisor)
