@@ -6,7 +6,6 @@ In a process that torchrun, mpirun or srun has started, it is one of the workers
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -27,7 +26,6 @@ from gossamer.real.job import Diary, FileEntries, Job, StoreEntries
 from gossamer.real.launch import Launch, Launcher
 from gossamer.real.lone import LoneTransport
 from gossamer.real.part import work
-from gossamer.real.process import Ended, Process
 from gossamer.real.transport import Store
 from gossamer.resuming import resumption
 from gossamer.settings import Settings, make_settings
@@ -227,24 +225,6 @@ def launch(
     return result
 
 
-class _FollowedLauncher(Launcher):
-    """Tells of deaths, and can be ended from another thread."""
-
-    def __init__(self, launch: Launch) -> None:
-        super().__init__(launch)
-        self.deaths: list[int] = []
-
-    def _tell_others(self, process: Process, ended: Ended) -> None:
-        super()._tell_others(process, ended)
-        # Those who end because the run is being ended are no deaths.
-        if self._ending.status is None:
-            self.deaths.append(ended.rank)
-
-    def end(self) -> None:
-        """As Ctrl-C does."""
-        self._signals.append(signal.SIGINT)
-
-
 def _launched(
     settings: Settings, *, data: Path | str | None, injection: Injection, transport: str | None,
     folder: Path | None, on_row: Callable[[Row], None] | None, on_progress: Watch | None,
@@ -274,7 +254,7 @@ def _launched(
             environment=_variables(job),
         )  # fmt: skip
         diaries = [FileEntries(folder, rank) for rank in range(settings.cluster.workers)]
-        launcher = _FollowedLauncher(plan)
+        launcher = Launcher(plan)
         follower = Follower(
             folder, diaries, on_row, on_progress, callbacks=callbacks, deaths=launcher.deaths,
             on_failure=launcher.end,

@@ -20,9 +20,9 @@ from join_cases import batch, loss_of, net
 
 import gossamer
 from gossamer.following import Follower
-from gossamer.real.launch import Launch
+from gossamer.real.launch import Launch, Launcher
 from gossamer.real.telling import Telling
-from gossamer.train import _FollowedLauncher, train
+from gossamer.train import train
 from launching import WAIT, script
 
 pytestmark = pytest.mark.timeout(120)
@@ -280,10 +280,10 @@ def test_after_an_error_nothing_is_called_and_everything_is_noted(tmp_path: Path
 def test_the_launcher_counts_deaths_and_not_those_whom_it_ends(tmp_path: Path) -> None:
     """A worker that fails is one; those that are ended because a callback failed are none."""
     failing = script(tmp_path, "sys.exit(3 if rank == 1 else 0)")
-    launcher = _FollowedLauncher(Launch(failing, 2, transport="torch", tolerates_deaths=True))
+    launcher = Launcher(Launch(failing, 2, transport="torch", tolerates_deaths=True))
     launcher.run()
     assert launcher.deaths == [1]
-    waiting = _FollowedLauncher(Launch(script(tmp_path, WAIT), 2, transport="torch", grace_s=1.0))
+    waiting = Launcher(Launch(script(tmp_path, WAIT), 2, transport="torch", grace_s=1.0))
     waiting.end()
     assert waiting.run() == 128 + signal.SIGINT
     assert waiting.deaths == []

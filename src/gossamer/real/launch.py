@@ -119,6 +119,8 @@ class Launcher:
         self._pipes = selectors.DefaultSelector()
         self._segments: Segments | None = None
         self._signals: list[int] = []
+        self.deaths: list[int] = []
+        """Grows by the rank of each worker that dies or fails while the run goes on."""
         self._due = launch.injection.signals()
         self._explanation: Explanation | None = None
         self._is_over_deadline = False
@@ -148,6 +150,10 @@ class Launcher:
         for sentence in elsewhere:
             say(sentence)
         return status or (1 if elsewhere else 0)
+
+    def end(self) -> None:
+        """As Ctrl-C does; may be called by any thread."""
+        self._signals.append(signal.SIGINT)
 
     # ------------------------------------------------------------------ start
 
@@ -263,6 +269,7 @@ class Launcher:
             process.signal(signal.SIGKILL)
         if self._ending.status is not None:
             return
+        self.deaths.append(ended.rank)
         cause = ", as asked" if ended.is_planned else ""
         say(f"{ended}{cause}" + ("; the others go on" if self._launch.size > 1 else ""))
         if not self._output.shows(ended.rank) and not ended.is_planned:
