@@ -52,6 +52,13 @@ def test_the_growing_page_and_its_data_are_served(run: RunFolder) -> None:
         assert [method["label"] for method in data["methods"]] == ["ad_psgd"]
 
 
+def test_what_is_still_to_come_is_not_called_missing(run: RunFolder) -> None:
+    (run.path / "summary.json").unlink()
+    with LivePage(0) as page:
+        page.show(run)
+        assert json.loads(get(page, "/data.json")[1])["missing"] == []
+
+
 def test_before_the_run_has_begun_it_says_so(run: RunFolder) -> None:
     with LivePage(0) as page:
         status, text = get(page, "/")

@@ -65,7 +65,8 @@ def build_page(
         pictures=[picture for lab in labs for picture in lab.pictures],
         tables=[table for lab in labs for table in lab.tables],
         notices=[*gathered.notices, *_notices(folders, gathered)],
-        missing=_missing(folders, gathered),
+        # What a run that goes on has not written yet is not missing.
+        missing=[] if is_growing else _missing(folders, gathered),
     )
 
 
