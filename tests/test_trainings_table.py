@@ -213,7 +213,10 @@ REFUSED = {
     "tinny": "unknown table 'tinny'; did you mean 'tiny'?",
     "dc-asgd-cifar10": "task cifar10-resnet20 needs data",
     "delayed-gradients-sgd --epochs 3": "is one fixed grid; leave out --epochs, which dc-asgd",
-    "ad-psgd-speedup --jobs 3 --data x": "leave out --data, --jobs, which dc-asgd-cifar10, ",
+    "ad-psgd-speedup --jobs 3 --data x": (
+        "leave out --data, --jobs, which dc-asgd-cifar10, ad-psgd-cifar10, gossip-scaling, "
+        "gossip-scaling-digits, tiny take"
+    ),
 }
 
 

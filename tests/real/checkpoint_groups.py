@@ -9,12 +9,10 @@ The answer is one object per case: the uninterrupted run where it is asked for, 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from programs import run_program
 from train_groups import Group, become_worker, watch
 
 from gossamer.following import Follower
@@ -70,19 +69,8 @@ class Told:
 
 def run_cases(cases: Sequence[Case], limit_s: float = 110.0) -> list[Told]:
     """In a process of its own, gone afterwards with all that it started."""
-    running = subprocess.Popen(
-        [sys.executable, __file__, json.dumps([asdict(case) for case in cases])],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        # Unbuffered, Python drops what does not fit into the pipe at once.
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""},
-    )  # fmt: skip
-    try:
-        out, err = running.communicate(timeout=limit_s)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-    assert running.returncode == 0, err
-    return [Told(**answer) for answer in json.loads(out)]
+    printed = run_program(__file__, json.dumps([asdict(case) for case in cases]), limit_s=limit_s)
+    return [Told(**answer) for answer in json.loads(printed)]
 
 
 # ---------------------------------------------------------------------- in the program

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from join_cases import batch, loss_of, net, optimizer_of
+from programs import run_program
 from torch import nn
 
 import gossamer
@@ -84,25 +81,12 @@ def run_groups(tmp_path_factory: pytest.TempPathFactory) -> None:
     with (base / "join-groups.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not answer.exists():
-            answer.write_text(run_program())
+            answer.write_text(
+                run_program(
+                    Path(__file__).with_name("join_groups.py"), json.dumps(GROUPS), limit_s=270
+                )
+            )
     _found.update(zip(GROUPS, json.loads(answer.read_text()), strict=True))
-
-
-def run_program() -> str:
-    """What it prints; nobody whom it started is left."""
-    program = str(Path(__file__).parent / "join_groups.py")
-    process = subprocess.Popen(
-        [sys.executable, program, json.dumps(GROUPS)],
-        stdout=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, _ = process.communicate(timeout=270)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert process.returncode == 0
-    return out
 
 
 def answers(case: str, size: int, method: str) -> list[dict]:

@@ -7,8 +7,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from join_cases import batch, loss_of, net
+from programs import run_program
 
 import gossamer
 from gossamer.following import Follower
@@ -53,27 +52,13 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], di
     with (base / "callback-groups.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not answer.exists():
-            answer.write_text(run_program())
+            answer.write_text(
+                run_program(
+                    Path(__file__).with_name("callback_groups.py"), json.dumps(GROUPS), limit_s=110
+                )
+            )
     found = zip(GROUPS, json.loads(answer.read_text()), strict=True)
     return {(case, method): group for (case, _, method), group in found}
-
-
-def run_program() -> str:
-    """What it prints; nobody whom it started is left."""
-    program = str(Path(__file__).parent / "callback_groups.py")
-    process = subprocess.Popen(
-        [sys.executable, program, json.dumps(GROUPS)],
-        stdout=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    try:
-        out, _ = process.communicate(timeout=110)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert process.returncode == 0
-    return out
 
 
 def answers(groups: dict, case: str, method: str, lost: int | None = None) -> list[dict[str, Any]]:

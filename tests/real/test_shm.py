@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import run_program
 
 import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.errors import ConfigurationError
@@ -29,20 +28,7 @@ REDUCING = [law for law in SCENARIOS.values() if "reduce" in law.name]
 def run_groups(groups: Sequence[tuple[int, Sequence[str]]], processors: int) -> dict[str, Any]:
     """By one program, as if on so many processors; what its processes said, by scenario."""
     program = Path(__file__).with_name("shm_groups.py")
-    running = subprocess.Popen(
-        [sys.executable, str(program), json.dumps(groups), str(processors)],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        # Unbuffered, Python drops what does not fit into the pipe at once.
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""},
-    )
-    try:
-        output, _ = running.communicate(timeout=LIMIT_S)
-    finally:
-        try:
-            os.killpg(running.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # the usual case: everything has ended by itself
+    output = run_program(program, json.dumps(groups), str(processors), limit_s=LIMIT_S)
     return {
         name: answer
         for (_, names), answer in zip(groups, json.loads(output), strict=True)

@@ -9,11 +9,9 @@ The answer is one object per run: how each process ended, the summary, and what 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from programs import run_program
 
 from gossamer.following import Follower
 from gossamer.real import pace, program
@@ -72,19 +71,8 @@ class Ran:
 
 def run_groups(groups: Sequence[Group], limit_s: float = 110.0) -> list[Ran]:
     """In a process of its own, gone afterwards with all that it started."""
-    running = subprocess.Popen(
-        [sys.executable, __file__, json.dumps([asdict(group) for group in groups])],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        # Unbuffered, Python drops what does not fit into the pipe at once.
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""},
-    )  # fmt: skip
-    try:
-        out, err = running.communicate(timeout=limit_s)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-    assert running.returncode == 0, err
-    return [Ran(**answer) for answer in json.loads(out)]
+    printed = run_program(__file__, json.dumps([asdict(one) for one in groups]), limit_s=limit_s)
+    return [Ran(**answer) for answer in json.loads(printed)]
 
 
 # ---------------------------------------------------------------------- in the program

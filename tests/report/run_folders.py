@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hypothesis import settings
+
 from gossamer.settings import make_settings
 from gossamer.sim.cluster import load_cluster
 from gossamer.sim.faults import parse_fault
@@ -13,6 +15,17 @@ from support import digits
 
 Row = dict[str, Any]
 WORKERS = 4
+few = settings(max_examples=25, deadline=None)
+
+
+def strict(data) -> str:
+    """As JSON has it: neither NaN nor infinity."""
+    return json.dumps(data, allow_nan=False)
+
+
+def method_of(data, label):
+    (found,) = [method for method in data["methods"] if method["label"] == label]
+    return found
 
 
 def settings_of(method: str = "ad_psgd", *, cluster: str = "equal-8", faults=(), **choices) -> Row:

@@ -6,13 +6,13 @@ import json
 import shutil
 
 import pytest
-from hypothesis import settings
 from run_folders import (
-    SLOPES,
     WORKERS,
+    method_of,
     rising,
     row,
     settings_of,
+    strict,
     write,
     write_comparison,
     write_run,
@@ -23,24 +23,6 @@ from gossamer.errors import ConfigurationError
 from gossamer.report.build import build_page, report_data
 from gossamer.report.runs import Folder, run_of
 from gossamer.report.statistics import arrival, seconds_to
-
-few = settings(max_examples=25, deadline=None)
-
-
-def strict(data) -> str:
-    """As JSON has it: neither NaN nor infinity."""
-    return json.dumps(data, allow_nan=False)
-
-
-def method_of(data, label):
-    (found,) = [method for method in data["methods"] if method["label"] == label]
-    return found
-
-
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    return write_comparison(tmp_path_factory.mktemp("runs") / "compared", SLOPES)
-
 
 # ---------------------------------------------------------------------- whole folders
 

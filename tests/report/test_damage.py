@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from run_folders import (
     SLOPES,
+    few,
+    method_of,
     rising,
     settings_of,
+    strict,
     write,
     write_comparison,
     write_run,
@@ -19,19 +22,6 @@ from run_folders import (
 
 from gossamer.report.build import report_data
 from gossamer.report.runs import read_folder
-
-few = settings(max_examples=25, deadline=None)
-
-
-def strict(data) -> str:
-    """As JSON has it: neither NaN nor infinity."""
-    return json.dumps(data, allow_nan=False)
-
-
-def method_of(data, label):
-    (found,) = [method for method in data["methods"] if method["label"] == label]
-    return found
-
 
 # ---------------------------------------------------------------------- damage
 

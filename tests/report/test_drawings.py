@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from hypothesis import settings
 from run_folders import (
-    SLOPES,
     rising,
     settings_of,
+    strict,
     write,
-    write_comparison,
     write_run,
 )
 
 from gossamer.methods import METHODS
 from gossamer.report.build import report_data
 from gossamer.report.drawn_topology import drawn_topology
-
-few = settings(max_examples=25, deadline=None)
-
-
-def strict(data) -> str:
-    """As JSON has it: neither NaN nor infinity."""
-    return json.dumps(data, allow_nan=False)
-
-
-def method_of(data, label):
-    (found,) = [method for method in data["methods"] if method["label"] == label]
-    return found
-
-
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    return write_comparison(tmp_path_factory.mktemp("runs") / "compared", SLOPES)
-
 
 # ---------------------------------------------------------------------- drawings
 

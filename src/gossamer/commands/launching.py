@@ -14,6 +14,14 @@ from gossamer.sim.faults import FOREVER, parse_fault
 CountOption = Annotated[
     int, typer.Option("-n", "--workers", help="Workers on this host, a process each.")
 ]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        "--workers",
+        help="A process each on this host: 2, or as many as torchrun or mpirun has started.",
+    ),
+]
 TransportOption = Annotated[
     str | None, typer.Option("--transport", help="shm or torch; by default what suits.")
 ]

@@ -32,14 +32,6 @@ _INTERRUPTED = 130
 _LEAST_S = 1.0
 _MOST_S = 3600.0
 
-WorkersOption = Annotated[
-    int | None,
-    typer.Option(
-        "-n",
-        "--workers",
-        help="A process each on this host: 2, or as many as torchrun or mpirun has started.",
-    ),
-]
 TransportOption = Annotated[
     str | None, typer.Option("--transport", help="shm, torch or mpi; by default what suits.")
 ]
@@ -53,7 +45,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if 
 
 
 def probe(
-    workers: WorkersOption = None,
+    workers: launching.ProcessesOption = None,
     task: given.TaskOption = "digits-mlp",
     transport: TransportOption = None,
     seconds: SecondsOption = 20.0,

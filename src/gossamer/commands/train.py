@@ -43,14 +43,6 @@ _INTERRUPTED = 130
 MethodOption = Annotated[
     str, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
 ]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option(
-        "-n",
-        "--workers",
-        help="A process each on this host: 2, or as many as torchrun or mpirun has started.",
-    ),
-]
 RateOption = Annotated[
     float | None, typer.Option("--lr", help="Learning rate; default: the task's.")
 ]
@@ -83,7 +75,7 @@ def train(
     context: typer.Context,
     method: MethodOption = "ad_psgd",
     task: given.TaskOption = "digits-mlp",
-    workers: WorkersOption = None,
+    workers: launching.ProcessesOption = None,
     transport: launching.TransportOption = None,
     slow: launching.AlwaysSlowOption = None,
     pause: given.PauseOption = None,
