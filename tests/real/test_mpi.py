@@ -18,7 +18,7 @@ MPIRUN = Path(sys.executable).with_name("mpirun")
 LIMIT_S = 100
 TOGETHER = [law.name for law in SCENARIOS.values() if not law.apart]
 APART = [law for law in SCENARIOS.values() if law.apart and not law.victims]
-DEATHS = [law.name for law in SCENARIOS.values() if law.victims]
+# Of deaths there is no law here: MPI ends the whole job when a process dies (test_deaths.py).
 OWN = [
     "scenario_memory_is_used_again_once_nobody_refers_to_it",
     "scenario_results_leave_no_circles_behind",
@@ -111,9 +111,3 @@ def test_a_process_that_fails_ends_the_job() -> None:
     assert code != 0
     assert "a bug in somebody's program" in written
     assert "passed" not in written
-
-
-@pytest.mark.parametrize("name", DEATHS)
-def test_mpi_survives_a_death(name: str) -> None:
-    """It does not: skipped here, so that the list of laws stays whole."""
-    pytest.skip("MPI ends the whole job when a process dies")

@@ -9,7 +9,7 @@ from pathlib import Path
 from gossamer.lab.pictures import Words
 from gossamer.reproductions.curves import Line, error_curves
 from gossamer.reproductions.shapes import Margin, Number, accuracy, accuracy_of, alike, judged, less
-from gossamer.reproductions.table import Cell, PublishedTable, Trainings
+from gossamer.reproductions.table import Cell, PublishedTable, Trainings, largest_deviation
 from gossamer.reproductions.trainings import Problem, Trained, Training
 from gossamer.sim.cluster import load_cluster
 
@@ -81,16 +81,7 @@ def verdict(cells: list[Cell]) -> str:
         ),
         below(_EAMSGD, _ALL_REDUCE),
     ]
-    apart = [
-        (cell.ours - cell.published, cell)
-        for cell in cells
-        if cell.published is not None and not math.isnan(cell.ours)
-    ]
-    if apart:
-        points, worst = max(apart, key=lambda pair: abs(pair[0]))
-        lines.append(
-            f"largest deviation of {len(apart)} cells: {points:+.2f} points ({worst.column})"
-        )
+    lines += largest_deviation(cells)
     lines.append(
         f"one seed; accuracies within {_MARGIN.absolute:g} points count as equal; published "
         f"figures: {_MEMORY}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gossamer.lab.pictures import Words
 from gossamer.reproductions.curves import Line, error_curves
-from gossamer.reproductions.table import Cell, PublishedTable, Trainings
+from gossamer.reproductions.table import Cell, PublishedTable, Trainings, largest_deviation
 from gossamer.reproductions.trainings import Problem, Trained, Training, error_of
 from gossamer.sim.cluster import Cluster, Compute
 
@@ -93,17 +93,7 @@ def verdict(cells: list[Cell]) -> str:
         order = " < ".join(name for name, _ in known)
         holds = "holds" if not wrong else f"does not hold ({', '.join(wrong)})"
         lines.append(f"{row}: the published order of the errors, {order}, {holds}")
-    apart = [
-        (cell.ours - cell.published, cell)
-        for cell in cells
-        if cell.published is not None and not math.isnan(cell.ours)
-    ]
-    if apart:
-        points, worst = max(apart, key=lambda pair: abs(pair[0]))
-        lines.append(
-            f"largest deviation of {len(apart)} cells: {points:+.2f} points "
-            f"({worst.row}, {worst.column})"
-        )
+    lines += largest_deviation(cells)
     lines.append(
         "one seed; how far seeds differ was not measured here, so an order that rests on a few "
         "tenths of a point may be chance"

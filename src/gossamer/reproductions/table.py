@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,3 +96,17 @@ class PublishedTable:
     """Instead of `compute`, for a table that takes long and needs data: one laboratory grid."""
     trainings: Trainings | None = None
     """Instead of both, for a table whose cells are simulated trainings, each on its own."""
+
+
+def largest_deviation(cells: Sequence[Cell]) -> list[str]:
+    """One sentence on cells in percent, or none where nothing can be compared."""
+    apart = [
+        (cell.ours - cell.published, cell)
+        for cell in cells
+        if cell.published is not None and not math.isnan(cell.ours)
+    ]
+    if not apart:
+        return []
+    points, worst = max(apart, key=lambda pair: abs(pair[0]))
+    where = f"{worst.row}, {worst.column}"
+    return [f"largest deviation of {len(apart)} cells: {points:+.2f} points ({where})"]
