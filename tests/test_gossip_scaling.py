@@ -300,6 +300,6 @@ def test_the_verdict_holds_every_order_against_ours() -> None:
     worse = said(AD_PSGD=90.5, EAMSGD=math.nan)
     assert worse[0].startswith(f"AllReduce below AD-PSGD: {OPEN}")
     assert worse[2].startswith(f"EAMSGD below AD-PSGD: {AGREES}")
-    assert "largest deviation of 3 cells: -0.99 points (AD-PSGD)" in worse[5]
+    assert "largest deviation of 3 cells: -0.99 points (16 workers, AD-PSGD)" in worse[5]
     assert f"D-PSGD as good as AllReduce: {DIFFERS}" in said(D_PSGD=85.0)[3]
     assert "from memory" in ad_psgd_verdict([])
