@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from real_loops import get, own_window
 from real_models import REPLICA_NUMEL
+from timing import synchronise
 
 from gossamer.pending import Pending
 from gossamer.real.driver import Driver
@@ -26,7 +27,7 @@ def exchange_times(worker: JoinedWorker, rounds: int) -> dict[str, list[float]]:
     assert coupling is not None
     driver = Driver(StopToken())
     transport, replica = coupling.transport, coupling.replica
-    mine, theirs = torch.ones(REPLICA_NUMEL), torch.ones(REPLICA_NUMEL)
+    mine, theirs = (torch.ones(REPLICA_NUMEL, device=replica.window.device) for _ in range(2))
 
     def done(pending: Pending[Any]) -> Any:
         driver.wait(pending)
@@ -54,8 +55,10 @@ def exchange_times(worker: JoinedWorker, rounds: int) -> dict[str, list[float]]:
 
 
 def _milliseconds(work: Callable[[], object]) -> float:
+    synchronise()
     began = time.perf_counter_ns()
     work()
+    synchronise()
     return (time.perf_counter_ns() - began) / 1e6
 
 

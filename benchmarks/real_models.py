@@ -24,7 +24,11 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
-_MODELS = {"mlp": (mlp, (784,), 32), "resnet18": (resnet18, (3, 32, 32), 16)}
+_MODELS = {
+    "mlp": (mlp, (784,), 32),
+    "resnet18": (resnet18, (3, 32, 32), 16),
+    "resnet18-128": (resnet18, (3, 32, 32), 128),
+}
 
 
 class Problem:

@@ -6,6 +6,7 @@ from typing import Any
 
 _TITLES = {
     "mlp": "MLP 784-256-10, batch 32", "resnet18": "ResNet-18, 11.2M parameters, batch 16",
+    "resnet18-128": "ResNet-18, batch 128",
 }  # fmt: skip
 _EXCHANGED = {
     "lerp": "`lerp_` of two vectors, one thread", "raw": "the engine bare, one way",

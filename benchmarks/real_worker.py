@@ -143,7 +143,7 @@ def main() -> None:
     rank = discover().rank
     with contextlib.ExitStack() as stack:
         if arguments.kind == "exchange":
-            flat = Flat()
+            flat = Flat().to(device)
             optimizer = torch.optim.SGD(flat.parameters(), lr=0.0)
             worker = stack.enter_context(_joined(arguments, flat, optimizer))
             conductor = Conductor(arguments.conductor, rank)

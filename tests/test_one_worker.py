@@ -142,7 +142,8 @@ def eamsgd() -> Tensor:
         if step % 3 == 0:
             pull = 0.4 * (x - centre)
             x, centre = x - pull, centre + pull
-        gradient = plain.flat_gradient(point + 0.8 * velocity, batch)
+        ahead = point + 0.8 * velocity
+        gradient = plain.flat_gradient(ahead, batch) + DECAY * ahead
         velocity = 0.8 * velocity - RATE * gradient
         x = x + velocity
     return centre

@@ -117,7 +117,7 @@ def test_epochs_shrink_the_trainings_and_quick_leaves_some_out() -> None:
     said = reproduce("--quick", "--runs", "none")
     assert places(said.json) == [("1 worker", "alone")]
     assert said.json["epochs"] == 0.5
-    assert "0.5 epochs (in full: 2), 1 cells of 3" in said.out
+    assert "0.5 epochs (in full: 2), 1 cell of 3" in said.out
     assert reproduce("--quick", "--epochs", "1", "--runs", "none").json["epochs"] == 1
 
 

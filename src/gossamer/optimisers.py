@@ -72,13 +72,17 @@ class Optimiser(ABC):
                 gradients = self._decay_(parameters, gradients, learning_rate)
                 self._update_(parameters, gradients, state, steps, learning_rate)
 
+    def penalised(self, gradients: Tensor, parameters: Tensor) -> Tensor:
+        """The gradients with those of an L2 penalty of `weight_decay` added."""
+        if self.weight_decay == 0.0:
+            return gradients
+        return gradients.add(parameters, alpha=self.weight_decay)
+
     def _decay_(
         self, parameters: Tensor, gradients: Tensor, learning_rate: float | Tensor
     ) -> Tensor:
         """Apply the weight decay and return the gradients to go on with: here, of an L2 penalty."""
-        if self.weight_decay == 0.0:
-            return gradients
-        return gradients.add(parameters, alpha=self.weight_decay)
+        return self.penalised(gradients, parameters)
 
     @abstractmethod
     def _update_(

@@ -138,7 +138,7 @@ def _encode_field(value: object) -> list[bytes | memoryview]:
         text = value.encode()
         return [struct.pack("<BI", _TEXT, len(text)) + text]
     if isinstance(value, Tensor) and value.dtype in _CODES:
-        flat = value.detach().cpu().contiguous().reshape(-1)
+        flat = _on_host(value.detach()).contiguous().reshape(-1)
         if flat.numel() <= 1:
             # A slice of one element or none counts as contiguous whatever its stride.
             flat = flat.clone(memory_format=torch.contiguous_format)
@@ -146,6 +146,13 @@ def _encode_field(value: object) -> list[bytes | memoryview]:
         sizes = struct.pack(f"<{value.dim()}q", *value.shape)
         return [head + sizes, flat.view(torch.uint8).numpy().data]
     raise _cannot_travel(value)
+
+
+def _on_host(value: Tensor) -> Tensor:
+    """Pinned where it comes from a GPU: it is copied several times faster."""
+    if not value.is_cuda:
+        return value.cpu()
+    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value)
 
 
 def _cannot_travel(value: object) -> ProtocolError:

@@ -1,4 +1,4 @@
-"""Times and bandwidths as people write them: 50us, 2.5s, 10Gbit, 1.25GB."""
+"""Times, bandwidths and counts as people write them: 50us, 2.5s, 10Gbit, 1.25GB, 1 epoch."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ def bytes_per_second(text: str | float, where: str) -> float:
 def number(text: str) -> float | None:
     """A plain number without a sign, None where the text is none."""
     return float(text) if re.fullmatch(_NUMBER, text.strip()) else None
+
+
+def counted(count: float, noun: str, several: str = "") -> str:
+    """A number with its noun: 1 epoch, 0.5 epochs, 16 workers, 2 processes."""
+    shown = str(count) if isinstance(count, int) else f"{count:g}"
+    return f"{shown} {noun if count == 1 else several or noun + 's'}"
 
 
 def _written(value: object) -> str:

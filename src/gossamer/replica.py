@@ -65,6 +65,11 @@ class Replica(Protocol):
         """
         ...
 
+    def penalised(self, gradient: Tensor, at: Tensor) -> Tensor:
+        """The gradient, taken at that point, with the optimiser's weight decay added as torch's SGD
+        adds it: for a method that descends by itself. `descend_` has its own."""
+        ...
+
     def optimiser_state(self) -> Tensor:
         """The optimiser's vectors, one after the other, as one flat copy (empty for plain SGD)."""
         ...

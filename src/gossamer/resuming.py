@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import ConfigurationError
+from gossamer.outer import outer_job
 from gossamer.real import checkpoint
 from gossamer.real.checkpoint import Checkpoint
+from gossamer.real.environment import LAUNCHERS
 from gossamer.real.job import Job
 from gossamer.real.output import say
 from gossamer.sim.simulation import Row
@@ -52,7 +54,8 @@ def kept_choices(folder: Path) -> dict[str, Any]:
     kept: dict[str, Any] = {name: getattr(job, name) for name in names}
     if job.data is not None:
         kept["data"] = Path(job.data)
-    return kept | {"lr": job.learning_rate, "workers": found.size}
+    # How many workers there are is a launcher's to say, if another one has started them.
+    return kept | {"lr": job.learning_rate, "workers": None if outer_job() else found.size}
 
 
 def newest(folder: Path, *, is_silent: bool = True) -> Checkpoint:
@@ -68,11 +71,13 @@ def newest(folder: Path, *, is_silent: bool = True) -> Checkpoint:
 def resumption(folder: Path, job: Job, workers: int) -> Resumption:
     """Check that it is the same run, and clear away what it will write again."""
     found = newest(folder, is_silent=False)
-    _check_same(folder, kept_job(folder), job)
     if found.size != workers:
-        raise ConfigurationError(
-            f"the run in {folder} has {found.size} workers, got -n {workers}; leave it out"
-        )
+        here = outer_job()
+        got = f"got -n {workers}; leave it out"
+        if here is not None:
+            got = f"but {LAUNCHERS[here.kind]} has started {workers}; start {found.size}"
+        raise ConfigurationError(f"the run in {folder} has {found.size} workers, {got}")
+    _check_same(folder, kept_job(folder), job)
     _tell(found)
     checkpoint.forget_newer(folder / "checkpoint", found)
     for stale in (folder / "workers").glob("*"):

@@ -1,14 +1,15 @@
 """The second door on real workers: `train` runs a method on processes of this machine.
 
-In a process that torchrun, mpirun or srun has started, it is one of the workers of that job.
+In a process that torchrun, mpirun, srun or `gossamer run` has started, it is one of the workers of
+that job.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,16 +18,15 @@ from typing import Any
 from gossamer.callbacks import Callback
 from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.following import Follower, TrainingResult, Watch
-from gossamer.methods import MethodSpec
+from gossamer.methods import MethodSpec, parse_method
+from gossamer.outer import meet, outer_job
 from gossamer.real import checkpoint
 from gossamer.real.checkpointing import Every
-from gossamer.real.environment import LAUNCHERS, Environment, connect, discover
+from gossamer.real.environment import LAUNCHERS
 from gossamer.real.injection import Injection
 from gossamer.real.job import Diary, FileEntries, Job, StoreEntries
 from gossamer.real.launch import Launch, Launcher
-from gossamer.real.lone import LoneTransport
 from gossamer.real.part import work
-from gossamer.real.transport import Store
 from gossamer.resuming import resumption
 from gossamer.settings import Settings, make_settings
 from gossamer.sim.cluster import Cluster
@@ -36,7 +36,6 @@ _DEFAULT_WORKERS = 2
 _PROGRAM = (sys.executable, "-m", "gossamer.real.program")
 _LOOK_S = 0.5
 """How often worker 0 looks in the store for what the others wrote."""
-_FAREWELL_S = 5.0
 
 
 def train(
@@ -59,11 +58,12 @@ def train(
 ) -> TrainingResult:
     """Train on that many processes of this machine (2); `choices` as for `simulate`.
 
-    The method's text is the one that `simulate` runs in virtual time. Under torchrun, mpirun or
-    srun every process calls this, and all get a summary; worker 0 has the parameters.
+    The method's text is the one that `simulate` runs in virtual time. Under torchrun, mpirun, srun
+    or `gossamer run` every process calls this, and all get a summary; worker 0 has the parameters.
 
     `checkpoint_every`, such as "60s" or "100steps", writes checkpoints into `folder`; `resume` is
-    such a folder, whose run goes on from the newest one with the same choices.
+    such a folder, whose run goes on from the newest one with the same choices. Under another
+    launcher the folder is worker 0's, and all hosts must see it.
 
     `callbacks` are called in this process, from what the workers write down: every evaluation, a
     step now and then, deaths, checkpoints; all of these in a thread of their own, one at a time.
@@ -73,9 +73,10 @@ def train(
     if resume is not None:
         folder = Path(resume)
     count = number_of_workers(workers)
-    settings = make_settings(task, method, Cluster(workers=count), data=data, **choices)
-    check(settings, transport=transport, injection=injection, deadline=deadline)
-    check_checkpoints(checkpoint_every, resume, folder, record=record)
+    settings = make_settings(task, method, cluster_here(count), data=data, **choices)
+    check(settings, injection, transport=transport, deadline=deadline, record=record)
+    groups = settings.method.groups
+    check_checkpoints(checkpoint_every, resume, folder, record=record, groups=groups)
     result = launch(
         settings, data=data, injection=injection, transport=transport, folder=folder,
         on_row=on_row, on_progress=on_progress, deadline=deadline, record=record,
@@ -86,12 +87,6 @@ def train(
     if result.status != 0:
         raise RunFailed(result.failure or f"its workers ended with exit code {result.status}")
     return result
-
-
-def outer_job() -> Environment | None:
-    """The job of another launcher that this process is a worker of."""
-    here = discover()
-    return here if here.size > 1 and here.kind != "gossamer" else None
 
 
 def number_of_workers(asked: int | None) -> int:
@@ -108,16 +103,21 @@ def number_of_workers(asked: int | None) -> int:
     return here.size
 
 
+def cluster_here(workers: int, name: str = "custom") -> Cluster:
+    """So many processes: of this machine, or as many on each as the launcher has started here."""
+    here = outer_job()
+    on_one = workers if here is None else here.local_size
+    return Cluster(workers=workers, workers_per_machine=on_one, name=name)
+
+
 def check(
-    settings: Settings, *, transport: str | None, injection: Injection | None,
-    deadline: float | None,
+    settings: Settings, injection: Injection | None, *, transport: str | None,
+    deadline: float | None, record: bool,
 ) -> None:  # fmt: skip
-    """Refuse what could not be started, before anything is written."""
+    """Refuse what could not be started or replayed, before anything is written."""
     workers, faults, here = settings.cluster.workers, injection or Injection(), outer_job()
-    if settings.method.groups:
-        raise ConfigurationError(
-            "groups= is simulated only; on real workers leave it out, or use gossamer simulate"
-        )
+    if record:
+        _check_recordable(settings, transport, faults)
     if here is None:
         if transport == "mpi":
             raise ConfigurationError(
@@ -128,17 +128,24 @@ def check(
         return
     faults.check(workers)
     if faults.kills or faults.pauses or deadline is not None:
+        instead = "give them to it" if here.kind == "gossamer" else "leave them out"
         raise ConfigurationError(
-            f"--kill, --pause and --deadline need workers that gossamer starts itself, but "
-            f"{LAUNCHERS[here.kind]} has started these; leave them out"
+            f"--kill, --pause and --deadline need workers that gossamer train starts itself, but "
+            f"{LAUNCHERS[here.kind]} has started these; {instead}"
+        )
+    if here.method is not None and parse_method(here.method) != settings.method:
+        raise ConfigurationError(
+            f"the workers were started for {here.method}, got --method {settings.method}; give "
+            "gossamer train the method and its launcher none"
         )
 
 
-def check_recordable(settings: Settings, transport: str | None, injection: Injection) -> None:
-    """Refuse what could not be replayed, before anything is written."""
+def _check_recordable(settings: Settings, transport: str | None, injection: Injection) -> None:
     reason = None
     if settings.method.method.name == "hogwild":
         reason = "hogwild updates land in pieces without any order; use another method"
+    elif settings.method.groups:
+        reason = "a group computes its gradients outside of the recorded order; leave out groups="
     elif transport not in (None, "shm"):
         reason = (
             f"the order of events is kept on shared memory only; leave out --transport {transport}"
@@ -147,27 +154,32 @@ def check_recordable(settings: Settings, transport: str | None, injection: Injec
         reason = "its workers must share memory; use `gossamer train` without another launcher"
     elif injection.kills:
         reason = "a death leaves memory in a state that no record knows; leave out --kill"
+    elif injection.links.is_shaped:
+        reason = (
+            "what slow links keep back is not in the record; leave out --bandwidth, --latency, "
+            "--slow-link and --delay"
+        )
     if reason is not None:
         raise ConfigurationError(f"this run cannot be recorded: {reason}")
 
 
 def check_checkpoints(
-    every: str | None, resume: Path | str | None, folder: Path | None, *, record: bool
-) -> None:
+    every: str | None, resume: Path | str | None, folder: Path | None, *, record: bool,
+    groups: int | str = 0,
+) -> None:  # fmt: skip
     """Refuse what could not be kept or gone on from, before anything is written."""
     if every is None and resume is None:
         return
     checkpoint.require_safetensors()
     if every is not None:
         Every.parse(every)
-    here = outer_job()
     reason = None
     if folder is None:
         reason = "they need a run folder; leave out --runs none"
     elif record:
         reason = "a recorded run is replayed from its beginning; leave out --record"
-    elif here is not None:
-        reason = f"they need workers that gossamer starts itself, not {LAUNCHERS[here.kind]}"
+    elif groups:
+        reason = "the members of a group have no steps of their own to cut at; leave out groups="
     if reason is not None:
         raise ConfigurationError(f"checkpoints cannot be kept: {reason}")
 
@@ -234,19 +246,16 @@ def _launched(
     with ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-")))
-        if record:
-            check_recordable(settings, transport, injection)
-        job = job_of(
-            settings, settings.task.name, data, folder, record=record,
-            checkpoint_every=checkpoint_every,
+        prepare = functools.partial(
+            _prepared, settings, data=data, record=record, checkpoint_every=checkpoint_every,
+            is_resumed=is_resumed,
         )  # fmt: skip
-        history: list[Row] = []
-        if is_resumed:
-            resumed = resumption(folder, job, settings.cluster.workers)
-            job, history = resumed.job, resumed.history
-        (folder / "job.json").write_text(job.to_json() + "\n", encoding="utf-8")
         if outer_job() is not None:
-            return _take_part(settings, job, injection, transport, on_row, on_progress, callbacks)
+            return _take_part(
+                settings, prepare, injection=injection, transport=transport, data=data,
+                folder=folder, on_row=on_row, on_progress=on_progress, callbacks=callbacks,
+            )  # fmt: skip
+        job, history = prepare(folder)
         plan = Launch(
             _PROGRAM, settings.cluster.workers,
             transport=transport, method=job.method, seed=job.seed, folder=folder,
@@ -266,6 +275,26 @@ def _launched(
         return follower.result(settings, status)
 
 
+def _prepared(
+    settings: Settings, folder: Path, *, data: Path | str | None, record: bool,
+    checkpoint_every: str | None, is_resumed: bool,
+) -> tuple[Job, list[Row]]:  # fmt: skip
+    """What the workers are to do, kept in the folder, and the rows of a run that goes on."""
+    job = job_of(
+        settings, settings.task.name, data, folder, record=record,
+        checkpoint_every=checkpoint_every,
+    )  # fmt: skip
+    history: list[Row] = []
+    if is_resumed:
+        resumed = resumption(folder, job, settings.cluster.workers)
+        job, history = resumed.job, resumed.history
+    # Beside and renamed: a run that is killed here must stay one that can be resumed.
+    part = folder / ".job.json"
+    part.write_text(job.to_json() + "\n", encoding="utf-8")
+    part.replace(folder / "job.json")
+    return job, history
+
+
 def _variables(job: Job) -> dict[str, str]:
     given = {"GOSSAMER_JOB": job.to_json(), "OMP_NUM_THREADS": str(job.threads)}
     if "GOSSAMER_REDUCTION" in os.environ:
@@ -274,38 +303,37 @@ def _variables(job: Job) -> dict[str, str]:
 
 
 def _take_part(
-    settings: Settings, job: Job, injection: Injection, name: str | None,
+    settings: Settings, prepare: Callable[[Path], tuple[Job, list[Row]]], *,
+    injection: Injection, transport: str | None, data: Path | str | None, folder: Path,
     on_row: Callable[[Row], None] | None, on_progress: Watch | None,
     callbacks: Sequence[Callback],
 ) -> TrainingResult:  # fmt: skip
     """Be one worker of a job; what all of them write goes through the store."""
-    os.environ["GOSSAMER_FAULTS"] = injection.to_json()
-    transport = connect(name) or LoneTransport()
-    rank, store = transport.rank, transport.store
-    folder = Path(job.folder)
+    company, connection = meet(transport, injection)
+    rank, history = company.rank, list[Row]()
+
+    def decided() -> Job:
+        job, rows = prepare(folder)
+        history.extend(rows)
+        return job
+
+    job = company.decide(decided) if rank == 0 else company.be_told(folder, data)
+    place = Path(job.folder)
+    diary = Diary(job.folder, rank, company.store)
     diaries = [
-        FileEntries(folder, rank) if other == rank else StoreEntries(store, other)
-        for other in range(transport.size)
+        FileEntries(place, rank) if other == rank else StoreEntries(company.store, other)
+        for other in range(connection.size)
     ]
-    diary = Diary(job.folder, rank, store)
     with ExitStack() as stack:
         if rank != 0:
             # These stay silent and look once, at the end.
-            follower = Follower(folder, diaries)
+            follower = Follower(place, diaries)
         else:
-            follower = Follower(folder, diaries, on_row, on_progress, _LOOK_S, callbacks)
+            follower = Follower(place, diaries, on_row, on_progress, _LOOK_S, callbacks)
+            follower.rows = history
             stack.enter_context(follower)
-        status = work(job, transport, diary)
+        status = work(job, connection, diary)
         follower.catch_up()
         if status == 0:
-            _leave_together(store, rank, len(follower.books))
+            company.leave(len(follower.books))
         return follower.result(settings, status)
-
-
-def _leave_together(store: Store, rank: int, living: int) -> None:
-    """Where worker 0 keeps the store, it stays until the others have read it."""
-    there = store.add("diary/read", 1)
-    until = time.monotonic() + _FAREWELL_S
-    while rank == 0 and there < living and time.monotonic() < until:
-        time.sleep(0.01)
-        there = store.add("diary/read", 0)

@@ -43,6 +43,7 @@ def test_advice_is_a_ranking_a_reason_and_a_command(tmp_path: Path) -> None:
     assert len(list(folder.glob("*-seed*/metrics.jsonl"))) == 3 * 2
     page = (folder / "report.html").read_text()
     assert "What would change the answer" in page
+    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_same_seed_prints_the_same_ranking() -> None:

@@ -2,9 +2,10 @@
 
 A program of its own, so that torch is imported once and every process is a fork of it:
 
-    python tests/real/shm_groups.py '[[3, ["scenario_a", "scenario_b"]], [2, ["scenario_c"]]]' 1
+    python tests/real/shm_groups.py '[[3, ["scenario_a", "scenario_b"]], [2, ["scenario_c"]]]' 1 cpu
 
-The 1 is on how many processors it believes to be. The answer is one object per group: how each
+The 1 is on how many processors it believes to be; with "gpu" main memory stands in for that of a
+GPU which all processes share. The answer is one object per group: how each
 process ended, and what it wrote.
 """
 
@@ -23,8 +24,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from main_memory import MainMemory
+
 import transport_scenarios  # noqa: F401  # fills the table
-from gossamer.real.shm import Segments, ShmTransport, create_segments, reducing
+from gossamer.real.shm import Segments, ShmTransport, create_segments, operation, transport
 from gossamer.real.store import serve
 from transport_tools import run_group
 
@@ -85,7 +88,9 @@ def run(size: int, names: list[str], folder: Path) -> dict[str, object]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    reducing.PROCESSORS = int(sys.argv[2])
+    operation.PROCESSORS = int(sys.argv[2])
     with tempfile.TemporaryDirectory() as place:
+        if sys.argv[3] == "gpu":
+            transport.gpu_for = lambda device: MainMemory(Path(place))
         answers = [run(size, names, Path(place)) for size, names in json.loads(sys.argv[1])]
     print(json.dumps(answers))

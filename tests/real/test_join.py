@@ -293,7 +293,7 @@ def test_bad_choices_are_refused_before_anything_starts(monkeypatch: pytest.Monk
     monkeypatch.delenv("GOSSAMER_METHOD", raising=False)
     refused("no method was given; write join", transport=Alone())
     refused("did you mean 'ad_psgd'", method="ad_psg")
-    refused("groups works in the simulator only", method="all_reduce:groups=2", transport=Alone())
+    refused("got groups=3 for 2 workers", method="all_reduce:groups=3", transport=Alone())
     compiled = net(0)
     compiled._orig_mod = None
     refused("already compiled", compiled, method="easgd")

@@ -25,10 +25,12 @@ LIMIT_S = 110
 REDUCING = [law for law in SCENARIOS.values() if "reduce" in law.name]
 
 
-def run_groups(groups: Sequence[tuple[int, Sequence[str]]], processors: int) -> dict[str, Any]:
+def run_groups(
+    groups: Sequence[tuple[int, Sequence[str]]], processors: int, values_on: str = "cpu"
+) -> dict[str, Any]:
     """By one program, as if on so many processors; what its processes said, by scenario."""
     program = Path(__file__).with_name("shm_groups.py")
-    output = run_program(program, json.dumps(groups), str(processors), limit_s=LIMIT_S)
+    output = run_program(program, json.dumps(groups), str(processors), values_on, limit_s=LIMIT_S)
     return {
         name: answer
         for (_, names), answer in zip(groups, json.loads(output), strict=True)
@@ -45,6 +47,18 @@ def answers() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def uncrowded() -> dict[str, Any]:
     return run_groups([(law.size, [law.name]) for law in REDUCING], 64)
+
+
+@pytest.fixture(scope="module")
+def on_gpu() -> dict[str, Any]:
+    """Main memory in the place of a GPU's; everything else is what runs on one."""
+    return run_groups(GROUPS, 1, "gpu")
+
+
+@pytest.mark.parametrize("law", SCENARIOS.values(), ids=lambda law: law.name)
+def test_processes_that_share_a_gpu_keep_the_law(law: Scenario, on_gpu: dict[str, Any]) -> None:
+    """Windows in its memory, and values that are added up there, change none of the laws."""
+    check(law, on_gpu[law.name])
 
 
 @pytest.mark.parametrize("law", SCENARIOS.values(), ids=lambda law: law.name)

@@ -41,7 +41,9 @@ REFUSED = {
     "-n 3 --kill 3@1s": "a fault names worker 3, but the 3 workers are 0 to 2",
     "--pause 5@1s+1s": "a fault names worker 5, but the 2 workers are 0 to 1",
     "--deadline 0": "--deadline must be above 0 seconds, got 0",
-    "--method all_reduce:groups=2 -n 4": "groups= is simulated only",
+    "--method all_reduce:groups=3 -n 4": "groups must divide the number of workers, got groups=3",
+    "--method all_reduce:groups=2 --record": "outside of the recorded order; leave out groups=",
+    "--method d_psgd:groups=2 --checkpoint-every 9s": "no steps of their own to cut at",
     "-n 2 --method sync_server:backups=2": "backups must be fewer than the workers",
     "--record --transport torch": "the order of events is kept on shared memory only",
 }
@@ -75,7 +77,7 @@ def test_the_launcher_around_a_worker_decides_how_many_there_are(
     for fault in ("--kill 1@1s", "--pause 1@1s+1s", "--deadline 9"):
         said = gossamer("train", *fault.split())
         assert said.status == 2
-        assert "need workers that gossamer starts itself" in said.err
+        assert "need workers that gossamer train starts itself" in said.err
     assert list(tmp_path.iterdir()) == []
 
 

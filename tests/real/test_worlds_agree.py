@@ -52,6 +52,11 @@ def adds_in_arrival_order(method: str) -> bool:
 BITWISE = [m for m in timing_independent(3) if not adds_in_arrival_order(m)]
 TO_ROUNDING = [m for m in timing_independent(3) if adds_in_arrival_order(m)]
 VARIANTS = ["all_reduce:stale=1", "sync_server:servers=2", "d_psgd:adapt=before"]
+GROUPED = [
+    "all_reduce:groups=2", "d_psgd:groups=2", "push_sum:groups=2", "local_sgd:groups=2",
+    "sync_server:groups=2", "sync_server:groups=2,servers=3", "ssp:bound=0,groups=2",
+    "d_psgd:groups=4", "local_sgd:groups=1",
+]  # fmt: skip
 ASYNCHRONOUS = [name for name in METHODS if not is_synchronous(name, 4)]
 SHORT = {"epochs": 0.5, "evaluations": 1}
 
@@ -93,6 +98,22 @@ def test_shared_memory_gives_the_simulators_bits() -> None:
     check_bits(groups, run_groups(groups))
 
 
+def test_groups_on_shared_memory_give_the_simulators_bits() -> None:
+    """Four processes in groups: means inside them first, then the method between them."""
+    groups = [Group(method, 4, choices=SHORT) for method in GROUPED]
+    check_bits(groups, run_groups(groups))
+
+
+def test_groups_over_torch_give_the_simulators_bits() -> None:
+    """With the fixed order of adding at both levels, by number and by host."""
+    groups = [Group(method, 4, "torch", choices=SHORT) for method in GROUPED[:5]]
+    check_bits(groups, run_groups(groups))
+    by_host = Group("d_psgd:groups=host", 4, "torch", choices=SHORT, per_host=2)
+    (run,) = run_groups([by_host])
+    assert run.ends == [0] * 4, run.written
+    assert run.summary["parameters_digest"] == simulated("d_psgd:groups=2", 4)[0]
+
+
 def test_sums_in_order_of_arrival_agree_to_rounding() -> None:
     """Elastic averaging in step adds each worker's pull to the centre as it arrives."""
     groups = [Group(method, 3, choices=SHORT) for method in TO_ROUNDING]
@@ -124,6 +145,18 @@ def test_mpi_gives_the_simulators_bits(method: str, tmp_path: object) -> None:
     """Under mpirun, over MPI's own windows and messages."""
     summary = train_under_mpirun(2, method, tmp_path, **SHORT)
     assert summary["parameters_digest"] == simulated(method, 2)[0]
+
+
+@needs_mpirun
+@pytest.mark.parametrize(
+    "method", ["d_psgd:groups=2", pytest.param("all_reduce:groups=2", marks=pytest.mark.slow),
+               pytest.param("local_sgd:groups=2", marks=pytest.mark.slow),
+               pytest.param("sync_server:groups=2", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_groups_under_mpirun_give_the_simulators_bits(method: str, tmp_path: object) -> None:
+    """Four processes in two groups."""
+    summary = train_under_mpirun(4, method, tmp_path, **SHORT)
+    assert summary["parameters_digest"] == simulated(method, 4)[0]
 
 
 @needs_mpirun

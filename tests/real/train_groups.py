@@ -52,6 +52,8 @@ class Group:
     sleeps: float = 0.0
     """How long every worker sleeps at each batch."""
     reduction: str = "fixed"
+    per_host: int = 0
+    """As if so many workers at a time were on a host of their own; 0 means all on one."""
     limit_s: float = 40.0
 
 
@@ -110,7 +112,8 @@ def become_worker(group: Group, rank: int, variables: dict[str, str], log: Path)
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        os.environ.update(variables, GOSSAMER_RANK=str(rank), GOSSAMER_LOCAL_RANK=str(rank))
+        local_rank = rank % (group.per_host or group.workers)
+        os.environ.update(variables, GOSSAMER_RANK=str(rank), GOSSAMER_LOCAL_RANK=str(local_rank))
         if group.dies is not None and group.dies[0] == rank:
             die_at(group.dies[1])
         if group.sleeps:
@@ -132,7 +135,7 @@ def run(group: Group, folder: Path) -> Ran:
     store, size = serve(), group.workers
     segments = create_segments(size) if group.transport == "shm" and size > 1 else None
     variables = {
-        "GOSSAMER_SIZE": str(size), "GOSSAMER_LOCAL_SIZE": str(size),
+        "GOSSAMER_SIZE": str(size), "GOSSAMER_LOCAL_SIZE": str(group.per_host or size),
         "GOSSAMER_STORE": f"127.0.0.1:{store.port}", "GOSSAMER_TRANSPORT": group.transport,
         "GOSSAMER_REDUCTION": group.reduction, "GOSSAMER_JOB": job.to_json(),
         "GOSSAMER_EXPLAIN_DIR": str(folder),

@@ -38,9 +38,9 @@ class Opened:
         return cast(dict[str, int], self.page.evaluate(script))
 
     def column(self, table: str, number: int) -> list[str]:
-        """The words in one column of a table, from above."""
+        """The words in one column of a section's first table, from above."""
         script = "(rows, number) => rows.map((row) => row.cells[number].innerText)"
-        rows = self.page.locator(f"#{table} tbody tr")
+        rows = self.page.locator(f"#{table} .table").first.locator("tbody tr")
         return cast(list[str], rows.evaluate_all(script, number))
 
 

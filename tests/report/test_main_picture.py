@@ -21,8 +21,9 @@ from run_folders import (
 
 from command_line import gossamer
 from gossamer.commands.report import report
-from gossamer.report.main_picture import main_picture
+from gossamer.report.main_picture import Advice, main_picture
 from gossamer.report.runs import read_folder
+from gossamer.report.statistics import Arrival
 
 image = pytest.importorskip("matplotlib.image")
 command = typer.Typer()
@@ -145,6 +146,23 @@ class TestNothingToDraw:
         run = write_run(tmp_path / "run", config, history, summary=summary)
         assert not main_picture(tmp_path / "a.png", [read_folder(run)])
         assert not (tmp_path / "a.png").exists()
+
+    def test_the_times_of_an_advice_are_drawn_instead_of_the_curves(self, tmp_path, monkeypatch):
+        """A search knows what having the model costs, which the histories do not tell; the order
+        of the bars follows."""
+        drawn = []
+        monkeypatch.setattr(
+            "gossamer.report.pictures.draw_arrivals",
+            lambda axes, ranking, *rest: drawn.extend(ranking),
+        )
+        folders = [
+            read_folder(write_run(tmp_path / method, settings_of(method), rising(slope)))
+            for method, slope in (("ad_psgd", 0.4), ("d_psgd", 0.2))
+        ]
+        known = {"ad_psgd": Arrival("ad_psgd", (900.0,))}
+        assert main_picture(tmp_path / "a.png", folders, target=0.5, advice=Advice("A", known))
+        assert [one.label for one in drawn] == ["d_psgd", "ad_psgd"]
+        assert drawn[1].seconds == (900.0,)
 
     def test_an_empty_folder_has_no_picture(self, tmp_path):
         """A report of it still renders."""

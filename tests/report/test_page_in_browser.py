@@ -304,6 +304,18 @@ def test_dark_follows_the_system_until_the_button_is_pressed(opened):
     assert page.evaluate(theme) == "dark"
 
 
+@pytest.mark.parametrize("width", [390, 1024, 1280])
+def test_the_results_fit_without_scrolling(opened, width):
+    """Whoever looks for a figure of a method has it on the screen, named, at any usual width."""
+    one = opened(sample_page(), width=width)
+    widths = """(boxes) => boxes.map((box) => box.scrollWidth - box.clientWidth)"""
+    assert one.page.locator("#results .table").evaluate_all(widths) == [0, 0]
+    waiting = one.page.locator("#results td[data-title=waiting]").first
+    assert waiting.inner_text() == "4.0 %"
+    one.page.get_by_role("button", name="final loss", exact=True).click()
+    assert one.column("results", 0)[0] == "all_reduce"
+
+
 @pytest.mark.parametrize("width", [390, 820, 1280])
 def test_no_width_makes_the_page_scroll_sideways(opened, width):
     """Wide tables scroll in boxes of their own, and charts keep to the width of the screen."""

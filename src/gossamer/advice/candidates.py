@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gossamer.errors import ConfigurationError
 from gossamer.methods import parse_method
+from gossamer.quantities import counted
 from gossamer.settings import Settings
 
 MENU = (
@@ -124,7 +125,7 @@ def _obstacle(base: Settings, method: str) -> str:
     period = max(int(options.get(key, 1)) for key in ("period", "n_push"))
     if period > 1 and period * _FEWEST_MEETINGS > settings.steps_per_worker:
         return (
-            f"with {settings.steps_per_worker} steps a worker it would meet fewer than "
+            f"with {counted(settings.steps_per_worker, 'step')} a worker it would meet fewer than "
             f"{_FEWEST_MEETINGS} times"
         )
     return ""

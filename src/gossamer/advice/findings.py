@@ -10,6 +10,7 @@ from typing import Any
 from gossamer.advice.advise import Search, Standing
 from gossamer.advice.reasons import parts, why
 from gossamer.advice.sensitivity import Outcome, sentence, thresholds
+from gossamer.quantities import counted
 from gossamer.report.page_data import ArrivalData, TableData
 from gossamer.report.statistics import is_lower_better, show_number, show_score, verdict
 from gossamer.settings import Settings
@@ -61,8 +62,8 @@ class Findings:
         if loser is None:
             return (
                 f"{second.candidate.method} reaches {self.goal} with {second.arrival.reached} of "
-                f"{len(second.results)} seeds only and comes to {show_score(second.nearest, key)} "
-                "in the mean."
+                f"{counted(len(second.results), 'seed')} only and comes to "
+                f"{show_score(second.nearest, key)} in the mean."
             )
         return why(winner, loser)
 
@@ -129,11 +130,11 @@ class Findings:
 
     def ended(self) -> str:
         """What a reader must know of a search that was cut short; empty where it was not."""
-        done = f"{len(self.search.searched)} of {len(self.search.candidates)} candidates"
+        done = f"{len(self.search.searched)} of {counted(len(self.search.candidates), 'candidate')}"
         seeds = len(self.ranking[0].results) if self.ranking and self.ranking[0].is_final else 0
         final = (
-            f"the final had {seeds} of {self.search.plan.seeds} seeds, and "
-            f"{len(self.search.outcomes)} changed clusters were tried"
+            f"the final had {seeds} of {counted(self.search.plan.seeds, 'seed')}, "
+            f"followed by {counted(len(self.search.outcomes), 'changed cluster')}"
         )
         state = final if self.search.finals else f"the search had measured {done}"
         return {

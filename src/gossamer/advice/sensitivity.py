@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gossamer.quantities import counted
 from gossamer.report.statistics import Arrival, show_number
 from gossamer.sim.cluster import Cluster
 from gossamer.sim.faults import Fault
@@ -147,7 +148,7 @@ def _seconds(outcome: Outcome, method: str) -> str:
     if one is None:
         return "no time, it cannot run"
     if one.interval is None:
-        return f"longer: {one.reached} of {len(one.seconds)} seeds arrive"
+        return f"longer: {one.reached} of {counted(len(one.seconds), 'seed')} arrive"
     return f"{show_number(one.interval.mean)} s"
 
 

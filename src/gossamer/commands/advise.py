@@ -21,11 +21,14 @@ from gossamer.advice.sensitivity import scenes
 from gossamer.commands import options as given
 from gossamer.commands.console import Reporter, command_line, err, out, print_json, show_share
 from gossamer.commands.execute import Engines, execute, recorded
+from gossamer.commands.report import draw_beside
 from gossamer.errors import ConfigurationError, Error
-from gossamer.quantities import seconds
-from gossamer.report.build import report_data
+from gossamer.quantities import counted, seconds
+from gossamer.report.build import build_page
 from gossamer.report.folder import RunFolder
+from gossamer.report.main_picture import Advice
 from gossamer.report.page import write_page
+from gossamer.report.runs import read_folder
 from gossamer.report.statistics import show_number
 from gossamer.settings import Settings, make_settings
 from gossamer.sim.simulation import Result, Row, Simulation
@@ -82,8 +85,8 @@ def advise(
     given.check_seeds(1 if seeds is None else seeds)
     allowed = seconds(budget, "--budget")
     faults = given.Faults(
-        {"slow": slow, "slow-link": slow_link, "kill": kill, "pause": pause, "drop": drop,
-         "delay": delay, "partition": partition}
+        slow=slow, slow_link=slow_link, kill=kill, pause=pause, drop=drop, delay=delay,
+        partition=partition,
     )  # fmt: skip
     loaded = given.load_task(task, data)
     length = given.epochs_from(epochs, samples, loaded) or loaded.epochs
@@ -192,7 +195,7 @@ def _watcher(reporter: Reporter) -> Callable[[Step], None]:
                 reporter.finished("")
             reporter.at(f"{step.stage}, {step.left} left: {step.what}{best}", 0.0)
         elif step.stage not in stages:
-            text = f"{step.stage}: {step.left} runs{best}"
+            text = f"{step.stage}: {counted(step.left, 'run')}{best}"
             err.print(text, markup=False, soft_wrap=True)
         stages.append(step.stage)
 
@@ -221,13 +224,15 @@ def _report(findings: Findings, folder: RunFolder | None, as_json: bool) -> None
 
 
 def _keep_page(findings: Findings, folder: RunFolder) -> None:
-    """The page of the finalists, with the advice on it."""
+    """The page of the finalists, with the advice on it, and its main picture."""
     place = folder.path / "report.html"
-    base = findings.search.base
+    base, target = findings.search.base, findings.search.target
+    title = f"Advice for {base.task.title} on {base.cluster.title or base.cluster.name}"
     try:
-        data = report_data([folder.path], target=findings.search.target)
+        folders = [read_folder(folder.path)]
+        data = build_page(folders, target=target)
         data["kind"] = "advise"
-        data["title"] = f"Advice for {base.task.title} on {base.cluster.title or base.cluster.name}"
+        data["title"] = title
         data["verdict"] = findings.verdict()
         for method in data["methods"]:
             method["arrival"] = findings.arrivals().get(method["label"], method["arrival"])
@@ -239,6 +244,8 @@ def _keep_page(findings: Findings, folder: RunFolder) -> None:
         err.print(f"no report: {error or type(error).__name__}", markup=False, soft_wrap=True)
         return
     _say(f"report: {place}")
+    known = {one.candidate.method: one.arrival for one in findings.ranking if one.is_final}
+    draw_beside(place, folders, target, Advice(title, known))
 
 
 def _show(findings: Findings) -> None:
@@ -247,12 +254,13 @@ def _show(findings: Findings) -> None:
     rungs = ", ".join(f"{(base.epochs or 0) * rung.share:.3g}" for rung in plan.rungs)
     _say(
         f"{base.task.title} on {base.cluster.title or base.cluster.name}; "
-        f"{base.cluster.workers} workers, at most {base.epochs:g} epochs, batch {base.batch}, "
+        f"{counted(base.cluster.workers, 'worker')}, "
+        f"at most {counted(base.epochs or 0.0, 'epoch')}, batch {base.batch}, "
         f"{base.optimiser}; true gradients, virtual time"
     )
     _say(
-        f"plan: {len(search.candidates)} candidates in rungs of {rungs} epochs, "
-        f"then {plan.seeds} fresh seeds for each finalist"
+        f"plan: {counted(len(search.candidates), 'candidate')} in rungs of {rungs} epochs, "
+        f"then {counted(plan.seeds, 'fresh seed')} for each finalist"
     )
     for what, error in search.failures.items():
         _say(f"notice: {what} failed: {error}")

@@ -57,8 +57,8 @@ def compare(
     """
     given.check_seeds(seeds)
     faults = given.Faults(
-        {"slow": slow, "slow-link": slow_link, "kill": kill, "pause": pause, "drop": drop,
-         "delay": delay, "partition": partition}
+        slow=slow, slow_link=slow_link, kill=kill, pause=pause, drop=drop, delay=delay,
+        partition=partition,
     )  # fmt: skip
     if engine == "none":
         raise ConfigurationError("compare needs gradients; use --engine vector or loop")

@@ -27,6 +27,7 @@ from gossamer.commands.live import LivePage
 from gossamer.commands.report import keep_report
 from gossamer.commands.simulate import progress_line
 from gossamer.errors import ConfigurationError, Error, PeerLost, Stalled
+from gossamer.quantities import counted
 from gossamer.report.contest import Contest, Entry
 from gossamer.report.folder import RunFolder
 from gossamer.report.pictures import Series, comparison_picture
@@ -136,7 +137,8 @@ class Comparison:
             out.print(f"notice: {notice} ({', '.join(whose)})", markup=False, soft_wrap=True)
         out.print(
             f"{first.task.title} on {first.cluster.title or first.cluster.name}; "
-            f"{first.cluster.workers} workers, {first.epochs:g} epochs, batch {first.batch}, "
+            f"{counted(first.cluster.workers, 'worker')}, {counted(first.epochs or 0.0, 'epoch')}, "
+            f"batch {first.batch}, "
             f"{first.optimiser}; true gradients, virtual time",
             markup=False,
             soft_wrap=True,

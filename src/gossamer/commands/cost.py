@@ -21,7 +21,7 @@ from gossamer.cost.step_time import Prediction, predict_over
 from gossamer.cost.work_depth import LayerCost, layer_costs
 from gossamer.cost.workload import Workload, workload_of, workload_of_bytes
 from gossamer.errors import ConfigurationError
-from gossamer.quantities import bytes_per_second, seconds
+from gossamer.quantities import bytes_per_second, counted, seconds
 from gossamer.report.cost_picture import Line, Mark, cost_picture
 from gossamer.report.folder import RunFolder
 from gossamer.sim.cluster import Cluster, load_cluster
@@ -272,8 +272,8 @@ def _show_crossings(
 ) -> None:
     first, last = (" and ".join(best[str(count)]) or "nobody" for count in (counts[0], counts[-1]))
     out.print(
-        f"fastest with {counts[0]} workers: {first}; with {counts[-1]}: {last}", markup=False,
-        soft_wrap=True,
+        f"fastest with {counted(counts[0], 'worker')}: {first}; with {counts[-1]}: {last}",
+        markup=False, soft_wrap=True,
     )  # fmt: skip
     leading = [one for one in overtaken if one.as_dict() in leads]
     rest = [one for one in overtaken if one not in leading]

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.commands.console import err, show_share
+from gossamer.quantities import counted
 
 Row = dict[str, Any]
 
@@ -106,7 +107,8 @@ class Dashboard:
         passed = time.monotonic() - self._began
         done = sum(method.done for method in self._methods.values())
         left = f", about {passed / done * (self._total - done):.0f} s left" if done > 0.5 else ""
-        return f"{self._finished} of {self._total} runs, {passed:.0f} s{left}; Ctrl-C keeps them"
+        runs = f"{self._finished} of {counted(self._total, 'run')}"
+        return f"{runs}, {passed:.0f} s{left}; Ctrl-C keeps them"
 
 
 def _cells(method: _Method) -> list[str]:

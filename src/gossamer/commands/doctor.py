@@ -174,7 +174,17 @@ def _nccl() -> Finding:
     if not distributed.is_nccl_available():
         return Finding("NCCL", False, "this torch has no NCCL", "install a CUDA build of torch")
     version = ".".join(map(str, nccl.version()))
-    return Finding("NCCL", True, f"NCCL {version}, {torch.cuda.device_count()} GPU(s)")
+    here, gpus = discover(), torch.cuda.device_count()
+    if here.local_size > gpus:
+        return Finding(
+            "NCCL", False, f"NCCL {version} needs a GPU for each worker, but {here.local_size} "
+            f"share {gpus} here: over torch they reduce by messages through main memory",
+            "use shm on one machine: it reduces on the GPU that they share",
+        )  # fmt: skip
+    return Finding(
+        "NCCL", True, f"NCCL {version}: over torch, up to {gpus} worker(s) of this machine reduce "
+        "by it, each on a GPU of its own; more of them share GPUs and go through main memory",
+    )  # fmt: skip
 
 
 _ASK_MPI = (

@@ -19,6 +19,7 @@ from gossamer.exporters import (
     WandbExporter,
 )
 from gossamer.exporters.wandb import keep_inside
+from gossamer.quantities import counted
 from gossamer.report.runs import Folder, Run, read_folder
 
 
@@ -91,8 +92,7 @@ def _export(named: dict[str, Run], to: str, place: Path, *, force: bool) -> None
     with _TARGETS[to](place, force) as exporter:
         for name, run in named.items():
             exporter.export(run, name)
-    count = "1 run" if len(named) == 1 else f"{len(named)} runs"
-    out.print(f"exported {count}: {place}", markup=False, soft_wrap=True)
+    out.print(f"exported {counted(len(named), 'run')}: {place}", markup=False, soft_wrap=True)
 
 
 def _to_wandb(place: Path, force: bool) -> Exporter:

@@ -36,6 +36,7 @@ from gossamer.lab.heat_map import caption_of, results_picture, show_rate
 from gossamer.lab.pictures import Words, staleness_picture
 from gossamer.lab.results import Cell, Results
 from gossamer.lab.staleness import Histogram, monte_carlo, simulated
+from gossamer.quantities import counted
 from gossamer.report.folder import RunFolder
 from gossamer.sim.cluster import Cluster, Compute
 from gossamer.tasks import Task
@@ -96,22 +97,22 @@ def staleness(
             "Monte-Carlo": monte_carlo(compute, workers, updates, seed),
             "simulated downpour": simulated(compute, workers, updates, seed),
         }
-    counted, played = found.values()
+    sampled, played = found.values()
     has_spread = distribution not in ("constant", "exponential")
     spread = f", standard deviation {jitter:g} of the mean" if has_spread else ""
     summary = {
         "ended": "finished", **asked, "updates": updates, "seed": seed,
-        "expected_mean": workers - 1, "distance": counted.distance(played),
+        "expected_mean": workers - 1, "distance": sampled.distance(played),
         "mean_staleness": played.mean, "staleness_deviation": played.deviation,
-        "staleness_histogram": played.ordered(), "monte_carlo": counted.as_dict(),
+        "staleness_histogram": played.ordered(), "monte_carlo": sampled.as_dict(),
     }  # fmt: skip
     _show_staleness(found, workers)
     if folder is not None:
         folder.write_summary(summary)
         if can_draw():
             words = Words(
-                f"Staleness of {workers} asynchronous workers",
-                f"compute times: {distribution}{spread}; {updates} updates",
+                f"Staleness of {counted(workers, 'asynchronous worker')}",
+                f"compute times: {distribution}{spread}; {counted(updates, 'update')}",
                 "Means with standard deviations. In the long run the mean is workers − 1, whatever "
                 "the distribution.",
             )
@@ -126,12 +127,12 @@ _MOST_ROWS = 40
 
 
 def _show_staleness(found: dict[str, Histogram], workers: int) -> None:
-    counted, played = found.values()
+    sampled, played = found.values()
     table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("staleness", justify="right")
     for name in found:
         table.add_column(name, justify="right")
-    values = sorted({*counted.counts, *played.counts})
+    values = sorted({*sampled.counts, *played.counts})
     # Many workers: ranges of values, so that the table stays one page.
     step = -(-len(range(values[0], values[-1] + 1)) // _MOST_ROWS)
     for start in range(values[0], values[-1] + 1, step):
@@ -147,7 +148,7 @@ def _show_staleness(found: dict[str, Histogram], workers: int) -> None:
             markup=False,
         )
     out.print(
-        f"{show_share(counted.distance(played))} of the gradients would have to change their "
+        f"{show_share(sampled.distance(played))} of the gradients would have to change their "
         "staleness to make the histograms equal",
         markup=False,
     )
@@ -281,12 +282,12 @@ def _report(task: Task, results: Results, folder: RunFolder | None) -> None:
 
 def _heading(task: Task, results: Results) -> str:
     grid = results.grid
-    return f"{task.title}; {len(grid.points())} trainings, {_subtitle(results)}"
+    return f"{task.title}; {counted(len(grid.points()), 'training')}, {_subtitle(results)}"
 
 
 def _subtitle(results: Results) -> str:
     grid, seeds = results.grid, len(results.grid.seeds)
-    parts = [f"{grid.epochs:g} epochs", "one seed" if seeds == 1 else f"mean of {seeds} seeds"]
+    parts = [counted(grid.epochs, "epoch"), "one seed" if seeds == 1 else f"mean of {seeds} seeds"]
     if grid.warmup:
         parts.append(f"the first {grid.warmup:g} of them a warm-up")
     if grid.halve:

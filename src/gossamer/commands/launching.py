@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, cast
 
 import typer
 
+from gossamer.commands import options as given
 from gossamer.errors import ConfigurationError
+from gossamer.quantities import bytes_per_second, seconds
 from gossamer.real.injection import Injection, Kill, Pause
-from gossamer.sim.faults import FOREVER, parse_fault
+from gossamer.real.links import Links, Spell
+from gossamer.sim.faults import parse_fault
 
 CountOption = Annotated[
     int, typer.Option("-n", "--workers", help="Workers on this host, a process each.")
@@ -57,23 +64,94 @@ PatienceOption = Annotated[
 ]
 
 
-def injection_of(
-    slow: Sequence[str] | None, pause: Sequence[str] | None, kill: Sequence[str] | None
-) -> Injection:
-    """The fault options of a command line, for real workers."""
-    factors: dict[int, float] = {}
-    for text in slow or ():
-        fault = parse_fault("slow", text)
-        if fault.at > 0 or fault.lasts != FOREVER:
+BandwidthOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bandwidth", metavar="BANDWIDTH", help="Every worker's card carries no more: 100Mbit."
+    ),
+]
+LatencyOption = Annotated[
+    str | None,
+    typer.Option("--latency", metavar="TIME", help="Every message takes at least so long: 1ms."),
+]
+DropOption = Annotated[list[str] | None, typer.Option("--drop", hidden=True)]
+PartitionOption = Annotated[list[str] | None, typer.Option("--partition", hidden=True)]
+_UNKNOWN = {
+    "drop": "real transports lose no message, and what a lost packet costs them is time; use "
+    "--delay, or gossamer simulate",
+    "partition": "real workers have no deadline after which one that they cannot reach counts as "
+    "lost; use --delay for a while, or gossamer simulate",
+}
+
+
+@dataclass(frozen=True)
+class RealFaults:
+    """What the fault options of a command line said, for real workers."""
+
+    injection: Injection = field(default_factory=Injection)
+    lines: tuple[str, ...] = ()
+    """As a simulated cluster writes them."""
+
+
+def with_faults(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the fault options of real workers; it gets them as `faults`."""
+
+    @functools.wraps(command)
+    def wrapped(*arguments: Any, **options: Any) -> int:
+        own = {name: options.pop(name) for name in _OPTIONS}
+        return command(*arguments, faults=faults_of(**own), **options)
+
+    known = list(inspect.signature(command, eval_str=True).parameters.values())
+    at = next(number for number, parameter in enumerate(known) if parameter.name == "faults")
+    known[at : at + 1] = [
+        inspect.Parameter(name, known[at].kind, default=None, annotation=annotation)
+        for name, annotation in _OPTIONS.items()
+    ]
+    cast(Any, wrapped).__signature__ = inspect.Signature(known)
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in known}
+    return wrapped
+
+
+_OPTIONS: dict[str, Any] = {
+    "slow": AlwaysSlowOption,
+    "pause": given.PauseOption,
+    "kill": given.KillOption,
+    "bandwidth": BandwidthOption,
+    "latency": LatencyOption,
+    "slow_link": given.SlowLinkOption,
+    "delay": given.DelayOption,
+    "drop": DropOption,
+    "partition": PartitionOption,
+}
+_Texts = Sequence[str] | None
+
+
+def faults_of(
+    *, slow: _Texts = None, pause: _Texts = None, kill: _Texts = None,
+    bandwidth: str | None = None, latency: str | None = None, slow_link: _Texts = None,
+    delay: _Texts = None, **unknown: _Texts,
+) -> RealFaults:  # fmt: skip
+    for kind, texts in unknown.items():
+        if texts:
+            raise ConfigurationError(f"--{kind} is simulated only: {_UNKNOWN[kind]}")
+    asked = {"slow": slow, "pause": pause, "kill": kill, "slow-link": slow_link, "delay": delay}
+    parsed = {kind: [parse_fault(kind, t) for t in texts or ()] for kind, texts in asked.items()}
+    for fault in parsed["slow"]:
+        if not fault.is_trait:
             raise ConfigurationError(
-                f"a real worker is slow from the start to the end, got --slow {text}; write it as "
+                f"a real worker is slow from the start to the end, got --{fault}; write it as "
                 f"{fault.worker}={fault.amount:g}"
             )
-        factors[fault.worker] = fault.amount
-    pauses = [parse_fault("pause", text) for text in pause or ()]
-    kills = [parse_fault("kill", text) for text in kill or ()]
-    return Injection(
-        factors,
-        [Pause(fault.worker, fault.at, fault.lasts) for fault in pauses],
-        [Kill(fault.worker, fault.at) for fault in kills],
+    links = Links(
+        math.inf if bandwidth is None else bytes_per_second(bandwidth, "--bandwidth"),
+        0.0 if latency is None else seconds(latency, "--latency"),
+        tuple(Spell(f.amount, f.at, f.lasts, f.worker) for f in parsed["slow-link"]),
+        tuple(Spell(f.amount, f.at, f.lasts) for f in parsed["delay"]),
     )
+    injection = Injection(
+        {fault.worker: fault.amount for fault in parsed["slow"]},
+        [Pause(fault.worker, fault.at, fault.lasts) for fault in parsed["pause"]],
+        [Kill(fault.worker, fault.at) for fault in parsed["kill"]],
+        links,
+    )
+    return RealFaults(injection, tuple(str(f) for faults in parsed.values() for f in faults))

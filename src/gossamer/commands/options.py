@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -139,13 +139,23 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 @dataclass(frozen=True)
 class Faults:
-    """What the fault options of a command line said."""
+    """What the fault options of a command line said, by their names."""
 
-    given: dict[str, Sequence[str] | None] = field(default_factory=dict[str, Sequence[str] | None])
+    slow: Sequence[str] | None
+    slow_link: Sequence[str] | None
+    kill: Sequence[str] | None
+    pause: Sequence[str] | None
+    drop: Sequence[str] | None
+    delay: Sequence[str] | None
+    partition: Sequence[str] | None
 
     def cluster(self, name: str, workers: int | None) -> Cluster:
         """The named cluster with the overrides of the command line."""
-        faults = [parse_fault(kind, text) for kind in KINDS for text in self.given.get(kind) or ()]
+        faults = [
+            parse_fault(kind, text)
+            for kind in KINDS
+            for text in getattr(self, kind.replace("-", "_")) or ()
+        ]
         return load_cluster(name).changed(workers=workers, faults=faults)
 
 

@@ -80,7 +80,7 @@ def probe(
         given.load_task(task, data), "ensemble", Cluster(workers=count), batch=batch,
         threads=threads,
     )  # fmt: skip
-    injection = launching.injection_of(slow, None, None)
+    injection = launching.faults_of(slow=slow).injection
     check(count, transport, injection)
     job = job_around()
     is_silent = job is not None and job.rank != 0

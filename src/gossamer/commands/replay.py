@@ -12,6 +12,7 @@ import typer
 from gossamer.commands import options as given
 from gossamer.commands.console import Reporter, out, print_json
 from gossamer.errors import ConfigurationError
+from gossamer.quantities import counted
 from gossamer.real.job import Job
 from gossamer.real.replay import read_order, replay
 from gossamer.sim.simulation import digest_of
@@ -55,7 +56,8 @@ def replay_run(
     }  # fmt: skip
     verdict = "the same parameters, bit for bit" if is_same else "OTHER parameters"
     out.print(
-        f"{job.method} on {workers} workers: {len(turns)} turns replayed, {verdict} ({digest})",
+        f"{job.method} on {counted(workers, 'worker')}: {counted(len(turns), 'turn')} replayed, "
+        f"{verdict} ({digest})",
         markup=False, soft_wrap=True,
     )  # fmt: skip
     if not is_same:

@@ -14,7 +14,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.report.build import build_page
 from gossamer.report.figures import has_matplotlib
 from gossamer.report.folder import RunFolder
-from gossamer.report.main_picture import has_own_picture, main_picture
+from gossamer.report.main_picture import Advice, has_own_picture, main_picture
 from gossamer.report.page import write_page
 from gossamer.report.runs import Folder, read_folder
 
@@ -59,7 +59,7 @@ def report(
         err.print(f"missing: {line}", markup=False, soft_wrap=True)
     out.print(data["verdict"], markup=False, style="bold", soft_wrap=True)
     out.print(f"report: {out_file}", markup=False, soft_wrap=True)
-    picture = _draw(out_file, folders, target)
+    picture = draw_beside(out_file, folders, target)
     if picture is not None:
         out.print(f"picture: {picture}", markup=False, soft_wrap=True)
 
@@ -78,16 +78,21 @@ def keep_report(folder: RunFolder | None, *, has_failed: bool = False) -> None:
         return
     # Standard output is for results.
     (err if has_failed else out).print(f"report: {place}", markup=False, soft_wrap=True)
-    _draw(place, folders)
+    draw_beside(place, folders)
 
 
-def _draw(page: Path, folders: Sequence[Folder], target: float | None = None) -> Path | None:
+def draw_beside(
+    page: Path,
+    folders: Sequence[Folder],
+    target: float | None = None,
+    advice: Advice | None = None,
+) -> Path | None:
     """The main picture beside the page, where it can be drawn and is not there yet."""
     path = page.with_suffix(".png")
     if path == page or has_own_picture(folders) or not has_matplotlib():
         return None
     try:
-        return path if main_picture(path, folders, target=target) else None
+        return path if main_picture(path, folders, target=target, advice=advice) else None
     except Exception as error:
         # The page has it all; a picture is not worth losing how the command ended.
         err.print(f"no picture: {error or type(error).__name__}", markup=False, soft_wrap=True)

@@ -26,6 +26,7 @@ from gossamer.commands.sweep import (
 from gossamer.commands.trainings import continued_plan, planned, run_trainings
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.lab.results import Results
+from gossamer.quantities import counted
 from gossamer.report.folder import RunFolder
 from gossamer.reproductions import TABLES, PublishedTable
 from gossamer.reproductions.table import Experiment
@@ -182,7 +183,8 @@ def _train(
     cells = experiment.cells(run.results)
     show_table(chosen, cells)
     out.print(
-        f"this run: {run.results.grid.epochs:g} epochs, {len(cells)} cells of {chosen.cells}",
+        f"this run: {counted(run.results.grid.epochs, 'epoch')}, "
+        f"{counted(len(cells), 'cell')} of {chosen.cells}",
         markup=False,
     )
     if folder is not None and run.results.cells and can_draw():

@@ -26,6 +26,7 @@ from gossamer.report.folder import RunFolder
 _MANY_STEPS = 1_000_000
 
 
+@launching.with_faults
 def run(
     script: Annotated[
         str,
@@ -44,9 +45,7 @@ def run(
     ] = False,
     transport: launching.TransportOption = None,
     seed: given.SeedOption = 0,
-    slow: launching.AlwaysSlowOption = None,
-    pause: given.PauseOption = None,
-    kill: given.KillOption = None,
+    faults: launching.RealFaults = launching.RealFaults(),  # noqa: B008
     output: launching.OutputOption = "labelled",
     runs: Annotated[
         Path, typer.Option("--runs", help="Where the folder of --output folder goes.")
@@ -66,7 +65,8 @@ def run(
     gossamer run -n 8 --nnodes 4 --node-rank 1 --rendezvous head:29400 train.py
 
     Options of `gossamer run` stand before the script; all that follows it belongs to the script.
-    Times of --kill and --pause count from the start of the workers.
+    Times of --kill and --pause count from the start of the workers, those of links from the moment
+    when all of them have met.
 
     The exit code is 0 if every worker ended with 0 (those killed by --kill aside), else that of the
     first worker that failed. A worker that dies does not end the others: they are told, and go
@@ -84,7 +84,7 @@ def run(
     launch = Launch(
         command_of(script, arguments or (), is_module=is_module), workers, hosts=hosts,
         transport=transport, method=None if chosen is None else str(chosen), seed=seed,
-        injection=launching.injection_of(slow, pause, kill), output=output,
+        injection=faults.injection, output=output,
         tolerates_deaths=tolerate_deaths, deadline_s=deadline,
     )  # fmt: skip
     if output != "folder":

@@ -22,6 +22,7 @@ from gossamer.commands.console import (
 from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.live import LiveOption, live_page
 from gossamer.commands.report import keep_report
+from gossamer.quantities import counted
 from gossamer.report.folder import RunFolder
 from gossamer.report.statistics import interval
 from gossamer.settings import Settings, make_settings
@@ -74,8 +75,8 @@ def simulate(
     """
     given.check_seeds(seeds)
     faults = given.Faults(
-        {"slow": slow, "slow-link": slow_link, "kill": kill, "pause": pause, "drop": drop,
-         "delay": delay, "partition": partition}
+        slow=slow, slow_link=slow_link, kill=kill, pause=pause, drop=drop, delay=delay,
+        partition=partition,
     )  # fmt: skip
     loaded = given.load_task(task, data)
     settings = make_settings(
@@ -171,7 +172,8 @@ def over_seeds(summaries: list[Row]) -> dict[str, Any]:
 
 def _show(summary: Row, settings: Settings) -> None:
     table = Table(
-        title=f"{settings.method} on {settings.cluster.name} ({settings.cluster.workers} workers)",
+        title=f"{settings.method} on {settings.cluster.name} "
+        f"({counted(settings.cluster.workers, 'worker')})",
         title_justify="left", show_header=False, box=None,
     )  # fmt: skip
     bounds = summary.get("interval", {})

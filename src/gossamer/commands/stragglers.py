@@ -27,6 +27,7 @@ from gossamer.lab.stragglers import (
     pace,
     scenes,
 )
+from gossamer.quantities import counted
 from gossamer.report.folder import RunFolder
 from gossamer.report.statistics import Interval, show_number
 from gossamer.report.stragglers_picture import Runner, Stage, stragglers_picture
@@ -147,9 +148,10 @@ def _summary(study: Study, found: Found) -> dict[str, Any]:
 def _show(study: Study, found: Found) -> None:
     epochs = study.task.epochs if study.epochs is None else study.epochs
     out.print(
-        f"{study.task.title}; {study.scenes[0].cluster.workers} workers, {_seeds(study)}, "
-        f"{OPTIMISER} on every server and no moving average; times from "
-        f"{study.steps} steps per worker, scores over {epochs:g} epochs at the best rate of "
+        f"{study.task.title}; {counted(study.scenes[0].cluster.workers, 'worker')}, "
+        f"{_seeds(study)}, {OPTIMISER} on every server and no moving average; times from "
+        f"{counted(study.steps, 'step')} per worker, scores over {counted(epochs, 'epoch')} at the "
+        "best rate of "
         f"{', '.join(f'{rate:g}' for rate in study.rates)}",
         markup=False,
         soft_wrap=True,
@@ -250,8 +252,9 @@ def _draw(path: Path, study: Study, found: Found) -> None:
         path,
         stages,
         title="Waiting or stale: parameter servers with stragglers",
-        subtitle=f"{study.task.title}; {workers} workers, {OPTIMISER} on every server; "
-        f"{len(study.seeds)} seeds (bars: means and 95 % intervals, lines: means, bands: range)",
+        subtitle=f"{study.task.title}; {counted(workers, 'worker')}, {OPTIMISER} on every server; "
+        f"{counted(len(study.seeds), 'seed')} (bars: means and 95 % intervals, lines: means, "
+        "bands: range)",
     )
 
 

@@ -23,6 +23,7 @@ from gossamer.lab.grid import Grid, Group
 from gossamer.lab.results import Results
 from gossamer.lab.sweep import Sweep
 from gossamer.lab.training import GroupTraining
+from gossamer.quantities import counted
 from gossamer.report.folder import RunFolder
 from gossamer.settings import make_settings
 from gossamer.sim.cluster import Cluster
@@ -159,7 +160,7 @@ def _train(sweep: Sweep, minutes: float | None, write: Callable[[], None]) -> st
     deadline = float("inf") if minutes is None else time.monotonic() + 60.0 * minutes
 
     def report(group: Group) -> None:
-        reporter.finished(f"{group.label}: {len(group.points)} trainings")
+        reporter.finished(f"{group.label}: {counted(len(group.points), 'training')}")
 
     def at(training: GroupTraining) -> None:
         shown = f"{training.group.label}  epoch {training.epochs:.1f}"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import math
+import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,18 +28,18 @@ from gossamer.commands.report import keep_report
 from gossamer.commands.training_view import View
 from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.following import TrainingResult
+from gossamer.outer import is_told, refusing_for_all, work_as_told
+from gossamer.quantities import counted
 from gossamer.report.folder import RunFolder
 from gossamer.resuming import kept_choices
 from gossamer.settings import Settings, make_settings
-from gossamer.sim.cluster import Cluster
 from gossamer.sim.simulation import Row
 from gossamer.train import (
     check,
     check_checkpoints,
-    check_recordable,
+    cluster_here,
     launch,
     number_of_workers,
-    outer_job,
 )
 
 _INTERRUPTED = 130
@@ -71,15 +74,14 @@ ResumeOption = Annotated[
 ]
 
 
+@launching.with_faults
 def train(
     context: typer.Context,
     method: MethodOption = "ad_psgd",
     task: given.TaskOption = "digits-mlp",
     workers: launching.ProcessesOption = None,
     transport: launching.TransportOption = None,
-    slow: launching.AlwaysSlowOption = None,
-    pause: given.PauseOption = None,
-    kill: given.KillOption = None,
+    faults: launching.RealFaults = launching.RealFaults(),  # noqa: B008
     seed: given.SeedOption = 0,
     epochs: given.EpochsOption = None,
     samples: given.SamplesOption = None,
@@ -108,48 +110,53 @@ def train(
     gossamer train --method ssp:bound=4 --workers 4 --slow 0=4
 
     The method's text is the one that `gossamer simulate` runs in virtual time. A worker that dies
-    does not end the others. Under torchrun, mpirun or srun every process is one of the workers:
+    does not end the others. Under torchrun, mpirun, srun or `gossamer run` every process is one of
+    the workers:
 
     \b
     torchrun --nproc-per-node 4 -m gossamer.cli train --method ad_psgd
     mpirun -n 4 gossamer train --method ad_psgd
     """
-    chosen: dict[str, Any] = {
-        "method": method, "task": task, "workers": workers, "data": data, "epochs": epochs,
-        "samples": samples, "lr": lr, "seed": seed, "batch": batch, "optimiser": optimiser,
-        "schedule": schedule, "clip": clip, "split": split, "threads": threads,
-        "buffers": buffers, "evaluations": evaluations, "checkpoint_every": checkpoint_every,
-    }  # fmt: skip
-    chosen |= {} if resume is None else _kept(context, resume)
-    data, checkpoint_every = chosen.pop("data"), chosen.pop("checkpoint_every")
-    settings = _settings(data=data, **chosen)
-    injection = launching.injection_of(slow, pause, kill)
-    check(settings, transport=transport, injection=injection, deadline=deadline)
-    if record:
-        check_recordable(settings, transport, injection)
-    place = resume or (runs if given.keeps_folder(runs) else None)
-    check_checkpoints(checkpoint_every, resume, place, record=record)
+    injection = faults.injection
+    if resume is not None and is_told():
+        # What the folder says is worker 0's to read: it may be that not every host sees it.
+        return work_as_told(transport, injection, data)
+    with refusing_for_all(transport) if resume is not None else nullcontext():
+        chosen: dict[str, Any] = {
+            "method": method, "task": task, "workers": workers, "data": data, "epochs": epochs,
+            "samples": samples, "lr": lr, "seed": seed, "batch": batch, "optimiser": optimiser,
+            "schedule": schedule, "clip": clip, "split": split, "threads": threads,
+            "buffers": buffers, "evaluations": evaluations, "checkpoint_every": checkpoint_every,
+        }  # fmt: skip
+        chosen |= {} if resume is None else _kept(context, resume)
+        data, checkpoint_every = chosen.pop("data"), chosen.pop("checkpoint_every")
+        settings = _settings(data=data, **chosen)
+        check(settings, injection, transport=transport, deadline=deadline, record=record)
+        place = resume or (runs if given.keeps_folder(runs) else None)
+        groups = settings.method.groups
+        check_checkpoints(checkpoint_every, resume, place, record=record, groups=groups)
+    if is_told():
+        return work_as_told(transport, injection, data)
     start = functools.partial(
         launch, settings, data=data, injection=injection, transport=transport, deadline=deadline,
         record=record, checkpoint_every=checkpoint_every, is_resumed=resume is not None,
     )  # fmt: skip
-    if (job := outer_job()) is not None and job.rank != 0:
-        # Worker 0 speaks for all of them.
-        return start().status
     with live_page(live, keeps_folder=place is not None) as page:
-        folder = _folder(settings, place, resume, page)
-        config = settings.as_dict() | _start(transport, resume, slow=slow, pause=pause, kill=kill)
-        return _follow(start, settings, folder, config, as_json=as_json)
+        folder = _folder(settings, transport, place, resume, page)
+        config = settings.as_dict() | _start(transport, resume, faults)
+        return _follow(start, settings, folder, config, as_json=as_json, is_new=resume is None)
 
 
 def _folder(
-    settings: Settings, place: Path | None, resume: Path | None, page: LivePage | None
-) -> RunFolder | None:
+    settings: Settings, transport: str | None, place: Path | None, resume: Path | None,
+    page: LivePage | None,
+) -> RunFolder | None:  # fmt: skip
     if place is None:
         return None
     folder = RunFolder(place)
     if resume is None:
-        folder = RunFolder.create(place, f"train-{given.slug(str(settings.method))}")
+        with refusing_for_all(transport):
+            folder = RunFolder.create(place, f"train-{given.slug(str(settings.method))}")
     if page is not None:
         page.show(folder)
     return folder
@@ -157,7 +164,7 @@ def _folder(
 
 def _follow(
     start: Callable[..., TrainingResult], settings: Settings, folder: RunFolder | None,
-    config: Row, *, as_json: bool,
+    config: Row, *, as_json: bool, is_new: bool,
 ) -> int:  # fmt: skip
     """Show the run as it goes, keep what it tells, and end with its exit code."""
     view = View(str(settings.method), settings.cluster.workers, settings.epochs or 1.0)
@@ -174,7 +181,10 @@ def _follow(
             )
         summary = {"ended": _how(result.status), "failure": result.failure, **result.summary}
     except ConfigurationError:
-        folder = None  # nothing was started, and a run that is not resumed keeps its summary
+        # Nothing was started: no folder is left, and a run that is not resumed keeps its summary.
+        if folder is not None and is_new:
+            shutil.rmtree(folder.path)
+        folder = None
         raise
     except KeyboardInterrupt:
         pass  # before the workers were started, or as one worker of another launcher's job
@@ -207,16 +217,18 @@ def _settings(
     count = number_of_workers(workers)
     loaded = given.load_task(task, data)
     return make_settings(
-        loaded, method, Cluster(workers=count, name=f"{count} processes"),
+        loaded, method, cluster_here(count, counted(count, "process", "processes")),
         epochs=given.epochs_from(epochs, samples, loaded), learning_rate=lr, **choices,
     )  # fmt: skip
 
 
-def _start(transport: str | None, resume: Path | None, **faults: list[str] | None) -> Row:
-    """What decided a real run beside its settings; faults as a simulated cluster writes them."""
-    lines = [f"{kind} {text}" for kind, texts in faults.items() for text in texts or ()]
+def _start(transport: str | None, resume: Path | None, faults: launching.RealFaults) -> Row:
+    """What decided a real run beside its settings."""
+    links = faults.injection.links
     return {
-        "command": "train", "transport": transport, "faults": lines, "command_line": _typed(resume),
+        "command": "train", "transport": transport, "faults": list(faults.lines),
+        "bandwidth": None if math.isinf(links.bandwidth) else links.bandwidth,
+        "latency": links.latency, "command_line": _typed(resume),
     }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from gossamer.commands.sweep import say_how_to_go_on
 from gossamer.commands.trainers import Site, Watch, train_here, train_side_by_side
 from gossamer.errors import ConfigurationError
 from gossamer.options import check_range
+from gossamer.quantities import counted
 from gossamer.report.folder import RunFolder
 from gossamer.reproductions import Cell, PublishedTable
 from gossamer.reproductions.table import Trainings
@@ -246,8 +247,8 @@ def _show(done: Done, trainings: Trainings, as_json: bool) -> None:
     cells = done.cells()
     show_table(done.table, cells)
     out.print(
-        f"this run: {done.plan.epochs:g} epochs (in full: {trainings.epochs:g}), "
-        f"{len(cells)} cells of {done.table.cells}",
+        f"this run: {counted(done.plan.epochs, 'epoch')} (in full: {trainings.epochs:g}), "
+        f"{counted(len(cells), 'cell')} of {done.table.cells}",
         markup=False,
     )
     if done.folder is not None and done.trained and can_draw():

@@ -13,6 +13,7 @@ from gossamer.cost.case import NoClosedForm
 from gossamer.cost.step_time import predict
 from gossamer.cost.workload import Piece, Workload
 from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.quantities import counted
 from gossamer.sim.cluster import Cluster
 
 TIE = 1e-3
@@ -46,7 +47,7 @@ AXES = ("workers", "bandwidth", "model_bytes")
 def show_value(axis: str, value: float) -> str:
     """With its unit."""
     if axis == "workers":
-        return f"{value:.0f} workers"
+        return counted(round(value), "worker")
     if axis == "bandwidth":
         bits = 8 * value
         unit, size = ("Gbit/s", 1e9) if bits >= 1e9 else ("Mbit/s", 1e6)

@@ -39,7 +39,8 @@ async def eamsgd(
 ) -> None:
     """Zhang, Choromanska & LeCun 2015, EAMSGD: elastic averaging with Nesterov's momentum.
 
-    It has a momentum of its own (delta), so the run's optimiser gives it the learning rate only.
+    It has a momentum of its own (delta), so the run's optimiser gives it the learning rate and the
+    weight decay only: that of an L2 penalty, whose gradient is taken where that of the loss is.
     """
     centre = Shards(w)
     velocity = x.memory.setdefault("velocity", torch.zeros_like(x.snapshot()))
@@ -47,7 +48,8 @@ async def eamsgd(
         point = x.snapshot()
         if t % period == 0:
             await _exchange(w, x, centre, point, alpha, synchronous)
-        grad = await w.gradient(point.add_(velocity, alpha=delta))  # g(x + delta v)
+        point.add_(velocity, alpha=delta)
+        grad = x.penalised(await w.gradient(point), point)  # g(x + delta v)
         velocity.mul_(delta).add_(grad, alpha=-x.learning_rate)  # v <- delta v - eta g
         x.add_(velocity)  # the elastic step is not part of v
 

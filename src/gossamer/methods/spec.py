@@ -59,12 +59,20 @@ class MethodSpec:
         """What servers descend with: chosen by the user, by the method, or as the workers do."""
         chosen = self.server_optimiser or self.method.server_optimiser
         optimiser = make_optimiser(chosen) if chosen else workers
-        if self.lower_momentum and isinstance(optimiser, Sgd) and not is_synchronous:
-            lowered = explicit_momentum(optimiser.momentum, ends)
+        if isinstance(optimiser, Sgd) and self.lower_momentum:
+            momentum = optimiser.momentum
+            lowered = self.momentum_of_servers(momentum, ends, is_synchronous=is_synchronous)
             # Nesterov's form needs some momentum to look ahead with.
             nesterov = optimiser.nesterov and lowered > 0
             optimiser = dataclasses.replace(optimiser, momentum=lowered, nesterov=nesterov)
         return optimiser
+
+    def momentum_of_servers(self, own: float, ends: int, *, is_synchronous: bool) -> float:
+        """What servers leave of the momentum that an SGD has of its own."""
+        if self.method.server_optimiser == "sgd" and not self.server_optimiser:
+            return 0.0
+        is_lowered = self.lower_momentum and not is_synchronous
+        return explicit_momentum(own, ends) if is_lowered else own
 
     def resolve(self, workers: int, steps: int) -> dict[str, Any]:
         """All options for a run of that many workers and steps each."""

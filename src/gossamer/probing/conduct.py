@@ -18,7 +18,7 @@ from gossamer.probing import links
 from gossamer.probing.findings import Crowd, Findings, Inquiry, Link, Steps
 from gossamer.probing.measure import Stepper, measure_steps
 from gossamer.probing.post import PATIENCE_S, Post
-from gossamer.real.slowness import own_slow_factor
+from gossamer.real.slowness import Slowness, own_slow_factor
 from gossamer.real.transport import Transport
 
 Progress = Callable[[float, str], None]
@@ -69,8 +69,8 @@ def take_part(transport: Transport, inquiry: Inquiry) -> None:
 
 
 def _stepper(inquiry: Inquiry, transport: Transport) -> Stepper:
-    slow = own_slow_factor(transport.rank)
-    return Stepper(inquiry, transport.rank, transport.size, slow)
+    slowness = Slowness(own_slow_factor(transport.rank))
+    return Stepper(inquiry, transport.rank, transport.size, slowness)
 
 
 def own_host() -> str:

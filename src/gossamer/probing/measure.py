@@ -13,6 +13,7 @@ from gossamer.model import FlatModel
 from gossamer.optimisers import make_optimiser
 from gossamer.probing.findings import Inquiry, Steps
 from gossamer.real.replicas import WindowReplica
+from gossamer.real.slowness import Slowness
 from gossamer.tasks import make_sampler, make_task
 
 _WARM_UP = 0.2
@@ -25,7 +26,7 @@ _TELL_S = 0.2
 class Stepper:
     """A model, its optimiser and an order of batches: all that a step needs."""
 
-    def __init__(self, inquiry: Inquiry, rank: int, size: int, slow: float) -> None:
+    def __init__(self, inquiry: Inquiry, rank: int, size: int, slowness: Slowness) -> None:
         torch.set_num_threads(inquiry.threads)
         data = None if inquiry.data is None else Path(inquiry.data)
         task = make_task(inquiry.task, data=data)
@@ -37,7 +38,7 @@ class Stepper:
             task.train.targets, size, inquiry.batch, "shuffled", 0, synchronous=True
         )
         self._rank = rank
-        self._slow = slow
+        self._slowness = slowness
         self._done = 0
 
     def step(self) -> tuple[float, float]:
@@ -48,8 +49,7 @@ class Stepper:
         start = time.perf_counter()
         key = key_of(0, self._rank, self._done)
         gradient, _, self._buffers = self._model.gradient(point, self._buffers, batch, key)
-        if self._slow > 1.0:
-            time.sleep((self._slow - 1.0) * (time.perf_counter() - start))
+        self._slowness.lengthen(time.perf_counter() - start)
         computed = time.perf_counter()
         self._replica.descend_(gradient)
         self._done += 1

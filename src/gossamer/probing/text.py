@@ -19,6 +19,7 @@ from gossamer.probing.describe import (
     speeds_of,
 )
 from gossamer.probing.findings import Findings, Link
+from gossamer.quantities import counted
 from gossamer.sim.cluster import Cluster
 
 _MOST_LINES = 64
@@ -98,8 +99,8 @@ def _compute(cluster: Cluster, findings: Findings) -> list[str]:
     compute, speeds = cluster.compute, speeds_of(findings)
     total = sum(steps.count for steps in findings.steps)
     lines = _comment(
-        f"{total} steps after warming up, all workers at once. A gradient's median, and from where "
-        "to where nine of ten lie:"
+        f"{counted(total, 'step')} after warming up, all workers at once. A gradient's median, and "
+        "from where to where nine of ten lie:"
     )
     for rank, steps in enumerate(findings.steps[:_MOST_LINES]):
         low, high = spread(steps.compute)
@@ -107,7 +108,7 @@ def _compute(cluster: Cluster, findings: Findings) -> list[str]:
         named = "" if factor is None else f", on average {factor:.3g} times the typical one"
         lines.append(
             f"#   worker {rank}: {show_time(speeds.medians[rank])} ({show_time(low)} to "
-            f"{show_time(high)}), {steps.count} steps{named}"
+            f"{show_time(high)}), {counted(steps.count, 'step')}{named}"
         )
     lines += [
         f'seconds = "{show_time(compute.seconds)}"',
@@ -166,9 +167,9 @@ def _spreads(links: Sequence[Link]) -> list[str]:
     (slow, fast), (short, long) = spread(rates), spread(delays)
     return [
         f"bandwidth {show_rate(statistics.median(rates))} per second ({show_rate(slow)} to "
-        f"{show_rate(fast)}), {sum(link.messages for link in links)} messages",
+        f"{show_rate(fast)}), {counted(sum(link.messages for link in links), 'message')}",
         f"latency {show_time(statistics.median(delays))} ({show_time(short)} to "
-        f"{show_time(long)}), {sum(link.trips for link in links)} round trips",
+        f"{show_time(long)}), {counted(sum(link.trips for link in links), 'round trip')}",
     ]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ class LoopGradient(Scattered):
         token.count, token.kind = binding.layout.total, binding.dtype
         token.write_into, token.places = binding.write_gradient, binding.gradient_places
         token.cut = binding.cut
+        token.home = binding.home
         token.edition = 0
         return token
 
@@ -83,6 +84,8 @@ class Binding:
         )
         """One type, one place: then one flat buffer can hold them all."""
         self.device = first.device
+        self.home = self.device if self.is_alike else torch.device("cpu")
+        """Where a vector of them all belongs."""
         self.is_uniform = self.is_alike and self.device.type == "cpu"
         """Alike, and where the window is."""
         self._sizes = list(self.layout.sizes)
@@ -122,10 +125,7 @@ class Binding:
         """Each with a storage of its own: whoever saves a parameter saves its whole storage, and
         that of a window may be all the memory that processes share."""
         pieces = zip(flat.split(list(self.layout.sizes)), self.layout.shapes, strict=True)
-        return [
-            torch.from_numpy(piece.view(torch.uint8).numpy()).view(flat.dtype).view(shape)
-            for piece, shape in pieces
-        ]
+        return [torch.from_dlpack(piece).view(shape) for piece, shape in pieces]
 
     def _point(self, views: Views) -> None:
         for parameter, view in zip(self.parameters, views, strict=True):
@@ -169,6 +169,13 @@ class Binding:
         return [piece.view(shape) for piece, shape in pieces]
 
     def write_gradient(self, target: Sequence[Tensor], scale: float) -> None:
+        if target[0].is_cuda and (gradients := self._plain_gradients()) is not None:
+            # A kernel for all of them together: starting one each takes longer than its work.
+            together = cast(Any, torch)
+            together._foreach_copy_(list(target), gradients)
+            if scale != 1.0:
+                together._foreach_mul_(list(target), scale)
+            return
         for parameter, place in zip(self.parameters, target, strict=True):
             gradient = parameter.grad
             if gradient is None:
@@ -189,18 +196,23 @@ class Binding:
         """The `.grad`s, to be written over; None where they are not plain vectors of ours."""
         if edition != self._token.edition or not self.is_uniform:
             return None
-        places: Views = []
+        places = self._plain_gradients()
+        if places is None or not all(place.is_contiguous() for place in places):
+            return None
+        self._flat = None
+        return places
+
+    def _plain_gradients(self) -> Views | None:
+        """All `.grad`s, where every parameter has one that is as plain as itself."""
+        plain: Views = []
         for parameter in self.parameters:
             gradient = parameter.grad
             if gradient is None or gradient.is_sparse or gradient.requires_grad:
                 return None
             if gradient.dtype != self.dtype or gradient.device != self.device:
                 return None
-            if not gradient.is_contiguous():
-                return None
-            places.append(gradient)
-        self._flat = None
-        return places
+            plain.append(gradient)
+        return plain
 
     def set_gradient(self, flat: Tensor) -> None:
         pieces = flat.split(self._sizes)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -86,7 +87,8 @@ def write(folder: Path, rank: int, tensors: Mapping[str, Tensor], facts: Facts) 
 
 
 def _replace(path: Path, data: bytes) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    # Not by the number of the process: two hosts may have the same, and both write the manifest.
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with part.open("wb") as file:
         file.write(data)
         file.flush()

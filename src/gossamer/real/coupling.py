@@ -13,9 +13,13 @@ from torch import Tensor, nn
 
 from gossamer.errors import PeerLost
 from gossamer.methods import MethodSpec, for_role
+from gossamer.optimisers import make_optimiser
+from gossamer.pending import Pending
 from gossamer.real.binding import Binding
 from gossamer.real.books import Books
 from gossamer.real.driver import Driver
+from gossamer.real.group_roles import role_in_group
+from gossamer.real.grouping import Grouping
 from gossamer.real.hub import Hub, Plan
 from gossamer.real.loop_replica import LoopReplica
 from gossamer.real.outputs import (
@@ -29,7 +33,7 @@ from gossamer.real.outputs import (
 )
 from gossamer.real.server_optimizer import OwnOptimiserReplica, slice_optimizer
 from gossamer.real.signals import explain_on_signal
-from gossamer.real.slowness import own_slow_factor
+from gossamer.real.slowness import Slowness, own_slow_factor
 from gossamer.real.telling import Telling, TellingHub
 from gossamer.real.transport import StopToken, Store, Transport, Window
 from gossamer.real.worker import RealWorker
@@ -59,7 +63,9 @@ class Coupling:
         self.transport = transport
         self.spec = spec
         self.method = spec.method
-        self.options = spec.resolve(self.size, steps)
+        self._grouping = Grouping.of(spec.groups, transport)
+        self.group = self._grouping.group if self._grouping.groups else ()
+        self.options = spec.resolve(self._grouping.ends, steps)
         self.is_synchronous = self.method.is_synchronous(self.options)
         self.books = Books()
         self._model = model
@@ -82,9 +88,11 @@ class Coupling:
         self._device = binding.device if is_on_gpu else torch.device("cpu")
         self.hub.device = self._device
         self._pace = LoopPace(steps)
-        self._slow = own_slow_factor(self.rank)
+        self._slowness = Slowness(own_slow_factor(self.rank), self._driver.check)
         self._servers: dict[int, LoopReplica | OwnOptimiserReplica] = {}
         self._wanted: Gradient | None = None
+        self._awaited: Pending[Any] | None = None
+        """The gradient that the method awaits: the loop's own, or the mean of its group's."""
         self._loaded: dict[str, Any] | None = None
         self._weighted: tuple[Tensor, float] | None = None
         """Push-sum's numerator and weight as of the last gradient, which belong together."""
@@ -106,13 +114,11 @@ class Coupling:
         initial = self._binding.initial() if loaded is None else loaded["value"]
         windows = {
             end: Window(
-                initial.numel() if end < self.size else _length(self.plan.slices[end - self.size]),
-                self._binding.dtype,
-                self.plan.process_of(end),
-                self._device,
+                length, self._binding.dtype, self.plan.process_of(end), self._device,
+                self._binding.home,
             )
-            for end in range(self.plan.ends)
-        }
+            for end, length in enumerate(self.plan.lengths(initial.numel()))
+        }  # fmt: skip
         own = {
             end: initial if end < self.size else initial[self.plan.slices[end - self.size]]
             for end in self.plan.hosted_by(self.rank)
@@ -136,12 +142,15 @@ class Coupling:
         explain_on_signal(self.rank, self._driver.waiting.explain)
         self.worker = RealWorker(
             self.hub, self.rank, seed=self._seed, pace=self._pace, books=self.books,
-            gradient=self._gradient, telling=self._telling,
+            gradient=self._gradient, telling=self._telling, grouping=self._grouping,
         )  # fmt: skip
         if loaded is not None:
             self._resume(loaded)
         role = for_role(self.method.worker, self.options)
-        self._main = self.method.worker(self.worker, self.replica, **role)
+        self._main = role_in_group(
+            self.worker, cast(Replica, self.replica), self.method.worker, role, self._grouping,
+            self._driver,
+        )  # fmt: skip
         self._stepped_at = time.monotonic()
         self._advance()
 
@@ -159,6 +168,8 @@ class Coupling:
         self._everyone_is_here()
 
     def _everyone_is_here(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # what was asked of it has not been done yet
         here = self.transport.all_reduce(torch.zeros(1), range(self.size))
         self._driver.wait(here, "beginning")
 
@@ -179,16 +190,21 @@ class Coupling:
 
     def _begin_server(self, end: int) -> None:
         window = self.transport.window(end)
+        ends, is_synchronous = self._grouping.ends, self.is_synchronous
         if self.spec.server_optimiser:
+            chosen = make_optimiser(self.spec.server_optimiser)
             replica = OwnOptimiserReplica.of(
-                self.spec.server_optimiser, window, lambda: self.replica.learning_rate,
-                self._guard_of(end), self._stale_of(end),
+                self.spec.optimiser_of_servers(chosen, ends, is_synchronous=is_synchronous),
+                window, lambda: self.replica.learning_rate, self._guard_of(end),
+                self._stale_of(end),
             )  # fmt: skip
         else:
             replica = slice_optimizer(
                 self._binding, self._optimizer, self.plan.slices[end - self.size], window,
                 self._guard_of(end), self._stale_of(end),
-                has_momentum=self.method.server_optimiser != "sgd",
+                momentum=lambda own: self.spec.momentum_of_servers(
+                    own, ends, is_synchronous=is_synchronous
+                ),
             )  # fmt: skip
         if self._loaded is not None:
             replica.load_state_dict(self._loaded["servers"][str(end)])
@@ -204,7 +220,7 @@ class Coupling:
         if self.method.server is not None:
             server = RealWorker(
                 self.hub, end, seed=self._seed, pace=self._pace, books=self.books,
-                telling=self._telling,
+                telling=self._telling, grouping=self._grouping,
             )  # fmt: skip
             role = for_role(self.method.server, self.options)
             self._driver.start(self.method.server(server, replica, **role), f"server {end}")
@@ -250,7 +266,7 @@ class Coupling:
         """The user's gradient is there: the method goes on to where it wants the next one."""
         wanted = self._wanted
         assert wanted is not None, "the method is over"
-        self._slow_down()
+        self._slowness.lengthen(time.monotonic() - self._stepped_at)
         self.books.steps += 1
         self.replica.skips_infinite = skips_infinite
         # A schedule must not complain where a server descends instead of this optimiser.
@@ -269,10 +285,6 @@ class Coupling:
         self.replica.skips_this = skips
         return torch.zeros_like(flat) if skips else flat
 
-    def _slow_down(self) -> None:
-        if self._slow > 1.0:
-            time.sleep((self._slow - 1.0) * (time.monotonic() - self._stepped_at))
-
     def _gradient(self, at: Tensor | Replica, batch: Tensor | None) -> Gradient:
         if isinstance(at, Tensor):
             self._binding.make_private()
@@ -287,10 +299,14 @@ class Coupling:
 
     def _advance(self) -> None:
         main: Coroutine[Any, Any, None] = self._main
+        if self._awaited is not None:
+            self._driver.wait(self._awaited)
         try:
             while True:
                 pending = main.send(None)
-                if pending is self._wanted and not pending.done:
+                is_the_loops = self._wanted is not None and not self._wanted.done
+                if is_the_loops and isinstance(pending, Gradient):
+                    self._awaited = pending
                     self._driver.check()
                     return
                 self._driver.wait(pending)
@@ -314,11 +330,13 @@ class Coupling:
         if self.method.output == "ensemble":
             return self._own_output()
         found: list[Output] = []
-        for process in sorted(self.hub.live):
+        for process in sorted(self._grouping.speaking(self.hub.live)):
             try:
                 found.append(self._ask(process, "output"))
             except PeerLost:
                 continue
+        if not found:
+            raise self._grouping.lost(self.hub.live)
         servers = [
             self._ask(self.plan.process_of(end), f"output {end}")
             for end in range(self.size, self.plan.ends)
@@ -370,7 +388,3 @@ class Coupling:
             self.replica.weight = float(state["weight"])
         version, numbers, spare = json.loads(state["random"])
         self.worker.rng.setstate((version, tuple(numbers), spare))
-
-
-def _length(part: slice) -> int:
-    return part.stop - part.start

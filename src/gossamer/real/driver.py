@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from gossamer.errors import PeerLost, RunFailed
 from gossamer.pending import Pending
 from gossamer.real.recording import Free, Turns
-from gossamer.real.transport import Stopped, StopToken
+from gossamer.real.transport import Stopped, StopToken, TransportThread
 
 T = TypeVar("T")
 
@@ -87,8 +87,13 @@ class Driver:
         finally:
             self.turns.enter("run")
 
-    def wait(self, pending: Pending[Any], task: str = "main") -> None:
-        """Until the operation has ended; its result is the awaiter's business."""
+    def wait(
+        self, pending: Pending[Any], task: str = "main", *, is_booked: bool = True
+    ) -> None:  # fmt: skip
+        """Until the operation has ended; its result is the awaiter's business.
+
+        What is a part of another operation is not booked: that one is.
+        """
         if pending.done:
             return
         self.waiting.begin(task, pending)
@@ -100,7 +105,8 @@ class Driver:
                 self._block(pending)
         finally:
             self.waiting.end(task)
-            self.on_wait(pending, began, time.monotonic())
+            if is_booked:
+                self.on_wait(pending, began, time.monotonic())
 
     def _block(self, pending: Pending[Any]) -> None:
         gate = threading.Lock()
@@ -165,7 +171,8 @@ class Driver:
 
     @property
     def is_transport_thread(self) -> bool:
-        return getattr(self._transport_thread, "here", False)
+        is_one = isinstance(threading.current_thread(), TransportThread)
+        return is_one or getattr(self._transport_thread, "here", False)
 
     def enter_transport_thread(self) -> None:
         self._transport_thread.here = True

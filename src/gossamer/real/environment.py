@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.real.links import own_links
+from gossamer.real.shaping import ShapedTransport
 from gossamer.real.slurm import slurm_address, slurm_local_size, slurm_step, slurm_tasks
 from gossamer.real.transport import Transport
 
@@ -68,6 +70,12 @@ def connect(name: str | None = None) -> Transport | None:
     if here.size == 1:
         return None
     chosen = choose(here, name, has_mpi4py=importlib.util.find_spec("mpi4py") is not None)
+    transport = _connected(chosen, here)
+    links = own_links()
+    return ShapedTransport(transport, links) if links.is_shaped else transport
+
+
+def _connected(chosen: str, here: Environment) -> Transport:
     if chosen == "shm":
         from gossamer.real.shm import ShmTransport
 

@@ -40,6 +40,10 @@ class Plan:
     def ends(self) -> int:
         return self.size + len(self.slices)
 
+    def lengths(self, whole: int) -> list[int]:
+        """Of the ends' windows: a worker's holds the whole, a server's its range."""
+        return [whole] * self.size + [part.stop - part.start for part in self.slices]
+
     def process_of(self, end: int) -> int:
         """Servers sit in the workers' processes in turn: nobody launches them by hand."""
         return end if end < self.size else (end - self.size) % self.size

@@ -1,7 +1,7 @@
-"""Faults brought about on purpose in real workers: slow ones, pauses, deaths.
+"""Faults brought about on purpose in real workers: slow ones, slow links, pauses, deaths.
 
-The launcher pauses and kills by signals. A slow worker slows itself down: it sleeps after a step in
-proportion to the time that the step took, as told in GOSSAMER_FAULTS.
+The launcher pauses and kills by signals. A slow worker slows itself and its links down, as told in
+GOSSAMER_FAULTS.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import json
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gossamer.errors import ConfigurationError
+from gossamer.real.links import Links
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Injection:
     """How many times slower a worker computes."""
     pauses: Sequence[Pause] = ()
     kills: Sequence[Kill] = ()
+    links: Links = field(default_factory=Links)
 
     def check(self, workers: int) -> None:
         """Refuse faults of workers that do not exist, and workers faster than the machine."""
@@ -55,16 +58,18 @@ class Injection:
                     f"a real worker cannot compute faster than it does: --slow {worker}={factor:g} "
                     "must be at least 1"
                 )
+        self.links.check(workers)
 
     def to_json(self) -> str:
         """As the workers read it."""
-        return json.dumps(
-            {
-                "slow": {str(worker): factor for worker, factor in self.slow.items()},
-                "pause": [{"worker": p.worker, "at": p.at, "lasts": p.lasts} for p in self.pauses],
-                "kill": [{"worker": k.worker, "at": k.at} for k in self.kills],
-            }
-        )
+        told: dict[str, Any] = {
+            "slow": {str(worker): factor for worker, factor in self.slow.items()},
+            "pause": [{"worker": p.worker, "at": p.at, "lasts": p.lasts} for p in self.pauses],
+            "kill": [{"worker": k.worker, "at": k.at} for k in self.kills],
+        }
+        if self.links.is_shaped:
+            told["links"] = self.links.as_dict()
+        return json.dumps(told)
 
     def signals(self) -> list[tuple[float, int, int]]:
         """When to send which worker which signal, in order of time."""

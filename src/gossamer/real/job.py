@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from gossamer.real.transport import Store
 
 _TELL_S = 1.0
@@ -78,6 +81,13 @@ class Diary:
             self._store.agree(f"diary/{self._rank}/{self._told}", line)
             self._told += 1
             self._told_at = now
+
+    def keep_output(self, parameters: Tensor) -> None:
+        """The run's output model, beside the lines; there when it is whole."""
+        part = self.path.with_name(".output.npy")
+        with part.open("wb") as file:
+            np.save(file, parameters.numpy(), allow_pickle=False)
+        part.replace(self.path.with_name("output.npy"))
 
     def close(self) -> None:
         self._file.close()

@@ -18,7 +18,7 @@ from gossamer.methods import MethodSpec, parse_method
 from gossamer.real.binding import Binding
 from gossamer.real.coupling import Coupling
 from gossamer.real.environment import connect, discover
-from gossamer.real.sharding import shard_of
+from gossamer.real.sharding import Passes, shard_of
 from gossamer.real.telling import Telling
 from gossamer.real.transport import Transport
 from gossamer.replica import trainable
@@ -65,7 +65,6 @@ def join(
     connected = connect(transport) if transport is None or isinstance(transport, str) else transport
     if connected is None or is_alone or spec is None:
         return JoinedWorker(model, optimizer, spec, None, given, telling)
-    _check_method(spec)
     binding = Binding(trainable(model))
     coupling = Coupling(connected, spec, model, binding, optimizer, given, steps, telling)
     return JoinedWorker(model, optimizer, spec, coupling, given, telling)
@@ -101,15 +100,6 @@ def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def _check_method(spec: MethodSpec) -> None:
-    """What the simulator knows and real workers do not."""
-    for name, is_set in (("groups", spec.groups), ("lower_momentum", spec.lower_momentum)):
-        if is_set:
-            raise ConfigurationError(
-                f"{spec.name}: {name} works in the simulator only; leave it out here"
-            )
-
-
 @dataclass
 class JoinedWorker:
     """What a user's loop holds on to. With one worker it touches nothing."""
@@ -124,6 +114,7 @@ class JoinedWorker:
     _is_accumulating: bool = field(default=False, init=False)
     _was_open: bool = field(default=False, init=False)
     _is_open: bool = field(default=False, init=False)
+    _passes: Passes = field(default_factory=Passes, init=False)
 
     @property
     def rank(self) -> int:
@@ -240,7 +231,7 @@ class JoinedWorker:
         Synchronous methods get equal numbers of batches; with asynchronous ones whoever is ready
         takes the next batch, so that fast workers do more.
         """
-        return shard_of(loader, self.coupling, self.seed)
+        return shard_of(loader, self.coupling, self.seed, self._passes)
 
     @contextlib.contextmanager
     def consensus(self) -> Generator[nn.Module]:
@@ -259,16 +250,17 @@ class JoinedWorker:
         """What the coupling adds to this worker's checkpoint, taken between two steps.
 
         It holds this worker's own replica, the method's memory (velocities, gradients not yet
-        sent), push-sum weight, versions, random state, the number of the step, and the servers
-        that live in this process. Every worker saves, in a file of its own, `model.state_dict()`
-        (the statistics of BatchNorm are its own), `optimizer.state_dict()`, this, and what else
-        the loop has: schedule, scaler, place in the data, torch's random state. Save at the same
-        step on all workers; what asynchronous workers have on the way then is lost.
+        sent), push-sum weight, versions, random state, the number of the step, how often each
+        sharded loader was gone over, and the servers that live in this process. Every worker saves,
+        in a file of its own, `model.state_dict()` (the statistics of BatchNorm are its own),
+        `optimizer.state_dict()`, this, and what else the loop has: schedule, scaler, torch's random
+        state. Save at the same step on all workers, best between two passes over the data; what
+        asynchronous workers have on the way then is lost.
         """
         state: dict[str, Any] = {"method": str(self.method), "rank": self.rank, "size": self.size}
         if self.coupling is not None:
             self._open_for("state_dict")
-            state |= self.coupling.state_dict()
+            state |= {**self.coupling.state_dict(), "passes": self._passes.counts}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -286,6 +278,7 @@ class JoinedWorker:
                 )
         if self.coupling is not None:
             self.coupling.load_state_dict(state)
+            self._passes.before = list(state["passes"])
         if self.telling is not None:
             self.telling.steps = int(state.get("step", 0))
 

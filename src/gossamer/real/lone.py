@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -36,7 +36,7 @@ class LocalStore:
 class LoneTransport:
     """One process, perhaps with servers inside."""
 
-    name: ClassVar[str] = "alone"
+    name = "alone"
     rank = 0
     size = 1
     lost: frozenset[int] = frozenset()

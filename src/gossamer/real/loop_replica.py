@@ -86,6 +86,27 @@ class LoopReplica:
         self._binding.descend(self._optimizer.step, self._guard)
         self.version += 1
 
+    def penalised(self, gradient: Tensor, at: Tensor) -> Tensor:
+        decays = self._decays()
+        if not any(decays):
+            return gradient
+        total = gradient.clone()
+        sizes = list(self._binding.layout.sizes)
+        for piece, weights, decay in zip(total.split(sizes), at.split(sizes), decays, strict=True):
+            piece.add_(weights, alpha=decay)
+        return total
+
+    def _decays(self) -> list[float]:
+        """The weight decay of each parameter: groups may differ, and torch's optimisers spare a
+        parameter that has no gradient."""
+        chosen = {
+            id(parameter): float(group.get("weight_decay", 0.0))
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        }
+        return [chosen.get(id(parameter), 0.0) for parameter in self._binding.parameters]
+
     def _state_tensors(self) -> list[Tensor]:
         """The optimiser's vectors, by name of the quantity, then by parameter."""
         states = [self._optimizer.state.get(p, {}) for p in self._binding.parameters]

@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
+from gossamer.real.grouping import Grouping
+from gossamer.real.job import Job
 from gossamer.real.transport import Store
 from gossamer.real.worker import BLOCK
-from gossamer.tasks.split import Order, OwnSampler, Sampler
+from gossamer.tasks.split import Order, OwnSampler, Sampler, make_sampler
 
 State = dict[str, Any]
 """What a checkpoint keeps of one worker: plain values."""
@@ -93,13 +96,15 @@ class Leases:
         self, samples: int, batch: int, data_size: int, store: Store,
         order: Order | OwnSampler, rank: int, workers: int,
         live: Callable[[], frozenset[int]] | None = None,
-        on_repeat: Callable[[int], None] = lambda samples: None,
+        on_repeat: Callable[[int], None] = lambda samples: None, lease: int = _LEASE,
     ) -> None:  # fmt: skip
+        """`lease` is how many batches are taken at a time."""
         self.epoch = 0.0
         self.expected_steps = max(1, -(-samples // (batch * workers)))
         self._last = -(-samples // batch)
         """How many batches the run has."""
         self._batch, self._data_size = batch, data_size
+        self._lease = lease
         self._store = store
         self._order = order
         self._rank = rank
@@ -123,7 +128,11 @@ class Leases:
         return True
 
     def next_batch(self) -> Indices:
-        position, self._leased = self._leased[0], self._leased[1:]
+        if self._leased:
+            position, self._leased = self._leased[0], self._leased[1:]
+        else:
+            # The leader of a group has the last batch, and its members compute beside it.
+            position = self._last + self._store.add("leases/beyond", 1) - 1
         self._drawn += 1
         if isinstance(self._order, OwnSampler):
             return self._order.next(self._rank)
@@ -134,10 +143,10 @@ class Leases:
     @property
     def _count(self) -> int:
         """How many leases the run has."""
-        return -(-self._last // _LEASE)
+        return -(-self._last // self._lease)
 
     def _batches(self, number: int) -> range:
-        return range(number * _LEASE, min((number + 1) * _LEASE, self._last))
+        return range(number * self._lease, min((number + 1) * self._lease, self._last))
 
     def _take(self) -> range:
         """The next lease that nobody has; empty when there is none."""
@@ -204,12 +213,12 @@ class Leases:
     def position(self) -> int:
         """How many batches all workers together have taken, about."""
         gaps, begin = self._open
-        return _LEASE * (begin + max(0, self._store.add("leases", 0) - len(gaps)))
+        return self._lease * (begin + max(0, self._store.add("leases", 0) - len(gaps)))
 
     @property
     def reached(self) -> int:
         """The batch that this worker's last lease ends with; unlike the others' known at once."""
-        return _LEASE * self._taken[-1].stop if self._taken else 0
+        return self._lease * self._taken[-1].stop if self._taken else 0
 
     def state(self) -> State:
         return {
@@ -236,18 +245,40 @@ class Leases:
         self._open = (gaps, begin)
         self._lengthen(own["batches"])
         if self._leased:
-            number = self._leased.start // _LEASE
+            number = self._leased.start // self._lease
             self._done.discard(number)
             self._claims(number, 0)
-        self.epoch = begin * _LEASE * self._batch / self._data_size
+        self.epoch = begin * self._lease * self._batch / self._data_size
         if isinstance(self._order, OwnSampler):
             self._order.resume(self._rank, self._drawn)
 
     def _lengthen(self, before: int) -> None:
         """A run that has grown goes on with the rest of the lease that its old end had cut."""
-        number = before // _LEASE
+        number = before // self._lease
         is_own = any(number in run for run in self._taken)
         is_last = not self._leased or self._leased.stop == before
-        if before % _LEASE and self._last > before and is_own and is_last:
+        if before % self._lease and self._last > before and is_own and is_last:
             start = self._leased.start if self._leased else before
             self._leased = range(start, self._batches(number).stop)
+
+
+def make_pace(
+    job: Job, targets: Tensor, store: Store, grouping: Grouping, *,
+    live: Callable[[], frozenset[int]], live_at: Callable[[int], frozenset[int]],
+    is_synchronous: bool, on_repeat: Callable[[int], None],
+) -> Rounds | Leases:  # fmt: skip
+    """Of one worker; with groups, what a group without its leader has taken is not done."""
+    rank, size, data_size = grouping.rank, grouping.size, len(targets)
+    sampler = make_sampler(targets, size, job.batch, job.split, job.seed, is_synchronous)
+    if is_synchronous:
+        return Rounds(
+            job.samples, job.batch, data_size, lambda step: grouping.working(live_at(step)),
+            sampler, rank, size,
+        )  # fmt: skip
+    order = sampler if isinstance(sampler, OwnSampler) else Order(data_size, job.seed, job.batch)
+    return Leases(
+        job.samples, job.batch, data_size, store, order, rank, size,
+        lambda: grouping.working(live()), on_repeat,
+        # The members of a group take theirs at each step: when it ends, none has any left.
+        lease=1 if grouping.groups else _LEASE,
+    )  # fmt: skip

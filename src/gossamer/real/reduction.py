@@ -14,7 +14,9 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost
@@ -22,13 +24,28 @@ from gossamer.pending import Pending
 from gossamer.real.finished import Finished, decode_finished, encode_finished
 from gossamer.real.losses import Loss, Losses
 from gossamer.real.sums import Group, Sum, contributors_of, key_of
-from gossamer.real.wire import Wire, raw
+from gossamer.real.transport import Scattered
+from gossamer.real.wire import Wire, host_copy, raw
 
 CONTRIBUTION, MEAN, STATE, RESULT = range(32, 36)
 KINDS = range(32, 48)
 _HEAD = struct.Struct("<QIII")  # group, number, attempt, finished by the sender
-Engine = Callable[[tuple[int, ...], Tensor, Callable[[BaseException | None], None]], None]
-"""Replaces a tensor by its mean by other means, then calls back, with an error where it failed."""
+
+
+class Engine(Protocol):
+    """Other means to make sums."""
+
+    is_on_gpu: bool
+    """It is for values that lie there; all others go by messages."""
+
+    def __call__(
+        self,
+        members: tuple[int, ...],
+        value: Tensor,
+        finished: Callable[[BaseException | None], None],
+    ) -> None:
+        """Replace a tensor by its mean, then call back, with an error where that failed."""
+        ...
 
 
 class Reduction:
@@ -48,6 +65,10 @@ class Reduction:
     def start(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
         pending: Pending[Tensor] = Pending("all_reduce")
         ranks = tuple(sorted(members))
+        value = _whole(value)
+        engine = self._engine
+        if engine is not None and engine.is_on_gpu and not value.is_cuda:
+            engine = None
         if len(ranks) == 1 or value.numel() == 0:
             pending.resolve(value.detach().clone())
             return pending
@@ -56,12 +77,14 @@ class Reduction:
             group.members = ranks
             own = self._sum(group, group.started)
             group.started += 1
-            own.begin(value, pending)
-            by_engine = self._engine is not None and own.attempt == 0
+            if own.attempt != 0:
+                engine = None
+            own.begin(value, pending, stays=engine is not None and engine.is_on_gpu)
             engine_target = own.kept
-        if self._engine is not None and by_engine:
-            engine_target.copy_(own.value)
-            self._engine(ranks, engine_target, lambda error: self._by_engine(own, error))
+        if engine is not None:
+            if not engine.is_on_gpu:
+                engine_target.copy_(own.value)
+            engine(ranks, engine_target, lambda error: self._by_engine(own, error))
         else:
             self._contribute(own)
         return pending
@@ -259,7 +282,7 @@ class Reduction:
         if not holders or holders[0] != self._wire.rank:
             return []
         # Copied: buffers of means are used again once everybody has them.
-        head, body = _HEAD.pack(group.key, number, 0, group.low), raw(mean.clone())
+        head, body = _HEAD.pack(group.key, number, 0, group.low), raw(host_copy(mean))
         lacking = [peer for peer in group.members if peer in alive and peer not in holders]
         return [(peer, head, body) for peer in lacking]
 
@@ -287,3 +310,12 @@ class Reduction:
                 pass  # its death makes the next epoch
 
         return push
+
+
+def _whole(value: Tensor) -> Tensor:
+    """The pieces on a GPU as one vector there, to be copied to the host once, if at all."""
+    if not isinstance(value, Scattered) or value.home.type == "cpu":
+        return value
+    whole = torch.empty(value.count, dtype=value.kind, device=value.home)
+    value.write_into(value.cut(whole), 1.0)
+    return whole

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -72,7 +71,7 @@ class Switch:
 class ReplayTransport:
     """One worker's connection to the switch."""
 
-    name: ClassVar[str] = "replay"
+    name = "replay"
     lost: frozenset[int] = frozenset()
 
     def __init__(self, switch: Switch, rank: int) -> None:

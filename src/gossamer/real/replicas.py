@@ -76,6 +76,9 @@ class WindowReplica:
             )
             self.version += 1
 
+    def penalised(self, gradient: Tensor, at: Tensor) -> Tensor:
+        return self.optimiser.penalised(gradient, at)
+
     def optimiser_state(self) -> Tensor:
         slots = [matrix[0] for matrix in self.state.values()]
         return torch.cat(slots) if slots else self.window.new_empty(0)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
-from gossamer.optimisers import make_optimiser
+from gossamer.optimisers import Optimiser
 from gossamer.real.binding import Binding
 from gossamer.real.loop_replica import LoopReplica
 from gossamer.real.replicas import WindowReplica
 
 Guard = Callable[[], AbstractContextManager[None]]
-_NO_MOMENTUM = {"momentum": 0.0, "dampening": 0.0, "nesterov": False}
+Momentum = Callable[[float], float]
 
 
 def slice_optimizer(
@@ -28,13 +28,13 @@ def slice_optimizer(
     guard: Guard,
     on_descend: Callable[[int], None],
     *,
-    has_momentum: bool = True,
+    momentum: Momentum = lambda own: own,
 ) -> LoopReplica:
     """The replica of one server. The learning rate, and whatever else the user's schedule changes,
     follows that schedule, which runs in this process too, so it need not travel.
 
-    Without `has_momentum` torch's SGD leaves its own out: momentum and delay multiply. Any other
-    class stays as it is, for its learning rate would be none for plain SGD.
+    `momentum` says what becomes of the momentum of torch's SGD: momentum and delay multiply. Any
+    other class stays as it is, for its learning rate would be none for plain SGD.
     """
     own: list[tuple[str, nn.Parameter]] = []
     made: dict[nn.Parameter, nn.Parameter] = {}
@@ -49,22 +49,22 @@ def slice_optimizer(
             own.append((name, twin))
             made[parameter] = twin
         offset += size
-    fixed: dict[str, Any] = {}
-    if isinstance(optimizer, torch.optim.SGD) and not has_momentum:
-        fixed = _NO_MOMENTUM
+    is_sgd = isinstance(optimizer, torch.optim.SGD)
     groups: list[dict[str, Any]] = []
     followed: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         twins = [made[p] for p in group["params"] if p in made]
         if twins:
-            groups.append({**_options(group), **fixed, "params": twins})
+            options = _options(group)
+            groups.append({**(_slowed(options, momentum) if is_sgd else options), "params": twins})
             followed.append(group)
     twin_optimizer = _another(optimizer, groups) if groups else None
 
     def follow() -> None:
         if twin_optimizer is not None:
             for mine, theirs in zip(twin_optimizer.param_groups, followed, strict=True):
-                mine.update({**_options(theirs), **fixed})
+                options = _options(theirs)
+                mine.update(_slowed(options, momentum) if is_sgd else options)
 
     twin_binding = Binding(own, is_server=True)
     twin_binding.attach(window, is_private=False)
@@ -74,6 +74,13 @@ def slice_optimizer(
 def _options(group: dict[str, Any]) -> dict[str, Any]:
     """What a schedule may change; names of parameters are not."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def _slowed(options: dict[str, Any], momentum: Momentum) -> dict[str, Any]:
+    """Without momentum there is nothing to dampen or to look ahead with."""
+    left = momentum(options["momentum"])
+    none: dict[str, Any] = {} if left else {"dampening": 0.0, "nesterov": False}
+    return {**options, "momentum": left, **none}
 
 
 def _another(
@@ -103,9 +110,9 @@ class OwnOptimiserReplica(WindowReplica):
 
     @staticmethod
     def of(
-        chosen: str, window: Tensor, learning_rate: Callable[[], float], guard: Guard,
+        optimiser: Optimiser, window: Tensor, learning_rate: Callable[[], float], guard: Guard,
         on_descend: Callable[[int], None],
     ) -> OwnOptimiserReplica:  # fmt: skip
         return OwnOptimiserReplica(
-            window, make_optimiser(chosen), learning_rate, guard=guard, on_descend=on_descend
+            window, optimiser, learning_rate, guard=guard, on_descend=on_descend
         )

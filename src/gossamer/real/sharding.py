@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -23,6 +24,8 @@ class Coupled(Protocol):
 
     rank: int
     size: int
+    group: tuple[int, ...]
+    """This worker and those it computes with, step by step; empty without groups."""
     is_synchronous: bool
 
     @property
@@ -56,13 +59,35 @@ class Positions:
                 yield position
                 position += coupled.size
             return
-        while True:
-            end = coupled.store.add(epoch, _LEASE)
-            if batches is not None and end - _LEASE >= batches:
-                return
-            for position in range(end - _LEASE, end):
-                if batches is None or position < batches:
-                    yield position
+        for first in self.rounds(epoch):
+            if batches is not None and first + self.width > batches:
+                return  # positions grow, so nothing that follows fits
+            yield first + self.place
+
+    @property
+    def width(self) -> int:
+        """How many batches are taken together: the members of a group step together."""
+        return max(1, len(self.coupled.group))
+
+    @property
+    def place(self) -> int:
+        """Which of them is this worker's."""
+        return self.coupled.group.index(self.coupled.rank) if self.coupled.group else 0
+
+    def rounds(self, epoch: str) -> Iterator[int]:
+        """The first positions of what is taken together, without end."""
+        store, group = self.coupled.store, self.coupled.group
+        while not group:
+            end = store.add(epoch, _LEASE)
+            yield from range(end - _LEASE, end)
+        mine, start = f"{group[0]} {self.width}", 0
+        for lease in count():
+            # Whoever of a group comes first claims it for all of them, and nobody waits.
+            claim = store.agree(f"{epoch} lease {lease}", mine)
+            width = int(claim.split()[1])
+            if claim == mine:
+                yield from range(start, start + _LEASE * width, width)
+            start += _LEASE * width
 
     def share(self, batches: int) -> int:
         """How many batches each worker of a synchronous method gets."""
@@ -72,6 +97,35 @@ class Positions:
                 "one; make the batches smaller"
             )
         return batches // self.coupled.size
+
+
+class Passes:
+    """How often a loop has gone over each of its loaders: a resumed one shuffles as it would have.
+
+    Other iterables are made anew for every pass, so there is nothing to know them by.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[DataLoader[Any], Positions]] = {}
+        self.before: list[int] = []
+        """In the order in which the loaders were shared out first, from a checkpoint."""
+
+    @property
+    def counts(self) -> list[int]:
+        now = [positions.epoch + 1 for _, positions in self._of.values()]
+        return now + self.before[len(now) :]
+
+    def over(self, loader: Iterable[Any], coupled: Coupled) -> Positions:
+        if not isinstance(loader, DataLoader):
+            return Positions(coupled)
+        known = cast("DataLoader[Any]", loader)
+        if id(known) not in self._of:
+            positions, number = Positions(coupled), len(self._of)
+            if number < len(self.before):
+                positions.epoch = self.before[number] - 1
+            # The loader is held on to, so that no other one gets its number.
+            self._of[id(known)] = (known, positions)
+        return self._of[id(known)][1]
 
 
 class OwnBatches:
@@ -117,11 +171,13 @@ def _same_everywhere(key: str, sampler: Any, epoch: int) -> Generator[None]:
                 sampler.generator = given
 
 
-def shard_of(loader: Iterable[T], coupled: Coupled | None, seed: int) -> Iterable[T]:
+def shard_of(
+    loader: Iterable[T], coupled: Coupled | None, seed: int, passes: Passes
+) -> Iterable[T]:
     """The same loader over this worker's batches only; alone, the loader itself."""
     if coupled is None:
         return loader
-    positions = Positions(coupled)
+    positions = passes.over(loader, coupled)
     if isinstance(loader, DataLoader):
         known = cast("DataLoader[Any]", loader)
         if isinstance(known.sampler, DistributedSampler):
@@ -175,9 +231,12 @@ class _Selected:
                 yield own
 
     def _in_leases(self, epoch: str) -> Iterator[Any]:
-        wanted = self._positions.within(epoch, None)
-        position = next(wanted)
+        place, width = self._positions.place, self._positions.width
+        rounds = self._positions.rounds(epoch)
+        first, own = next(rounds), None
         for number, batch in enumerate(self._batches):
-            if number == position:
-                yield batch
-                position = next(wanted)
+            if number == first + place:
+                own = batch
+            if number == first + width - 1:
+                yield own
+                first = next(rounds)

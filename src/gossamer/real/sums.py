@@ -15,7 +15,7 @@ from torch import Tensor
 from gossamer.pending import Pending
 from gossamer.real.losses import Loss
 from gossamer.real.memory import take_elements
-from gossamer.real.wire import PIECE, host_copy, raw
+from gossamer.real.wire import PIECE, finish_stream, host_copy, host_empty, raw
 
 _SHORT = 1 << 14
 """Bytes up to which a vector has one owner: dividing it would cost more messages than it saves."""
@@ -139,14 +139,24 @@ class Sum:
         self._position = 0
         self._gifts: set[int] = set()
 
-    def begin(self, value: Tensor, pending: Pending[Tensor]) -> None:
-        """Take this process's contribution; the value is the caller's again afterwards."""
+    def begin(self, value: Tensor, pending: Pending[Tensor], *, stays: bool = False) -> None:
+        """Take this process's contribution; the value is the caller's again afterwards.
+
+        One that `stays` on its GPU goes to the host only if its sum has to be done again, after a
+        death; its copies are complete when this returns, so that every stream may use them.
+        """
         self._pending = pending
         self._origin = value.detach()
         length, dtype = value.numel(), value.dtype
-        self.value = host_copy(value)
-        self.kept = take_elements(length, dtype)
-        self._result = take_elements(length, dtype)
+        if stays:
+            self.value = self._origin.reshape(-1).clone()
+            self.kept = self.value.clone()
+            self._result = torch.empty_like(self.value)
+            finish_stream(self.value)
+        else:
+            self.value = host_copy(value)
+            self.kept = take_elements(length, dtype)
+            self._result = host_empty(self._origin)
         self.is_started = True
         self._lay_out()
 
@@ -156,6 +166,9 @@ class Sum:
             changed = attempt != self.attempt
             self.members, self.attempt = members, attempt
             if changed and self.is_started:
+                if self.value.is_cuda:
+                    self.value = host_copy(self.value)
+                    self._result = host_empty(self._origin)
                 self.kept = take_elements(self.kept.numel(), self.kept.dtype)
                 self._lay_out()
             return changed
@@ -226,6 +239,7 @@ class Sum:
     def land_whole(self) -> None:
         """The mean stands in `kept` already."""
         self._result.copy_(self.kept)
+        finish_stream(self._result)
 
     def fail(self, error: BaseException) -> None:
         self._pending.fail(error)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,22 +24,25 @@ from gossamer.pending import Pending
 from gossamer.real.books import Books
 from gossamer.real.checkpointing import Checkpointing
 from gossamer.real.driver import Driver
+from gossamer.real.group_roles import role_in_group
+from gossamer.real.grouping import Grouping
 from gossamer.real.hub import Hub, Plan
 from gossamer.real.job import Diary, Job
 from gossamer.real.keeping import Counts, Kept, Parts
 from gossamer.real.moments import Moments
+from gossamer.real.output import say
 from gossamer.real.outputs import Output
-from gossamer.real.pace import Leases, Rounds
+from gossamer.real.pace import make_pace
 from gossamer.real.recording import Free, Turns
 from gossamer.real.replicas import WindowReplica
 from gossamer.real.signals import explain_on_signal
-from gossamer.real.slowness import own_slow_factor
+from gossamer.real.slowness import Slowness, own_slow_factor
 from gossamer.real.transport import StopToken, Transport, Window
+from gossamer.real.watched_worker import WatchedWorker
 from gossamer.real.worker import RealWorker
 from gossamer.replica import Replica, cut
 from gossamer.schedules import make_schedule
 from gossamer.tasks import Task
-from gossamer.tasks.split import Order, OwnSampler, make_sampler
 from gossamer.worker import Gradient
 
 _REPORT_S = 0.2
@@ -60,6 +62,7 @@ class Training:
         self._transport = transport
         self._spec = parse_method(job.method)
         self._method = self._spec.method
+        self._grouping = Grouping.of(self._spec.groups, transport)
         self._model = FlatModel(task, torch.device("cpu"), seed=job.seed)
         self._buffers = self._model.initial_buffers.clone()
         self._evaluator = Evaluator(self._model, self._method.output, job.buffers)
@@ -67,13 +70,15 @@ class Training:
         steps = max(1, -(-job.samples // (job.batch * self.size)))
         self._kept = Kept.of(job.resume, self.rank) if job.resume else None
         self._options = (
-            self._spec.resolve(self.size, steps) if self._kept is None else self._kept.options
+            self._spec.resolve(self._grouping.ends, steps)
+            if self._kept is None
+            else self._kept.options
         )
         self._is_synchronous = self._method.is_synchronous(self._options)
         self._stop = StopToken()
         self._driver = Driver(self._stop)
-        self._driver.on_wait = self._waited
-        self._moments = Moments(self.size)
+        self._moments = Moments(self.size, self.books)
+        self._driver.on_wait = self._moments.waited
         self._driver.turns = turns or Free()
         sizes = self._model.layout.sizes
         slices = cut(sizes, self._spec.servers) if self._method.has_server else ()
@@ -81,7 +86,7 @@ class Training:
         self._hub = Hub(transport, self._plan, self._driver)
         self._gradients = 0
         self._losses: list[float] = []
-        self._slow = own_slow_factor(self.rank)
+        self._slowness = Slowness(own_slow_factor(self.rank), self._driver.check)
         self._reported = self._next_evaluation = 0.0
         self._checkpointing = Checkpointing(
             job, self._hub, self._method.server is not None, self._options, self._parts
@@ -154,23 +159,33 @@ class Training:
 
     def start(self) -> None:
         """Make the coroutines; servers run until they wait, the worker's own has not begun."""
-        self._pace = self._make_pace()
-        self._worker = RealWorker(
-            self._hub, self.rank, seed=self.job.seed, books=self.books, gradient=self._gradient,
+        self._pace = make_pace(
+            self.job, self._model.task.train.targets, self._transport.store, self._grouping,
+            live=lambda: self._hub.live, live_at=lambda step: self._worker.live_at(step),
+            is_synchronous=self._is_synchronous,
+            on_repeat=lambda samples: self.books.observe("repeated", samples),
+        )  # fmt: skip
+        self._worker = WatchedWorker(
+            self._hub, self.rank, self._moments, seed=self.job.seed, books=self.books,
+            gradient=self._gradient, grouping=self._grouping,
             pace=self._checkpointing.between_steps(self._pace),
         )  # fmt: skip
         if self._kept is not None:
             self._go_on(self._kept)
         self._start_servers()
         own = for_role(self._method.worker, self._options)
-        self._main = self._method.worker(self._worker, self._replica, **own)
+        self._main = role_in_group(
+            self._worker, self._replica, self._method.worker, own, self._grouping, self._driver,
+            self._orphaned,
+        )  # fmt: skip
         self._awaited: Pending[Any] | None = None
         self._began = time.monotonic() - (self._kept.counts.seconds if self._kept else 0.0)
         self._moments.begin(time.monotonic())
 
-    def _waited(self, what: Pending[Any], began: float, ended: float) -> None:
-        self.books.waited(what, began, ended)
-        self._moments.waited(what, began, ended)
+    def _orphaned(self, lost: PeerLost) -> None:
+        """This worker has nothing more to do, but goes on answering."""
+        if self.rank == min(self._hub.live & frozenset(self._grouping.group)):
+            say(str(lost))
 
     def take_turn(self) -> None:
         """In a replay: go on from where the recorded worker waited to where it waited next."""
@@ -198,28 +213,11 @@ class Training:
     def _learning_rate(self) -> float:
         return self.job.learning_rate * self._schedule.factor(self._pace.epoch)
 
-    def _make_pace(self) -> Rounds | Leases:
-        job, train = self.job, self._model.task.train
-        sampler = make_sampler(
-            train.targets, self.size, job.batch, job.split, job.seed, self._is_synchronous
-        )
-        if self._is_synchronous:
-            return Rounds(
-                job.samples, job.batch, len(train), lambda step: self._worker.live_at(step),
-                sampler, self.rank, self.size,
-            )  # fmt: skip
-        order = (
-            sampler if isinstance(sampler, OwnSampler) else Order(len(train), job.seed, job.batch)
-        )
-        return Leases(
-            job.samples, job.batch, len(train), self._transport.store, order, self.rank, self.size,
-            lambda: self._hub.live, lambda samples: self.books.observe("repeated", samples),
-        )  # fmt: skip
-
     def _start_servers(self) -> None:
         optimiser = self._spec.optimiser_of_servers(
-            make_optimiser(self.job.optimiser), self.size, is_synchronous=self._is_synchronous
-        )
+            make_optimiser(self.job.optimiser), self._grouping.ends,
+            is_synchronous=self._is_synchronous,
+        )  # fmt: skip
         for end in self._plan.hosted_by(self.rank):
             if end < self.size:
                 continue
@@ -238,8 +236,9 @@ class Training:
             )
             if self._method.server is not None:
                 worker = RealWorker(
-                    self._hub, end, seed=self.job.seed, pace=self._pace, books=self.books
-                )
+                    self._hub, end, seed=self.job.seed, pace=self._pace, books=self.books,
+                    grouping=self._grouping,
+                )  # fmt: skip
                 own = for_role(self._method.server, self._options)
                 self._driver.start(self._method.server(worker, replica, **own), f"server {end}")
 
@@ -268,6 +267,8 @@ class Training:
         """Reads its point and its batch now; computed in the thread that awaits it."""
         self._driver.check()
         point = at if isinstance(at, Tensor) else at.snapshot()
+        if self._grouping.follows:
+            self._pace.open_step(self._gradients)  # its leader has opened it for both
         chosen = torch.from_numpy(self._pace.next_batch()) if batch is None else batch
         key = key_of(self.job.seed, self.rank, self._gradients)
         self._gradients += 1
@@ -278,8 +279,7 @@ class Training:
     def _compute(self, gradient: Gradient, point: Tensor, batch: Tensor, key: int) -> None:
         began = time.monotonic()
         value, loss, self._buffers = self._model.gradient(point, self._buffers, batch, key)
-        if self._slow > 1.0:
-            time.sleep((self._slow - 1.0) * (time.monotonic() - began))
+        self._slowness.lengthen(time.monotonic() - began)
         ended = time.monotonic()
         self.books.computing += ended - began
         self._moments.computed(began, ended)
@@ -296,7 +296,7 @@ class Training:
             return
         self._reported = now
         self._diary.write("progress", self._progress())
-        if self.rank == min(self._hub.live) and self._pace.epoch >= self._next_evaluation:
+        if self._speaks_for_all and self._pace.epoch >= self._next_evaluation:
             # One who evaluates since the others' death goes on from here.
             while self._next_evaluation <= self._pace.epoch:
                 self._next_evaluation += self.job.epochs / self.job.evaluations
@@ -321,6 +321,10 @@ class Training:
     def own_output(self) -> Output:
         return Output(self._replica.snapshot(), self._replica.weight, self._buffers.clone())
 
+    @property
+    def _speaks_for_all(self) -> bool:
+        return self.rank == min(self._grouping.speaking(self._hub.live), default=None)
+
     def output_of(self, trainings: Sequence[Training]) -> Tensor:
         """The output model of a whole run whose workers are all here."""
         found = [training.own_output() for training in trainings]
@@ -338,7 +342,7 @@ class Training:
     def _held(self) -> Held:
         """What everyone holds now; who is lost on the way is left out."""
         found: list[Output] = []
-        for process in sorted(self._hub.live):
+        for process in sorted(self._grouping.speaking(self._hub.live)):
             try:
                 found.append(self._ask(process, "output"))
             except PeerLost:
@@ -371,17 +375,12 @@ class Training:
             "consensus_distance": scores.consensus_distance,
         })  # fmt: skip
         if kind == "result":
-            self._save(self._evaluator.output_parameters(held))
-
-    def _save(self, parameters: Tensor) -> None:
-        assert self._diary is not None
-        part = self._diary.path.with_name(".output.npy")
-        with part.open("wb") as file:
-            np.save(file, parameters.numpy(), allow_pickle=False)
-        part.replace(self._diary.path.with_name("output.npy"))
+            self._diary.keep_output(self._evaluator.output_parameters(held))
 
     def _conclude(self) -> None:
         assert self._diary is not None
+        if not self._grouping.speaking(self._hub.live):
+            raise self._grouping.lost(self._hub.live)
         self._diary.write("books", {
             **self.books.as_dict(),
             "first_moments": self._moments.segments,
@@ -392,5 +391,5 @@ class Training:
             "checkpoints": self._checkpointing.count,
             "checkpoint_seconds": self._checkpointing.seconds,
         })  # fmt: skip
-        if self.rank == min(self._hub.live):
+        if self._speaks_for_all:
             self._evaluate("result")

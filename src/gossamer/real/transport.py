@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +49,10 @@ class StopToken:
             raise Stopped
 
 
+class TransportThread(threading.Thread):
+    """One that others' frames pass through, and that therefore never waits for any of them."""
+
+
 @dataclass(frozen=True)
 class Window:
     """The published parameters of one end: how many, of which type, in whose process."""
@@ -58,6 +62,8 @@ class Window:
     process: int
     device: torch.device = torch.device("cpu")  # noqa: RUF009
     """Where it lies; a transport whose windows lie in main memory refuses any other."""
+    home: torch.device = torch.device("cpu")  # noqa: RUF009
+    """Where this process computes, and where values to be reduced are."""
 
 
 class Scattered(Tensor):
@@ -68,6 +74,8 @@ class Scattered(Tensor):
 
     count: int
     kind: torch.dtype
+    home: torch.device
+    """Where the pieces are."""
     cut: Callable[[Tensor], Sequence[Tensor]]
     """A flat vector in pieces of the same shapes."""
     write_into: Callable[[Sequence[Tensor], float], None]
@@ -110,7 +118,7 @@ class Store(Protocol):
 class Transport(Protocol):
     """One process's connection to the others."""
 
-    name: ClassVar[str]
+    name: str
     rank: int
     size: int
 

@@ -63,8 +63,18 @@ def raw(value: Tensor) -> Tensor:
 
 
 def host_copy(value: Tensor) -> Tensor:
-    """A flat copy on the host, pinned where it comes from a GPU so that it is copied at speed."""
-    flat = value.detach().reshape(-1)
-    if flat.is_cuda:
-        return torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)
-    return take_elements(flat.numel(), flat.dtype).copy_(flat)
+    """A flat copy on the host."""
+    return host_empty(value).copy_(value.detach().reshape(-1))
+
+
+def host_empty(value: Tensor) -> Tensor:
+    """Flat room on the host, pinned for what lies on a GPU: it is copied several times faster."""
+    if value.is_cuda:
+        return torch.empty(value.numel(), dtype=value.dtype, pin_memory=True)
+    return take_elements(value.numel(), value.dtype)
+
+
+def finish_stream(value: Tensor) -> None:
+    """Wait until what this thread asked of a value's GPU is done."""
+    if value.is_cuda:
+        torch.cuda.current_stream(value.device).synchronize()

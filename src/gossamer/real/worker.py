@@ -13,6 +13,7 @@ from torch import Tensor
 from gossamer.errors import Late, PeerLost, ProtocolError
 from gossamer.pending import Pending
 from gossamer.real.books import Books
+from gossamer.real.grouping import Grouping
 from gossamer.real.hub import Hub
 from gossamer.real.telling import Telling
 from gossamer.real.transport import Scattered, StopToken
@@ -41,10 +42,15 @@ class RealWorker:
     def __init__(
         self, hub: Hub, end: int, *, seed: int, pace: Pace, books: Books,
         gradient: Callable[[Tensor | Replica, Tensor | None], Gradient] | None = None,
-        telling: Telling | None = None,
+        telling: Telling | None = None, grouping: Grouping | None = None,
     ) -> None:  # fmt: skip
+        self._workers = hub.plan.size
+        self._grouping = grouping or Grouping(hub.rank, hub.plan.size)
         self.rank = end
-        self.size = hub.plan.size
+        is_worker = end < self._workers
+        # A server knows those only who push for themselves.
+        self.size = self._workers if is_worker else self._grouping.ends
+        self._inside = self._grouping.group if is_worker and self._grouping.groups else ()
         self.rng = random.Random(f"{seed}/worker/{end}")
         self._hub = hub
         self._pace = pace
@@ -64,7 +70,7 @@ class RealWorker:
 
     @property
     def peers(self) -> Sequence[int]:
-        live = self._hub.live
+        live = self.live
         if live is not self._peers_of:
             self._peers_of = live
             self._peers = sorted(live - {self.rank})
@@ -72,7 +78,8 @@ class RealWorker:
 
     @property
     def live(self) -> frozenset[int]:
-        return self._hub.live
+        live = self._hub.live
+        return live if self.rank < self._workers else self._grouping.speaking(live)
 
     def live_at(self, step: int) -> frozenset[int]:
         """The first to ask about a block of steps fixes the set for everybody."""
@@ -88,7 +95,7 @@ class RealWorker:
 
     @property
     def servers(self) -> Sequence[int]:
-        return range(self.size, self._hub.plan.ends)
+        return range(self._workers, self._hub.plan.ends)
 
     @property
     def slices(self) -> Sequence[slice]:
@@ -97,7 +104,7 @@ class RealWorker:
     @property
     def clients(self) -> frozenset[int]:
         """What a server knows of its clients keeps step with what it has read of its inbox."""
-        return self._hub.live - self._left
+        return self.live - self._left
 
     @property
     def expected_steps(self) -> int:
@@ -136,16 +143,20 @@ class RealWorker:
         gone: Pending[None] = Pending("send", to)
         try:
             self._hub.post(to, tag, message)
-            if to < self.size and to != self.rank and message.payload is not None:
+            if self._is_exchange(to) and message.payload is not None:
                 self._books.exchanges += 1
             gone.resolve(None)
         except PeerLost as lost:
             gone.fail(PeerLost(to, lost.args[0]) if lost.peer != to else lost)
         return gone
 
+    def _is_exchange(self, end: int) -> bool:
+        """With another worker that speaks for itself; inside a group a gradient is computed."""
+        return end < self._workers and end != self.rank and end not in self._inside
+
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
         pending: Pending[Message] = Pending("receive", source)
-        if self.rank >= self.size:
+        if self.rank >= self._workers:
             pending.when_done(lambda: self._received(pending))
         elif self._telling is not None:
             pending.when_done(lambda: self._tell_received(pending))
@@ -167,11 +178,7 @@ class RealWorker:
     def _tell_model(self, message: Message) -> None:
         """What another worker sent; bare signals are no exchange."""
         assert self._telling is not None
-        if (
-            message.source < self.size
-            and message.source != self.rank
-            and message.payload is not None
-        ):
+        if self._is_exchange(message.source) and message.payload is not None:
             self._telling.exchanged(self.rank, message.source)
 
     def collect(self, tag: Tag) -> list[Message]:
@@ -202,7 +209,8 @@ class RealWorker:
 
     def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
         members = range(self.size) if over is None else over
-        self._books.exchanges += 1
+        if tuple(members) != self._inside:
+            self._books.exchanges += 1
         share = 2 * (len(members) - 1) / len(members)
         # Looking at a gradient in pieces would put it together.
         is_scattered = isinstance(value, Scattered)
@@ -266,11 +274,11 @@ class RealWorker:
         lost: Pending[Tensor] = Pending("read", peer)
         if not self._check_alive(lost, peer):
             return lost
-        if peer < self.size:
+        if peer < self._workers:
             self._books.exchanges += 1
         self._books.bytes += self._window_bytes(peer)
         value = self._hub.transport.read(peer)
-        if self._telling is not None and peer < self.size:
+        if self._telling is not None and peer < self._workers:
             self._tell_exchange(value, (self.rank, peer))
         return value
 

@@ -90,7 +90,8 @@ def write_legend(figure: Figure, handles: Sequence[Artist]) -> int:
     """One legend for all panels, between the titles and them; gives the number of its rows."""
     width, height = (float(inches) for inches in figure.get_size_inches())
     longest = max(len(str(handle.get_label())) for handle in handles)
-    fitting = max(1, int(13.75 * width) // (longest + 9))
+    # A letter takes about a twelfth of an inch; line and gaps take as much as eleven of them.
+    fitting = max(1, int(12 * width) // (longest + 11))
     rows = math.ceil(len(handles) / fitting)
     figure.legend(
         handles=list(handles), ncols=math.ceil(len(handles) / rows), loc="upper left",

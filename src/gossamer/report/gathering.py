@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gossamer.errors import ConfigurationError
+from gossamer.quantities import counted
 from gossamer.report.contest import Entry
 from gossamer.report.folder import to_json
 from gossamer.report.listed_settings import differing
@@ -160,7 +161,7 @@ def _sort_in(gathered: Gathered, label: str, group: _Group) -> None:
     for rate in sorted(begun.keys() - shown.keys()):
         done = len(ended.get(rate, []))
         gathered.missing.append(
-            f"{label} at {rate:g} has {done} of {group.seeds} seeds and was left out."
+            f"{label} at {rate:g} has {done} of {counted(group.seeds, 'seed')} and was left out."
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass, field
 
+from gossamer.quantities import counted
 from gossamer.report.page_data import (
     Curves,
     CurveViews,
@@ -259,7 +260,9 @@ def _published(parts: LabParts, folder: Folder) -> None:
             "cells that both have."
         )
     elif cells:
-        parts.verdict = f"{len(cells)} cells are ours; the paper gives no number for any of them."
+        parts.verdict = (
+            f"{counted(len(cells), 'cell')} of ours; the paper gives no number for any of them."
+        )
 
 
 def _published_cell(cell: Row) -> list[Cell]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from gossamer.report.build import first_configured, goal_of
@@ -14,13 +15,28 @@ from gossamer.report.page_words import page_title
 from gossamer.report.panels import VIRTUAL, Series
 from gossamer.report.pictures import comparison_picture, run_picture
 from gossamer.report.runs import Folder, Run
-from gossamer.report.statistics import curve
+from gossamer.report.statistics import Arrival, curve
 
 OWN_PICTURE = "comparison.png"
 """That of a comparison that came to its end, drawn by the command itself."""
 
 
-def main_picture(path: Path, folders: Sequence[Folder], *, target: float | None = None) -> bool:
+@dataclass(frozen=True)
+class Advice:
+    """What a search knows beyond its run folders."""
+
+    title: str
+    arrivals: Mapping[str, Arrival]
+    """By method, with the time that having the model takes."""
+
+
+def main_picture(
+    path: Path,
+    folders: Sequence[Folder],
+    *,
+    target: float | None = None,
+    advice: Advice | None = None,
+) -> bool:
     """Draw it, and say whether there was anything to draw: a run that was evaluated."""
     gathered = gather(folders)
     goal = goal_of(folders, gathered, target)
@@ -33,13 +49,14 @@ def main_picture(path: Path, folders: Sequence[Folder], *, target: float | None 
         return False
     methods = [_series(label, runs) for label, runs in ranking.items()]
     every = [run for folder in folders for run in folder.runs]
-    title = page_title(folders, gathered, first_configured(every), [])
+    title = advice.title if advice else page_title(folders, gathered, first_configured(every), [])
     time = "seconds" if any(run.is_real for run in every) else VIRTUAL
     if goal is None or len(methods) == 1:
         workers = worker_times(ranking[methods[0].label][0])
         run_picture(path, methods[0], workers, title=title, target=goal, time=time)
     else:
-        comparison_picture(path, methods, title=title, target=goal, time=time)
+        known = advice.arrivals if advice else None
+        comparison_picture(path, methods, title=title, target=goal, time=time, known=known)
     return True
 
 

@@ -26,7 +26,7 @@ from gossamer.report.statistics import Arrival, interval, seed_curves
 
 _MOST_POINTS = 300
 _MOST_SEGMENTS = 3000
-_KINDS = frozenset({"computing", "waiting", "communicating", "paused"})
+_KINDS = frozenset({"computing", "waiting", "communicating", "paused", "other"})
 _LONGEST = 10
 _OUTPUTS = {"mean": "mean of workers"}
 

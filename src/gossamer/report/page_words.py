@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gossamer.quantities import counted
 from gossamer.report.contest import Contest
 from gossamer.report.drawn_cluster import read_cluster
 from gossamer.report.gathering import Gathered
@@ -91,7 +92,7 @@ def page_title(
     task = _task_title(first.task)
     cluster = read_cluster(first.config)
     if first.is_real:
-        where = f" on {first.workers} real workers" if first.workers else ""
+        where = f" on {counted(first.workers, 'real worker')}" if first.workers else ""
     else:
         where = "" if cluster is None else f" on {cluster.title or cluster.name}"
     labels = list(gathered.all)
@@ -112,8 +113,8 @@ def page_subtitle(gathered: Gathered, first: Run | None) -> str:
     seeds = {len(runs) for entry in gathered.all.values() for runs in entry.results.values()}
     epochs, batch = number(config.get("epochs")), number(config.get("batch"))
     parts = [
-        f"{first.workers} worker{'' if first.workers == 1 else 's'}" if first.workers else "",
-        "" if epochs is None else f"{epochs:g} epoch{'' if epochs == 1 else 's'}",
+        counted(first.workers, "worker") if first.workers else "",
+        "" if epochs is None else counted(epochs, "epoch"),
         "" if batch is None else f"batch {batch:g}",
         text(config.get("optimiser")),
         "one seed" if seeds == {1} else f"{min(seeds)} to {max(seeds)} seeds",

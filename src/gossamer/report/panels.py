@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gossamer.quantities import counted
 from gossamer.report.figures import (
     COMPUTING,
     FAINT,
@@ -160,7 +161,7 @@ def draw_arrivals(
         if span is None:
             reach = max(final(history, "virtual_seconds") for history in runs[one.label].histories)
             axes.barh(place, reach, thickness, facecolor="white", edgecolor=colour, hatch="////")
-            some = f"{one.reached} of {len(one.seconds)} seeds reach it"
+            some = f"{one.reached} of {counted(len(one.seconds), 'seed')} reach it"
             text = some if one.reached else f"not reached in {show_number(reach)} s"
         else:
             reach = max(span.high, span.mean)

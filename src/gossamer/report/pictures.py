@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gossamer.errors import ConfigurationError
+from gossamer.quantities import counted
 from gossamer.report.figures import (
     COLOURS,
     PUBLISHED,
@@ -35,7 +36,7 @@ from gossamer.report.panels import (
     limit_scores,
     name_target,
 )
-from gossamer.report.statistics import arrival, measure, ranked, show_number, show_score
+from gossamer.report.statistics import Arrival, arrival, measure, ranked, show_number, show_score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,9 +51,18 @@ _EM = 0.63
 
 
 def comparison_picture(
-    path: Path, runs: Sequence[Series], *, title: str, target: float, time: str = VIRTUAL
+    path: Path,
+    runs: Sequence[Series],
+    *,
+    title: str,
+    target: float,
+    time: str = VIRTUAL,
+    known: Mapping[str, Arrival] | None = None,
 ) -> None:
-    """Several methods on one task and one cluster: scores, times to the target, use of time."""
+    """Several methods on one task and one cluster: scores, times to the target, use of time.
+
+    `known` are times to the target by label, where they are more than the histories tell.
+    """
     if not runs or not all(one.histories and all(one.histories) for one in runs):
         raise ConfigurationError(
             "a comparison picture needs at least one evaluated run of each method, got none; "
@@ -71,7 +81,8 @@ def comparison_picture(
     panels = figure.subplots(2, 2, sharey="row", height_ratios=(1.3, lower))
     over_time, over_epochs, arrivals, shares = panels.flat
     key = _draw_scores(over_time, over_epochs, runs, looks, target, time)
-    ranking = ranked([arrival(one.label, one.histories, target, key) for one in runs])
+    found = {one.label: arrival(one.label, one.histories, target, key) for one in runs}
+    ranking = ranked([(known or {}).get(label, own) for label, own in found.items()])
     style(arrivals, "left", f"{time.capitalize()} to reach {show_score(target, key)}")
     draw_arrivals(arrivals, ranking, by_label, looks, time)
     draw_shares(shares, [by_label[one.label] for one in ranking])
@@ -261,5 +272,5 @@ def _agreement(published: Cells, ours: Cells) -> str:
         return "no cell is both published and ours"
     return (
         f"ours over published: {min(ratios):.2f} to {max(ratios):.2f} "
-        f"in the {len(ratios)} cells that both have"
+        f"in the {counted(len(ratios), 'cell')} that both have"
     )

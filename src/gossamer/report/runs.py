@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import ConfigurationError
+from gossamer.quantities import counted
 from gossamer.report.reading import (
     Row,
     count,
@@ -209,8 +210,10 @@ def _say_what_never_ran(folder: Folder, where: str) -> None:
                 lacking.append(f"{text(settings.get('method'))} at {rate:g} with seed {seed}")
     if lacking:
         named = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
-        missing = f"{len(lacking)} of {len(planned) * seeds} runs of {where} are not there: {named}"
-        folder.missing.append(f"{missing}.")
+        of_all = f"{len(lacking)} of {counted(len(planned) * seeds, 'run')} of {where}"
+        folder.missing.append(
+            f"{of_all} {'is' if len(lacking) == 1 else 'are'} not there: {named}."
+        )
 
 
 def _read_run(path: Path, where: str, missing: list[str]) -> Run:

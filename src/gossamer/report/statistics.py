@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.errors import ConfigurationError
+from gossamer.quantities import counted
 
 History = Sequence[Mapping[str, Any]]
 Vector = NDArray[np.float64]
@@ -298,7 +299,7 @@ def _agree(subjects: Sequence[str], verb: str) -> str:
 
 
 def _show_count(one: Arrival) -> str:
-    return f"{one.reached} of {len(one.seconds)} seeds"
+    return f"{one.reached} of {counted(len(one.seconds), 'seed')}"
 
 
 def _show_span(one: Arrival, around: str = " ({})") -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gossamer.lab.pictures import Words
+from gossamer.quantities import counted
 from gossamer.reproductions.curves import Line, error_curves
 from gossamer.reproductions.shapes import Margin, Number, accuracy, accuracy_of, alike, judged, less
 from gossamer.reproductions.table import Cell, PublishedTable, Trainings, largest_deviation
@@ -101,7 +102,7 @@ def _picture(path: Path, work: Sequence[Training], trained: Mapping[str, Trained
     epochs = max(one.choices["epochs"] for one in done)
     words = Words(
         "ResNet-20 on CIFAR-10 with 16 workers",
-        f"error on the test set over {epochs:g} epochs (log scale), one seed",
+        f"error on the test set over {counted(epochs, 'epoch')} (log scale), one seed",
         f"triangles at the right: published, after about {_EPOCHS:g} epochs",
     )
     error_curves(path, {_ROW: lines}, words)
@@ -119,11 +120,10 @@ TABLE = PublishedTable(
         "where it is silent: crop and flip as augmentation; no warm-up and no scaling of the rate; "
         "an epoch counts the samples of all workers together; momentum stays with its worker; "
         "D-PSGD on a ring with weights 1/3; AD-PSGD on a bipartite exponential graph with one "
-        "exchange a step; EAMSGD with elasticity 0.9/16 and its own momentum of 0.9, and without "
-        "weight decay, which that method does not have here; all-reduce and D-PSGD in their "
-        "serial form on the cluster ad-psgd-paper, that of the tables of seconds; the accuracy "
-        "is that of the mean of the workers, or of EAMSGD's centre, after the last epoch, with "
-        "the workers' BatchNorm statistics averaged."
+        "exchange a step; EAMSGD with elasticity 0.9/16 and its own momentum of 0.9; all-reduce "
+        "and D-PSGD in their serial form on the cluster ad-psgd-paper, that of the tables of "
+        "seconds; the accuracy is that of the mean of the workers, or of EAMSGD's centre, after "
+        "the last epoch, with the workers' BatchNorm statistics averaged."
     ),
     cells=len(_PUBLISHED),
     trainings=Trainings(

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from gossamer.lab.pictures import Words
+from gossamer.quantities import counted
 from gossamer.reproductions.curves import Line, error_curves
 from gossamer.reproductions.table import Cell, PublishedTable, Trainings, largest_deviation
 from gossamer.reproductions.trainings import Problem, Trained, Training, error_of
@@ -38,7 +39,7 @@ _COMPUTE = Compute(seconds=0.05, jitter=0.1)
 
 
 def _row(workers: int) -> str:
-    return f"{workers} worker{'' if workers == 1 else 's'}"
+    return counted(workers, "worker")
 
 
 def trainings(seed: int, quick: bool, epochs: float) -> list[Training]:
@@ -116,7 +117,8 @@ def _picture(path: Path, work: Sequence[Training], trained: Mapping[str, Trained
     epochs = max(one.choices["epochs"] for one in done)
     words = Words(
         "ResNet-20 on CIFAR-10, stale gradients with and without compensation",
-        f"error on the test set over {epochs:g} epochs (log scale), one seed; SGD: 1 worker",
+        f"error on the test set over {counted(epochs, 'epoch')} (log scale), one seed; "
+        "SGD: 1 worker",
         f"triangles at the right: published, after {_EPOCHS:g} epochs",
     )
     error_curves(path, panels, words)

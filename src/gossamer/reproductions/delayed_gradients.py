@@ -24,6 +24,7 @@ from gossamer.lab.heat_map import (
 )
 from gossamer.lab.pictures import Words
 from gossamer.lab.results import Results
+from gossamer.quantities import counted
 from gossamer.reproductions.table import Cell, Experiment, PublishedTable
 
 SOURCE = (
@@ -181,7 +182,9 @@ def _picture(path: Path, results: Results, published: Published, title: str) -> 
     ]
     ours = [panel_of(results, optimiser, delay) for delay in grid.delays]
     strips = [Strip("published", theirs), Strip("ours", ours)]
-    subtitle = f"accuracy in % on the test set; ours after {grid.epochs:g} epochs, one seed"
+    subtitle = (
+        f"accuracy in % on the test set; ours after {counted(grid.epochs, 'epoch')}, one seed"
+    )
     words = Words(title, subtitle, caption_of(results))
     heat_maps(path, strips, grid.learning_rates, grid.batches, results.yardstick, words)
 
@@ -304,7 +307,8 @@ ADAM_FAR = PublishedTable(
             results,
             Words(
                 "LeNet-5 on MNIST, Adam with very late gradients",
-                f"accuracy in % on the test set after {results.grid.epochs:g} epochs, one seed",
+                "accuracy in % on the test set after "
+                f"{counted(results.grid.epochs, 'epoch')}, one seed",
                 caption_of(results),
             ),
         ),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gossamer.lab.pictures import Words
+from gossamer.quantities import counted
 from gossamer.report.statistics import seconds_to
 from gossamer.reproductions.scaling_picture import Curve, scaling_picture
 from gossamer.reproductions.shapes import (
@@ -208,7 +209,8 @@ class Scaling:
         epochs = max(one.choices["epochs"] for one in done)
         words = Words(
             f"{self.what[0].upper()}{self.what[1:]}: who is ahead, by workers",
-            f"accuracy on the test set, {epochs:g} epochs of all workers together, one seed",
+            f"accuracy on the test set, {counted(epochs, 'epoch')} of all workers together, "
+            "one seed",
             "dotted across: the accuracy by which early speed is measured; dotted down: the rate "
             "is divided by 10",
         )

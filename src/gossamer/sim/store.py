@@ -167,6 +167,9 @@ class SimulatedReplica:
         self._on_descend(self, (read,) if isinstance(read, int) else read)
         self.store.descend(self.row, gradient, self._learning_rate())
 
+    def penalised(self, gradient: Tensor, at: Tensor) -> Tensor:
+        return self.store.optimiser.penalised(gradient, at)
+
     def optimiser_state(self) -> Tensor:
         self.store.value(self.row)
         slots = [matrix[self.row] for matrix in self.store.state.values()]

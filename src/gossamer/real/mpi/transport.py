@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -23,6 +22,7 @@ from gossamer.real.mpi.doorbell import Doorbell
 from gossamer.real.mpi.engine import MPI, require_threads
 from gossamer.real.mpi.meeting import meet
 from gossamer.real.mpi.memory import Memory
+from gossamer.real.mpi.one_host import SharedSums, share_sums
 from gossamer.real.mpi.patience import Patience, busy_time
 from gossamer.real.mpi.pool import Pool
 from gossamer.real.mpi.post import Post
@@ -38,6 +38,8 @@ class _Opened:
     memory: Memory
     post: Post
     reductions: Reductions
+    shared: SharedSums | None
+    """What makes the sums instead where all processes share one host."""
     stop: StopToken
     fetched: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     """Where a distant window's value was put last; the next read of it goes there again."""
@@ -46,7 +48,7 @@ class _Opened:
 class MpiTransport:
     """One process of an MPI job. Making one is collective, as is `open`."""
 
-    name: ClassVar[str] = "mpi"
+    name = "mpi"
 
     def __init__(self, *, reduction: str = FIXED, mapped: bool | None = None) -> None:
         """`mapped`: all processes map all windows; by default where they share one host."""
@@ -91,7 +93,10 @@ class MpiTransport:
         busy_s = busy_time(self._local_size)
         reductions = Reductions(self._sums, self.store, self._pool, stop, busy_s, self._reduction)
         post = Post(self._frames, self._doorbell, self._pool, one_host=self._one_host)
-        self._opened = _Opened(dict(windows), memory, post, reductions, stop)
+        shared = None
+        if self.is_mapped and self._reduction == FIXED:
+            shared = share_sums(self._frames, windows, stop)
+        self._opened = _Opened(dict(windows), memory, post, reductions, shared, stop)
         self._frames.Barrier()
         post.start(listener, reductions)
 
@@ -147,7 +152,8 @@ class MpiTransport:
         return _resolved("average", self._now.windows[peer].process)
 
     def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
-        return self._now.reductions.start(value, members)
+        now = self._now
+        return (now.shared or now.reductions).start(value, members)
 
     def close(self) -> None:
         """Say goodbye and return; the process stays reachable until all have done so.
@@ -157,6 +163,8 @@ class MpiTransport:
         if not self._closed:
             self._closed = True
             if self._opened is not None:
+                if self._opened.shared is not None:
+                    self._opened.shared.close()
                 self._opened.post.close()
 
     @property

@@ -29,6 +29,8 @@ class Board:
         """The key again once that chunk is there for the others."""
         self.finished = field(5)
         """The key again once the process needs nobody's contribution any longer."""
+        self.opened = field(6)
+        """By process: 1 once this one can read that one's arena; its own once it has one."""
         self._searched = np.frombuffer(self.keys, dtype=np.uint64)
 
     def find(self, key: int, likely: int) -> int | None:

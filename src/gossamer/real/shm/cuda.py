@@ -1,4 +1,4 @@
-"""Windows in a GPU's memory that several processes share, by CUDA's own handles.
+"""Memory and events of a GPU that several processes share, by CUDA's own handles.
 
 A handle is a few numbers and bytes; it travels through the store as text and nothing is unpickled.
 """
@@ -6,38 +6,128 @@ A handle is a few numbers and bytes; it travels through the store as text and no
 from __future__ import annotations
 
 import json
-import time
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from gossamer.errors import PeerLost
-from gossamer.real.transport import StopToken, Store, Window
+
+class Mark(Protocol):
+    """A place in the order of what a GPU was asked to do."""
+
+    def query(self) -> bool:
+        """Whether the GPU has come that far."""
+        ...
 
 
-def publish(window: Window, value: Tensor, end: int, store: Store) -> Tensor:
-    """Memory of this process on its GPU, filled, and its handle for the others."""
-    data = torch.empty(window.numel, dtype=window.dtype, device=window.device)
-    data.copy_(value.detach().reshape(-1))
-    torch.cuda.synchronize(data.device)
-    storage = cast(Any, data.untyped_storage())
-    handle = [part.hex() if isinstance(part, bytes) else part for part in storage._share_cuda_()]
-    store.agree(f"cuda window {end}", json.dumps(handle))
-    return data
+class OwnMark(Mark, Protocol):
+    """One that can be set again, and that other processes may look at."""
+
+    handle: str
+
+    def record(self) -> None:
+        """Set it behind all that the present stream was asked to do."""
+        ...
+
+    def precede(self) -> None:
+        """What the present stream is asked to do from here on comes behind it."""
+        ...
 
 
-def attach(window: Window, end: int, store: Store, stop: StopToken, *, patience: float) -> Tensor:
-    """Another process's window, in its own memory."""
-    until = time.monotonic() + patience
-    while (text := store.get(f"cuda window {end}")) is None:
-        stop.check()
-        if time.monotonic() > until:
-            raise PeerLost(window.process, "it has not published its GPU memory")
-        time.sleep(0.01)
-    parts = json.loads(text)
-    # The handles of the memory, of its reference count and of its event are bytes.
-    handle = [bytes.fromhex(part) if isinstance(part, str) else part for part in parts]
-    storage = cast(Any, torch.UntypedStorage)._new_shared_cuda(*handle)
-    flat = torch.empty(0, dtype=window.dtype, device=storage.device)
-    return flat.set_(storage, 0, (window.numel,), (1,))
+class Gpu(Protocol):
+    """What is asked of a GPU; main memory can stand in for it."""
+
+    device: torch.device
+
+    def at(self, device: torch.device) -> Gpu:
+        """The one on which a process's memory lies, where each has its own."""
+        ...
+
+    def allocate(self, length: int) -> Tensor: ...
+
+    def handle(self, memory: Tensor) -> str:
+        """By which other processes can open that memory."""
+        ...
+
+    def open(self, handle: str) -> Tensor:
+        """The bytes of another process; raises RuntimeError where they cannot be had."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until all that the present stream was asked to do is done."""
+        ...
+
+    def mark(self) -> Mark:
+        """Where the present stream is now."""
+        ...
+
+    def shared_mark(self) -> OwnMark:
+        """Raises RuntimeError where such cannot be shared."""
+        ...
+
+    def open_mark(self, handle: str) -> Mark: ...
+
+
+class Cuda:
+    """A GPU of this machine."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def at(self, device: torch.device) -> Gpu:
+        return Cuda(device)
+
+    def allocate(self, length: int) -> Tensor:
+        return torch.empty(length, dtype=torch.uint8, device=self.device)
+
+    def handle(self, memory: Tensor) -> str:
+        storage = cast(Any, memory.untyped_storage())
+        parts = [part.hex() if isinstance(part, bytes) else part for part in storage._share_cuda_()]
+        return json.dumps(parts)
+
+    def open(self, handle: str) -> Tensor:
+        # The handles of the memory, of its reference count and of its event are bytes.
+        parts = [
+            bytes.fromhex(part) if isinstance(part, str) else part for part in json.loads(handle)
+        ]
+        storage = cast(Any, torch.UntypedStorage)._new_shared_cuda(*parts)
+        flat = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        return flat.set_(storage, 0, (storage.nbytes(),), (1,))
+
+    def finish(self) -> None:
+        torch.cuda.current_stream(self.device).synchronize()
+
+    def mark(self) -> Mark:
+        return torch.cuda.current_stream(self.device).record_event()
+
+    def shared_mark(self) -> OwnMark:
+        return _CudaMark(self.device)
+
+    def open_mark(self, handle: str) -> Mark:
+        events: Any = torch.cuda.Event
+        return events.from_ipc_handle(self.device, bytes.fromhex(handle))
+
+
+class _CudaMark:
+    """An event; CUDA keeps one that was never recorded as reached."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            event: Any = torch.cuda.Event(interprocess=True)
+            self.handle: str = event.ipc_handle().hex()
+        self._event = event
+
+    def record(self) -> None:
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def precede(self) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+
+    def query(self) -> bool:
+        return self._event.query()
+
+
+def gpu_for(device: torch.device) -> Gpu | None:
+    """What to ask for memory of that kind, where it is a GPU's."""
+    return Cuda(device) if device.type == "cuda" else None

@@ -6,13 +6,11 @@ small value, or that of a pair, is added up by every member for itself. Of a lar
 adds up its own chunk for all, if there are processors for all of them; otherwise, where work done
 twice is work that somebody else waits for, whoever posts last adds it all up. What its maker is not
 at, dead or merely busy elsewhere, is made by whoever needs it, so nobody ever waits for a member
-that has already posted.
+that has already posted. Values on a GPU that the processes share are in `arenas`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -23,79 +21,27 @@ from torch import Tensor
 
 from gossamer.errors import ProtocolError
 from gossamer.pending import Pending
+from gossamer.real.shm.arenas import IN_ARENA, Arenas
 from gossamer.real.shm.board import Board, Room
 from gossamer.real.shm.layout import CELLS, aligned
+from gossamer.real.shm.operation import Operation, key_of
 from gossamer.real.shm.results import Results
 from gossamer.real.shm.segments import Control
 from gossamer.real.shm.system import fence
 from gossamer.real.transport import Scattered, StopToken
 
-_BY_EACH_BYTES = 1 << 17
 _BLOCK = 1 << 18
-_GROUP_BITS = 40
-_SEQUENCE_BITS = 24
 _LOOKS = 8
 _CUTS = 32
-PROCESSORS = os.cpu_count() or 1
-
-
-class _Operation:
-    """One all-reduce of this process that may still be in somebody's way."""
-
-    def __init__(self, key: int, value: Tensor | Scattered, members: tuple[int, ...]) -> None:
-        self.key = key
-        self.members = members
-        self.scattered: Scattered | None = None
-        if isinstance(value, Scattered):
-            self.shape = torch.Size((value.count,))
-            self.count, self.dtype = value.count, value.kind
-            self.scattered, self.edition = value, value.edition
-        else:
-            self.shape = value.shape
-            self.count, self.dtype = value.numel(), value.dtype
-        self.nbytes = self.count * self.dtype.itemsize
-        parts = len(members)
-        # Halves and quarters are exact: dividing what goes in saves dividing what comes out.
-        is_exact = self.dtype.is_floating_point and parts & (parts - 1) == 0
-        self.scale = 1.0 / parts if is_exact else 1.0
-        self.cell = -1
-        self.offset = -1
-        self.found: dict[int, int] = {}
-        """The cells of the members that have posted."""
-        self.settling = threading.Lock()
-        self.is_abandoned = False
-
-    def abandon(self) -> None:
-        """Cancelled: nobody here wants the result, yet others still read the contribution."""
-        self.is_abandoned = True
-
-    def divisor(self, values: Sequence[Tensor]) -> float:
-        """What the sum of the contributions is still to be divided by."""
-        return len(values) * self.scale
-
-    @property
-    def bounds(self) -> list[int]:
-        """Where the members' chunks begin and end, in elements."""
-        parts = len(self.members)
-        return [self.count * part // parts for part in range(parts + 1)]
-
-    @property
-    def is_by_each(self) -> bool:
-        """Two read as many bytes either way, and save a handing-over."""
-        return len(self.members) == 2 or self.nbytes <= _BY_EACH_BYTES
-
-    @property
-    def is_by_one(self) -> bool:
-        """More members than processors; all of this machine count alike."""
-        return not self.is_by_each and len(self.members) > PROCESSORS
 
 
 class Reducing:
     """The all-reduces of one process."""
 
     def __init__(
-        self, rank: int, boards: Mapping[int, Board], room: Room, control: Control, stop: StopToken
-    ) -> None:
+        self, rank: int, boards: Mapping[int, Board], room: Room, control: Control, stop: StopToken,
+        arenas: Arenas | None = None,
+    ) -> None:  # fmt: skip
         self._rank = rank
         self._boards = boards
         self._own = boards[rank]
@@ -103,10 +49,12 @@ class Reducing:
         self._control = control
         self._bell = control.reductions[rank]
         self._stop = stop
+        self._arenas = arenas
+        self._gpu = None if arenas is None else arenas.device
         self._results = Results()
         self._lock = threading.Lock()
         self._cells = deque(range(CELLS))
-        self._posted: list[_Operation] = []
+        self._posted: list[Operation] = []
         self._sequence: dict[tuple[int, ...], int] = {}
         self._cuts: dict[tuple[int, int], tuple[Tensor, Sequence[Tensor]]] = {}
 
@@ -122,17 +70,20 @@ class Reducing:
             return pending
         with self._lock:
             number = self._sequence.get(group, 0)
-            operation = _Operation(_key(group, number), value, group)
+            operation = Operation(key_of(group, number), value, group, self._gpu)
             self._make_room(operation)
             self._sequence[group] = number + 1
             own, cell = self._own, operation.cell
-            target = own.memory.tensor(operation.offset, operation.count, operation.dtype)
+            target = self._value(operation, self._rank, operation.offset)
             if isinstance(value, Scattered):
                 value.write_into(self._cut(value, target), operation.scale)
             elif operation.scale == 1.0:
                 target.copy_(value.reshape(-1))
             else:
                 torch.mul(value.reshape(-1).to(target.device), operation.scale, out=target)
+            if operation.is_on_gpu and self._arenas is not None:
+                self._arenas.finish_writing()
+                self._arenas.note_what_was_read(self._finish)
             own.offsets[cell] = operation.offset
             own.lengths[cell] = operation.nbytes
             fence()  # whoever sees the key sees all the rest
@@ -146,7 +97,7 @@ class Reducing:
         pending.on_cancel = operation.abandon
         return pending
 
-    def _make_room(self, operation: _Operation) -> None:
+    def _make_room(self, operation: Operation) -> None:
         """A cell, and bytes for the value and for this process's chunk of the result."""
         needed = aligned(operation.nbytes)
         if operation.is_by_one:
@@ -156,7 +107,7 @@ class Reducing:
         while True:
             seen = self._bell.value
             self._reclaim()
-            offset = self._room.take(needed) if self._cells else None
+            offset = self._take(operation, needed) if self._cells else None
             if offset is not None:
                 operation.offset, operation.cell = offset, self._cells.popleft()
                 return
@@ -168,26 +119,37 @@ class Reducing:
             self._stop.check()
             self._bell.wait(seen, 1e-3)
 
+    def _take(self, operation: Operation, needed: int) -> int | None:
+        place = None
+        if operation.is_on_gpu and self._arenas is not None:
+            place = self._arenas.take(needed, operation.members)
+        return self._room.take(needed) if place is None else place
+
     def _reclaim(self) -> None:
-        kept: list[_Operation] = []
+        if self._arenas is not None:
+            self._arenas.note_what_was_read(self._finish)
+        kept: list[Operation] = []
         for operation in self._posted:
             if operation.is_abandoned and not self._missing(operation, operation.members):
                 self._finish(operation)
             if self._is_finished(operation) and self._is_over(operation):
                 self._own.keys[operation.cell] = 0
-                self._room.give_back(operation.offset)
+                if operation.offset & IN_ARENA and self._arenas is not None:
+                    self._arenas.give_back(operation.offset)
+                else:
+                    self._room.give_back(operation.offset)
                 self._cells.appendleft(operation.cell)
             else:
                 kept.append(operation)
         self._posted = kept
 
-    def _finish(self, operation: _Operation) -> None:
+    def _finish(self, operation: Operation) -> None:
         self._own.finished[operation.cell] = operation.key
 
-    def _is_finished(self, operation: _Operation) -> bool:
+    def _is_finished(self, operation: Operation) -> bool:
         return self._own.finished[operation.cell] == operation.key
 
-    def _is_over(self, operation: _Operation) -> bool:
+    def _is_over(self, operation: Operation) -> bool:
         """Whether nobody will read this process's contribution any more."""
         key = operation.key
         for member, cell in operation.found.items():
@@ -197,7 +159,7 @@ class Reducing:
                 return False
         return True
 
-    def _settle(self, operation: _Operation, pending: Pending[Tensor]) -> None:
+    def _settle(self, operation: Operation, pending: Pending[Tensor]) -> None:
         with operation.settling:
             if pending.done:
                 return
@@ -207,6 +169,10 @@ class Reducing:
                 self._wait_for_posts(operation)
                 values = self._values(operation)
                 divisor = operation.divisor(values)
+            if operation.is_on_gpu and self._arenas is not None:
+                pending.resolve(self._arenas.mean(operation, values))
+                pending.settle = pending.on_cancel = None
+                return
             result = self._put_in_place(operation, values, divisor)
             if result is None:
                 result = self._results.empty(operation.count, operation.dtype)
@@ -220,7 +186,7 @@ class Reducing:
             # It refers to itself through this; the result is to go when its last user lets go.
             pending.settle = pending.on_cancel = None
 
-    def _missing(self, operation: _Operation, members: Sequence[int]) -> list[int]:
+    def _missing(self, operation: Operation, members: Sequence[int]) -> list[int]:
         """Which of the members may still post; the cells of those who have are noted."""
         missing: list[int] = []
         for member in members:
@@ -233,7 +199,7 @@ class Reducing:
                 missing.append(member)
         return missing
 
-    def _wait_for_posts(self, operation: _Operation) -> None:
+    def _wait_for_posts(self, operation: Operation) -> None:
         missing: Sequence[int] = operation.members
         looks = 0
         while True:
@@ -246,7 +212,7 @@ class Reducing:
                 self._stop.check()
                 self._bell.wait(seen, self._stop.patience)
 
-    def _values(self, operation: _Operation) -> list[Tensor]:
+    def _values(self, operation: Operation) -> list[Tensor]:
         """The contributions, in order of rank."""
         values: list[Tensor] = []
         for member, cell in sorted(operation.found.items()):
@@ -256,11 +222,17 @@ class Reducing:
                     f"process {member} put {board.lengths[cell]} bytes into an all-reduce and"
                     f" process {self._rank} put in {operation.nbytes}"
                 )
-            offset = board.offsets[cell]
-            values.append(board.memory.tensor(offset, operation.count, operation.dtype))
+            values.append(self._value(operation, member, board.offsets[cell]))
         return values
 
-    def _make(self, operation: _Operation) -> None:
+    def _value(self, operation: Operation, member: int, place: int) -> Tensor:
+        count, dtype = operation.count, operation.dtype
+        if place & IN_ARENA and self._arenas is not None:
+            value = self._arenas.tensor(member, place, count, dtype)
+            return value if operation.is_on_gpu else value.cpu()
+        return self._boards[member].memory.tensor(place, count, dtype)
+
+    def _make(self, operation: Operation) -> None:
         """All of the result, for everybody."""
         cell = operation.cell
         self._own.working[cell] = operation.key
@@ -271,7 +243,7 @@ class Reducing:
         self._own.published[cell] = operation.key
         self._ring(operation.members)
 
-    def _made_by_one(self, operation: _Operation) -> Tensor:
+    def _made_by_one(self, operation: Operation) -> Tensor:
         """What one of the members has added up; nobody is rung for before it is there."""
         key, missing = operation.key, operation.members
         while True:
@@ -291,7 +263,7 @@ class Reducing:
             self._bell.wait(seen, self._stop.patience)
 
     def _put_in_place(
-        self, operation: _Operation, values: Sequence[Tensor], divisor: float
+        self, operation: Operation, values: Sequence[Tensor], divisor: float
     ) -> Scattered | None:
         """Where the value lay in pieces the mean is put there: those are in the cache, and nobody
         has to point at another place."""
@@ -317,7 +289,7 @@ class Reducing:
         return known[1]
 
     def _reduce_in_chunks(
-        self, operation: _Operation, values: Sequence[Tensor], result: Tensor
+        self, operation: Operation, values: Sequence[Tensor], result: Tensor
     ) -> None:
         key, members, bounds = operation.key, operation.members, operation.bounds
         chunks = dict(zip(members, pairwise(bounds), strict=True))
@@ -345,7 +317,7 @@ class Reducing:
                 self._stop.check()
                 self._bell.wait(seen, self._stop.patience)
 
-    def _chunk(self, operation: _Operation, member: int, count: int) -> Tensor:
+    def _chunk(self, operation: Operation, member: int, count: int) -> Tensor:
         """Where a member publishes its part of the result: behind what it put in."""
         board = self._boards[member]
         offset = board.offsets[operation.found[member]] + aligned(operation.nbytes)
@@ -357,20 +329,10 @@ class Reducing:
                 self._control.reductions[member].ring()
 
 
-def _key(members: tuple[int, ...], number: int) -> int:
-    """One word for the group and its operation's number: the members' bits, or a digest of them."""
-    if members[-1] < _GROUP_BITS:
-        group = sum(1 << member for member in members)
-    else:
-        digest = hashlib.blake2b(repr(members).encode(), digest_size=_GROUP_BITS // 8)
-        group = int.from_bytes(digest.digest(), "little") | 1
-    return group << _SEQUENCE_BITS | number % (1 << _SEQUENCE_BITS)
-
-
 def _whole(value: Tensor | Scattered) -> Tensor:
     if not isinstance(value, Scattered):
         return value.clone()
-    whole = torch.empty(value.count, dtype=value.kind)
+    whole = torch.empty(value.count, dtype=value.kind, device=value.home)
     value.write_into(value.cut(whole), 1.0)
     return whole
 

@@ -29,7 +29,8 @@ _brief = ctypes.PyDLL(None)
 _waiting = ctypes.CDLL(None)
 
 LOCK_BYTES = 64
-"""Room for a `pthread_mutex_t` on a cache line of its own."""
+"""Room for a `pthread_mutex_t` on a cache line of its own, which has a word to spare at its end."""
+SPARE_WORD = LOCK_BYTES - 8
 
 
 class _Time(ctypes.Structure):

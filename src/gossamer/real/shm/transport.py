@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.pending import Pending
+from gossamer.real.shm.arenas import Arenas
 from gossamer.real.shm.board import Board, Room
-from gossamer.real.shm.layout import RING_BYTES, RING_HEAD_BYTES, lay_out
+from gossamer.real.shm.cuda import gpu_for
+from gossamer.real.shm.layout import RING_BYTES, RING_HEAD_BYTES, lay_out, window_bytes
 from gossamer.real.shm.memory import Memory
 from gossamer.real.shm.receiving import Receiving
 from gossamer.real.shm.reducing import Reducing
@@ -29,7 +31,7 @@ _VARIABLES = ("GOSSAMER_RANK", "GOSSAMER_SIZE", "GOSSAMER_STORE", "GOSSAMER_SHM_
 class ShmTransport:
     """One process's connection to the others of its machine."""
 
-    name: ClassVar[str] = "shm"
+    name = "shm"
 
     def __init__(self, rank: int, size: int, files: Sequence[int], store: Store) -> None:
         """`files` are those of `Segments.fds`; they belong to the transport from here on."""
@@ -72,11 +74,16 @@ class ShmTransport:
             # Everybody sizes everybody's: the sizes agree, and one that dies early has one, too.
             os.ftruncate(files[process], layout.total)
             memories[process] = Memory(files[process], layout.total)
-        self._windows = Windows(memories, layouts, stop)
+        self._windows = Windows(rank, memories, layouts, control, stop)
         self._windows.initialise(initial)
         boards = {process: Board(memories[process], layouts[process]) for process in everybody}
         room = Room(layouts[rank].reductions, layouts[rank].total)
-        self._reducing = Reducing(rank, boards, room, control, stop)
+        gpu = gpu_for(windows[rank].device)
+        arenas = None
+        if gpu is not None:
+            largest = max(window_bytes(window) for window in windows.values())
+            arenas = Arenas(rank, boards, control, self.store, gpu, largest)
+        self._reducing = Reducing(rank, boards, room, control, stop, arenas)
 
         def ring(source: int, to: int) -> memoryview:
             return memories[to].region(layouts[to].ring(source), RING_HEAD_BYTES + RING_BYTES)
@@ -91,7 +98,8 @@ class ShmTransport:
         self._close_files()
         control.set_state(rank, OPEN)
         self._wait_for_others(stop)
-        self._windows.share_gpu_memory(windows, initial, self.store, stop)
+        if gpu is not None:
+            self._windows.share_gpu_memory(gpu, initial, self.store)
         self._receiving.start()
         self._is_open = True
 
@@ -170,6 +178,7 @@ class ShmTransport:
         self._is_closed = True
         if self._is_open:
             self._sending.close()
+            self._windows.finish()
         self._control.set_state(self.rank, CLOSED)
         if self._is_open:
             self._receiving.close()

@@ -1,23 +1,26 @@
 """Windows in shared memory: everybody adds to them directly, one at a time.
 
 A process that is killed while it adds leaves every element either with or without its share;
-whoever takes the lock next counts that as a torn update and goes on.
+whoever takes the lock next counts that as a torn update and goes on. Windows of workers that share
+a GPU lie in its memory; `turns` says when one may be touched there.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
-import torch
 from torch import Tensor
 
-from gossamer.errors import ProtocolError
-from gossamer.real.shm.cuda import attach, publish
+from gossamer.errors import PeerLost, ProtocolError
+from gossamer.real.shm.cuda import Gpu
 from gossamer.real.shm.layout import Layout, Place
-from gossamer.real.shm.memory import Memory
-from gossamer.real.shm.system import RobustLock
-from gossamer.real.transport import StopToken, Store, Window
+from gossamer.real.shm.memory import Block, Memory
+from gossamer.real.shm.segments import Control
+from gossamer.real.shm.system import SPARE_WORD, RobustLock
+from gossamer.real.shm.turns import Turns
+from gossamer.real.transport import StopToken, Store
 
 _PATIENCE_S = 60.0
 _BLOCK = 1 << 16
@@ -29,28 +32,44 @@ class _Shared:
 
     def __init__(self, memory: Memory, place: Place, stop: StopToken) -> None:
         window = place.window
+        self.window = window
         self.process = window.process
         self.data = memory.tensor(place.data, window.numel, window.dtype)
         self.lock = RobustLock(memory.map, place.lock, stop)
+        self.last = memory.words(place.lock + SPARE_WORD, 1)
+        self.turns: Turns | None = None
+        """Of a window on a GPU."""
         self.torn_updates = 0
 
     def __enter__(self) -> None:
         if self.lock.acquire():
             self.torn_updates += 1
+        if self.turns is not None:
+            try:
+                self.torn_updates += self.turns.begin()
+            except BaseException:
+                self.lock.release()
+                raise
 
     def __exit__(self, *error: object) -> None:
-        if self.data.is_cuda:
-            # What was asked of the GPU under the lock has to be done before it is free.
-            torch.cuda.current_stream(self.data.device).synchronize()
-        self.lock.release()
+        try:
+            if self.turns is not None:
+                self.turns.end()
+        finally:
+            self.lock.release()
 
 
 class Windows:
     """The windows of all ends, by end."""
 
     def __init__(
-        self, memories: Mapping[int, Memory], layouts: Mapping[int, Layout], stop: StopToken
-    ) -> None:
+        self, rank: int, memories: Mapping[int, Memory], layouts: Mapping[int, Layout],
+        control: Control, stop: StopToken,
+    ) -> None:  # fmt: skip
+        self._rank = rank
+        self._control = control
+        self._stop = stop
+        self._is_on_gpu = False
         self._shared = {
             end: _Shared(memories[process], place, stop)
             for process, layout in layouts.items()
@@ -71,18 +90,41 @@ class Windows:
             shared.lock.initialise()
             shared.data.copy_(value.detach().reshape(-1))
 
-    def share_gpu_memory(
-        self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], store: Store,
-        stop: StopToken,
-    ) -> None:  # fmt: skip
+    def share_gpu_memory(self, gpu: Gpu, initial: Mapping[int, Tensor], store: Store) -> None:
         """Windows on a GPU lie there and not in main memory; everybody calls this."""
-        on_gpu = {end: window for end, window in windows.items() if window.device.type == "cuda"}
-        for end, window in on_gpu.items():
-            if end in initial:
-                self._shared[end].data = publish(window, initial[end], end, store)
-        for end, window in on_gpu.items():
+        self._is_on_gpu = True
+        for end, value in initial.items():
+            window = self._shared[end].window
+            memory = gpu.allocate(window.numel * window.dtype.itemsize)
+            data = Block(memory).tensor(0, window.numel, window.dtype)
+            data.copy_(value.detach().reshape(-1))
+            gpu.finish()
+            self._shared[end].data = data
+            store.agree(f"window {end}", gpu.handle(memory))
+        for end, shared in self._shared.items():
             if end not in initial:
-                self._shared[end].data = attach(window, end, store, stop, patience=_PATIENCE_S)
+                memory = gpu.open(self._handle(end, store))
+                shared.data = Block(memory).tensor(0, shared.window.numel, shared.window.dtype)
+            there = gpu.at(shared.data.device)
+            shared.turns = Turns(
+                self._rank, end, shared.last, there, store, self._control, self._stop
+            )
+
+    def _handle(self, end: int, store: Store) -> str:
+        until = time.monotonic() + _PATIENCE_S
+        while (handle := store.get(f"window {end}")) is None:
+            self._stop.check()
+            process = self._shared[end].process
+            if time.monotonic() > until or self._control.is_gone(process):
+                raise PeerLost(process, "it has not published its GPU memory")
+            time.sleep(0.01)
+        return handle
+
+    def finish(self) -> None:
+        """What this process asked of a GPU is done: nobody will wait for it when it has gone."""
+        for shared in self._shared.values():
+            if shared.turns is not None:
+                shared.turns.finish()
 
     def data(self, end: int) -> Tensor:
         return self._shared[end].data
@@ -108,7 +150,7 @@ class Windows:
             return
         mine, theirs = self._shared[own].data, self._shared[peer].data
         with self._shared[min(own, peer)], self._shared[max(own, peer)]:
-            block = mine.numel() if mine.is_cuda else _BLOCK
+            block = mine.numel() if self._is_on_gpu else _BLOCK
             for some, others in zip(mine.split(block), theirs.split(block), strict=True):
-                some.lerp_(others, 0.5)
+                some.lerp_(others.to(some.device), 0.5)
                 others.copy_(some)

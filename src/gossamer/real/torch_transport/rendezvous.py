@@ -25,7 +25,7 @@ from gossamer.errors import ConfigurationError, Late
 from gossamer.real.store import TcpStore
 from gossamer.real.transport import StopToken
 
-_FOR_EVER = timedelta(days=3650)
+FOR_EVER = timedelta(days=3650)
 """An expired wait would close a pair for good, so none may expire."""
 _TIMEOUT = timedelta(seconds=300)
 
@@ -85,7 +85,7 @@ def make_group(
     engine_class: Any = ProcessGroupGloo
     options = engine_class._Options()
     options._devices = [_device(meeting.host, meeting.port)]
-    options._timeout = _FOR_EVER
+    options._timeout = FOR_EVER
     options._threads = threads
     store = PrefixStore(f"{meeting.prefix}/{name}", engine)
     return ProcessGroupGloo(store, members.index(meeting.rank), len(members), options)

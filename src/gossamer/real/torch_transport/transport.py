@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from queue import SimpleQueue
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,22 +21,22 @@ from gossamer.real.losses import Loss, Losses
 from gossamer.real.notices import Notices
 from gossamer.real.reduction import Reduction
 from gossamer.real.store import TcpStore
-from gossamer.real.torch_transport.engine import GlooEngine
+from gossamer.real.torch_transport.collectives import REDUCTIONS, agree_on_collectives
+from gossamer.real.torch_transport.engine import gloo_engine, nccl_engine
 from gossamer.real.torch_transport.link import Link, LinkStream
 from gossamer.real.torch_transport.rendezvous import Meeting, meet
 from gossamer.real.transport import Listener, Parts, StopToken, Window
 from gossamer.real.wire import Receiver
 
-REDUCTIONS = ("fixed", "engine")
 _FAREWELL_S = 2.0
 
 
 class TorchTransport:
     """One process's connection to the others through Gloo."""
 
-    name: ClassVar[str] = "torch"
+    name = "torch"
 
-    def __init__(self, meeting: Meeting, reduction: str = "fixed") -> None:
+    def __init__(self, meeting: Meeting, reduction: str = "auto") -> None:
         if reduction not in REDUCTIONS:
             raise unknown_name("reduction", reduction, REDUCTIONS)
         self.rank = meeting.rank
@@ -55,7 +54,7 @@ class TorchTransport:
 
     @staticmethod
     def from_environment() -> TorchTransport:
-        name = os.environ.get("GOSSAMER_REDUCTION", "fixed")
+        name = os.environ.get("GOSSAMER_REDUCTION", "auto")
         return TorchTransport(Meeting.from_environment(), name)
 
     def open(
@@ -63,9 +62,17 @@ class TorchTransport:
         stop: StopToken,
     ) -> None:  # fmt: skip
         self._listener = listener
+        device = windows[self.rank].home
+        chosen = agree_on_collectives(
+            self._reduction_name, device, self.rank, self.size, self.store, stop
+        )
+        engine = None
+        if chosen == "nccl":
+            engine = nccl_engine(self._meeting, device, lambda: self._lost)
+        elif chosen == "engine":
+            engine = gloo_engine(self._meeting)
         self._losses = Losses(self.store, self._learn)
         self._active = ActiveWords(self, windows, initial)
-        engine = GlooEngine(self._meeting) if self._reduction_name == "engine" else None
         self._reduction = Reduction(self, self._losses, engine)
         lanes = meet(self._meeting, self._engine, stop)
         receiver = _Dispatch(self._active, self._reduction)

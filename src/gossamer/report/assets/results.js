@@ -1,22 +1,30 @@
 // Tables: what each method reached, the learning rates tried, settings, and tables of other commands.
 
+// Two tables, because one of all columns is wider than a screen.
 const RESULT_COLUMNS = [
   ["accuracy", "final accuracy", showAccuracyCell],
   ["loss", "final loss", showNumber],
   ["seconds", "run time", showSeconds],
   ["waiting_fraction", "waiting", showShare],
   ["mean_staleness", "mean staleness", showNumber],
+  ["bytes_per_step", "bytes per step", showBytes],
+];
+const FURTHER_COLUMNS = [
   ["max_staleness", "greatest staleness", showCount],
   ["exchanges_per_step", "exchanges per step", showNumber],
-  ["bytes_per_step", "bytes per step", showBytes],
   ["consensus_distance", "consensus distance", showNumber],
   ["steps", "steps", showCount],
   ["wall_seconds", "wall time", showSeconds],
 ];
 
+// A long name breaks between its options before it breaks anywhere else.
+function breakable(label) {
+  return make("span", null, label.split(/(?<=[:,])/).flatMap((part, at) => (at ? [make("wbr"), part] : [part])));
+}
+
 function methodName(method) {
   return { text: method.label, value: method.label,
-    node: () => make("span", { class: "method" }, swatch(lookOf(method)), make("span", null, method.label)) };
+    node: () => make("span", { class: "method" }, swatch(lookOf(method)), breakable(method.label)) };
 }
 
 function arrivalCell(method) {
@@ -30,16 +38,33 @@ function arrivalCell(method) {
 function resultsSection() {
   const methods = rankedMethods(allMethods());
   if (!methods.length) return null;
-  const known = RESULT_COLUMNS.filter(([key]) => methods.some((method) => figureOf(method, key) !== null));
   const hasTarget = isNumber(state.data.target) && methods.some((method) => method.arrival);
   const hasRates = methods.some((method) => isNumber(method.learning_rate));
-  const titles = ["method", ...(hasTarget ? [`to ${showScore(state.data.target, state.data.score)}`] : []),
-    ...known.map(([, title]) => title), ...(hasRates ? ["learning rate"] : []), "seeds", "scores are of", "status"];
-  const rows = methods.map((method) => [methodName(method), ...(hasTarget ? [arrivalCell(method)] : []),
-    ...known.map(([key, , show]) => ({ text: show(figureOf(method, key)), value: figureOf(method, key) })),
-    ...(hasRates ? [isNumber(method.learning_rate) ? method.learning_rate : null] : []),
-    isNumber(method.seeds) ? method.seeds : null, method.output || null, method.status || null]);
-  return section("results", "All results", "Press a heading to sort by it.", table("results", "Results of each method", titles, rows));
+  const first = [
+    ...(hasTarget ? [[`to ${showScore(state.data.target, state.data.score)}`, arrivalCell]] : []),
+    ...figureColumns(RESULT_COLUMNS, methods),
+    ...(hasRates ? [["learning rate", (method) => (isNumber(method.learning_rate) ? method.learning_rate : null)]] : []),
+    ["status", (method) => method.status || null],
+  ];
+  const second = [
+    ...figureColumns(FURTHER_COLUMNS, methods),
+    ["seeds", (method) => (isNumber(method.seeds) ? method.seeds : null)],
+    ["scores are of", (method) => method.output || null],
+  ];
+  return section("results", "All results", "Press a heading to sort by it. What else was measured stands in the second table.",
+    methodTable("results", "Results of each method", methods, first),
+    methodTable("further results", "Further figures of each method", methods, second));
+}
+
+// Those columns in which some method has a figure.
+function figureColumns(columns, methods) {
+  return columns.filter(([key]) => methods.some((method) => figureOf(method, key) !== null)).map(([key, title, show]) =>
+    [title, (method) => ({ text: show(figureOf(method, key)), value: figureOf(method, key) })]);
+}
+
+function methodTable(name, caption, methods, columns) {
+  const rows = methods.map((method) => [methodName(method), ...columns.map(([, cell]) => cell(method))]);
+  return table(name, caption, ["method", ...columns.map(([title]) => title)], rows);
 }
 
 function gridSection() {

@@ -1,5 +1,10 @@
 // A stretch of a run as a Gantt strip: one row a worker, servers below, and for whom each waits.
 
+const STRIP_WORDS = "Follow the stripes: who waits, how long, and (on hovering) for whom.";
+// A clock outside of the network cannot look into a wait.
+const REAL_STRIP_WORDS = "Computing is a gradient; communicating is what a worker does itself for an exchange: copying, adding, "
+  + "handing over; waiting is a wait for somebody (hover for whom), a message's time on its way included, as nobody there can "
+  + "tell the two apart; other is all else it does: its step, averaging, evaluating, being a server.";
 const STRIP_KINDS = ["computing", "communicating", "waiting", "paused"];
 
 function segmentsOf(method) {
@@ -93,7 +98,7 @@ function stripFigure(method) {
   const names = stripRows(method, segments);
   return figure("strip", {
     title: `What everybody does under ${method.label}`,
-    caption: "A stretch of the first seed's run, one row a worker. Follow the stripes: who waits, how long, and (on hovering) for whom.",
+    caption: `A stretch of the first seed's run, one row a worker. ${state.data.time === "virtual seconds" ? STRIP_WORDS : REAL_STRIP_WORDS}`,
     height: (width) => names.length * rowHeight(names.length) + stripTop(kindsIn(segments), width) + 42,
     option: stripOption(method, segments, names),
     numbers: () => ({

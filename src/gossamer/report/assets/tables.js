@@ -75,7 +75,7 @@ function fillTable(box) {
     const content = cell && cell.node ? cell.node() : cellText(cell);
     return column === 0
       ? make("th", { scope: "row", class: style || null }, content)
-      : make("td", { class: style || null }, content);
+      : make("td", { class: style || null, "data-title": titles[column] }, content);
   }))));
 }
 

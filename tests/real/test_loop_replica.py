@@ -1,0 +1,37 @@
+"""What the replica of a user's own loop adds to a gradient for a method with its own descent."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from gossamer.real.binding import Binding
+from gossamer.real.loop_replica import LoopReplica
+
+decays = st.sampled_from([0.0, 0.25, 0.5])
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(decays, decays, st.booleans())
+def test_each_group_of_parameters_has_its_own_weight_decay(
+    first: float, second: float, is_used: bool
+) -> None:
+    """The penalised gradient is what torch's SGD at rate 1 and without momentum subtracts from the
+    parameters: every group with its own decay, and nothing from what has no gradient."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    groups = [
+        {"params": model[0].parameters(), "weight_decay": first},
+        {"params": model[1].parameters(), "weight_decay": second},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    binding = Binding(list(model.named_parameters()))
+    window = binding.initial()
+    binding.attach(window, is_private=True)
+    (model if is_used else model[0])(torch.ones(4, 3)).square().sum().backward()
+    replica = LoopReplica(binding, window, optimizer)
+    gradient = replica.penalised(binding.new_gradient(), window)
+    before = window.clone()
+    replica.descend_(binding.new_gradient())
+    torch.testing.assert_close(before - window, gradient + torch.zeros_like(window))
