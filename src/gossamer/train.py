@@ -296,10 +296,7 @@ def _prepared(
 
 
 def _variables(job: Job) -> dict[str, str]:
-    given = {"GOSSAMER_JOB": job.to_json(), "OMP_NUM_THREADS": str(job.threads)}
-    if "GOSSAMER_REDUCTION" in os.environ:
-        given["GOSSAMER_REDUCTION"] = os.environ["GOSSAMER_REDUCTION"]
-    return given
+    return {"GOSSAMER_JOB": job.to_json(), "OMP_NUM_THREADS": str(job.threads)}
 
 
 def _take_part(

@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from programs import run_program
+from programs import run_program, store_apart
 from train_groups import Group, become_worker, watch
 
 from gossamer.following import Follower
 from gossamer.real.job import FileEntries
 from gossamer.real.shm import create_segments
-from gossamer.real.store import TcpStore, serve
 from gossamer.resuming import resumption
 from gossamer.settings import make_settings
 from gossamer.sim.cluster import Cluster
@@ -88,29 +87,30 @@ def run(
         job, step = found.job, found.checkpoint.step
     (folder / "job.json").write_text(job.to_json())
     group = Group(case.method, size)
-    store, segments = serve(), create_segments(size)
-    variables = {
-        "GOSSAMER_SIZE": str(size), "GOSSAMER_LOCAL_SIZE": str(size),
-        "GOSSAMER_STORE": f"127.0.0.1:{store.port}", "GOSSAMER_TRANSPORT": "shm",
-        "GOSSAMER_JOB": job.to_json(), "GOSSAMER_EXPLAIN_DIR": str(folder),
-        "GOSSAMER_SHM_FDS": ",".join(map(str, segments.fds)),
-    }  # fmt: skip
-    logs = [folder / f"{rank}.txt" for rank in range(size)]
-    pids: dict[int, int] = {}
-    for rank in range(size):
-        dies = None if dies_at is None else (rank, dies_at)
-        if (pid := os.fork()) == 0:
-            become_worker(dataclasses.replace(group, dies=dies), rank, variables, logs[rank])
-        pids[pid] = rank
-    if dies_at is not None:
-        # The first death is everybody's.
-        first, status = os.wait()
-        ends = {pids.pop(first): os.waitstatus_to_exitcode(status)}
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-    else:
-        ends = {}
-    ends |= watch(group, pids, folder, segments, TcpStore(store))[0]
+    segments = create_segments(size)
+    with store_apart() as port:
+        variables = {
+            "GOSSAMER_SIZE": str(size), "GOSSAMER_LOCAL_SIZE": str(size),
+            "GOSSAMER_STORE": f"127.0.0.1:{port}", "GOSSAMER_TRANSPORT": "shm",
+            "GOSSAMER_JOB": job.to_json(), "GOSSAMER_EXPLAIN_DIR": str(folder),
+            "GOSSAMER_SHM_FDS": ",".join(map(str, segments.fds)),
+        }  # fmt: skip
+        logs = [folder / f"{rank}.txt" for rank in range(size)]
+        pids: dict[int, int] = {}
+        for rank in range(size):
+            dies = None if dies_at is None else (rank, dies_at)
+            if (pid := os.fork()) == 0:
+                become_worker(dataclasses.replace(group, dies=dies), rank, variables, logs[rank])
+            pids[pid] = rank
+        if dies_at is not None:
+            # The first death is everybody's.
+            first, status = os.wait()
+            ends = {pids.pop(first): os.waitstatus_to_exitcode(status)}
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        else:
+            ends = {}
+        ends |= watch(group, pids, folder, segments, port)[0]
     segments.close()
     follower = Follower(folder, [FileEntries(folder, rank) for rank in range(size)])
     follower.catch_up()

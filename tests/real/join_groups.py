@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import join_cases
 import join_ends
 import join_servers
+from programs import store_apart
 
 from gossamer.real.shm import Segments, create_segments
-from gossamer.real.store import serve
 
 LIMIT_S = 30.0
 CASES = {**vars(join_cases), **vars(join_ends), **vars(join_servers)}
@@ -61,49 +61,32 @@ def environment_of(size: int, method: str, port: int, segments: Segments) -> dic
     }  # fmt: skip
 
 
-def start_store() -> tuple[int, int]:
-    """In a process of its own, for it has threads, and a fork of a process with threads may find
-    their locks taken for ever; returns its process and its port."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        store = serve()
-        os.write(writing, str(store.port).encode())
-        signal.pause()
-    os.close(writing)
-    port = int(os.read(reading, 16))
-    os.close(reading)
-    return pid, port
-
-
 def run(case: str, size: int, method: str, folder: Path) -> dict[str, object]:
     """Start the workers, report deaths as the launcher does, kill what is left at the limit."""
     folder.mkdir()
-    store, port = start_store()
-    segments = create_segments(size)
-    environment = environment_of(size, method, port, segments)
-    pids: dict[int, int] = {}
-    for rank in range(size):
-        pid = os.fork()
-        if pid == 0:
-            become_worker(case, rank, environment, folder)
-        pids[pid] = rank
-    ends: dict[int, int] = {}
-    limit = time.monotonic() + LIMIT_S
-    while len(ends) < size:
-        pid, status = next(filter(any, (os.waitpid(p, os.WNOHANG) for p in pids)), (0, 0))
-        if pid:
-            rank = pids.pop(pid)
-            ends[rank] = os.waitstatus_to_exitcode(status)
-            segments.mark_dead(rank)
-        elif time.monotonic() > limit:
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-        else:
-            time.sleep(2e-3)
+    with store_apart() as port:
+        segments = create_segments(size)
+        environment = environment_of(size, method, port, segments)
+        pids: dict[int, int] = {}
+        for rank in range(size):
+            pid = os.fork()
+            if pid == 0:
+                become_worker(case, rank, environment, folder)
+            pids[pid] = rank
+        ends: dict[int, int] = {}
+        limit = time.monotonic() + LIMIT_S
+        while len(ends) < size:
+            pid, status = next(filter(any, (os.waitpid(p, os.WNOHANG) for p in pids)), (0, 0))
+            if pid:
+                rank = pids.pop(pid)
+                ends[rank] = os.waitstatus_to_exitcode(status)
+                segments.mark_dead(rank)
+            elif time.monotonic() > limit:
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+            else:
+                time.sleep(2e-3)
     segments.close()
-    os.kill(store, signal.SIGKILL)
-    os.waitpid(store, 0)
     answers = [folder / f"{rank}.json" for rank in range(size)]
     return {
         "ends": [ends[rank] for rank in range(size)],

@@ -28,11 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from programs import run_program
+from programs import run_program, store_apart
 
 from gossamer.cli import main
 from gossamer.real import checkpoint
-from gossamer.real.store import serve
 
 _LIMIT_S = 60.0
 
@@ -110,23 +109,23 @@ def run(
     size: int, place: Path, body: Callable[[], None], is_due: Callable[[], bool] = lambda: False
 ) -> tuple[list[int], list[str]]:
     """How the workers ended and what they wrote; all are killed when it is due."""
-    store = serve()
-    logs = [place / f"{rank}.txt" for rank in range(size)]
-    pids: dict[int, int] = {}
-    for rank in range(size):
-        if (pid := os.fork()) == 0:
-            become_worker(rank, size, store.port, logs[rank], body)
-        pids[pid] = rank
-    ends: dict[int, int] = {}
-    until = time.monotonic() + _LIMIT_S
-    while pids:
-        if is_due() or time.monotonic() > until:
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
-            ends[pids.pop(pid)] = os.waitstatus_to_exitcode(status)
-        time.sleep(1e-3)
+    with store_apart() as port:
+        logs = [place / f"{rank}.txt" for rank in range(size)]
+        pids: dict[int, int] = {}
+        for rank in range(size):
+            if (pid := os.fork()) == 0:
+                become_worker(rank, size, port, logs[rank], body)
+            pids[pid] = rank
+        ends: dict[int, int] = {}
+        until = time.monotonic() + _LIMIT_S
+        while pids:
+            if is_due() or time.monotonic() > until:
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid:
+                ends[pids.pop(pid)] = os.waitstatus_to_exitcode(status)
+            time.sleep(1e-3)
     return [ends[rank] for rank in range(size)], [log.read_text() for log in logs]
 
 

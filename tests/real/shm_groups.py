@@ -25,10 +25,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from main_memory import MainMemory
+from programs import store_apart
 
 import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.real.shm import Segments, ShmTransport, create_segments, operation, transport
-from gossamer.real.store import serve
 from transport_tools import run_group
 
 LIMIT_S = 40.0
@@ -59,28 +59,28 @@ def become_worker(
 
 def run(size: int, names: list[str], folder: Path) -> dict[str, object]:
     """Start the processes, report deaths as the launcher does, kill what is left at the limit."""
-    store = serve()
-    segments = create_segments(size)
-    logs = [folder / f"{names[0]}-{rank}.txt" for rank in range(size)]
-    pids: dict[int, int] = {}
-    for rank in range(size):
-        pid = os.fork()
-        if pid == 0:
-            become_worker(rank, size, store.port, segments, names, logs[rank])
-        pids[pid] = rank
-    ends: dict[int, int] = {}
-    limit = time.monotonic() + LIMIT_S
-    while len(ends) < size:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
-            rank = pids.pop(pid)
-            ends[rank] = os.waitstatus_to_exitcode(status)
-            segments.mark_dead(rank)
-        elif time.monotonic() > limit:
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-        else:
-            time.sleep(2e-3)
+    with store_apart() as port:
+        segments = create_segments(size)
+        logs = [folder / f"{names[0]}-{rank}.txt" for rank in range(size)]
+        pids: dict[int, int] = {}
+        for rank in range(size):
+            pid = os.fork()
+            if pid == 0:
+                become_worker(rank, size, port, segments, names, logs[rank])
+            pids[pid] = rank
+        ends: dict[int, int] = {}
+        limit = time.monotonic() + LIMIT_S
+        while len(ends) < size:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid:
+                rank = pids.pop(pid)
+                ends[rank] = os.waitstatus_to_exitcode(status)
+                segments.mark_dead(rank)
+            elif time.monotonic() > limit:
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+            else:
+                time.sleep(2e-3)
     segments.close()
     written = [log.read_text() for log in logs]
     return {"ends": [ends[rank] for rank in range(size)], "written": written}

@@ -46,7 +46,7 @@ GPUS = st.lists(st.sampled_from(["no GPU", "no NCCL", "GPU-a", "GPU-b", "GPU-c"]
 def test_nccl_is_used_exactly_where_every_worker_has_a_gpu_of_its_own(gpus: list[str]) -> None:
     """Two of its processes on one GPU would hang; without a GPU there is nothing to use."""
     has_own = len(set(gpus)) == len(gpus) and all(gpu.startswith("GPU") for gpu in gpus)
-    assert choose_collectives("auto", gpus)[0] == ("nccl" if has_own else "fixed")
+    assert choose_collectives("auto", gpus)[0] == ("nccl" if has_own else "engine")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_nccl_is_used_exactly_where_every_worker_has_a_gpu_of_its_own(gpus: list
 )
 def test_a_choice_that_cannot_work_is_refused_with_its_reason(gpus: list[str], why: str) -> None:
     """Asked for, NCCL says what is in its way; unasked, the same is why it is not used."""
-    assert choose_collectives("auto", gpus) == ("fixed", why)
+    assert choose_collectives("auto", gpus) == ("engine", why)
     with pytest.raises(ConfigurationError, match=why):
         choose_collectives("nccl", gpus)
 
@@ -90,7 +90,7 @@ def test_all_workers_choose_alike_once_all_have_spoken() -> None:
     assert chosen == []
     store.agree("gpu/2", "GPU-b")
     thread.join(5.0)
-    assert chosen == ["fixed"]
+    assert chosen == ["engine"]
 
 
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, workers: int) -> doctor.Finding:

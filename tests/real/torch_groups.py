@@ -24,8 +24,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from programs import store_apart
+
 import transport_scenarios  # noqa: F401  # fills the table
-from gossamer.real.store import serve
 from gossamer.real.torch_transport import TorchTransport
 from transport_tools import run_group
 
@@ -41,13 +42,6 @@ def fork(work: Callable[[], None]) -> int:
     return pid
 
 
-def keep_store(pipe: int) -> None:
-    """What the launcher does: the store outlives every worker."""
-    store = serve()
-    os.write(pipe, store.port.to_bytes(4, "little"))
-    signal.pause()
-
-
 def be_worker(variables: dict[str, str], names: list[str], log: Path) -> None:
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
@@ -58,33 +52,27 @@ def be_worker(variables: dict[str, str], names: list[str], log: Path) -> None:
 
 def run(size: int, names: list[str], extra: dict[str, str], folder: Path) -> dict[str, object]:
     """Start a store and the processes, and kill what is left at the limit."""
-    reader, writer = os.pipe()
-    keeper = fork(lambda: keep_store(writer))
-    port = int.from_bytes(os.read(reader, 4), "little")
-    logs = [folder / f"{rank}.txt" for rank in range(size)]
-    pids: dict[int, int] = {}
-    for rank in range(size):
-        variables = {
-            "GOSSAMER_RANK": str(rank),
-            "GOSSAMER_SIZE": str(size),
-            "GOSSAMER_STORE": f"127.0.0.1:{port}",
-            **extra,
-        }
-        pids[fork(lambda v=variables, r=rank: be_worker(v, names, logs[r]))] = rank
-    ends: dict[int, int] = {}
-    limit = time.monotonic() + LIMIT_S
-    while pids:
-        for pid in list(pids):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                ends[pids.pop(pid)] = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > limit:
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(2e-3)
-    os.kill(keeper, signal.SIGKILL)
-    os.waitpid(keeper, 0)
-    os.close(reader)
-    os.close(writer)
+    with store_apart() as port:
+        logs = [folder / f"{rank}.txt" for rank in range(size)]
+        pids: dict[int, int] = {}
+        for rank in range(size):
+            variables = {
+                "GOSSAMER_RANK": str(rank),
+                "GOSSAMER_SIZE": str(size),
+                "GOSSAMER_STORE": f"127.0.0.1:{port}",
+                **extra,
+            }
+            pids[fork(lambda v=variables, r=rank: be_worker(v, names, logs[r]))] = rank
+        ends: dict[int, int] = {}
+        limit = time.monotonic() + LIMIT_S
+        while pids:
+            for pid in list(pids):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    ends[pids.pop(pid)] = os.waitstatus_to_exitcode(status)
+                elif time.monotonic() > limit:
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(2e-3)
     return {"ends": [ends[rank] for rank in range(size)], "written": [x.read_text() for x in logs]}
 
 

@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from programs import run_program
+from programs import run_program, store_apart
 
 from gossamer.following import Follower
 from gossamer.real import pace, program
 from gossamer.real.job import FileEntries, Job
 from gossamer.real.notices import tell_dead
 from gossamer.real.shm import create_segments
-from gossamer.real.store import TcpStore, serve
-from gossamer.settings import make_settings
+from gossamer.real.store import TcpStore
+from gossamer.settings import Settings, make_settings
 from gossamer.sim.cluster import Cluster
 from gossamer.train import job_of
 
@@ -132,11 +132,16 @@ def run(group: Group, folder: Path) -> Ran:
         group.task, group.method, Cluster(workers=group.workers), **group.choices
     )
     job: Job = job_of(settings, group.task, None, folder)
-    store, size = serve(), group.workers
+    with store_apart() as port:
+        return _run(group, settings, job, folder, port)
+
+
+def _run(group: Group, settings: Settings, job: Job, folder: Path, port: int) -> Ran:
+    size = group.workers
     segments = create_segments(size) if group.transport == "shm" and size > 1 else None
     variables = {
         "GOSSAMER_SIZE": str(size), "GOSSAMER_LOCAL_SIZE": str(group.per_host or size),
-        "GOSSAMER_STORE": f"127.0.0.1:{store.port}", "GOSSAMER_TRANSPORT": group.transport,
+        "GOSSAMER_STORE": f"127.0.0.1:{port}", "GOSSAMER_TRANSPORT": group.transport,
         "GOSSAMER_REDUCTION": group.reduction, "GOSSAMER_JOB": job.to_json(),
         "GOSSAMER_EXPLAIN_DIR": str(folder),
     }  # fmt: skip
@@ -148,7 +153,7 @@ def run(group: Group, folder: Path) -> Ran:
         if (pid := os.fork()) == 0:
             become_worker(group, rank, variables, logs[rank])
         pids[pid] = rank
-    ends, began, died = watch(group, pids, folder, segments, TcpStore(store))
+    ends, began, died = watch(group, pids, folder, segments, port)
     over = time.monotonic()
     if segments is not None:
         segments.close()
@@ -164,7 +169,7 @@ def run(group: Group, folder: Path) -> Ran:
 
 
 def watch(
-    group: Group, pids: dict[int, int], folder: Path, segments: Any, store: TcpStore
+    group: Group, pids: dict[int, int], folder: Path, segments: Any, port: int
 ) -> tuple[dict[int, int], float, float | None]:
     """To the end of all; how they ended, when the run began and when the first died."""
     ends: dict[int, int] = {}
@@ -181,7 +186,7 @@ def watch(
             if segments is not None:
                 segments.mark_dead(rank)
             if ends[rank] != 0:
-                tell_dead(store, rank, f"ended with {ends[rank]}")
+                tell_dead(TcpStore.connect("127.0.0.1", port), rank, f"ended with {ends[rank]}")
             continue
         if group.killed is not None and due is None and _has_begun(folder, group.killed[0]):
             due = now + group.killed[1]

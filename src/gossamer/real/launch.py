@@ -184,6 +184,7 @@ class Launcher:
             "GOSSAMER_STORE": self._meeting.address,
             "GOSSAMER_TRANSPORT": launch.chosen_transport,
             "GOSSAMER_METHOD": launch.method,
+            "GOSSAMER_REDUCTION": os.environ.get("GOSSAMER_REDUCTION"),
             "GOSSAMER_SHM_FDS": ",".join(map(str, fds)) or None,
             "GOSSAMER_SEED": launch.seed,
             "GOSSAMER_FAULTS": launch.injection.to_json(),

@@ -19,6 +19,8 @@ from gossamer.real.wire import PIECE, finish_stream, host_copy, host_empty, raw
 
 _SHORT = 1 << 14
 """Bytes up to which a vector has one owner: dividing it would cost more messages than it saves."""
+_FEW, _BY_EACH = 8, 1 << 16
+"""Members up to which, and bytes to receive up to which, all add up everything by themselves."""
 
 
 def key_of(members: Sequence[int]) -> int:
@@ -46,6 +48,14 @@ def contributors_of(
         left.clear()
         attempt = epoch
     return tuple(sorted(present)), attempt
+
+
+def is_by_each(nbytes: int, members: int) -> bool:
+    """Whether everybody sends its whole value to everybody: one way instead of there and back.
+
+    Two have to send as many bytes either way; more would send the more the more they are.
+    """
+    return members == 2 or (members <= _FEW and (members - 1) * nbytes <= _BY_EACH)
 
 
 def parts_of(length: int, size: int, members: Sequence[int], turn: int) -> dict[int, slice]:
@@ -130,6 +140,7 @@ class Sum:
         self.value: Tensor
         self.kept: Tensor
         self.parts: dict[int, slice] = {}
+        self._is_by_each = False
         self.streams: dict[int, Callable[[Tensor], None]] = {}
         self.pieces: dict[tuple[int, int], dict[int, Tensor]] = {}
         self._result: Tensor
@@ -175,13 +186,20 @@ class Sum:
 
     def _lay_out(self) -> None:
         length, size = self.value.numel(), self.value.element_size()
-        self.parts = parts_of(length, size, self.members, self.number)
+        self._is_by_each = is_by_each(length * size, len(self.members))
+        if self._is_by_each:
+            self.parts = {self.rank: slice(0, length)}
+        else:
+            self.parts = parts_of(length, size, self.members, self.number)
         self.streams = {}
         self._missing = length
         self._position = 0
 
     def contributions(self) -> Iterator[tuple[int, Tensor]]:
         """What each other owner is to add up."""
+        if self._is_by_each:
+            yield from ((peer, raw(self.value)) for peer in self.members if peer != self.rank)
+            return
         for owner, part in self.parts.items():
             if owner != self.rank:
                 yield owner, raw(self.value[part])
@@ -210,7 +228,7 @@ class Sum:
             mean = self.kept[at : at + arrived[self.rank].numel() // self.value.element_size()]
             mean_into(mean, [arrived[member].view(mean.dtype) for member in self.members])
             self._take(at, mean)
-            for member in others:
+            for member in () if self._is_by_each else others:
                 if member not in self.streams:
                     self.streams[member] = begin(member)
                 self.streams[member](raw(mean))

@@ -71,9 +71,14 @@ class Operation:
         return self.is_on_gpu or len(self.members) == 2 or self.nbytes <= _BY_EACH_BYTES
 
     @property
+    def is_crowded(self) -> bool:
+        """More members than processors: who looks again and again keeps another from working."""
+        return len(self.members) > PROCESSORS
+
+    @property
     def is_by_one(self) -> bool:
-        """More members than processors; all of this machine count alike."""
-        return not self.is_by_each and len(self.members) > PROCESSORS
+        """All of this machine count alike."""
+        return not self.is_by_each and self.is_crowded
 
 
 def key_of(members: tuple[int, ...], number: int) -> int:

@@ -31,8 +31,8 @@ from gossamer.real.shm.system import fence
 from gossamer.real.transport import Scattered, StopToken
 
 _BLOCK = 1 << 18
-_LOOKS = 8
-_CUTS = 32
+_LOOKS, _LOOKS_UNCROWDED = 8, 60
+_CUTS = 256
 
 
 class Reducing:
@@ -201,14 +201,14 @@ class Reducing:
 
     def _wait_for_posts(self, operation: Operation) -> None:
         missing: Sequence[int] = operation.members
-        looks = 0
+        looks = _LOOKS if operation.is_crowded else _LOOKS_UNCROWDED
         while True:
             seen = self._bell.value
             missing = self._missing(operation, missing)
             if not missing:
                 return
-            looks += 1
-            if looks > _LOOKS:
+            looks -= 1
+            if looks < 0:
                 self._stop.check()
                 self._bell.wait(seen, self._stop.patience)
 

@@ -16,7 +16,7 @@ from gossamer.errors import ConfigurationError, Late
 from gossamer.real.transport import StopToken, Store
 
 REDUCTIONS = ("auto", "fixed", "engine", "nccl")
-"""The best that works; in order of rank, by messages; by Gloo; by NCCL."""
+"""The best that works; by messages; by Gloo's exchanges; by NCCL."""
 _NO_GPU = "no GPU"
 _NO_NCCL = "no NCCL"
 _PATIENCE_S = 300.0
@@ -43,7 +43,7 @@ def choose_collectives(wanted: str, gpus: Sequence[str]) -> tuple[str, str]:
             f"GOSSAMER_REDUCTION=nccl needs a GPU of its own for every worker, but {why_not}; leave"
             " the variable out, or give each worker another GPU, by its LOCAL_RANK"
         )
-    return "fixed", why_not
+    return "engine", why_not
 
 
 def _why_not_nccl(gpus: Sequence[str]) -> str | None:

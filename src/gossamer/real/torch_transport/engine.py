@@ -1,4 +1,4 @@
-"""Means by the engines' own all-reduces: added in their order, not in order of rank.
+"""Means by the engines themselves: Gloo's exchanges on the host, NCCL's all-reduces on GPUs.
 
 A death breaks such a group for good; `Reduction` then does the open sums again by messages and
 stays with those. A group of NCCL does not notice the death of a member, its kernels wait for ever:
@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any, cast
 
@@ -19,9 +20,10 @@ from torch import Tensor, distributed
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.errors import PeerLost
-from gossamer.real.sums import key_of
+from gossamer.real.memory import take_elements
+from gossamer.real.sums import is_by_each, key_of, mean_into
 from gossamer.real.torch_transport.rendezvous import FOR_EVER, Meeting, make_group
-from gossamer.real.wire import finish_stream
+from gossamer.real.wire import finish_stream, raw
 
 Finished = Callable[[BaseException | None], None]
 Members = tuple[int, ...]
@@ -72,16 +74,58 @@ class GroupEngine:
 
 
 def gloo_engine(meeting: Meeting) -> GroupEngine:
-    """On the host."""
+    """On the host, in order of rank."""
 
     def make(members: Members) -> Any:
-        return make_group(meeting, meeting.connect_again(), f"sum/{key_of(members)}", members)
+        name = f"sum/{key_of(members)}"
+        return Exchange(make_group(meeting, meeting.connect_again(), name, members), members)
 
     def add(group: Any, value: Tensor, members: Members) -> None:
-        group.allreduce([value]).wait()
-        value.div_(len(members))
+        group.add(value, members.index(meeting.rank))
 
     return GroupEngine("Gloo", make, add, is_on_gpu=False)
+
+
+class Exchange:
+    """Means from Gloo's sends and receives.
+
+    Of what Gloo's own all-reduce takes for 0.8 MB between two processes, 2.2 ms, its sends and
+    receives need 0.4; and so it can be added in order of rank.
+    """
+
+    def __init__(self, group: Any, members: Members) -> None:
+        self._group = group
+        self._size = len(members)
+
+    def add(self, value: Tensor, own: int) -> None:
+        """Replace a value by the mean; `own` is this process's place among the members."""
+        others = [place for place in range(self._size) if place != own]
+        if is_by_each(value.nbytes, self._size):
+            parts = [value] * self._size
+        else:
+            cuts = [value.numel() * place // self._size for place in range(self._size + 1)]
+            parts = [value[start:end] for start, end in pairwise(cuts)]
+        mine = parts[own]
+        theirs = [take_elements(mine.numel(), mine.dtype) for _ in others]
+        # What is about to be sent is announced first: it then starts as soon as it is asked for.
+        sends = [self._group.send([raw(parts[place])], place, 0) for place in others]
+        receives = [
+            self._group.recv([raw(part)], place, 0)
+            for part, place in zip(theirs, others, strict=True)
+        ]
+        _wait_for(receives)
+        _wait_for(sends)
+        theirs.insert(own, mine.clone() if self._size > 2 else mine)
+        mean_into(mine, theirs)
+        if mine is not value:
+            sends = [self._group.send([raw(mine)], place, 1) for place in others]
+            _wait_for([self._group.recv([raw(parts[place])], place, 1) for place in others])
+            _wait_for(sends)
+
+
+def _wait_for(works: list[Any]) -> None:
+    for work in works:
+        work.wait()
 
 
 def nccl_engine(
