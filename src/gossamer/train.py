@@ -7,7 +7,6 @@ that job.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
