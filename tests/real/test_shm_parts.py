@@ -71,10 +71,12 @@ Pair = tuple[Segments, list[ShmTransport], list[Recorder]]
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 5_000), max_size=30), st.data())
-def test_room_is_never_given_twice(lengths: list[int], data: st.DataObject) -> None:
+@given(st.lists(st.integers(0, 5_000), max_size=30), st.sampled_from([0, 9_000, 90_000]), st.data())
+def test_room_is_never_given_twice(
+    lengths: list[int], turn_bytes: int, data: st.DataObject
+) -> None:
     """What is taken never overlaps, stays inside, and what is given back serves again."""
-    room = Room(LINE, LINE + 20_000)
+    room = Room(LINE, LINE + 20_000, turn_bytes)
     taken: dict[int, int] = {}
     for length in lengths:
         start = room.take(length)
@@ -90,6 +92,19 @@ def test_room_is_never_given_twice(lengths: list[int], data: st.DataObject) -> N
     for start in taken:
         room.give_back(start)
     assert room.take(20_000 - LINE) == LINE
+
+
+def test_what_was_given_back_last_is_taken_last() -> None:
+    """Where room is given out in turn; whoever has read a place keeps it in its cache a while."""
+    room = Room(0, 1 << 20, 10 * LINE)
+    places: list[int] = []
+    for _ in range(12):
+        place = room.take(LINE)
+        assert place is not None
+        places.append(place)
+        room.give_back(place)
+    assert places[:10] == [LINE * number for number in range(10)]
+    assert places[10:] == places[:2]
 
 
 @settings(max_examples=30, deadline=None)

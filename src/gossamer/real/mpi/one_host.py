@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gossamer.real.mpi.engine import MPI
-from gossamer.real.shm.board import Board, Room
+from gossamer.real.shm.board import TURN_BYTES, Board, Room
 from gossamer.real.shm.layout import lay_out
 from gossamer.real.shm.memory import Memory
 from gossamer.real.shm.reducing import Reducing
@@ -34,7 +34,7 @@ class SharedSums:
         for process, layout in layouts.items():
             os.ftruncate(files[1 + process], layout.total)
             boards[process] = Board(Memory(files[1 + process], layout.total), layout)
-        room = Room(layouts[rank].reductions, layouts[rank].total)
+        room = Room(layouts[rank].reductions, layouts[rank].total, TURN_BYTES)
         self.start = Reducing(rank, boards, room, self._control, stop).start
         self._control.set_state(rank, OPEN)
 

@@ -13,7 +13,8 @@ import numpy as np
 from gossamer.real.shm.layout import CELLS, Layout, aligned
 from gossamer.real.shm.memory import Memory
 
-_TURN_BYTES = 1 << 25
+TURN_BYTES = 1 << 25
+"""About what a large cache holds."""
 
 
 class Board:
@@ -48,21 +49,23 @@ class Board:
 class Room:
     """Which bytes of a process's reduction memory are in use.
 
-    Small values take turns through as much memory as a large cache holds. What another process has
-    just read is still in its cache, and writing there again means taking it away line by line: two
-    processes that reduce 0.8 MB in the same few places keep 0.56 of their speed, in turn 0.75.
+    In main memory small values take turns. What another process has just read is still in its
+    cache, and writing there again means taking it away line by line: two processes that reduce
+    0.8 MB in the same few places keep 0.56 of their speed, in turn 0.75.
     """
 
-    def __init__(self, start: int, end: int) -> None:
+    def __init__(self, start: int, end: int, turn_bytes: int = 0) -> None:
+        """The first `turn_bytes` are given out in turn; beyond them, the lowest that are free."""
         self._start = start
         self._end = end
+        self._turn_end = min(start + turn_bytes, end)
         self._taken: list[tuple[int, int]] = []
         self._next = start
 
     def take(self, length: int) -> int | None:
         """The start of that many free bytes, or None."""
         length = aligned(length)
-        place = self._first_gap(self._next, min(self._start + _TURN_BYTES, self._end), length)
+        place = self._first_gap(self._next, self._turn_end, length)
         if place is None:
             place = self._first_gap(self._start, self._end, length)
         if place is not None:

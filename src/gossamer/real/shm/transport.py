@@ -12,7 +12,7 @@ from torch import Tensor
 from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.pending import Pending
 from gossamer.real.shm.arenas import Arenas
-from gossamer.real.shm.board import Board, Room
+from gossamer.real.shm.board import TURN_BYTES, Board, Room
 from gossamer.real.shm.cuda import gpu_for
 from gossamer.real.shm.layout import RING_BYTES, RING_HEAD_BYTES, lay_out, window_bytes
 from gossamer.real.shm.memory import Memory
@@ -77,7 +77,7 @@ class ShmTransport:
         self._windows = Windows(rank, memories, layouts, control, stop)
         self._windows.initialise(initial)
         boards = {process: Board(memories[process], layouts[process]) for process in everybody}
-        room = Room(layouts[rank].reductions, layouts[rank].total)
+        room = Room(layouts[rank].reductions, layouts[rank].total, TURN_BYTES)
         gpu = gpu_for(windows[rank].device)
         arenas = None
         if gpu is not None:
