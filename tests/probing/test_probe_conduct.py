@@ -18,7 +18,8 @@ from gossamer.probing.findings import Findings
 
 pytestmark = pytest.mark.timeout(60)
 
-QUICK = dataclasses.replace(INQUIRY, seconds=1.0)
+QUICK = dataclasses.replace(INQUIRY, seconds=3.0)
+"""Long enough that on a busy machine, too, everybody's bytes come through in time."""
 
 
 class Switchboard:
@@ -136,8 +137,7 @@ def test_everything_is_measured_and_progress_is_told(probe_of: Callable[[str], P
     pairs = {(link.source, link.target) for link in found.links}
     assert pairs == {(b, a) for a, b in pairs} >= {(0, 1), (2, 3)}
     assert [crowd.pattern for crowd in found.crowds] == ["inside", "between", "to_one"]
-    # So is whether everybody's bytes came through in time.
-    assert all(any(rate > 0 for rate in crowd.rates.values()) for crowd in found.crowds)
+    assert all(rate > 0 for crowd in found.crowds for rate in crowd.rates.values())
     shares = [share for share, _ in probe.told]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
