@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -23,7 +24,7 @@ from gossamer.errors import PeerLost
 from gossamer.pending import Pending
 from gossamer.real.finished import Finished, decode_finished, encode_finished
 from gossamer.real.losses import Loss, Losses
-from gossamer.real.sums import Group, Sum, contributors_of, key_of
+from gossamer.real.sums import Group, Order, Sum, contributors_of, key_of
 from gossamer.real.transport import Scattered
 from gossamer.real.wire import Wire, host_copy, raw
 
@@ -38,13 +39,8 @@ class Engine(Protocol):
     is_on_gpu: bool
     """It is for values that lie there; all others go by messages."""
 
-    def __call__(
-        self,
-        members: tuple[int, ...],
-        value: Tensor,
-        finished: Callable[[BaseException | None], None],
-    ) -> None:
-        """Replace a tensor by its mean, then call back, with an error where that failed."""
+    def __call__(self, order: Order) -> None:
+        """Begin to make a mean; the order says whom to tell when it is there."""
         ...
 
 
@@ -66,10 +62,11 @@ class Reduction:
         pending: Pending[Tensor] = Pending("all_reduce")
         ranks = tuple(sorted(members))
         value = _whole(value)
+        is_scattered = isinstance(value, Scattered)  # looking at one would put it together
         engine = self._engine
-        if engine is not None and engine.is_on_gpu and not value.is_cuda:
+        if engine is not None and engine.is_on_gpu and (is_scattered or not value.is_cuda):
             engine = None
-        if len(ranks) == 1 or value.numel() == 0:
+        if len(ranks) == 1 or (not is_scattered and value.numel() == 0):
             pending.resolve(value.detach().clone())
             return pending
         with self._lock:
@@ -80,11 +77,10 @@ class Reduction:
             if own.attempt != 0:
                 engine = None
             own.begin(value, pending, stays=engine is not None and engine.is_on_gpu)
-            engine_target = own.kept
+            finished = partial(self._by_engine, own)
+            order = Order(ranks, own.value, own.kept, own.landed, finished)
         if engine is not None:
-            if not engine.is_on_gpu:
-                engine_target.copy_(own.value)
-            engine(ranks, engine_target, lambda error: self._by_engine(own, error))
+            engine(order)
         else:
             self._contribute(own)
         return pending
@@ -215,8 +211,6 @@ class Reduction:
         with own.lock:
             if own.attempt != 0 or own.is_finished:
                 return  # somebody died, and the sum is done again by messages
-            if error is None:
-                own.land_whole()
         if error is not None:
             own.fail(error)
             return

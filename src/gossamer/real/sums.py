@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +16,28 @@ from torch import Tensor
 from gossamer.pending import Pending
 from gossamer.real.losses import Loss
 from gossamer.real.memory import take_elements
+from gossamer.real.transport import Scattered
 from gossamer.real.wire import PIECE, finish_stream, host_copy, host_empty, raw
 
 _SHORT = 1 << 14
 """Bytes up to which a vector has one owner: dividing it would cost more messages than it saves."""
 _FEW, _BY_EACH = 8, 1 << 16
 """Members up to which, and bytes to receive up to which, all add up everything by themselves."""
+_BLOCK = 1 << 16
+"""Elements that a second pass finds in the cache."""
+
+
+class Order(NamedTuple):
+    """A mean that an engine is to make."""
+
+    members: tuple[int, ...]
+    value: Tensor
+    """What this process puts in; it stays as it is."""
+    target: Tensor
+    landed: Callable[[slice], None]
+    """To be told which part of the mean stands in the target now."""
+    finished: Callable[[BaseException | None], None]
+    """To be called at the end, with an error where there is none."""
 
 
 def key_of(members: Sequence[int]) -> int:
@@ -74,6 +91,11 @@ def mean_into(target: Tensor, values: Sequence[Tensor]) -> None:
     """`rules.mean_in_order`, the same bits, into memory that is there."""
     if len(values) == 1:
         target.copy_(values[0])
+        return
+    if target.numel() > _BLOCK:
+        for start in range(0, target.numel(), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            mean_into(target[block], [value[block] for value in values])
         return
     torch.add(values[0], values[1], out=target)
     for value in values[2:]:
@@ -144,32 +166,43 @@ class Sum:
         self.streams: dict[int, Callable[[Tensor], None]] = {}
         self.pieces: dict[tuple[int, int], dict[int, Tensor]] = {}
         self._result: Tensor
-        self._origin: Tensor
+        self._shape: Sequence[int] = ()
+        self._home = torch.device("cpu")
         self._pending: Pending[Tensor]
         self._missing = 0
         self._position = 0
         self._gifts: set[int] = set()
 
-    def begin(self, value: Tensor, pending: Pending[Tensor], *, stays: bool = False) -> None:
+    def begin(
+        self, value: Tensor | Scattered, pending: Pending[Tensor], *, stays: bool = False
+    ) -> None:
         """Take this process's contribution; the value is the caller's again afterwards.
 
         One that `stays` on its GPU goes to the host only if its sum has to be done again, after a
         death; its copies are complete when this returns, so that every stream may use them.
         """
         self._pending = pending
-        self._origin = value.detach()
-        length, dtype = value.numel(), value.dtype
-        if stays:
-            self.value = self._origin.reshape(-1).clone()
-            self.kept = self.value.clone()
-            self._result = torch.empty_like(self.value)
-            finish_stream(self.value)
+        if isinstance(value, Scattered):
+            # Where nobody looks at it as one vector it is copied only once.
+            self._shape = (value.count,)
+            self.value = take_elements(value.count, value.kind)
+            value.write_into(value.cut(self.value), 1.0)
+            self.kept, self._result = self._like_value(), self._like_value()
         else:
-            self.value = host_copy(value)
-            self.kept = take_elements(length, dtype)
-            self._result = host_empty(self._origin)
+            self._shape, self._home = value.shape, value.device
+            if stays:
+                self.value = value.detach().reshape(-1).clone()
+                self.kept = torch.empty_like(self.value)
+                self._result = torch.empty_like(self.value)
+                finish_stream(self.value)
+            else:
+                self.value = host_copy(value)
+                self.kept, self._result = self._like_value(), host_empty(value.detach())
         self.is_started = True
         self._lay_out()
+
+    def _like_value(self) -> Tensor:
+        return take_elements(self.value.numel(), self.value.dtype)
 
     def renew(self, members: tuple[int, ...], attempt: int) -> bool:
         """Other contributors: begin again, in other memory, as old pieces may still be landing."""
@@ -178,9 +211,9 @@ class Sum:
             self.members, self.attempt = members, attempt
             if changed and self.is_started:
                 if self.value.is_cuda:
-                    self.value = host_copy(self.value)
-                    self._result = host_empty(self._origin)
-                self.kept = take_elements(self.kept.numel(), self.kept.dtype)
+                    on_gpu = self.value
+                    self.value, self._result = host_copy(on_gpu), host_empty(on_gpu)
+                self.kept = self._like_value()
                 self._lay_out()
             return changed
 
@@ -254,10 +287,12 @@ class Sum:
             self._take(start // mean.element_size(), mean)
             return self._missing == 0
 
-    def land_whole(self) -> None:
-        """The mean stands in `kept` already."""
-        self._result.copy_(self.kept)
-        finish_stream(self._result)
+    def landed(self, part: slice) -> None:
+        """The engine has put that part of the mean into `kept`."""
+        with self.lock:
+            if self.attempt == 0:  # else somebody died, and the sum is done again by messages
+                self._result[part].copy_(self.kept[part])
+                finish_stream(self._result)
 
     def fail(self, error: BaseException) -> None:
         self._pending.fail(error)
@@ -272,5 +307,4 @@ class Sum:
     def resolve(self) -> None:
         """Hand out the result: a copy of what is kept, as the caller may change its own."""
         self.pieces.clear()
-        shaped = self._result.reshape(self._origin.shape)
-        self._pending.resolve(shaped.to(self._origin.device))
+        self._pending.resolve(self._result.reshape(self._shape).to(self._home))

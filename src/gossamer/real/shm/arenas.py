@@ -89,8 +89,9 @@ class Arenas:
 
     def mean(self, operation: Operation, values: Sequence[Tensor]) -> Tensor:
         """As in main memory, on the GPU; the members' arenas are opened on the way."""
-        self._open_those_of(operation.members)
-        result = torch.empty(operation.count, dtype=operation.dtype, device=self.device)
+        kind = operation.kind
+        self._open_those_of(kind.members)
+        result = torch.empty(kind.count, dtype=kind.dtype, device=self.device)
         here = [value.to(self.device) for value in values]
         if len(here) == 1:
             result.copy_(here[0])
@@ -98,9 +99,9 @@ class Arenas:
             torch.add(here[0], here[1], out=result)
         for value in here[2:]:
             result.add_(value)
-        divisor = operation.divisor(values)
+        divisor = kind.divisor(values)
         if divisor != 1.0:
-            result.div_(self._divisor(divisor, operation.dtype))
+            result.div_(self._divisor(divisor, kind.dtype))
         self._reading.append((operation, self._gpu.mark()))
         return result.view(operation.shape)
 

@@ -15,6 +15,8 @@ from gossamer.real.shm.memory import Memory
 
 TURN_BYTES = 1 << 25
 """About what a large cache holds."""
+_TURNS = 40
+"""Places that a small value takes turns in: whoever looks at few of them keeps their views."""
 
 
 class Board:
@@ -65,7 +67,8 @@ class Room:
     def take(self, length: int) -> int | None:
         """The start of that many free bytes, or None."""
         length = aligned(length)
-        place = self._first_gap(self._next, self._turn_end, length)
+        turn_end = min(self._start + _TURNS * length, self._turn_end)
+        place = self._first_gap(self._next, turn_end, length)
         if place is None:
             place = self._first_gap(self._start, self._end, length)
         if place is not None:

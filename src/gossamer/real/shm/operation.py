@@ -6,10 +6,12 @@ import hashlib
 import os
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from gossamer.real.shm.layout import aligned
 from gossamer.real.transport import Scattered
 
 _BY_EACH_BYTES = 1 << 17
@@ -18,31 +20,68 @@ _SEQUENCE_BITS = 24
 PROCESSORS = os.cpu_count() or 1
 
 
+class Kind:
+    """What all-reduces of one group have in common, if their values are alike."""
+
+    def __init__(
+        self, members: tuple[int, ...], rank: int, count: int, dtype: torch.dtype, *,
+        is_on_gpu: bool = False,
+    ) -> None:  # fmt: skip
+        self.members = members
+        self.others = tuple(member for member in members if member != rank)
+        self.count, self.dtype = count, dtype
+        self.is_on_gpu = is_on_gpu
+        """On that which the members share."""
+        self.nbytes = count * dtype.itemsize
+        parts = len(members)
+        # Halves and quarters are exact: dividing what goes in saves dividing what comes out.
+        is_exact = dtype.is_floating_point and parts & (parts - 1) == 0
+        self.scale = 1.0 / parts if is_exact else 1.0
+        # Two read as many bytes either way, and save a handing-over; a GPU reads faster than
+        # anybody could be told of what another has made.
+        self.is_by_each = is_on_gpu or parts == 2 or self.nbytes <= _BY_EACH_BYTES
+        # With more members than processors, who adds up for itself keeps another from working.
+        # All of this machine count alike.
+        self.is_by_one = not self.is_by_each and parts > PROCESSORS
+        self._word = _word_of(members) << _SEQUENCE_BITS
+
+    def key(self, number: int) -> int:
+        """One word for the group and its operation's number."""
+        return self._word | number % (1 << _SEQUENCE_BITS)
+
+    @cached_property
+    def needed_bytes(self) -> int:
+        """For the value, and for what this process makes of everybody's."""
+        made = 0
+        if self.is_by_one:
+            made = self.nbytes
+        elif not self.is_by_each:
+            made = self.nbytes // len(self.members) + self.dtype.itemsize
+        return aligned(self.nbytes) + made
+
+    @cached_property
+    def bounds(self) -> list[int]:
+        """Where the members' chunks begin and end, in elements."""
+        parts = len(self.members)
+        return [self.count * part // parts for part in range(parts + 1)]
+
+    def divisor(self, values: Sequence[Tensor]) -> float:
+        """What the sum of the contributions is still to be divided by."""
+        return len(values) * self.scale
+
+
 class Operation:
     """One all-reduce of this process that may still be in somebody's way."""
 
-    def __init__(
-        self, key: int, value: Tensor | Scattered, members: tuple[int, ...],
-        shared_gpu: torch.device | None = None,
-    ) -> None:  # fmt: skip
-        self.key = key
-        self.members = members
-        device = value.home if isinstance(value, Scattered) else value.device
-        self.is_on_gpu = device == shared_gpu
-        """On that which the members share."""
+    def __init__(self, kind: Kind, number: int, value: Tensor | Scattered) -> None:
+        self.kind = kind
+        self.key = kind.key(number)
         self.scattered: Scattered | None = None
+        self.shape: Sequence[int] = (kind.count,)
         if isinstance(value, Scattered):
-            self.shape = torch.Size((value.count,))
-            self.count, self.dtype = value.count, value.kind
             self.scattered, self.edition = value, value.edition
         else:
             self.shape = value.shape
-            self.count, self.dtype = value.numel(), value.dtype
-        self.nbytes = self.count * self.dtype.itemsize
-        parts = len(members)
-        # Halves and quarters are exact: dividing what goes in saves dividing what comes out.
-        is_exact = self.dtype.is_floating_point and parts & (parts - 1) == 0
-        self.scale = 1.0 / parts if is_exact else 1.0
         self.cell = -1
         self.offset = -1
         self.found: dict[int, int] = {}
@@ -54,38 +93,10 @@ class Operation:
         """Cancelled: nobody here wants the result, yet others still read the contribution."""
         self.is_abandoned = True
 
-    def divisor(self, values: Sequence[Tensor]) -> float:
-        """What the sum of the contributions is still to be divided by."""
-        return len(values) * self.scale
 
-    @property
-    def bounds(self) -> list[int]:
-        """Where the members' chunks begin and end, in elements."""
-        parts = len(self.members)
-        return [self.count * part // parts for part in range(parts + 1)]
-
-    @property
-    def is_by_each(self) -> bool:
-        """Two read as many bytes either way, and save a handing-over; a GPU reads faster than
-        anybody could be told of what another has made."""
-        return self.is_on_gpu or len(self.members) == 2 or self.nbytes <= _BY_EACH_BYTES
-
-    @property
-    def is_crowded(self) -> bool:
-        """More members than processors: who looks again and again keeps another from working."""
-        return len(self.members) > PROCESSORS
-
-    @property
-    def is_by_one(self) -> bool:
-        """All of this machine count alike."""
-        return not self.is_by_each and self.is_crowded
-
-
-def key_of(members: tuple[int, ...], number: int) -> int:
-    """One word for the group and its operation's number: the members' bits, or a digest of them."""
+def _word_of(members: tuple[int, ...]) -> int:
+    """The members' bits, or a digest of them."""
     if members[-1] < _GROUP_BITS:
-        group = sum(1 << member for member in members)
-    else:
-        digest = hashlib.blake2b(repr(members).encode(), digest_size=_GROUP_BITS // 8)
-        group = int.from_bytes(digest.digest(), "little") | 1
-    return group << _SEQUENCE_BITS | number % (1 << _SEQUENCE_BITS)
+        return sum(1 << member for member in members)
+    digest = hashlib.blake2b(repr(members).encode(), digest_size=_GROUP_BITS // 8)
+    return int.from_bytes(digest.digest(), "little") | 1

@@ -11,10 +11,13 @@ that has already posted. Values on a GPU that the processes share are in `arenas
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,15 +27,18 @@ from gossamer.pending import Pending
 from gossamer.real.shm.arenas import IN_ARENA, Arenas
 from gossamer.real.shm.board import Board, Room
 from gossamer.real.shm.layout import CELLS, aligned
-from gossamer.real.shm.operation import Operation, key_of
+from gossamer.real.shm.operation import Kind, Operation
 from gossamer.real.shm.results import Results
 from gossamer.real.shm.segments import Control
 from gossamer.real.shm.system import fence
 from gossamer.real.transport import Scattered, StopToken
 
 _BLOCK = 1 << 18
-_LOOKS, _LOOKS_UNCROWDED = 8, 60
+_AWAKE_S = 0.02
 _CUTS = 256
+_KINDS = 256
+_FEW, _SMALL_BYTES = 8, 1 << 20
+"""Operations up to which nobody asks which of them are over, if their values are small."""
 
 
 class Reducing:
@@ -50,87 +56,104 @@ class Reducing:
         self._bell = control.reductions[rank]
         self._stop = stop
         self._arenas = arenas
-        self._gpu = None if arenas is None else arenas.device
         self._results = Results()
         self._lock = threading.Lock()
         self._cells = deque(range(CELLS))
         self._posted: list[Operation] = []
         self._sequence: dict[tuple[int, ...], int] = {}
+        self._kinds: dict[tuple[Any, ...], Kind] = {}
         self._cuts: dict[tuple[int, int], tuple[Tensor, Sequence[Tensor]]] = {}
 
     def start(self, value: Tensor | Scattered, members: Sequence[int]) -> Pending[Tensor]:
-        if not isinstance(value, Scattered):
-            value = value.detach()
-        group = tuple(sorted(set(members)))
-        if self._rank not in group:
-            raise ProtocolError(f"process {self._rank} is no member of {group}")
+        kind = self._kind_of(value, members)
         pending: Pending[Tensor] = Pending("all_reduce")
-        if len(group) == 1:
+        if not kind.others:
             pending.resolve(_whole(value))
             return pending
         with self._lock:
-            number = self._sequence.get(group, 0)
-            operation = Operation(key_of(group, number), value, group, self._gpu)
+            number = self._sequence.get(kind.members, 0)
+            operation = Operation(kind, number, value)
             self._make_room(operation)
-            self._sequence[group] = number + 1
-            own, cell = self._own, operation.cell
-            target = self._value(operation, self._rank, operation.offset)
-            if isinstance(value, Scattered):
-                value.write_into(self._cut(value, target), operation.scale)
-            elif operation.scale == 1.0:
-                target.copy_(value.reshape(-1))
-            else:
-                torch.mul(value.reshape(-1).to(target.device), operation.scale, out=target)
-            if operation.is_on_gpu and self._arenas is not None:
-                self._arenas.finish_writing()
-                self._arenas.note_what_was_read(self._finish)
-            own.offsets[cell] = operation.offset
-            own.lengths[cell] = operation.nbytes
-            fence()  # whoever sees the key sees all the rest
-            own.keys[cell] = operation.key
-            self._posted.append(operation)
-        if not operation.is_by_one:
-            self._ring(group)
-        elif not self._missing(operation, group):
+            self._sequence[kind.members] = number + 1
+            self._post(operation, value)
+        if not kind.is_by_one:
+            self._ring(kind)
+        elif not self._missing(operation, kind.others):
             self._make(operation)
         pending.settle = lambda: self._settle(operation, pending)
         pending.on_cancel = operation.abandon
         return pending
 
+    def _kind_of(self, value: Tensor | Scattered, members: Sequence[int]) -> Kind:
+        if isinstance(value, Scattered):
+            count, dtype, home = value.count, value.kind, value.home
+        else:
+            count, dtype, home = value.numel(), value.dtype, value.device
+        key = (members if isinstance(members, range) else tuple(members), count, dtype, home)
+        kind = self._kinds.get(key)
+        if kind is None:
+            group = tuple(sorted(set(members)))
+            if self._rank not in group:
+                raise ProtocolError(f"process {self._rank} is no member of {group}")
+            if len(self._kinds) >= _KINDS:
+                self._kinds.clear()
+            is_on_gpu = self._arenas is not None and home == self._arenas.device
+            kind = self._kinds[key] = Kind(group, self._rank, count, dtype, is_on_gpu=is_on_gpu)
+        return kind
+
+    def _post(self, operation: Operation, value: Tensor | Scattered) -> None:
+        own, cell, kind = self._own, operation.cell, operation.kind
+        target = self._value(kind, self._rank, operation.offset)
+        if isinstance(value, Scattered):
+            value.write_into(self._cut(value, target), kind.scale)
+        elif kind.scale == 1.0:
+            target.copy_(value.detach().reshape(-1))
+        else:
+            torch.mul(value.detach().reshape(-1).to(target.device), kind.scale, out=target)
+        if kind.is_on_gpu and self._arenas is not None:
+            self._arenas.finish_writing()
+            self._arenas.note_what_was_read(self._finish)
+        own.offsets[cell] = operation.offset
+        own.lengths[cell] = kind.nbytes
+        fence()  # whoever sees the key sees all the rest
+        own.keys[cell] = operation.key
+        operation.found[self._rank] = cell
+        self._posted.append(operation)
+
     def _make_room(self, operation: Operation) -> None:
         """A cell, and bytes for the value and for this process's chunk of the result."""
-        needed = aligned(operation.nbytes)
-        if operation.is_by_one:
-            needed += operation.nbytes
-        elif not operation.is_by_each:
-            needed += operation.nbytes // len(operation.members) + operation.dtype.itemsize
+        is_scarce = len(self._posted) >= _FEW or operation.kind.nbytes > _SMALL_BYTES
         while True:
             seen = self._bell.value
-            self._reclaim()
-            offset = self._take(operation, needed) if self._cells else None
+            if is_scarce:
+                self._reclaim()
+            offset = self._take(operation.kind) if self._cells else None
             if offset is not None:
                 operation.offset, operation.cell = offset, self._cells.popleft()
                 return
+            if not is_scarce:
+                is_scarce = True
+                continue
             if not any(self._is_finished(posted) for posted in self._posted):
                 raise ProtocolError(
-                    f"no room for {operation.nbytes} bytes beside {len(self._posted)} all-reduces"
-                    " that were started and not awaited; await some of them first"
+                    f"no room for {operation.kind.nbytes} bytes beside {len(self._posted)}"
+                    " all-reduces that were started and not awaited; await some of them first"
                 )
             self._stop.check()
             self._bell.wait(seen, 1e-3)
 
-    def _take(self, operation: Operation, needed: int) -> int | None:
+    def _take(self, kind: Kind) -> int | None:
         place = None
-        if operation.is_on_gpu and self._arenas is not None:
-            place = self._arenas.take(needed, operation.members)
-        return self._room.take(needed) if place is None else place
+        if kind.is_on_gpu and self._arenas is not None:
+            place = self._arenas.take(kind.needed_bytes, kind.members)
+        return self._room.take(kind.needed_bytes) if place is None else place
 
     def _reclaim(self) -> None:
         if self._arenas is not None:
             self._arenas.note_what_was_read(self._finish)
         kept: list[Operation] = []
         for operation in self._posted:
-            if operation.is_abandoned and not self._missing(operation, operation.members):
+            if operation.is_abandoned and not self._missing(operation, operation.kind.others):
                 self._finish(operation)
             if self._is_finished(operation) and self._is_over(operation):
                 self._own.keys[operation.cell] = 0
@@ -163,20 +186,21 @@ class Reducing:
         with operation.settling:
             if pending.done:
                 return
-            if operation.is_by_one:
+            kind = operation.kind
+            if kind.is_by_one:
                 values, divisor = [self._made_by_one(operation)], 1.0
             else:
                 self._wait_for_posts(operation)
                 values = self._values(operation)
-                divisor = operation.divisor(values)
-            if operation.is_on_gpu and self._arenas is not None:
+                divisor = kind.divisor(values)
+            if kind.is_on_gpu and self._arenas is not None:
                 pending.resolve(self._arenas.mean(operation, values))
                 pending.settle = pending.on_cancel = None
                 return
             result = self._put_in_place(operation, values, divisor)
             if result is None:
-                result = self._results.empty(operation.count, operation.dtype)
-                if operation.is_by_each or operation.is_by_one:
+                result = self._results.empty(kind.count, kind.dtype)
+                if kind.is_by_each or kind.is_by_one:
                     _mean(values, result, divisor)
                 else:
                     self._reduce_in_chunks(operation, values, result)
@@ -200,58 +224,65 @@ class Reducing:
         return missing
 
     def _wait_for_posts(self, operation: Operation) -> None:
-        missing: Sequence[int] = operation.members
-        looks = _LOOKS if operation.is_crowded else _LOOKS_UNCROWDED
+        missing: Sequence[int] = operation.kind.others
+        until = None
         while True:
             seen = self._bell.value
             missing = self._missing(operation, missing)
             if not missing:
                 return
-            looks -= 1
-            if looks < 0:
-                self._stop.check()
-                self._bell.wait(seen, self._stop.patience)
+            until = self._pause(seen, until)
+
+    def _pause(self, seen: int, until: float | None) -> float:
+        now = time.monotonic()
+        if until is None or now < until:
+            os.sched_yield()
+            return until or now + _AWAKE_S
+        self._stop.check()
+        self._bell.wait(seen, self._stop.patience)
+        return until
 
     def _values(self, operation: Operation) -> list[Tensor]:
         """The contributions, in order of rank."""
         values: list[Tensor] = []
+        nbytes = operation.kind.nbytes
         for member, cell in sorted(operation.found.items()):
             board = self._boards[member]
-            if board.lengths[cell] != operation.nbytes:
+            if board.lengths[cell] != nbytes:
                 raise ProtocolError(
                     f"process {member} put {board.lengths[cell]} bytes into an all-reduce and"
-                    f" process {self._rank} put in {operation.nbytes}"
+                    f" process {self._rank} put in {nbytes}"
                 )
-            values.append(self._value(operation, member, board.offsets[cell]))
+            values.append(self._value(operation.kind, member, board.offsets[cell]))
         return values
 
-    def _value(self, operation: Operation, member: int, place: int) -> Tensor:
-        count, dtype = operation.count, operation.dtype
+    def _value(self, kind: Kind, member: int, place: int) -> Tensor:
         if place & IN_ARENA and self._arenas is not None:
-            value = self._arenas.tensor(member, place, count, dtype)
-            return value if operation.is_on_gpu else value.cpu()
-        return self._boards[member].memory.tensor(place, count, dtype)
+            value = self._arenas.tensor(member, place, kind.count, kind.dtype)
+            return value if kind.is_on_gpu else value.cpu()
+        return self._boards[member].memory.tensor(place, kind.count, kind.dtype)
 
     def _make(self, operation: Operation) -> None:
         """All of the result, for everybody."""
         cell = operation.cell
         self._own.working[cell] = operation.key
         values = self._values(operation)
-        made = self._chunk(operation, self._rank, operation.count)
-        _mean(values, made, operation.divisor(values))
+        made = self._chunk(operation, self._rank, operation.kind.count)
+        _mean(values, made, operation.kind.divisor(values))
         fence()
         self._own.published[cell] = operation.key
-        self._ring(operation.members)
+        self._ring(operation.kind)
 
     def _made_by_one(self, operation: Operation) -> Tensor:
         """What one of the members has added up; nobody is rung for before it is there."""
-        key, missing = operation.key, operation.members
+        key, missing = operation.key, operation.kind.others
+        until = None
         while True:
             seen = self._bell.value
             missing = self._missing(operation, missing)
             for member, cell in operation.found.items():
                 if not missing and self._boards[member].published[cell] == key:
-                    return self._chunk(operation, member, operation.count)
+                    return self._chunk(operation, member, operation.kind.count)
             is_in_the_making = any(
                 self._boards[member].working[cell] == key and not self._control.is_gone(member)
                 for member, cell in operation.found.items()
@@ -259,8 +290,7 @@ class Reducing:
             if not missing and not is_in_the_making:
                 self._make(operation)
                 continue
-            self._stop.check()
-            self._bell.wait(seen, self._stop.patience)
+            until = self._pause(seen, until)
 
     def _put_in_place(
         self, operation: Operation, values: Sequence[Tensor], divisor: float
@@ -268,7 +298,7 @@ class Reducing:
         """Where the value lay in pieces the mean is put there: those are in the cache, and nobody
         has to point at another place."""
         scattered = operation.scattered
-        if scattered is None or not (operation.is_by_each or operation.is_by_one):
+        if scattered is None or not (operation.kind.is_by_each or operation.kind.is_by_one):
             return None
         places = scattered.places(operation.edition)
         if places is None:
@@ -291,16 +321,17 @@ class Reducing:
     def _reduce_in_chunks(
         self, operation: Operation, values: Sequence[Tensor], result: Tensor
     ) -> None:
-        key, members, bounds = operation.key, operation.members, operation.bounds
-        chunks = dict(zip(members, pairwise(bounds), strict=True))
+        key, kind = operation.key, operation.kind
+        chunks = dict(zip(kind.members, pairwise(kind.bounds), strict=True))
         self._own.working[operation.cell] = key
         start, end = chunks.pop(self._rank)
-        divisor = operation.divisor(values)
+        divisor = kind.divisor(values)
         _mean_of_range(values, result, start, end, divisor)
         self._chunk(operation, self._rank, end - start).copy_(result[start:end])
         fence()
         self._own.published[operation.cell] = key
-        self._ring(members)
+        self._ring(kind)
+        until = None
         while chunks:
             seen = self._bell.value
             for member, (start, end) in list(chunks.items()):
@@ -314,24 +345,22 @@ class Reducing:
                     continue
                 del chunks[member]
             if chunks:
-                self._stop.check()
-                self._bell.wait(seen, self._stop.patience)
+                until = self._pause(seen, until)
 
     def _chunk(self, operation: Operation, member: int, count: int) -> Tensor:
         """Where a member publishes its part of the result: behind what it put in."""
         board = self._boards[member]
-        offset = board.offsets[operation.found[member]] + aligned(operation.nbytes)
-        return board.memory.tensor(offset, count, operation.dtype)
+        offset = board.offsets[operation.found[member]] + aligned(operation.kind.nbytes)
+        return board.memory.tensor(offset, count, operation.kind.dtype)
 
-    def _ring(self, members: Sequence[int]) -> None:
-        for member in members:
-            if member != self._rank:
-                self._control.reductions[member].ring()
+    def _ring(self, kind: Kind) -> None:
+        for member in kind.others:
+            self._control.reductions[member].ring()
 
 
 def _whole(value: Tensor | Scattered) -> Tensor:
     if not isinstance(value, Scattered):
-        return value.clone()
+        return value.detach().clone()
     whole = torch.empty(value.count, dtype=value.kind, device=value.home)
     value.write_into(value.cut(whole), 1.0)
     return whole

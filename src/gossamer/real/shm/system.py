@@ -55,14 +55,17 @@ def fence() -> None:
 
 
 class Bell:
-    """A word to sleep on until anybody rings it.
+    """A word to sleep on until anybody rings it; only one process, its owner, sleeps there.
 
     Every ring stores a value that was not there before, so a ring between looking at the memory
-    and falling asleep is never missed, whoever else rings at the same time.
+    and falling asleep is never missed, whoever else rings at the same time. Beside it stands how
+    many threads sleep, as waking nobody costs a call of the system all the same.
     """
 
     def __init__(self, memory: mmap, offset: int, who: int) -> None:
         self._word = ctypes.c_uint32.from_buffer(memory, offset)
+        self._sleepers = ctypes.c_uint32.from_buffer(memory, offset + 4)
+        self._counting = threading.Lock()
         self._address = ctypes.c_void_p(ctypes.addressof(self._word))
         self._values = count(who % _PROCESSES + _PROCESSES, _PROCESSES)
 
@@ -73,18 +76,28 @@ class Bell:
     def ring(self) -> None:
         self._word.value = next(self._values) & 0xFFFFFFFF
         if _FUTEX is not None:
-            _brief.syscall(_FUTEX, self._address, _WAKE, _EVERYBODY, None, None, 0)
+            fence()
+            if self._sleepers.value:
+                _brief.syscall(_FUTEX, self._address, _WAKE, _EVERYBODY, None, None, 0)
 
     def wait(self, seen: int, seconds: float) -> None:
         """Sleep until the value is no longer `seen`, at most so long."""
         if _FUTEX is not None:
             limit = ctypes.byref(_time(seconds))
             word = ctypes.c_uint32(seen)
-            _waiting.syscall(_FUTEX, self._address, _WAIT, word, limit, None, 0)
+            self._count(1)
+            try:
+                _waiting.syscall(_FUTEX, self._address, _WAIT, word, limit, None, 0)
+            finally:
+                self._count(-1)
             return
         end = time.monotonic() + seconds
         while self._word.value == seen and time.monotonic() < end:
             time.sleep(_POLL_S)
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            self._sleepers.value += change
 
 
 class RobustLock:

@@ -8,8 +8,9 @@ a GPU lie in its memory; `turns` says when one may be touched there.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 
 from torch import Tensor
 
@@ -41,6 +42,11 @@ class _Shared:
         """Of a window on a GPU."""
         self.torn_updates = 0
 
+    @cached_property
+    def blocks(self) -> Sequence[Tensor]:
+        """A GPU has no use for small ones."""
+        return (self.data,) if self.data.is_cuda else self.data.split(_BLOCK)
+
     def __enter__(self) -> None:
         if self.lock.acquire():
             self.torn_updates += 1
@@ -69,7 +75,6 @@ class Windows:
         self._rank = rank
         self._control = control
         self._stop = stop
-        self._is_on_gpu = False
         self._shared = {
             end: _Shared(memories[process], place, stop)
             for process, layout in layouts.items()
@@ -92,7 +97,6 @@ class Windows:
 
     def share_gpu_memory(self, gpu: Gpu, initial: Mapping[int, Tensor], store: Store) -> None:
         """Windows on a GPU lie there and not in main memory; everybody calls this."""
-        self._is_on_gpu = True
         for end, value in initial.items():
             window = self._shared[end].window
             memory = gpu.allocate(window.numel * window.dtype.itemsize)
@@ -148,9 +152,8 @@ class Windows:
         """Both become their mean; locks are taken in order of ends, so nobody waits crosswise."""
         if own == peer:
             return
-        mine, theirs = self._shared[own].data, self._shared[peer].data
+        mine, theirs = self._shared[own], self._shared[peer]
         with self._shared[min(own, peer)], self._shared[max(own, peer)]:
-            block = mine.numel() if self._is_on_gpu else _BLOCK
-            for some, others in zip(mine.split(block), theirs.split(block), strict=True):
+            for some, others in zip(mine.blocks, theirs.blocks, strict=True):
                 some.lerp_(others.to(some.device), 0.5)
                 others.copy_(some)
