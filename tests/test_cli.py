@@ -268,6 +268,22 @@ def test_lists_are_complete() -> None:
         assert all(name in said.out.rsplit("\n", 2)[0] for name in known)
 
 
+def test_methods_names_the_options_that_suit_the_run() -> None:
+    """What a run takes instead of the default is said below it; elsewhere nothing is."""
+    said = gossamer("methods").out
+    for spec, suited in (
+        ("ad_psgd:topology=complete", "topology"),
+        ("backup_workers:backups=0", "backups, decay"),
+        ("staleness_aware:n=1", "n, divide, damping"),
+        ("bmuf:period=8", "period, block_momentum"),
+        ("sync_server:backups=0", ""),
+        ("softsync:n=1", ""),
+    ):
+        below = said.partition(f"  {spec}")[2].splitlines()[1].strip()
+        named = below.partition("left out, chosen to suit the run: ")[2]
+        assert named == suited, spec
+
+
 def test_reproduce_lists_its_tables() -> None:
     said = gossamer("reproduce", "--json")
     assert [table["name"] for table in said.json["tables"]] == list(TABLES)

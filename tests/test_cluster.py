@@ -283,27 +283,6 @@ def test_an_all_reduce_step_costs_computing_and_the_closed_form(
 # ---------------------------------------------------------------------- faults
 
 
-@pytest.mark.parametrize(("at", "lasts"), [(0.001, 0.002), (0.005, 0.1), (0.013, 0.004)])
-def test_who_is_paused_computes_nothing_meanwhile(at: float, lasts: float) -> None:
-    """What was left of a gradient is still to be done afterwards, wherever the pause falls."""
-    pause = Fault("pause", at=at, lasts=lasts, worker=0)
-    cluster = cluster_of(1, distribution="constant", faults=[pause])
-    assert timed("all_reduce", cluster, steps=3).virtual_seconds == pytest.approx(0.03 + lasts)
-
-
-def test_a_pause_delays_everyone_who_waits_by_its_length() -> None:
-    """And nobody else."""
-
-    def duration(method: str, *faults: Fault) -> float:
-        cluster = cluster_of(4, distribution="constant", latency=1e-6, faults=faults)
-        return timed(method, cluster, steps=50).virtual_seconds
-
-    pause = Fault("pause", at=0.2, lasts=0.5, worker=1)
-    late = duration("all_reduce", pause) - duration("all_reduce")
-    assert late == pytest.approx(0.5, abs=0.01)
-    assert duration("ensemble", pause) < duration("ensemble") + 0.2
-
-
 def test_a_drop_is_a_delay_and_loses_nothing() -> None:
     """Every message arrives, once and in order, late by 0.02 p / (1 - p) on average."""
     messages, got = 4000, list[int]()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import asdict
 
 import pytest
@@ -9,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import ConfigurationError
+from gossamer.real import environment
 from gossamer.real.environment import LAUNCHERS, TRANSPORTS, Environment, choose, connect, discover
+from gossamer.real.grouping import host_of
 from gossamer.real.slurm import first_host, slurm_address, slurm_local_size
 
 GOSSAMER = {
@@ -170,6 +174,31 @@ def test_one_worker_needs_no_transport(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connect() is None
     with pytest.raises(ConfigurationError, match="unknown transport 'tcp'"):
         connect("tcp")
+
+
+def test_who_started_the_workers_is_seen_after_they_have_connected_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over torch, under srun: it may deal ranks out over the hosts in turn, so that torchrun's way
+    of telling hosts apart by ranks would be wrong."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    monkeypatch.setattr(environment, "_joined", [])
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    step = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+    meets = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, text in (SRUN | step | meets).items():
+        monkeypatch.setenv(name, text)
+    before = dict(os.environ)
+    transport = connect("torch")
+    assert transport is not None
+    assert (transport.rank, transport.size) == (0, 6)
+    assert dict(os.environ) == before
+    assert discover().kind == "srun"
+    assert host_of(discover()) == socket.gethostname()
+    transport.close()
 
 
 # ---------------------------------------------------------------------- SLURM's lists

@@ -131,6 +131,7 @@ REFUSED = {
     "reproduce ad-psgd-speedup --quick": "leave out --quick, which delayed-gradients-sgd",
     "reproduce delayed-gradients-sgd": "task mnist-lenet needs data",
     "reproduce delayed-gradients-adam --resume nowhere": "nowhere cannot be resumed",
+    "reproduce delayed-gradients-adam --resume nowhere --seed 5": "leave out --seed",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import socket
 import threading
 from pathlib import Path
@@ -20,12 +21,18 @@ from gossamer.report.folder import RunFolder
 SHORT = ["simulate", "--task", "digits-logistic", "--epochs", "1"]
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    assert gossamer(*SHORT, "--runs", str(runs)).status == 0
+    (folder,) = runs.iterdir()
+    return folder
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    """A finished run."""
-    assert gossamer(*SHORT, "--runs", str(tmp_path)).status == 0
-    (folder,) = tmp_path.iterdir()
-    return RunFolder(folder)
+def run(finished: Path, tmp_path: Path) -> RunFolder:
+    """A finished run, to do with as one likes."""
+    return RunFolder(shutil.copytree(finished, tmp_path / finished.name))
 
 
 def get(page: LivePage, path: str, host: str | None = None) -> tuple[int, str]:
@@ -38,6 +45,13 @@ def get(page: LivePage, path: str, host: str | None = None) -> tuple[int, str]:
     return answer.status, text
 
 
+@pytest.fixture
+def no_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has asked lately is not waited for at the end."""
+    monkeypatch.setattr(live, "_FAREWELL_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_farewell")
 def test_the_growing_page_and_its_data_are_served(run: RunFolder) -> None:
     """The page says that it grows; its data are those of the folder as it is when asked for."""
     with LivePage(0) as page:
@@ -52,6 +66,7 @@ def test_the_growing_page_and_its_data_are_served(run: RunFolder) -> None:
         assert [method["label"] for method in data["methods"]] == ["ad_psgd"]
 
 
+@pytest.mark.usefixtures("no_farewell")
 def test_what_is_still_to_come_is_not_called_missing(run: RunFolder) -> None:
     (run.path / "summary.json").unlink()
     with LivePage(0) as page:

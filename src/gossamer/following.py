@@ -227,6 +227,7 @@ class Follower:
             "steps": sum(one["steps"] for one in done.values()),
             "samples": sum(one["samples"] for one in done.values()),
             "repeated_samples": int(seen.get("repeated", _NEVER)[1]),
+            "torn_updates": sum(book["torn_updates"] for book in books),
             "steps_by_worker": {str(rank): done[rank]["steps"] for rank in sorted(done)},
             "computing_seconds": [book["computing_seconds"] for book in books],
             "waiting_fraction": sum(waits) / len(waits) if waits else None,

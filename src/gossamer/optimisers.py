@@ -354,6 +354,11 @@ def clip_rows(gradients: Tensor, max_norm: float) -> Tensor:
     return gradients * torch.clamp(max_norm / (norms + 1e-6), max=1.0)
 
 
+def clip_one(gradient: Tensor, max_norm: float | None) -> Tensor:
+    """One gradient as `clip_rows` clips each row; without a bound it stays as it is."""
+    return gradient if max_norm is None else clip_rows(gradient.unsqueeze(0), max_norm)[0]
+
+
 def _per_row(values: Sequence[float], like: Tensor) -> float | Tensor:
     """One number where all rows agree, which keeps the arithmetic of torch.optim; or a column."""
     if all(value == values[0] for value in values):

@@ -23,6 +23,7 @@ from gossamer.errors import ConfigurationError, Late
 from gossamer.real.environment import Environment, connect, discover
 from gossamer.real.injection import Injection
 from gossamer.real.job import Diary, Job
+from gossamer.real.output import say
 from gossamer.real.part import work
 from gossamer.real.transport import Store, Transport
 
@@ -32,6 +33,8 @@ _PATIENCE_S = 300.0
 _FILES_S = 5.0
 """For a shared file system to show what another host has written."""
 _FAREWELL_S = 5.0
+_REFUSALS = (ConfigurationError, OSError)
+"""What keeps worker 0 from beginning: settings, or a disk."""
 
 
 class Refused(ConfigurationError):
@@ -63,16 +66,14 @@ class Company:
     def decide(self, prepare: Callable[[], Job]) -> Job:
         """Of worker 0: tell the others what the run is. Those who write checkpoints write them into
         its folder, so all must see it."""
-        try:
+        with self._refusing():
             job = prepare()
-        except ConfigurationError as error:
-            self.refuse(str(error))
-            raise
         if job.checkpoint_every is None and job.resume is None:
             self._tell("job", {"job": job.to_json(), "mark": None})
             return job
         mark = Path(job.folder) / f".shared-{secrets.token_hex(8)}"
-        mark.touch()
+        with self._refusing():
+            mark.touch()
         try:
             self._tell("job", {"job": job.to_json(), "mark": mark.name})
             refusal = self._first_objection()
@@ -84,8 +85,16 @@ class Company:
             raise ConfigurationError(refusal)
         return job
 
-    def refuse(self, sentence: str) -> None:
-        self._tell("job", {"refused": sentence})
+    @contextlib.contextmanager
+    def _refusing(self) -> Generator[None]:
+        try:
+            yield
+        except _REFUSALS as error:
+            self.refuse(error)
+            raise
+
+    def refuse(self, error: Exception) -> None:
+        self._tell("job", {"refused": str(error)})
         self._wait_until_all_have_heard()
 
     def _first_objection(self) -> str | None:
@@ -186,7 +195,8 @@ def meet(name: str | None, injection: Injection | None = None) -> tuple[Company,
 
 
 def work_as_told(name: str | None, injection: Injection, data: Path | None) -> int:
-    """Be another worker than 0, silently; returns the exit code."""
+    """Be another worker than 0, silent unless it gives up: the launcher may end worker 0, which
+    would tell why, or it has died itself. Returns the exit code."""
     company, transport = meet(name, injection)
     with tempfile.TemporaryDirectory(prefix="gossamer-") as own:
         try:
@@ -195,7 +205,7 @@ def work_as_told(name: str | None, injection: Injection, data: Path | None) -> i
             # Worker 0 says why, and its exit code is the job's. A launcher that sees another
             # failure might end worker 0 before it has spoken.
             return 0
-        status = work(job, transport, Diary(job.folder, company.rank, company.store))
+        status = work(job, transport, Diary(job.folder, company.rank, company.store), say)
         if status == 0:
             company.leave(0)
         return status
@@ -206,7 +216,7 @@ def refusing_for_all(name: str | None) -> Generator[None]:
     """Around what only worker 0 looks at while the others wait to be told."""
     try:
         yield
-    except ConfigurationError as error:
+    except _REFUSALS as error:
         if outer_job() is not None:
-            meet(name)[0].refuse(str(error))
+            meet(name)[0].refuse(error)
         raise

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar, cast
 from gossamer.errors import ProtocolError
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 _OPEN, _RESOLVED, _FAILED, _CANCELLED = range(4)
 
@@ -35,9 +36,20 @@ class Pending(Generic[T]):
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] | None = None
 
+    @staticmethod
+    def resolved(label: str, value: V, peer: int | None = None) -> Pending[V]:
+        """An operation that was over as soon as it was started."""
+        pending: Pending[V] = Pending(label, peer)
+        pending.resolve(value)
+        return pending
+
     @property
     def done(self) -> bool:
         return self._state != _OPEN
+
+    @property
+    def cancelled(self) -> bool:
+        return self._state == _CANCELLED
 
     def result(self) -> T:
         """The value, or the error that the operation ended with."""

@@ -122,7 +122,8 @@ def _tell(found: Checkpoint) -> None:
 
 def _history(folder: Path, found: Checkpoint) -> list[Row]:
     """The rows up to the checkpoint; those behind it are cut off, to be made again."""
-    epoch = max(one["epoch"] for one in found.facts.values())
+    # As its lowest worker counts them: that one evaluates, and goes on evaluating from there.
+    epoch = found.facts[min(found.facts)]["epoch"]
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []

@@ -13,7 +13,20 @@ from hypothesis import strategies as st
 from gossamer import simulate
 from gossamer.methods import METHODS
 from gossamer.sim.faults import Fault
-from support import bowl, build, cluster_of, digits, racing, rows, scatter, spread, total
+from support import (
+    Ones,
+    bowl,
+    build,
+    centre,
+    cluster_of,
+    digits,
+    pieces,
+    racing,
+    rows,
+    scatter,
+    spread,
+    total,
+)
 
 MODEL_BYTES = 1_000_000
 SLOW = 20
@@ -70,6 +83,24 @@ def test_a_seed_fixes_the_whole_run(name: str) -> None:
 
     assert digests(1) == digests(1)
     assert digests(1)[0] != digests(2)[0]
+
+
+@every_method
+def test_what_a_method_applies_is_clipped(name: str) -> None:
+    """With next to no length allowed, gradients leave the models where they began, though without
+    that bound they move them."""
+
+    def moved(clip: float | None) -> float:
+        simulation = build(
+            pieces(4), name, cluster_of(3), steps=4, own_engine=Ones(), engine="none",
+            learning_rate=0.1, optimiser="sgd", clip=clip,
+        )  # fmt: skip
+        holders = centre if simulation.world.parts.servers else rows
+        before = holders(simulation).clone()
+        simulation.run()
+        return float((holders(simulation) - before).abs().max())
+
+    assert moved(1e-7) < 1e-5 < 1e-3 < moved(None)
 
 
 @every_method

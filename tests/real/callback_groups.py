@@ -7,15 +7,11 @@ The groups are run as those of `join_groups.py`, with the cases of this file.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import join_groups
@@ -159,12 +155,4 @@ def case_of_a_failing_step(rank: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    join_groups.CASES.update(globals())
-    join_groups.import_the_rest()
-    with tempfile.TemporaryDirectory() as place:
-        found = [
-            join_groups.run(case, size, method, Path(place) / f"group-{number}")
-            for number, (case, size, method) in enumerate(json.loads(sys.argv[1]))
-        ]
-    print(json.dumps(found))
+    join_groups.main(globals())

@@ -7,12 +7,8 @@ They are started as those of `join_groups.py`, with the cases of this file.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
-import tempfile
-from pathlib import Path
 
 import join_groups
 import torch
@@ -91,13 +87,4 @@ def _killed(rank: int, victim: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    join_groups.CASES.update(globals())
-    join_groups.import_the_rest()
-    with tempfile.TemporaryDirectory() as place:
-        os.environ["JOIN_FOLDER"] = place
-        found = [
-            join_groups.run(case, size, method, Path(place) / f"group-{number}")
-            for number, (case, size, method) in enumerate(json.loads(sys.argv[1]))
-        ]
-    print(json.dumps(found))
+    join_groups.main(globals())

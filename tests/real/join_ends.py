@@ -49,6 +49,14 @@ def case_of_ctrl_c(rank: int) -> dict[str, object]:
     return {"finite": all(bool(p.isfinite().all()) for p in model.parameters())}
 
 
+def case_of_leaving(rank: int) -> dict[str, object]:
+    """Averages are under way when the loop ends."""
+    model = net(rank)
+    with gossamer.join(model, torch.optim.SGD(model.parameters(), lr=0.05)) as worker:
+        train(worker, 40)
+    return {"digest": digest(model)}
+
+
 # ---------------------------------------------------------------------- checkpoints
 
 

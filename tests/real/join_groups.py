@@ -1,9 +1,10 @@
-"""Runs a user's loop on groups of forked processes over shared memory; prints JSON.
+"""Runs a user's loop on groups of forked processes; prints JSON.
 
 A program of its own, so that torch is imported once and every worker is a fork of it:
 
     python tests/real/join_groups.py '[["case_of_join", 3, "all_reduce"]]'
 
+over shared memory, or over what a fourth word names.
 The answer is one object per group: how each worker ended, what it returned, and what it wrote.
 """
 
@@ -12,12 +13,12 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import signal
 import sys
 import tempfile
-import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import join_cases
 import join_ends
 import join_servers
-from programs import store_apart
+from programs import store_apart, watch
 
 from gossamer.real.shm import Segments, create_segments
 
@@ -53,43 +54,35 @@ def become_worker(case: str, rank: int, environment: dict[str, str], folder: Pat
     os._exit(code)
 
 
-def environment_of(size: int, method: str, port: int, segments: Segments) -> dict[str, str]:
+def environment_of(
+    size: int, method: str, transport: str, port: int, segments: Segments
+) -> dict[str, str]:
     return {
         "GOSSAMER_SIZE": str(size), "GOSSAMER_LOCAL_SIZE": str(size),
         "GOSSAMER_STORE": f"127.0.0.1:{port}", "GOSSAMER_METHOD": method,
-        "GOSSAMER_SHM_FDS": ",".join(map(str, segments.fds)),
+        "GOSSAMER_SHM_FDS": ",".join(map(str, segments.fds)), "GOSSAMER_TRANSPORT": transport,
     }  # fmt: skip
 
 
-def run(case: str, size: int, method: str, folder: Path) -> dict[str, object]:
+def run(
+    folder: Path, case: str, size: int, method: str, transport: str = "shm"
+) -> dict[str, object]:
     """Start the workers, report deaths as the launcher does, kill what is left at the limit."""
     folder.mkdir()
     with store_apart() as port:
         segments = create_segments(size)
-        environment = environment_of(size, method, port, segments)
+        environment = environment_of(size, method, transport, port, segments)
         pids: dict[int, int] = {}
         for rank in range(size):
             pid = os.fork()
             if pid == 0:
                 become_worker(case, rank, environment, folder)
             pids[pid] = rank
-        ends: dict[int, int] = {}
-        limit = time.monotonic() + LIMIT_S
-        while len(ends) < size:
-            pid, status = next(filter(any, (os.waitpid(p, os.WNOHANG) for p in pids)), (0, 0))
-            if pid:
-                rank = pids.pop(pid)
-                ends[rank] = os.waitstatus_to_exitcode(status)
-                segments.mark_dead(rank)
-            elif time.monotonic() > limit:
-                for pid in pids:
-                    os.kill(pid, signal.SIGKILL)
-            else:
-                time.sleep(2e-3)
+        ends = watch(pids, LIMIT_S, told=segments.mark_dead)
     segments.close()
     answers = [folder / f"{rank}.json" for rank in range(size)]
     return {
-        "ends": [ends[rank] for rank in range(size)],
+        "ends": ends,
         "answers": [json.loads(a.read_text()) if a.exists() else None for a in answers],
         "written": "".join((folder / f"{rank}.txt").read_text() for rank in range(size)),
     }
@@ -102,13 +95,19 @@ def import_the_rest() -> None:
     torch.optim.SGD([parameter], lr=0.1).step()
 
 
-if __name__ == "__main__":
+def main(more: Mapping[str, Any]) -> None:
+    """The program, with the cases of another one beside those that are known here."""
+    CASES.update(more)
     torch.set_num_threads(1)
     import_the_rest()
     with tempfile.TemporaryDirectory() as place:
         os.environ["JOIN_FOLDER"] = place
         found = [
-            run(case, size, method, Path(place) / f"group-{number}")
-            for number, (case, size, method) in enumerate(json.loads(sys.argv[1]))
+            run(Path(place) / f"group-{number}", *group)
+            for number, group in enumerate(json.loads(sys.argv[1]))
         ]
     print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main({})

@@ -20,7 +20,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from programs import run_program, store_apart
+from programs import run_program, store_apart, watch
 
 from gossamer.cli import main
 from gossamer.real import checkpoint
@@ -116,17 +115,8 @@ def run(
             if (pid := os.fork()) == 0:
                 become_worker(rank, size, port, logs[rank], body)
             pids[pid] = rank
-        ends: dict[int, int] = {}
-        until = time.monotonic() + _LIMIT_S
-        while pids:
-            if is_due() or time.monotonic() > until:
-                for pid in pids:
-                    os.kill(pid, signal.SIGKILL)
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid:
-                ends[pids.pop(pid)] = os.waitstatus_to_exitcode(status)
-            time.sleep(1e-3)
-    return [ends[rank] for rank in range(size)], [log.read_text() for log in logs]
+        ends = watch(pids, _LIMIT_S, is_due=is_due)
+    return ends, [log.read_text() for log in logs]
 
 
 def train(*arguments: str) -> Callable[[], None]:

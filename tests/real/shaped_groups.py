@@ -9,11 +9,6 @@ its scenarios would be everybody's.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -22,6 +17,7 @@ import pytest
 import shm_groups
 import torch
 import torch_groups
+from programs import tell_groups
 
 from gossamer.real.links import Links, Spell
 from gossamer.real.shaping import ShapedTransport
@@ -167,11 +163,4 @@ def run(kind: str, links: str, size: int, names: list[str], folder: Path) -> dic
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    place = Path(tempfile.mkdtemp())
-    program = os.getpid()
-    try:
-        print(json.dumps([run(*group, place) for group in json.loads(sys.argv[1])]))
-    finally:
-        if os.getpid() == program:
-            shutil.rmtree(place)
+    tell_groups(run)

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import tempfile
-import time
 import traceback
 from pathlib import Path
 
@@ -25,7 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from main_memory import MainMemory
-from programs import store_apart
+from programs import store_apart, watch
 
 import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.real.shm import Segments, ShmTransport, create_segments, operation, transport
@@ -68,22 +66,9 @@ def run(size: int, names: list[str], folder: Path) -> dict[str, object]:
             if pid == 0:
                 become_worker(rank, size, port, segments, names, logs[rank])
             pids[pid] = rank
-        ends: dict[int, int] = {}
-        limit = time.monotonic() + LIMIT_S
-        while len(ends) < size:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid:
-                rank = pids.pop(pid)
-                ends[rank] = os.waitstatus_to_exitcode(status)
-                segments.mark_dead(rank)
-            elif time.monotonic() > limit:
-                for pid in pids:
-                    os.kill(pid, signal.SIGKILL)
-            else:
-                time.sleep(2e-3)
+        ends = watch(pids, LIMIT_S, told=segments.mark_dead)
     segments.close()
-    written = [log.read_text() for log in logs]
-    return {"ends": [ends[rank] for rank in range(size)], "written": written}
+    return {"ends": ends, "written": [log.read_text() for log in logs]}
 
 
 if __name__ == "__main__":

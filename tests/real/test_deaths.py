@@ -21,13 +21,13 @@ from launching import wait_until
 pytestmark = pytest.mark.timeout(300)
 
 DATA = 1437
-EPOCHS = 10
+EPOCHS = 5
 BATCH = 16
 WORKERS = 4
 PAUSE_S = 5.0
 METHODS_THAT_GO_ON = ("pull_gossip", "ad_psgd", "push_gossip", "local_sgd", "d_psgd", "all_reduce")
 # Long and gentle enough for the accuracy to say something about deaths only.
-CHOICES = {"epochs": EPOCHS, "evaluations": 1, "batch": BATCH, "learning_rate": 0.03}
+CHOICES = {"epochs": EPOCHS, "evaluations": 1, "batch": BATCH, "learning_rate": 0.06}
 # On a busy machine one of four may do nearly all of the work while the others wait for a core; what
 # they hold is then hardly trained, and so is the mean. Who sleeps a little leaves room for all.
 SLEEP_S = 0.004

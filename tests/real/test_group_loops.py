@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from programs import run_program
+from programs import answers_of
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -37,11 +37,11 @@ RUNS = [
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[tuple[str, int, str], dict]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, str], dict]:
     """All of them one after the other, in one program that imports torch once."""
     program = Path(__file__).with_name("group_loops.py")
-    printed = run_program(program, json.dumps(RUNS), limit_s=180)
-    return dict(zip(RUNS, json.loads(printed), strict=True))
+    told = answers_of(program, json.dumps(RUNS), places=tmp_path_factory, limit_s=180)
+    return dict(zip(RUNS, told, strict=True))
 
 
 def answers(found: dict, case: str, method: str, size: int = 4) -> list[dict]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
 from join_cases import batch, loss_of, net, optimizer_of
-from programs import run_program
+from programs import answers_of
 from torch import nn
 
 import gossamer
@@ -73,20 +71,10 @@ _found: dict[tuple[str, int, str], dict] = {}
 
 @pytest.fixture(autouse=True, scope="session")
 def run_groups(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """All groups, one after the other, in one program that imports torch once; processes of
-    pytest-xdist share what the first of them has found."""
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    answer = base / "join-groups.json"
-    with (base / "join-groups.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not answer.exists():
-            answer.write_text(
-                run_program(
-                    Path(__file__).with_name("join_groups.py"), json.dumps(GROUPS), limit_s=270
-                )
-            )
-    _found.update(zip(GROUPS, json.loads(answer.read_text()), strict=True))
+    """All groups, one after the other, in one program that imports torch once."""
+    program = Path(__file__).with_name("join_groups.py")
+    found = answers_of(program, json.dumps(GROUPS), places=tmp_path_factory, limit_s=270)
+    _found.update(zip(GROUPS, found, strict=True))
 
 
 def answers(case: str, size: int, method: str) -> list[dict]:

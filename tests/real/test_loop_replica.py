@@ -35,3 +35,20 @@ def test_each_group_of_parameters_has_its_own_weight_decay(
     before = window.clone()
     replica.descend_(binding.new_gradient())
     torch.testing.assert_close(before - window, gradient + torch.zeros_like(window))
+
+
+def test_a_method_with_its_own_descent_clips_for_one_step() -> None:
+    """What the loop asked for before a step holds for the gradient of that step, with its norm;
+    weight decay comes on top."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.5)
+    binding = Binding(list(model.named_parameters()))
+    window = binding.initial()
+    binding.attach(window, is_private=True)
+    model(torch.ones(4, 3)).square().sum().backward()
+    replica = LoopReplica(binding, window, optimizer)
+    gradient = binding.new_gradient() + torch.zeros_like(window)
+    replica.clip = 0.01
+    clipped = replica.penalised(gradient, window) - 0.5 * window
+    torch.testing.assert_close(clipped, gradient * (0.01 / gradient.norm()))
+    assert torch.equal(replica.clipped(gradient), gradient)

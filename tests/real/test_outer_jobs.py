@@ -116,14 +116,14 @@ def check_loops(script: Path, methods: list[str]) -> None:
 def test_the_loop_of_the_documentation_goes_on_after_kill_9_of_all_workers(
     resumable: Path,
 ) -> None:
-    """With the same bits, batches included: servers, an outer momentum and all."""
-    check_loops(resumable, EXACT[:2])
+    """With the same bits, batches and servers included."""
+    check_loops(resumable, EXACT[:1])
 
 
 @pytest.mark.slow
 def test_the_loop_of_the_documentation_goes_on_with_other_methods(resumable: Path) -> None:
     """With the same bits where nothing depends on timing, and to its accuracy elsewhere."""
-    check_loops(resumable, [*EXACT[2:], "ad_psgd", "downpour"])
+    check_loops(resumable, [*EXACT[1:], "ad_psgd", "downpour"])
 
 
 # ---------------------------------------------------------------------- how they agree
@@ -159,7 +159,7 @@ def arrange(
         company = Company(second(store) if rank else store, rank, 2)
         try:
             agreed[rank] = company.be_told(own) if rank else company.decide(prepare)
-        except ConfigurationError as error:
+        except (ConfigurationError, OSError) as error:
             agreed[rank] = error
 
     threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(2)]

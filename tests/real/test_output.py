@@ -101,3 +101,37 @@ def test_last_words_are_the_traceback_or_the_last_lines(tmp_path: Path) -> None:
     ]
     assert output.last_words(1) == [str(number) for number in range(40, 50)]
     output.close()
+
+
+HANDLED = "Traceback (most recent call last):\n  File a\nOSError: tried again\n"
+REASON = "Traceback (most recent call last):\n  File b\nKeyError: 1\n"
+CHAINED = [
+    "\nDuring handling of the above exception, another exception occurred:\n\n",
+    "\nThe above exception was the direct cause of the following exception:\n\n",
+]
+FATAL = "Traceback (most recent call last):\n  File c\nValueError: y\n"
+IGNORED = (
+    "Exception ignored in atexit callback: <x>\nTraceback (most recent call last):\n  File d\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "last"),
+    [
+        (HANDLED, FATAL),
+        (HANDLED + "noise\n", REASON + CHAINED[0] + FATAL),
+        (HANDLED, REASON + CHAINED[0] + REASON + CHAINED[1] + FATAL),
+        (HANDLED, FATAL + IGNORED),
+        (CHAINED[0], FATAL),
+        ("", IGNORED.partition("\n")[2]),
+    ],
+)
+def test_last_words_begin_with_the_traceback_that_came_last(
+    tmp_path: Path, before: str, last: str
+) -> None:
+    """All of it, with the errors that led to it; not with one that was handled before, nor with
+    one that Python ignored while it ended."""
+    output = Output("folder", tmp_path, range(1))
+    output.feed(0, True, (before + last).encode())
+    assert output.last_words(0) == last.splitlines()
+    output.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,6 +99,60 @@ def test_leases_of_the_dead_are_taken_over(
     if not deaths:
         assert sorted(done) == list(range(samples))
         assert repeated[0] == 0
+
+
+class CountingStore(LocalStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def get(self, key: str) -> str | None:
+        self.asked += 1
+        return super().get(key)
+
+
+@pytest.mark.parametrize("dies_after", [0, 1, 9])
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_an_early_death_does_not_make_the_end_read_all_leases(
+    dies_after: int, is_resumed: bool
+) -> None:
+    """However long the others went on, they look for what was left around the death only."""
+    batches, live, order = 8000, {0, 1, 2}, Order(8000, 0, 1)
+    store = CountingStore()
+    paces = [
+        Leases(batches, 1, batches, store, order, rank, 3, lambda: frozenset(live))
+        for rank in range(3)
+    ]
+    done = list[int]()
+    if is_resumed:
+        # Everyone had two leases, the second one half done, and between them many were nobody's.
+        states = [
+            {"taken": [[n, n + 1], [1000 + n, 1001 + n]], "left": [4 * n + 4002, 4 * n + 4004],
+             "batches": batches, "drawn": 6}
+            for n in range(3)
+        ]  # fmt: skip
+        for pace, state in zip(paces, states, strict=True):
+            pace.resume(state, states)
+        before = [*range(12), *(4 * n + at for n in range(3) for at in (4000, 4001))]
+        done += [int(order.lookup(position, 1)[0]) for position in before]
+
+    def step(rank: int) -> bool:
+        if not paces[rank].open_step(0):
+            return False
+        batch = int(paces[rank].next_batch()[0])
+        if rank in live:
+            done.append(batch)
+        return True
+
+    for _ in range(dies_after):
+        for rank in range(3):
+            step(rank)
+    live.discard(2)
+    ending = {0, 1}
+    while ending:
+        ending = {rank for rank in ending if step(rank)}
+    assert set(done) == set(range(batches))
+    assert store.asked < 200
 
 
 def make_rounds(live_at: Callable[[int], frozenset[int]], samples: int, workers: int) -> Rounds:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from join_cases import batch, loss_of, net
-from programs import run_program
+from programs import answers_of
 
 import gossamer
 from gossamer.following import Follower
@@ -44,21 +42,10 @@ GROUPS = [
 
 @pytest.fixture(scope="session")
 def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Any]]:
-    """All groups in one program that imports torch once; processes of pytest-xdist share what the
-    first of them has found."""
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    answer = base / "callback-groups.json"
-    with (base / "callback-groups.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not answer.exists():
-            answer.write_text(
-                run_program(
-                    Path(__file__).with_name("callback_groups.py"), json.dumps(GROUPS), limit_s=110
-                )
-            )
-    found = zip(GROUPS, json.loads(answer.read_text()), strict=True)
-    return {(case, method): group for (case, _, method), group in found}
+    """All groups in one program that imports torch once."""
+    program = Path(__file__).with_name("callback_groups.py")
+    found = answers_of(program, json.dumps(GROUPS), places=tmp_path_factory)
+    return {(case, method): group for (case, _, method), group in zip(GROUPS, found, strict=True)}
 
 
 def answers(groups: dict, case: str, method: str, lost: int | None = None) -> list[dict[str, Any]]:

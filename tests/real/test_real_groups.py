@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from train_groups import Group, run_groups
 
@@ -16,7 +20,7 @@ from gossamer.methods import METHODS, parse_method
 from gossamer.real.environment import Environment
 from gossamer.real.grouping import Grouping, groups_by_host, host_of
 from gossamer.real.lone import LocalStore
-from gossamer.real.sharding import Passes, Positions, shard_of
+from gossamer.real.sharding import OwnBatches, Passes, Positions, shard_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -146,6 +150,56 @@ def test_a_stream_is_shared_out_in_whole_rounds_too(widths: list[int], batches: 
     every = sorted(number for own in taken.values() for number in own)
     assert len(set(every)) == len(every)
     assert batches - len(every) < max(widths)
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@dataclass
+class Shuffled:
+    """A user's own batch sampler."""
+
+    shuffle: Callable[[list[int]], object]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(range(12))
+        self.shuffle(order)
+        return iter([[number] for number in order])
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "draw"),
+    [
+        (random.shuffle, random.random),
+        (np.random.shuffle, np.random.random),
+        (lambda order: order.sort(key=lambda number: torch.rand(()).item()),
+         lambda: torch.rand(()).item()),
+    ],
+    ids=["python", "numpy", "torch"],
+)  # fmt: skip
+def test_everybody_shuffles_alike_whatever_a_sampler_draws_from(
+    shuffle: Callable[[list[int]], object], draw: Callable[[], float]
+) -> None:
+    """Together the workers see every sample once, each epoch in another order, and what a worker
+    draws itself is what it would have drawn."""
+    store, size, before = LocalStore(), 3, Positions._orders
+    taken: list[list[list[int]]] = []
+    for rank in range(size):
+        Positions._orders = before  # each worker counts its own loaders
+        batches = OwnBatches(
+            Shuffled(shuffle), Positions(Coupled(rank, size, (), store, is_synchronous=True)), 7
+        )
+        seed_all(rank)
+        expected = draw()
+        seed_all(rank)
+        taken.append([[number for (number,) in batches] for _ in range(2)])
+        assert draw() == expected
+    epochs = [[number for own in taken for number in own[epoch]] for epoch in range(2)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(12))] * 2
+    assert epochs[0] != epochs[1]
 
 
 # ---------------------------------------------------------------------- whole runs

@@ -81,18 +81,23 @@ def test_another_order_gives_other_parameters(tmp_path: Path) -> None:
 
 def test_a_record_with_a_hole_is_refused(tmp_path: Path) -> None:
     """A run that was cut short says so instead of ending somewhere."""
-    _, _ = recorded(tmp_path / "run", "pull_gossip")
-    order = tmp_path / "run" / "order" / "1.jsonl"
+    (tmp_path / "order").mkdir()
+    turns = [(number, "run" if number else "start", 0, number % WORKERS) for number in range(30)]
+    orders = [tmp_path / "order" / f"{rank}.jsonl" for rank in range(WORKERS)]
+    for rank, order in enumerate(orders):
+        order.write_text("".join(f"{json.dumps(t[:3])}\n" for t in turns if t[3] == rank))
+    assert read_order(tmp_path, WORKERS) == turns
+    order = orders[1]
     lines = order.read_text().splitlines()
     order.write_text("\n".join(lines[:5] + lines[6:]) + "\n")
-    with pytest.raises(ConfigurationError, match="lacks turn"):
-        read_order(tmp_path / "run", WORKERS)
+    with pytest.raises(ConfigurationError, match="lacks turn 16"):
+        read_order(tmp_path, WORKERS)
     order.write_text("\n".join(lines)[:-3])
     with pytest.raises(ConfigurationError, match="middle of a line"):
-        read_order(tmp_path / "run", WORKERS)
+        read_order(tmp_path, WORKERS)
     order.unlink()
     with pytest.raises(ConfigurationError, match="no order of events of worker 1"):
-        read_order(tmp_path / "run", WORKERS)
+        read_order(tmp_path, WORKERS)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +118,8 @@ def test_what_cannot_be_recorded_is_refused_with_a_reason(
 
 
 def test_the_command_compares_the_bits(tmp_path: Path) -> None:
-    """`gossamer train --record`, then `gossamer replay RUN`: exit code 0 and the same digest; a
-    run that was not recorded is refused."""
+    """`gossamer train --record`, then `gossamer replay RUN`: exit code 0 and the same digest, or 1
+    and another one."""
     options = ["--method", "pull_gossip", "--task", "digits-logistic", "-n", "2", "--epochs", "1"]
     made = gossamer("train", *options, "--record", "--runs", str(tmp_path / "a"), "--json")
     assert made.status == 0, made.err
@@ -126,6 +131,37 @@ def test_the_command_compares_the_bits(tmp_path: Path) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**summary, "parameters_digest": "0"}))
     assert gossamer("replay", str(folder)).status == 1
-    missing = gossamer("replay", str(tmp_path))
-    assert missing.status == 2
-    assert "holds no summary.json" in missing.err
+
+
+JOB = {
+    "task": "digits-logistic", "data": None, "method": "ad_psgd", "seed": 0, "samples": 9,
+    "batch": 3, "learning_rate": 0.1, "optimiser": "sgd", "schedule": "constant", "epochs": 1.0,
+    "clip": None, "split": "iid", "buffers": "mean", "threads": 1, "evaluations": 1, "folder": "x",
+    "is_recorded": True,
+}  # fmt: skip
+FINISHED = {"ended": "finished", "workers": 2, "parameters_digest": "0"}
+
+
+@pytest.mark.parametrize(
+    ("summary", "job", "sentence"),
+    [
+        (None, JOB, "holds no summary.json; give the folder of a finished"),
+        ([], JOB, "summary.json is damaged; record the run again"),
+        ({"ended": "interrupted"}, JOB, "ended without parameters to compare with: interrupted"),
+        (FINISHED | {"parameters_digest": None, "ended": "failed"}, JOB, "compare with: failed;"),
+        (FINISHED, None, "is not the folder of a run of `gossamer train`"),
+        (FINISHED, JOB | {"of_another_version": 1}, "job.json cannot be read"),
+        (FINISHED, JOB | {"is_recorded": False}, "was not recorded; start the run with"),
+        (FINISHED, JOB, "holds no order of events of worker 0"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_in_a_sentence(
+    tmp_path: Path, summary: object, job: object, sentence: str
+) -> None:
+    """A folder of something else, of a run that did not end, or of another version."""
+    for name, content in (("summary.json", summary), ("job.json", job)):
+        if content is not None:
+            (tmp_path / name).write_text(json.dumps(content))
+    refused = gossamer("replay", str(tmp_path))
+    assert refused.status == 2
+    assert sentence in " ".join(refused.err.split())

@@ -11,6 +11,7 @@ import pytest
 
 from command_line import Said, gossamer
 from gossamer.commands import doctor
+from gossamer.real.shm import system
 from launching import pids, script
 
 pytestmark = pytest.mark.timeout(60)
@@ -152,6 +153,15 @@ def test_doctor_survives_whatever_it_meets(monkeypatch: pytest.MonkeyPatch) -> N
     assert "RANK is set but WORLD_SIZE" in launched["why"]
     assert failed["why"] == "looking at it failed: RuntimeError: no [such] library"
     assert "no [such] library" in said.out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
+def test_doctor_asks_for_the_futex_as_the_transport_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that refuses it is reported; a machine whose number is not known needs none."""
+    monkeypatch.setattr(system, "_FUTEX", 1_000_000)
+    assert doctor._shm().why == "the system refuses futex"
+    monkeypatch.setattr(system, "_FUTEX", None)
+    assert doctor._shm().works
 
 
 def test_doctor_reports_a_trial_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

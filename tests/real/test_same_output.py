@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from programs import answers_of
 
-from gossamer.real.launch import Launch, Launcher
-
-LOOP = """
-import gossamer, torch
-from torch import nn
-torch.manual_seed(0)
-model = nn.Linear(50, 10)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-with gossamer.join(model, optimizer, "ad_psgd") as worker:
-    own = torch.Generator().manual_seed(worker.rank)
-    for _ in range(40):
-        inputs = torch.randn(8, 50, generator=own)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), torch.arange(8)).backward()
-        worker.step()
-total = sum(p.double().abs().sum().item() for p in model.parameters())
-open(f"{sys.argv[1]}/{worker.rank}", "w").write(repr(total))
-"""
+TRANSPORTS = ("shm", "torch")
 
 
-@pytest.mark.parametrize("transport", ["shm", "torch"])
-def test_everyone_leaves_with_the_same_model(tmp_path: Path, transport: str) -> None:
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What became of four workers on each transport."""
+    program = Path(__file__).with_name("join_groups.py")
+    asked = [("case_of_leaving", 4, "ad_psgd", transport) for transport in TRANSPORTS]
+    found = answers_of(program, json.dumps(asked), places=tmp_path_factory)
+    return dict(zip(TRANSPORTS, found, strict=True))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_everyone_leaves_with_the_same_model(groups: dict[str, Any], transport: str) -> None:
     """Averages that are under way when a loop ends are over before anybody reads the result."""
-    program = tmp_path / "loop.py"
-    program.write_text("import sys\n" + LOOP, encoding="utf-8")
-    argv = [sys.executable, str(program), str(tmp_path)]
-    launch = Launch(argv, 4, transport=transport, deadline_s=60.0)
-    assert Launcher(launch).run() == 0
-    assert len({(tmp_path / str(rank)).read_text() for rank in range(4)}) == 1
+    found = groups[transport]
+    assert found["ends"] == [0] * 4, found["written"]
+    assert len({answer["digest"] for answer in found["answers"]}) == 1

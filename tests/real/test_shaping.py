@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import run_program
+from programs import answers_of
 
 import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.real import environment
@@ -43,11 +43,13 @@ GROUPS: dict[str, list[Any]] = {
 
 
 @pytest.fixture(scope="module", params=GROUPS)
-def answers(request: pytest.FixtureRequest) -> dict[str, Any]:
+def answers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """Every group of one transport has been run; what became of it, by scenario."""
     groups = GROUPS[request.param]
     program = Path(__file__).with_name("shaped_groups.py")
-    found = json.loads(run_program(program, json.dumps(groups), limit_s=140.0))
+    found = answers_of(program, json.dumps(groups), places=tmp_path_factory, limit_s=140)
     return {
         name: answer
         for (*_, names), answer in zip(groups, found, strict=True)

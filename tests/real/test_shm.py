@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import run_program
+from programs import answers_of
 
 import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.errors import ConfigurationError
@@ -19,40 +19,40 @@ from transport_tools import SCENARIOS, Scenario
 
 TOGETHER = [law.name for law in SCENARIOS.values() if not law.apart]
 GROUPS = [(3, TOGETHER)] + [(law.size, [law.name]) for law in SCENARIOS.values() if law.apart]
-LIMIT_S = 110
 
 
 REDUCING = [law for law in SCENARIOS.values() if "reduce" in law.name]
 
 
 def run_groups(
-    groups: Sequence[tuple[int, Sequence[str]]], processors: int, values_on: str = "cpu"
-) -> dict[str, Any]:
+    places: pytest.TempPathFactory, groups: Sequence[tuple[int, Sequence[str]]], processors: int,
+    values_on: str = "cpu",
+) -> dict[str, Any]:  # fmt: skip
     """By one program, as if on so many processors; what its processes said, by scenario."""
     program = Path(__file__).with_name("shm_groups.py")
-    output = run_program(program, json.dumps(groups), str(processors), values_on, limit_s=LIMIT_S)
+    found = answers_of(program, json.dumps(groups), str(processors), values_on, places=places)
     return {
         name: answer
-        for (_, names), answer in zip(groups, json.loads(output), strict=True)
+        for (_, names), answer in zip(groups, found, strict=True)
         for name in names
-    }
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[str, Any]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """On a crowded machine."""
-    return run_groups(GROUPS, 1)
+    return run_groups(tmp_path_factory, GROUPS, 1)
 
 
 @pytest.fixture(scope="module")
-def uncrowded() -> dict[str, Any]:
-    return run_groups([(law.size, [law.name]) for law in REDUCING], 64)
+def uncrowded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_groups(tmp_path_factory, [(law.size, [law.name]) for law in REDUCING], 64)
 
 
 @pytest.fixture(scope="module")
-def on_gpu() -> dict[str, Any]:
+def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Main memory in the place of a GPU's; everything else is what runs on one."""
-    return run_groups(GROUPS, 1, "gpu")
+    return run_groups(tmp_path_factory, GROUPS, 1, "gpu")
 
 
 @pytest.mark.parametrize("law", SCENARIOS.values(), ids=lambda law: law.name)

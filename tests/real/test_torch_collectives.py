@@ -82,7 +82,7 @@ def test_all_workers_choose_alike_once_all_have_spoken() -> None:
 
     def choose() -> None:
         cpu = torch.device("cpu")
-        chosen.append(agree_on_collectives("auto", cpu, 1, 3, store, StopToken()))
+        chosen.append(agree_on_collectives("auto", cpu, 1, 3, store, StopToken().check))
 
     thread = threading.Thread(target=choose)
     thread.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import signal
@@ -24,10 +26,13 @@ from real_mpi import (
 
 from command_line import gossamer
 from gossamer import simulate
+from gossamer.errors import Late
 from gossamer.sim.cluster import Cluster
 from launching import wait_until
 
 pytestmark = pytest.mark.timeout(200)
+
+command = importlib.import_module("gossamer.commands.train")
 
 REFUSED = {
     "--method ad_psdg": "unknown method 'ad_psdg'; did you mean 'ad_psgd'?",
@@ -79,6 +84,23 @@ def test_the_launcher_around_a_worker_decides_how_many_there_are(
         assert said.status == 2
         assert "need workers that gossamer train starts itself" in said.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [Late("worker 1 did not say what it knows"), MemoryError()])
+def test_a_run_that_fails_is_not_kept_as_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Its summary, and so its report, says what has ended it."""
+
+    def fail(*arguments: object, **choices: object) -> None:
+        raise error
+
+    monkeypatch.setattr(command, "launch", fail)
+    with contextlib.suppress(MemoryError):
+        said = gossamer("train", "--runs", str(tmp_path))
+        assert (said.status, said.err.strip().splitlines()[-1]) == (1, f"the run ended: {error}")
+    (folder,) = tmp_path.iterdir()
+    assert read(folder / "summary.json")["ended"] == (str(error) or "MemoryError")
 
 
 # ---------------------------------------------------------------------- interrupted

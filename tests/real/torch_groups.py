@@ -10,21 +10,15 @@ The answer is one object per group: how each process ended, and what it wrote.
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import signal
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from programs import store_apart
+import torch_deaths  # noqa: F401  # fills the table
+from programs import store_apart, tell_groups, watch
 
 import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.real.torch_transport import TorchTransport
@@ -63,25 +57,9 @@ def run(size: int, names: list[str], extra: dict[str, str], folder: Path) -> dic
                 **extra,
             }
             pids[fork(lambda v=variables, r=rank: be_worker(v, names, logs[r]))] = rank
-        ends: dict[int, int] = {}
-        limit = time.monotonic() + LIMIT_S
-        while pids:
-            for pid in list(pids):
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    ends[pids.pop(pid)] = os.waitstatus_to_exitcode(status)
-                elif time.monotonic() > limit:
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(2e-3)
-    return {"ends": [ends[rank] for rank in range(size)], "written": [x.read_text() for x in logs]}
+        ends = watch(pids, LIMIT_S)
+    return {"ends": ends, "written": [log.read_text() for log in logs]}
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    place = Path(tempfile.mkdtemp())
-    program = os.getpid()
-    try:
-        print(json.dumps([run(*group, place) for group in json.loads(sys.argv[1])]))
-    finally:
-        if os.getpid() == program:
-            shutil.rmtree(place)
+    tell_groups(run)

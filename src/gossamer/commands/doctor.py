@@ -123,20 +123,10 @@ def _memfd() -> bool:
     return True
 
 
-_FUTEX = {"x86_64": 202, "aarch64": 98}
-_FUTEX_WAKE = 1
-
-
 def _futex() -> bool:
-    import ctypes
-    import platform
+    from gossamer.real.shm.system import can_sleep
 
-    number = _FUTEX.get(platform.machine())
-    if number is None:
-        # On other machines the transport looks at its memory from time to time instead.
-        return True
-    word = ctypes.c_uint32(0)
-    return ctypes.CDLL(None).syscall(number, ctypes.byref(word), _FUTEX_WAKE, 1, None, None, 0) >= 0
+    return can_sleep()
 
 
 def _locks() -> bool:

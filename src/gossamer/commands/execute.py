@@ -119,7 +119,9 @@ def recorded(folder: RunFolder | None) -> Generator[None]:
 
 
 def ended_by(error: BaseException) -> str:
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return str(error) or type(error).__name__
 
 
 def _ending(result: Result) -> Row:

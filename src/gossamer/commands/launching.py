@@ -32,6 +32,12 @@ ProcessesOption = Annotated[
 TransportOption = Annotated[
     str | None, typer.Option("--transport", help="shm or torch; by default what suits.")
 ]
+AnyTransportOption = Annotated[
+    str | None,
+    typer.Option(
+        "--transport", help="shm, torch or, under mpirun and srun, mpi; by default what suits."
+    ),
+]
 AlwaysSlowOption = Annotated[
     list[str] | None,
     typer.Option("--slow", metavar="WORKER=FACTOR", help="It computes so many times slower."),

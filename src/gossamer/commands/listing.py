@@ -13,6 +13,9 @@ from gossamer.options import print_spec
 from gossamer.sim.cluster import clusters as presets
 from gossamer.tasks import TASKS
 
+# Workers and steps of a short run and of a long one: an option that suits its run shows in one.
+_RUNS = ((2, 10), (16, 10_000))
+
 
 def described(method: Method) -> dict[str, Any]:
     """A row of the table of methods as plain values."""
@@ -34,6 +37,17 @@ def described(method: Method) -> dict[str, Any]:
     }
 
 
+def _chosen_for_the_run(method: Method) -> str:
+    """The options whose default is not what every run takes when they are left out."""
+    defaults = method.defaults()
+    suited = [method.suits(*run) for run in _RUNS]
+    return ", ".join(
+        name
+        for name in defaults
+        if any(s.get(name, defaults[name]) != defaults[name] for s in suited)
+    )
+
+
 def methods(as_json: JsonOption = False) -> None:
     """List the methods with their promises and options."""
     rows = [described(method) for method in METHODS.values()]
@@ -47,13 +61,17 @@ def methods(as_json: JsonOption = False) -> None:
             row["staleness"], _yes(row["survives_death"]), row["traffic"],
         )  # fmt: skip
     out.print(table)
-    out.print("\nOptions and their defaults (some suit the run at hand when left out):")
+    out.print("\nOptions and their defaults:")
     for row in rows:
         out.print(f"  {print_spec(row['name'], row['options'])}", markup=False)
+        if suited := _chosen_for_the_run(METHODS[row["name"]]):
+            out.print(f"      left out, chosen to suit the run: {suited}", markup=False)
         out.print(f"      {row['summary']}", markup=False, style="dim")
     out.print(
         "\nName:paper takes the paper's own values; groups=K (or groups=host) makes any method "
-        "two-level;\nserver_optimiser=adagrad chooses what a server descends with.",
+        "two-level.\nWhere there is a server: server_optimiser=adagrad chooses what it descends "
+        "with; servers=4 cuts\nthe parameters over several; placement=workers puts those on the "
+        "workers' machines;\nlower_momentum=true allows for the momentum that asynchrony adds.",
         markup=False,
     )
     if as_json:

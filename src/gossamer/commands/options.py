@@ -107,7 +107,10 @@ ScheduleOption = Annotated[
     typer.Option("--schedule", help="constant, step:at=81/122, cosine, linear; warmup=5,scale=8."),
 ]
 ClipOption = Annotated[
-    float | None, typer.Option("--clip", help="Largest norm of a worker's gradient.")
+    float | None,
+    typer.Option(
+        "--clip", help="Largest norm of what an update applies: a gradient, or a mean of several."
+    ),
 ]
 SplitOption = Annotated[
     str, typer.Option("--split", help="shuffled, sharded, dirichlet:alpha=0.3 or by_class.")

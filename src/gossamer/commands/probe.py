@@ -32,9 +32,6 @@ _INTERRUPTED = 130
 _LEAST_S = 1.0
 _MOST_S = 3600.0
 
-TransportOption = Annotated[
-    str | None, typer.Option("--transport", help="shm, torch or mpi; by default what suits.")
-]
 SecondsOption = Annotated[
     float, typer.Option("--seconds", help="How long to measure, all phases together.")
 ]
@@ -47,7 +44,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if 
 def probe(
     workers: launching.ProcessesOption = None,
     task: given.TaskOption = "digits-mlp",
-    transport: TransportOption = None,
+    transport: launching.AnyTransportOption = None,
     seconds: SecondsOption = 20.0,
     slow: launching.AlwaysSlowOption = None,
     batch: given.BatchOption = None,

@@ -13,8 +13,8 @@ from gossamer.commands import options as given
 from gossamer.commands.console import Reporter, out, print_json
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
-from gossamer.real.job import Job
 from gossamer.real.replay import read_order, replay
+from gossamer.resuming import kept_job
 from gossamer.sim.simulation import digest_of
 
 
@@ -27,13 +27,12 @@ def replay_run(
     All workers live in one process and take their turns in the recorded order. Exit code 0: the
     same parameters, bit for bit; 1: others.
     """
-    summary = _read(run, "summary.json")
-    job = Job(**_read(run, "job.json"))
+    workers, recorded = _outcome(run)
+    job = kept_job(run)
     if not job.is_recorded:
         raise ConfigurationError(
             f"{run} was not recorded; start the run with `gossamer train --record`"
         )
-    workers = int(summary["workers"])
     turns = read_order(run, workers)
     threads = torch.get_num_threads()
     torch.set_num_threads(job.threads)
@@ -48,11 +47,10 @@ def replay_run(
     finally:
         torch.set_num_threads(threads)
     digest = digest_of(parameters)
-    is_same = digest == summary["parameters_digest"]
+    is_same = digest == recorded
     found = {
         "method": job.method, "workers": workers, "turns": len(turns),
-        "parameters_digest": digest, "recorded_digest": summary["parameters_digest"],
-        "same": is_same,
+        "parameters_digest": digest, "recorded_digest": recorded, "same": is_same,
     }  # fmt: skip
     verdict = "the same parameters, bit for bit" if is_same else "OTHER parameters"
     out.print(
@@ -71,13 +69,21 @@ def replay_run(
     return 0 if is_same else 1
 
 
-def _read(run: Path, name: str) -> dict[str, Any]:
-    path = run / name
-    if not path.exists():
-        raise ConfigurationError(
-            f"{run} holds no {name}; give the folder of a finished `gossamer train --record`"
-        )
+def _outcome(run: Path) -> tuple[int, str]:
+    """How many workers the run had, and the digest of the parameters that it ended with."""
+    path = run / "summary.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        workers, digest = summary.get("workers"), summary.get("parameters_digest")
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{run} holds no summary.json; give the folder of a finished `gossamer train --record`"
+        ) from None
+    except (ValueError, AttributeError):
         raise ConfigurationError(f"{path} is damaged; record the run again") from None
+    if not isinstance(workers, int) or not isinstance(digest, str):
+        raise ConfigurationError(
+            f"the run in {run} ended without parameters to compare with: {summary.get('ended')}; "
+            "give the folder of a finished `gossamer train --record`"
+        )
+    return workers, digest

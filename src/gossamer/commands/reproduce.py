@@ -111,7 +111,8 @@ def _set_up(
     if resume is None:
         grid = experiment.grid(seed, quick)
         return Setup(experiment.task, data, device or "cpu", threads, grid, chosen.name), None
-    setup, folder = continued(resume, {"--quick": quick or None}, device, threads, data)
+    asked = {"--quick": quick or None, "--seed": seed or None}
+    setup, folder = continued(resume, asked, device, threads, data)
     if setup.table != chosen.name:
         raise ConfigurationError(
             f"{resume} holds {setup.table or 'another laboratory run'}, not {chosen.name}; "

@@ -6,8 +6,8 @@ import functools
 import json
 import math
 import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +23,8 @@ from gossamer.commands.console import (
     show_bytes,
     show_share,
 )
-from gossamer.commands.live import LiveOption, LivePage, live_page
+from gossamer.commands.execute import ended_by
+from gossamer.commands.live import LiveOption, live_page
 from gossamer.commands.report import keep_report
 from gossamer.commands.training_view import View
 from gossamer.errors import ConfigurationError, RunFailed
@@ -80,7 +81,7 @@ def train(
     method: MethodOption = "ad_psgd",
     task: given.TaskOption = "digits-mlp",
     workers: launching.ProcessesOption = None,
-    transport: launching.TransportOption = None,
+    transport: launching.AnyTransportOption = None,
     faults: launching.RealFaults = launching.RealFaults(),  # noqa: B008
     seed: given.SeedOption = 0,
     epochs: given.EpochsOption = None,
@@ -141,25 +142,27 @@ def train(
         launch, settings, data=data, injection=injection, transport=transport, deadline=deadline,
         record=record, checkpoint_every=checkpoint_every, is_resumed=resume is not None,
     )  # fmt: skip
-    with live_page(live, keeps_folder=place is not None) as page:
-        folder = _folder(settings, transport, place, resume, page)
-        config = settings.as_dict() | _start(transport, resume, faults)
+    config = settings.as_dict() | _start(transport, resume, faults)
+    with _folder(settings, config, place, live, transport, is_new=resume is None) as folder:
         return _follow(start, settings, folder, config, as_json=as_json, is_new=resume is None)
 
 
+@contextmanager
 def _folder(
-    settings: Settings, transport: str | None, place: Path | None, resume: Path | None,
-    page: LivePage | None,
-) -> RunFolder | None:  # fmt: skip
-    if place is None:
-        return None
-    folder = RunFolder(place)
-    if resume is None:
+    settings: Settings, config: Row, place: Path | None, live: int | None,
+    transport: str | None, *, is_new: bool,
+) -> Generator[RunFolder | None]:  # fmt: skip
+    """Where the run is kept, which `--live` shows meanwhile."""
+    with ExitStack() as stack:
         with refusing_for_all(transport):
-            folder = RunFolder.create(place, f"train-{given.slug(str(settings.method))}")
-    if page is not None:
-        page.show(folder)
-    return folder
+            page = stack.enter_context(live_page(live, keeps_folder=place is not None))
+            folder = None if place is None else RunFolder(place)
+            if place is not None and is_new:
+                folder = RunFolder.create(place, f"train-{given.slug(str(settings.method))}")
+                folder.write_config(config)  # of a resumed run the old one stands until its end
+        if page is not None and folder is not None:
+            page.show(folder)
+        yield folder
 
 
 def _follow(
@@ -170,8 +173,6 @@ def _follow(
     view = View(str(settings.method), settings.cluster.workers, settings.epochs or 1.0)
     summary: Row = {"ended": "interrupted", "method": str(settings.method)}
     result = None
-    if folder is not None and not folder.has_summary:
-        folder.write_config(config)  # of a resumed run the old one stands until it has ended
     try:
         with view:
             result = start(
@@ -181,13 +182,18 @@ def _follow(
             )
         summary = {"ended": _how(result.status), "failure": result.failure, **result.summary}
     except ConfigurationError:
-        # Nothing was started: no folder is left, and a run that is not resumed keeps its summary.
-        if folder is not None and is_new:
-            shutil.rmtree(folder.path)
+        # Nothing was started: no folder is left, and a run that is not resumed stays as it was.
+        if folder is not None:
+            folder.close()
+            if is_new:
+                shutil.rmtree(folder.path)
         folder = None
         raise
     except KeyboardInterrupt:
         pass  # before the workers were started, or as one worker of another launcher's job
+    except BaseException as error:
+        summary["ended"] = ended_by(error)
+        raise
     finally:
         if folder is not None:
             folder.write_config(config)  # of a resumed run, which may have grown

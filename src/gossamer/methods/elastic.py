@@ -22,10 +22,12 @@ async def easgd(
     """
     centre = Shards(w)
     for t in w.steps():
-        point = x.snapshot()  # x <- x_i
-        if t % period == 0:  # if tau divides t_i
-            await _exchange(w, x, centre, point, alpha, synchronous)
-        x.descend_(await w.gradient(point))  # x_i <- x_i - eta g(x)
+        point = x.memory.pop("point", None)
+        if point is None:  # else the step was begun before a checkpoint
+            point = x.snapshot()  # x <- x_i
+            if t % period == 0:  # if tau divides t_i
+                await _exchange(w, x, centre, point, alpha, synchronous)
+        x.descend_(await _gradient(w, x, point))  # x_i <- x_i - eta g(x)
 
 
 async def eamsgd(
@@ -45,13 +47,24 @@ async def eamsgd(
     centre = Shards(w)
     velocity = x.memory.setdefault("velocity", torch.zeros_like(x.snapshot()))
     for t in w.steps():
-        point = x.snapshot()
-        if t % period == 0:
-            await _exchange(w, x, centre, point, alpha, synchronous)
-        point.add_(velocity, alpha=delta)
-        grad = x.penalised(await w.gradient(point), point)  # g(x + delta v)
+        point = x.memory.pop("point", None)
+        if point is None:
+            point = x.snapshot()
+            if t % period == 0:
+                await _exchange(w, x, centre, point, alpha, synchronous)
+            point.add_(velocity, alpha=delta)
+        grad = x.penalised(await _gradient(w, x, point), point)  # g(x + delta v)
         velocity.mul_(delta).add_(grad, alpha=-x.learning_rate)  # v <- delta v - eta g
         x.add_(velocity)  # the elastic step is not part of v
+
+
+async def _gradient(w: Worker, x: Replica, point: Tensor) -> Tensor:
+    """In a loop of one's own a checkpoint is taken while the gradient is awaited: the exchange is
+    behind the worker then, and the point is in its memory alone."""
+    x.memory["point"] = point
+    gradient = await w.gradient(point)
+    del x.memory["point"]
+    return gradient
 
 
 async def _exchange(

@@ -265,5 +265,5 @@ async def hogwild(w: Worker, x: Replica, *, pieces: int = 8) -> None:
     shards = Shards(w)
     for _ in w.steps():
         x.assign_(torch.cat(await shards.read()))
-        grad = await w.gradient(x)
+        grad = x.clipped(await w.gradient(x))
         await shards.accumulate(grad * -x.learning_rate, pieces=pieces)

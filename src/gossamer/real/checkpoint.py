@@ -117,13 +117,13 @@ def complete(folder: Path, living: Collection[int], ends: Collection[int], size:
 
 
 def prune(parent: Path) -> None:
-    """Keep the two newest valid ones, and what is newer."""
+    """Keep the two newest valid ones, and what is newer: everyone writes them in order, so one that
+    is unfinished and older has lost a writer and stays so."""
     folders = _newest_first(parent)
     valid = [folder for folder in folders if (folder / MANIFEST).exists()]
-    if len(valid) < _KEPT:
-        return
-    for folder in folders[folders.index(valid[_KEPT - 1]) + 1 :]:
-        _remove(folder)
+    for folder in folders[folders.index(valid[0]) :] if valid else ():
+        if folder not in valid[:_KEPT]:
+            _remove(folder)
 
 
 def _remove(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """When a worker of `gossamer train` writes its checkpoints: always between two steps.
 
 Synchronous methods cut at one step for everybody, so a resumed run goes on as if nothing had been.
-The others cut at each worker's next step; what is on the way then is in nobody's part.
+The others cut at a step of each worker's own; what is on the way then is in nobody's part.
 """
 
 from __future__ import annotations
@@ -87,33 +87,59 @@ class InStep:
 
 
 class OutOfStep:
-    """For asynchronous methods: by each worker's clock, or by the batches that all have taken."""
+    """For asynchronous methods: by the batches that all have taken, or by each worker's clock.
 
-    def __init__(self, every: Every, store: Store, pace: Leases, size: int, begin: int) -> None:
+    One at a time: the next begins when all living workers have made the last, and who is due makes
+    the one that another has begun. So each of them becomes whole, however unequal workers are.
+    """
+
+    def __init__(
+        self, every: Every, store: Store, pace: Leases, living: Callable[[], int], size: int,
+        begin: int,
+    ) -> None:  # fmt: skip
         self._every = every
         self._store = store
         self._pace = pace
+        self._living = living
         self._size = size
-        self._began = time.monotonic()
-        self._number = begin // int(every.amount) if every.is_steps else 0
+        self._last = begin
+        self._next = time.monotonic() + every.amount
+        self._made = 0
 
     def due(self, step: int) -> int | None:
-        if self._every.is_steps:
-            number = self._pace.reached // int(self._every.amount * self._size)
-        else:
-            number = int((time.monotonic() - self._began) / self._every.amount)
-        if number <= self._number:
+        if not self._is_time() or not self._have_all_made_the_last():
             return None
-        self._number = number
-        return number * int(self._every.amount) if self._every.is_steps else self._name(str(number))
+        self._last = int(self._store.agree(f"checkpoint/{self._made}", str(self._name())))
+        self._next = time.monotonic() + self._every.amount
+        self._store.add(f"checkpoint/{self._made}/made", 1)
+        self._made += 1
+        return self._last
 
     def at_end(self, step: int) -> int:
-        return self._name("end")
+        """Behind all others: none of them has a higher number than the run has steps."""
+        return self._steps(self._pace.batches) + 1
 
-    def _name(self, which: str) -> int:
-        """The steps that each worker has made on average when the first one gets there."""
-        now = str(-(-self._pace.position // self._size))
-        return int(self._store.agree(f"checkpoint/{which}", now))
+    def _is_time(self) -> bool:
+        if not self._every.is_steps:
+            return time.monotonic() >= self._next
+        return self._rounded(self._pace.reached // self._size) > self._last
+
+    def _have_all_made_the_last(self) -> bool:
+        if self._made == 0:
+            return True
+        return self._store.add(f"checkpoint/{self._made - 1}/made", 0) >= self._living()
+
+    def _name(self) -> int:
+        """The steps that each worker has made on average."""
+        if self._every.is_steps:
+            return self._rounded(self._pace.reached // self._size)
+        return self._steps(self._pace.position)
+
+    def _steps(self, batches: int) -> int:
+        return -(-batches // self._size)
+
+    def _rounded(self, steps: int) -> int:
+        return steps - steps % int(self._every.amount)
 
 
 class Checkpointed:
@@ -161,7 +187,6 @@ class Checkpointing:
         self.count = 0
         self.seconds = 0.0
         """That the worker stood still for them."""
-        hub.offer("flush", lambda: None)
 
     def between_steps(self, pace: Rounds | Leases) -> Rounds | Leases | Checkpointed:
         """The pace with checkpoints where they are wanted."""
@@ -173,7 +198,8 @@ class Checkpointing:
             self._is_in_step = True
             timer = InStep(every, store, begin)
         else:
-            timer = OutOfStep(every, store, pace, self._hub.plan.size, begin)
+            hub = self._hub
+            timer = OutOfStep(every, store, pace, lambda: len(hub.live), hub.plan.size, begin)
         return Checkpointed(pace, timer, self._save, begin)
 
     def _save(self, name: int) -> None:

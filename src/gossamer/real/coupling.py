@@ -233,6 +233,7 @@ class Coupling:
             self.worker.finish()
             self.hub.announce_end()
             self.hub.ended.wait()
+            self.hub.settle()
             output = self.output()
             self.hub.announce_read()
             self.hub.read.wait()
@@ -258,6 +259,7 @@ class Coupling:
             **self.books.summary(),
             "bytes_per_step": sent / max(1, self.books.steps),
             "living": len(self.hub.live),
+            "torn_updates": self.transport.torn_updates,
         }
 
     # ------------------------------------------------------------------ the loop

@@ -132,7 +132,9 @@ class Driver:
                 if pending.settle is not None:
                     if self.is_transport_thread:
                         # Settling may need frames that only this thread can receive.
-                        self._elsewhere(coroutine, task, finished, pending)
+                        self.settle_elsewhere(
+                            pending, task, lambda: self._advance(coroutine, task, finished)
+                        )
                         return
                     pending.settle()
                     continue
@@ -153,19 +155,22 @@ class Driver:
             if not isinstance(error, PeerLost):
                 self.fail(error)
 
-    def _elsewhere(
-        self, coroutine: Coroutine[Any, Any, T], task: str, finished: Pending[T],
-        pending: Pending[Any],
+    @staticmethod
+    def settle_elsewhere(
+        pending: Pending[Any], task: str, then: Callable[[], None] = lambda: None
     ) -> None:  # fmt: skip
+        """In a thread of its own, for those who must not wait for it."""
+        settle = pending.settle
+        assert settle is not None
+
         def run() -> None:
             try:
-                assert pending.settle is not None
-                pending.settle()
+                settle()
             except Stopped:
                 return
             except Exception as error:
                 pending.fail(error)
-            self._advance(coroutine, task, finished)
+            then()
 
         threading.Thread(target=run, name=f"gossamer {task}", daemon=True).start()
 

@@ -27,6 +27,8 @@ LAUNCHERS = {
     "srun": "srun",
 }
 _MPI = ("openmpi", "mpich")
+_joined: list[str] = []
+"""The transport of this process, if it is one that cannot be made a second time."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,6 @@ class Environment:
     method: str | None = None
     has_segments: bool = False
     """Whether our launcher passed shared memory on."""
-
-    @property
-    def is_one_host(self) -> bool:
-        return self.local_size == self.size
 
 
 def discover(variables: Mapping[str, str] | None = None) -> Environment:
@@ -76,18 +74,29 @@ def connect(name: str | None = None) -> Transport | None:
 
 
 def _connected(chosen: str, here: Environment) -> Transport:
-    if chosen == "shm":
-        from gossamer.real.shm import ShmTransport
-
-        return ShmTransport.from_environment()
     if chosen == "mpi":
         from gossamer.real.mpi import MpiTransport
 
         return MpiTransport.from_environment()
+    if _joined:
+        raise ConfigurationError(
+            f"this process has joined the others before, and over {_joined[0]} it can do so once; "
+            "do all training in one `with gossamer.join(...)`, or start a program for each part"
+        )
+    transport = _connected_once(chosen, here)
+    _joined.append(chosen)
+    return transport
+
+
+def _connected_once(chosen: str, here: Environment) -> Transport:
+    if chosen == "shm":
+        from gossamer.real.shm import ShmTransport
+
+        return ShmTransport.from_environment()
     from gossamer.real.torch_transport import TorchTransport
 
-    os.environ.update(_names_of_torch(here))
-    return TorchTransport.from_environment()
+    # Not into the environment: who started this process stays to be seen there.
+    return TorchTransport.from_environment({**os.environ, **_names_of_torch(here)})
 
 
 def choose(here: Environment, name: str | None, *, has_mpi4py: bool) -> str:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gossamer.errors import PeerLost
 from gossamer.payload import decode, encode_parts, moved
-from gossamer.pending import Pending
+from gossamer.pending import Pending, gather
 from gossamer.real.driver import Driver
-from gossamer.real.mailbox import Mailbox
+from gossamer.real.mailbox import Mailbox, Receive
 from gossamer.real.transport import Stopped, StopToken, Transport, Window
 from gossamer.worker import INBOX, Left, Message, Tag
 
@@ -64,16 +64,19 @@ class Hub:
         self.live = frozenset(range(plan.size))
         self.ended = Phase(self)
         """Workers that have made their last step and go on answering."""
+        self.settled = Phase(self)
+        """Workers of whom no update is on its way any more: what servers hold is the last of it."""
         self.read = Phase(self)
         """Workers that have read all they want of the others: nobody needs answers any more."""
+        self._phases = (self.ended, self.settled, self.read)
         self._services = Services(self._answer)
         self.offer = self._services.offer
+        self.offer("flush", self._servers_are_quiet)
         self.bytes_sent = 0
         self.device = torch.device("cpu")
         """Where tensors that arrive are put."""
         self.window_bytes: dict[int, int] = {}
         """How large each end's window is."""
-        self._watching: dict[int, dict[Pending[Any], None]] = {}
         self._lock = threading.Lock()
         self._requests = 0
 
@@ -96,22 +99,18 @@ class Hub:
             self._requests += 1
             return self._requests
 
-    def watch(self, pending: Pending[Any]) -> None:
-        """Fail this operation when the process of the end that it names dies."""
+    # ------------------------------------------------------------------ in
+
+    def receive(self, end: int, tag: Tag, pending: Receive) -> None:
+        """At an end of this process. Fails when the process of the end that it names dies."""
+        mailbox = self.mailboxes[end]
+        mailbox.receive(tag, pending)
         if pending.peer is None or pending.done:
             return
         process = self.plan.process_of(pending.peer)
-        if process == self.rank:
-            return
-        with self._lock:
-            watching = self._watching.setdefault(process, {})
-            if len(watching) > 64:
-                self._watching[process] = watching = {p: None for p in watching if not p.done}
-            watching[pending] = None
+        # Asked once it is posted: a death before would not have found it.
         if process not in self.live:
-            pending.fail(PeerLost(pending.peer))
-
-    # ------------------------------------------------------------------ in
+            mailbox.lose(self.plan.hosted_by(process))
 
     def open(self, windows: Mapping[int, Window], initial: Mapping[int, Tensor]) -> None:
         """Connect to the others."""
@@ -146,7 +145,7 @@ class Hub:
     def _take(self, data: memoryview) -> None:
         kind, to, sender, reply_to, number, length = _HEADER.unpack_from(data)
         if kind == _PHASE:
-            (self.ended if to == 0 else self.read).reached(sender)
+            self._phases[to].reached(sender)
             return
         at = _HEADER.size + length
         name = bytes(data[_HEADER.size : at]).decode()
@@ -170,13 +169,12 @@ class Hub:
     def _lose(self, process: int) -> None:
         with self._lock:
             self.live = self.live - {process}
-            waiting = list(self._watching.pop(process, {}))
-        for pending in waiting:
-            if pending.peer is not None:
-                pending.fail(PeerLost(pending.peer))
+        ends = self.plan.hosted_by(process)
+        for mailbox in self.mailboxes.values():
+            mailbox.lose(ends)
         self._tell_servers(process)
-        self.ended.consider()
-        self.read.consider()
+        for phase in self._phases:
+            phase.consider()
 
     # ------------------------------------------------------------------ the end of a worker
 
@@ -190,21 +188,39 @@ class Hub:
                 except PeerLost:
                     pass  # nobody is there to be told
         self._tell_servers(self.rank)
-        self._announce(0)
-        self.ended.reached(self.rank)
+        self._announce(self.ended)
+
+    def settle(self) -> None:
+        """After the end of all workers: wait until every update that anybody sent to a server has
+        been dealt with there. The word that its sender has ended may reach a third worker first."""
+        if not self.plan.slices:
+            return
+        keepers = {self.plan.process_of(end) for end in range(self.plan.size, self.plan.ends)}
+        for process in sorted(keepers & self.live):
+            # Answered behind everything that was sent there before, or never: it has died.
+            self.driver.wait(self.call(process, "flush"), "flush", is_booked=False)
+        self._announce(self.settled)
+        self.settled.wait()
+
+    def _servers_are_quiet(self) -> Pending[None]:
+        servers = [mailbox for end, mailbox in self.mailboxes.items() if end >= self.plan.size]
+        quiet: Pending[None] = Pending("flush")
+        gather([mailbox.quiet() for mailbox in servers]).when_done(lambda: quiet.resolve(None))
+        return quiet
 
     def announce_read(self) -> None:
         """This process wants nothing from the others any more."""
-        self._announce(1)
-        self.read.reached(self.rank)
+        self._announce(self.read)
 
-    def _announce(self, phase: int) -> None:
-        header = _HEADER.pack(_PHASE, phase, self.rank, 0, _NO_NUMBER, 0)
+    def _announce(self, phase: Phase) -> None:
+        number = self._phases.index(phase)
+        header = _HEADER.pack(_PHASE, number, self.rank, 0, _NO_NUMBER, 0)
         for process in sorted(self.live - {self.rank}):
             try:
                 self.transport.send(process, [header])
             except PeerLost:
                 pass
+        phase.reached(self.rank)
 
     def _tell_servers(self, rank: int) -> None:
         for end, mailbox in self.mailboxes.items():
@@ -219,20 +235,18 @@ class Hub:
 
     def call(self, process: int, service: str) -> Pending[Any]:
         """Ask a process for something that the thread receiving there can give."""
-        answer: Pending[Any] = Pending(service, process)
         if process == self.rank:
-            answer.resolve(self._services[service]())
-            return answer
+            return self._services.ask(service)
         number = self.next_request()
-        arrival: Pending[Message] = Pending("reply", process)
-        arrival.when_done(lambda: answer.resolve(arrival.result().payload))
-        self.mailboxes[self.rank].receive(("answer", number), None, arrival)
-        self.watch(answer)
+        arrival = Receive(service, process)
+        answer = arrival.content()
+        self.receive(self.rank, ("answer", number), arrival)
         label = service.encode()
         header = _HEADER.pack(_CALL, process, self.rank, number, _NO_NUMBER, len(label))
         try:
             self.transport.send(process, [header + label])
         except PeerLost:
+            arrival.cancel()
             answer.fail(PeerLost(process))
         return answer
 
@@ -249,8 +263,10 @@ class Services:
         self._early: list[tuple[str, int, int]] = []
         self._lock = threading.Lock()
 
-    def __getitem__(self, service: str) -> Callable[[], Any]:
-        return self._known[service]
+    def ask(self, service: str) -> Pending[Any]:
+        """One that takes its time gives a pending itself."""
+        found = self._known[service]()
+        return found if isinstance(found, Pending) else Pending.resolved(service, found)
 
     def offer(self, service: str, function: Callable[[], Any]) -> None:
         with self._lock:
@@ -265,7 +281,8 @@ class Services:
             if service not in self._known:
                 self._early.append((service, caller, number))
                 return
-        self._answer(caller, number, self._known[service]())
+        answer = self.ask(service)
+        answer.when_done(lambda: self._answer(caller, number, answer.result()))
 
 
 class Phase:

@@ -135,7 +135,10 @@ class JoinedWorker:
 
     def __enter__(self) -> JoinedWorker:
         if self._was_open:
-            raise ConfigurationError("this worker has been used already; call gossamer.join again")
+            raise ConfigurationError(
+                "this worker has been used already; do all training in one "
+                "`with gossamer.join(...)`"
+            )
         self._was_open = True
         if self.coupling is not None:
             self.coupling.begin()

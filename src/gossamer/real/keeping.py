@@ -89,11 +89,6 @@ class Kept:
         return Kept(checkpoint.read(Path(folder)), rank)
 
     @property
-    def step(self) -> int:
-        """The number that the checkpoint goes by."""
-        return self._whole.step
-
-    @property
     def options(self) -> dict[str, Any]:
         """As they were: a run that has grown would resolve some of them differently."""
         return self._facts["options"]

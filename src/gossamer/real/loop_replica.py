@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gossamer.optimisers import clip_one
 from gossamer.real.binding import Binding, LoopGradient
 
 
@@ -31,7 +32,7 @@ class LoopReplica:
         self.version = 0
         self.window = window
         self.clip: float | None = None
-        """Set by a loop that clips the gradient after it was combined with the others'."""
+        """Set by a loop for one step: to clip the gradient when it is applied, combined or not."""
         self.skips_infinite = False
         """A gradient scaler is in use: infinite gradients are its way of finding the scale."""
         self.skips_this = False
@@ -86,8 +87,12 @@ class LoopReplica:
         self._binding.descend(self._optimizer.step, self._guard)
         self.version += 1
 
+    def clipped(self, gradient: Tensor) -> Tensor:
+        clip, self.clip = self.clip, None
+        return clip_one(gradient, clip)
+
     def penalised(self, gradient: Tensor, at: Tensor) -> Tensor:
-        decays = self._decays()
+        gradient, decays = self.clipped(gradient), self._decays()
         if not any(decays):
             return gradient
         total = gradient.clone()

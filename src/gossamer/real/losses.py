@@ -48,9 +48,10 @@ class Losses:
     def epoch(self) -> int:
         return len(self.known)
 
-    def died(self, process: int) -> None:
-        """Say that a process is dead, unless the list says that it is gone already."""
-        self._append(Loss(process, is_dead=True))
+    def died(self, process: int) -> int:
+        """Say that a process is dead, unless the list says that it is gone already; returns the
+        epoch by which it is known."""
+        return self._append(Loss(process, is_dead=True))
 
     def leaves(self, process: int, is_clean: bool, taken: Mapping[str, int]) -> int:
         """This process's own farewell; returns the epoch that it makes."""

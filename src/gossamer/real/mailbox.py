@@ -4,9 +4,46 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Collection
+from typing import Any
 
+from gossamer.errors import PeerLost
 from gossamer.pending import Pending
 from gossamer.worker import Message, Tag
+
+
+class Receive(Pending[Message]):
+    """A receive that is given a message or is cancelled: its mailbox decides which came first.
+
+    A message that went to one already cancelled would be in nobody's hands.
+    """
+
+    __slots__ = ("place", "source")
+
+    def __init__(self, label: str, peer: int | None = None, *, source: int | None = None) -> None:
+        super().__init__(label, peer)
+        self.source = source
+        """Whose messages it takes; None: anybody's."""
+        self.place: tuple[Mailbox, Tag] | None = None
+        """Where it was posted. Nothing there refers to it afterwards, so that what it received goes
+        with its last user."""
+
+    def cancel(self) -> None:
+        if self.place is not None and self.place[0].withdraw(self.place[1], self):
+            super().cancel()
+
+    def content(self) -> Pending[Any]:
+        """The payload alone of what arrives."""
+        found: Pending[Any] = Pending(self.label, self.peer)
+
+        def arrived() -> None:
+            try:
+                found.resolve(self.result().payload)
+            except PeerLost as lost:
+                found.fail(lost)
+
+        self.when_done(arrived)
+        return found
 
 
 class Mailbox:
@@ -19,35 +56,66 @@ class Mailbox:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._arrived: dict[Tag, deque[Message]] = {}
-        self._posted: dict[Tag, list[tuple[int | None, Pending[Message]]]] = {}
+        self._posted: dict[Tag, list[Receive]] = {}
+        self._handing_over = 0
+        """Messages that threads are giving to receives, with all that this sets going."""
+        self._until_quiet: list[Pending[None]] = []
 
     def deliver(self, tag: Tag, message: Message) -> None:
         with self._lock:
             pending = self._take_posted(tag, message.source)
             if pending is None:
                 self._arrived.setdefault(tag, deque()).append(message)
-        if pending is not None:
+                return
+            self._handing_over += 1
+        try:
             pending.resolve(message)
+        finally:
+            self._handed_over()
 
-    def _take_posted(self, tag: Tag, sender: int) -> Pending[Message] | None:
-        posted = self._posted.get(tag, [])
-        for position, (source, pending) in enumerate(posted):
-            if (source is None or source == sender) and not pending.done:
-                del posted[position]
-                if not posted:
-                    # Tags carry step numbers: what is used up must not pile up.
-                    del self._posted[tag]
+    def _handed_over(self) -> None:
+        with self._lock:
+            self._handing_over -= 1
+            if self._handing_over or not self._until_quiet:
+                return
+            waiting, self._until_quiet = self._until_quiet, []
+        for pending in waiting:
+            pending.resolve(None)
+
+    def quiet(self) -> Pending[None]:
+        """There when what was delivered so far has been dealt with by whoever receives it here.
+
+        Another thread than that of a message's sender may be at it: its reader goes on in the
+        thread that woke it, for as long as there is something to take.
+        """
+        pending: Pending[None] = Pending("flush")
+        with self._lock:
+            if self._handing_over:
+                self._until_quiet.append(pending)
+                return pending
+        pending.resolve(None)
+        return pending
+
+    def _take_posted(self, tag: Tag, sender: int) -> Receive | None:
+        for pending in self._posted.get(tag, ()):
+            if pending.source is None or pending.source == sender:
+                self._remove(tag, pending)
                 return pending
         return None
 
-    def receive(self, tag: Tag, source: int | None, pending: Pending[Message]) -> None:
+    def _remove(self, tag: Tag, pending: Receive) -> None:
+        self._posted[tag].remove(pending)
+        if not self._posted[tag]:
+            # Tags carry step numbers: what is used up must not pile up.
+            del self._posted[tag]
+
+    def receive(self, tag: Tag, pending: Receive) -> None:
         """Take a message that is there, or wait for one."""
         with self._lock:
-            message = self._take_arrived(tag, source)
+            message = self._take_arrived(tag, pending.source)
             if message is None:
-                entry = (source, pending)
-                self._posted.setdefault(tag, []).append(entry)
-                pending.on_cancel = lambda: self._withdraw(tag, entry)
+                pending.place = (self, tag)
+                self._posted.setdefault(tag, []).append(pending)
         if message is not None:
             pending.resolve(message)
 
@@ -61,11 +129,27 @@ class Mailbox:
                 return message
         return None
 
-    def _withdraw(self, tag: Tag, entry: tuple[int | None, Pending[Message]]) -> None:
+    def withdraw(self, tag: Tag, pending: Receive) -> bool:
+        """Unless a message was quicker."""
         with self._lock:
-            posted = self._posted.get(tag, [])
-            if entry in posted:
-                posted.remove(entry)
+            is_there = pending in self._posted.get(tag, ())
+            if is_there:
+                self._remove(tag, pending)
+            return is_there
+
+    def lose(self, ends: Collection[int]) -> None:
+        """These ends are dead: whoever waits for one of them waits in vain."""
+        with self._lock:
+            vain = [
+                (tag, pending, pending.peer)
+                for tag, posted in self._posted.items()
+                for pending in posted
+                if pending.peer is not None and pending.peer in ends
+            ]
+            for tag, pending, _ in vain:
+                self._remove(tag, pending)
+        for _, pending, peer in vain:
+            pending.fail(PeerLost(peer))
 
     def collect(self, tag: Tag) -> list[Message]:
         with self._lock:

@@ -19,7 +19,6 @@ _KINDS = 16
 _KEPT_BYTES = 128 << 20
 _KEPT_BLOCKS = 8
 _LOOKS = 4
-_IDLE = 3  # the ring's reference, the one in hand, and that of the question itself
 
 
 class Memory:
@@ -28,6 +27,7 @@ class Memory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rings: OrderedDict[int, deque[mmap.mmap]] = OrderedDict()
+        self._alone = _references(deque([_map(_SMALL)]))
 
     def take(self, length: int) -> Tensor:
         """That many bytes, with whatever they held before."""
@@ -53,11 +53,23 @@ class Memory:
 
     def _idle(self, ring: deque[mmap.mmap]) -> mmap.mmap | None:
         for _ in range(min(_LOOKS, len(ring))):
-            block = ring[0]
+            is_idle = _references(ring) == self._alone
             ring.rotate(-1)
-            if sys.getrefcount(block) == _IDLE:
-                return block
+            if is_idle:
+                return ring[-1]
         return None
+
+
+def _references(ring: deque[mmap.mmap]) -> int:
+    # Compared with a measured count only: what an interpreter adds by looking differs by version.
+    return sys.getrefcount(ring[0])
+
+
+def _map(size: int) -> mmap.mmap:
+    block = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return block
 
 
 _MEMORY = Memory()
@@ -71,10 +83,3 @@ def take(length: int) -> Tensor:
 def take_elements(count: int, dtype: torch.dtype) -> Tensor:
     """Flat elements from this process's memory."""
     return take(count * dtype.itemsize).view(dtype)
-
-
-def _map(size: int) -> mmap.mmap:
-    block = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        block.madvise(mmap.MADV_HUGEPAGE)
-    return block

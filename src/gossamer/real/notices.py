@@ -1,25 +1,51 @@
 """Deaths that the launchers know of and the connections do not.
 
-A host that vanishes closes no connection, and a worker that fails says good-bye like any other. The
+A host that vanishes closes no connection, and a worker that fails early never opened any. The
 launchers see both, and write them into the store that they share with the workers.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 
+from gossamer.errors import PeerLost
 from gossamer.real.store import TcpStore
+from gossamer.real.transport import StopToken
 
 DEATHS = "deaths"
 """A counter, so that looking for news is one question."""
+_FIRST = "deaths/first"
 _LOOK_S = 0.5
 
 
 def tell_dead(store: TcpStore, rank: int, how: str) -> None:
     """A launcher's word that one of the workers is dead."""
     store.agree(f"dead/{rank}", how)
+    store.agree(_FIRST, str(rank))
     store.add(DEATHS, 1)
+
+
+class Attendance:
+    """Whether those who are waited for at the beginning can still come."""
+
+    def __init__(self, stop: StopToken, store: TcpStore | None) -> None:
+        """`store`: where the launchers write, if they are ours."""
+        self._stop = stop
+        self._store = store
+        self._looked = time.monotonic()
+
+    def check(self) -> None:
+        """Raises once this process is to stop, or one of the others has died."""
+        self._stop.check()
+        if self._store is None or time.monotonic() - self._looked < StopToken.patience:
+            return
+        self._looked = time.monotonic()
+        # The first, as the others may have died of that.
+        if (rank := self._store.get(_FIRST)) is not None:
+            how = self._store.get(f"dead/{rank}")
+            raise PeerLost(int(rank), f"{how}, before all workers had met")
 
 
 class Notices:

@@ -17,6 +17,9 @@ _ENDS = re.compile(rb"(\r\n|\n|\r)")
 _LONGEST = 1 << 16
 _KEPT = 80
 _SHOWN_WITHOUT_TRACEBACK = 10
+_TRACEBACK = "Traceback (most recent call last)"
+_NOT_THE_FIRST = ("During handling of the above", "The above exception was", "Exception ignored")
+"""Above a traceback that goes on with the one before it, or that ended nobody."""
 _COLOURS = 6
 # A progress bar redraws its line many times a second; as lines, one a second is plenty.
 _REDRAW_S = 1.0
@@ -96,10 +99,12 @@ class Output:
     def last_words(self, rank: int) -> list[str]:
         """The traceback that it printed last, or its last lines on standard error."""
         lines = list(self._last[rank])
+        first, above = -_SHOWN_WITHOUT_TRACEBACK, ""
         for number, line in enumerate(lines):
-            if line.startswith("Traceback (most recent call last)"):
-                return lines[number:]
-        return lines[-_SHOWN_WITHOUT_TRACEBACK:]
+            if line.startswith(_TRACEBACK) and (first < 0 or not above.startswith(_NOT_THE_FIRST)):
+                first = number
+            above = line.strip() or above
+        return lines[first:]
 
     def _line(self, rank: int, is_error: bool, text: str) -> None:
         if is_error:

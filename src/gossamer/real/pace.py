@@ -6,6 +6,7 @@ What a worker was to process when it died is processed by others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -112,10 +113,12 @@ class Leases:
         self._live = live or (lambda: self._everyone)
         self._on_repeat = on_repeat
         self._leased = range(0)
+        self._missed: frozenset[int] = frozenset()
+        """Who had died when this worker last asked for a lease."""
         self._taken: list[range] = []
         self._drawn = 0
-        self._done: set[int] = set()
-        """Leases of a run before this one, from whose checkpoint it was resumed."""
+        self._begun: set[int] = set()
+        """Leases of a run before this one, resumed by it, whose holders may go on with them."""
         self._open = (list[int](), 0)
         """Leases that nobody had then, though later ones were taken; then all from a number on."""
 
@@ -150,7 +153,11 @@ class Leases:
 
     def _take(self) -> range:
         """The next lease that nobody has; empty when there is none."""
+        missed, self._missed = self._missed, self._everyone - self._live()
         while (number := self._next()) < self._count:
+            for rank in missed:
+                # Dead for at least a lease: none of its questions can still be on the way.
+                self._store.agree(f"lease/below/{rank}", str(number))
             if self._claims(number, 0):
                 self._note(number)
                 return self._batches(number)
@@ -194,31 +201,39 @@ class Leases:
         """The last lease that each of them has written down, and those that nobody has.
 
         A worker may die after it got a number and before it wrote its name there; its last lease
-        is below that number, so looking from above comes across both.
+        is below that number, so looking from above comes across both. From the number on that
+        somebody got who had known of the death there is neither.
         """
-        missing = set(dead)
-        for number in reversed(range(self._count)):
-            if not missing:
-                return
-            holder = self._holder(number, 0)
-            if holder is None and number not in self._done:
-                yield number
-            elif holder in missing:
-                missing.discard(holder)
-                yield number
+        gaps, begin = self._open
+        for rank in sorted(dead):
+            below = int(self._store.get(f"lease/below/{rank}") or self._count)
+            # Backwards in the order in which they were given out; what was begun came first.
+            given = chain(range(begin, below)[::-1], (n for n in gaps[::-1] if n < below))
+            for number in chain(given, self._begun):
+                holder = self._holder(number, 0)
+                if holder == rank or (holder is None and number not in self._begun):
+                    yield number
+                if holder == rank:
+                    break
 
     # ------------------------------------------------------------------ checkpoints
+
+    @property
+    def batches(self) -> int:
+        """How many the run has."""
+        return self._last
 
     @property
     def position(self) -> int:
         """How many batches all workers together have taken, about."""
         gaps, begin = self._open
-        return self._lease * (begin + max(0, self._store.add("leases", 0) - len(gaps)))
+        asked = begin + max(0, self._store.add("leases", 0) - len(gaps))
+        return min(self._lease * asked, self._last)
 
     @property
     def reached(self) -> int:
         """The batch that this worker's last lease ends with; unlike the others' known at once."""
-        return self._lease * self._taken[-1].stop if self._taken else 0
+        return self._batches(self._taken[-1].stop - 1).stop if self._taken else 0
 
     def state(self) -> State:
         return {
@@ -236,18 +251,17 @@ class Leases:
         """
         self._taken = [range(*run) for run in own["taken"]]
         self._leased, self._drawn = range(*own["left"]), own["drawn"]
-        self._done = {number for one in everyone for run in one["taken"] for number in range(*run)}
-        begin = max(self._done, default=-1) + 1
-        gaps = [number for number in range(begin) if number not in self._done]
-        if len(everyone) < len(self._everyone):
-            self._done.update(gaps)
-            gaps = []
-        self._open = (gaps, begin)
+        done = {number for one in everyone for run in one["taken"] for number in range(*run)}
+        begin = max(done, default=-1) + 1
+        is_whole = len(everyone) == len(self._everyone)
+        gaps = [number for number in range(begin) if number not in done]
+        self._open = (gaps if is_whole else [], begin)
+        # What is left of a lease, or was added to the last one, which the end had cut.
+        parts = [one["left"][0] for one in everyone] + [own["batches"]]
+        self._begun = {part // self._lease for part in parts} & done
         self._lengthen(own["batches"])
         if self._leased:
-            number = self._leased.start // self._lease
-            self._done.discard(number)
-            self._claims(number, 0)
+            self._claims(self._leased.start // self._lease, 0)
         self.epoch = begin * self._lease * self._batch / self._data_size
         if isinstance(self._order, OwnSampler):
             self._order.resume(self._rank, self._drawn)

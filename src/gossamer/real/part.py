@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,8 +17,12 @@ from gossamer.real.transport import Stopped, Transport
 from gossamer.tasks import Task, make_task
 
 
-def work(job: Job, transport: Transport, diary: Diary) -> int:
-    """One worker's part of a job, as an exit code; why it gave up stands in its diary."""
+def work(
+    job: Job, transport: Transport, diary: Diary,
+    on_failure: Callable[[str], None] = lambda sentence: None,
+) -> int:  # fmt: skip
+    """One worker's part of a job, as an exit code; why it gave up stands in its diary, and
+    `on_failure` is told."""
     torch.set_num_threads(job.threads)
     recorder = Recorder(Path(job.folder), transport.rank) if job.is_recorded else None
     try:
@@ -27,6 +32,7 @@ def work(job: Job, transport: Transport, diary: Diary) -> int:
     except Error as error:
         sentence = _sentence(error, job, transport.size)
         diary.write("failure", {"sentence": sentence, "time": time.time()})
+        on_failure(sentence)
         return 1
     finally:
         diary.close()

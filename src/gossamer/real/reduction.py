@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -26,7 +27,7 @@ from gossamer.real.finished import Finished, decode_finished, encode_finished
 from gossamer.real.losses import Loss, Losses
 from gossamer.real.sums import Group, Order, Sum, contributors_of, key_of
 from gossamer.real.transport import Scattered
-from gossamer.real.wire import Wire, host_copy, raw
+from gossamer.real.wire import Stream, Wire, host_copy, raw
 
 CONTRIBUTION, MEAN, STATE, RESULT = range(32, 36)
 KINDS = range(32, 48)
@@ -78,7 +79,7 @@ class Reduction:
                 engine = None
             own.begin(value, pending, stays=engine is not None and engine.is_on_gpu)
             finished = partial(self._by_engine, own)
-            order = Order(ranks, own.value, own.kept, own.landed, finished)
+            order = Order(ranks, own.value, own.kept, own.is_first_attempt, own.landed, finished)
         if engine is not None:
             engine(order)
         else:
@@ -138,17 +139,18 @@ class Reduction:
             with own.lock:
                 own.pieces.setdefault((attempt, start), {})[source] = data
             self._advance(own)
-        elif kind == MEAN:
-            if own.land(source, attempt, start, data):
-                self._finish(own)
-        elif own.is_stopped and own.land_gift(start, data):
-            self._finish(own)
+        else:
+            own.land(attempt, source if kind == MEAN else None, start, data)
 
     def end(self, source: int, kind: int, head: bytes) -> None:
-        if kind != STATE:
-            key, _, _, low = _HEAD.unpack(head)
-            with self._lock:
-                self._group(key).heard(source, low, self._wire.rank, self._gone())
+        if kind == STATE:
+            return
+        key, _, attempt, low = _HEAD.unpack(head)
+        own = None if kind == CONTRIBUTION else self._current(head)
+        if own is not None and own.has_landed(attempt, source if kind == MEAN else None):
+            self._finish(own, attempt)
+        with self._lock:
+            self._group(key).heard(source, low, self._wire.rank, self._gone())
 
     # --- inside
 
@@ -202,29 +204,25 @@ class Reduction:
                 return
             if own.is_stopped or self._wire.rank not in own.parts:
                 return
-            head, length = self._head(own), own.own_bytes
+            attempt, head, length = own.attempt, self._head(own), own.own_bytes
             is_complete = own.add_up(lambda peer: self._begin(peer, head, length))
         if is_complete:
-            self._finish(own)
+            self._finish(own, attempt)
 
     def _by_engine(self, own: Sum, error: BaseException | None) -> None:
-        with own.lock:
-            if own.attempt != 0 or own.is_finished:
-                return  # somebody died, and the sum is done again by messages
-        if error is not None:
+        if error is None:
+            self._finish(own, 0, is_by_engine=True)
+        elif own.is_first_attempt():  # else somebody died, and it is done again by messages
             own.fail(error)
-            return
-        with self._lock:
-            for member in own.members:  # an engine adds in order, so all have finished the last one
-                own.group.heard(member, own.number, self._wire.rank, self._gone())
-        self._finish(own)
 
-    def _finish(self, own: Sum) -> None:
+    def _finish(self, own: Sum, attempt: int, *, is_by_engine: bool = False) -> None:
+        """All of that attempt is there. A death may have come in between: the others then know
+        that this sum is open here, and count on this process to do it again with them."""
         with self._lock, own.lock:
-            if own.is_finished:
+            if own.is_finished or own.attempt != attempt:
                 return
             own.is_finished = True
-            own.group.finish(own, self._gone())
+            own.group.finish(own, self._gone(), is_by_engine=is_by_engine)
         own.resolve()
 
     # --- after a death
@@ -276,7 +274,8 @@ class Reduction:
         if not holders or holders[0] != self._wire.rank:
             return []
         # Copied: buffers of means are used again once everybody has them.
-        head, body = _HEAD.pack(group.key, number, 0, group.low), raw(host_copy(mean))
+        _, attempt = contributors_of(group, number, self._losses.known)
+        head, body = _HEAD.pack(group.key, number, attempt, group.low), raw(host_copy(mean))
         lacking = [peer for peer in group.members if peer in alive and peer not in holders]
         return [(peer, head, body) for peer in lacking]
 
@@ -291,19 +290,28 @@ class Reduction:
         except PeerLost:
             pass  # its death makes the next epoch
 
-    def _begin(self, to: int, head: bytes, length: int) -> Callable[[Tensor], None]:
+    def _begin(self, to: int, head: bytes, length: int) -> Stream:
         try:
-            stream = self._wire.begin(to, MEAN, head, length)
+            return _Outlasting(self._wire.begin(to, MEAN, head, length))
         except PeerLost:
-            return lambda piece: None
+            return _Outlasting(None)
 
-        def push(piece: Tensor) -> None:
-            try:
-                stream.push(piece)
-            except PeerLost:
-                pass  # its death makes the next epoch
 
-        return push
+class _Outlasting:
+    """A stream to somebody who may die meanwhile, or is dead: that makes the next epoch."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self._stream = stream
+
+    def push(self, piece: Tensor) -> None:
+        if self._stream is not None:
+            with suppress(PeerLost):
+                self._stream.push(piece)
+
+    def abandon(self) -> None:
+        if self._stream is not None:
+            with suppress(PeerLost):
+                self._stream.abandon()
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -73,6 +73,7 @@ class ReplayTransport:
 
     name = "replay"
     lost: frozenset[int] = frozenset()
+    torn_updates = 0
 
     def __init__(self, switch: Switch, rank: int) -> None:
         self.rank, self.size = rank, switch.size
@@ -101,17 +102,17 @@ class ReplayTransport:
         return nullcontext()
 
     def read(self, end: int) -> Pending[Tensor]:
-        return _done("read", self._switch.windows[end])
+        return Pending.resolved("read", self._switch.windows[end])
 
     def accumulate(self, end: int, delta: Tensor, start: int = 0) -> Pending[None]:
         self._switch.windows[end][start : start + delta.numel()].add_(delta)
-        return _nothing("accumulate")
+        return Pending.resolved("accumulate", None)
 
     def average(self, own: int, peer: int) -> Pending[None]:
         mine, theirs = self._switch.windows[own], self._switch.windows[peer]
         mine.lerp_(theirs, 0.5)
         theirs.copy_(mine)
-        return _nothing("average")
+        return Pending.resolved("average", None)
 
     def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
         self._reductions += 1
@@ -119,18 +120,6 @@ class ReplayTransport:
 
     def close(self) -> None:
         pass
-
-
-def _done(label: str, value: Tensor) -> Pending[Tensor]:
-    pending: Pending[Tensor] = Pending(label)
-    pending.resolve(value)
-    return pending
-
-
-def _nothing(label: str) -> Pending[None]:
-    pending: Pending[None] = Pending(label)
-    pending.resolve(None)
-    return pending
 
 
 def read_order(folder: Path, workers: int) -> list[Turn]:

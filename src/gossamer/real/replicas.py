@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.optimisers import Optimiser, clip_rows
+from gossamer.optimisers import Optimiser, clip_one
 
 
 class WindowReplica:
@@ -29,7 +29,10 @@ class WindowReplica:
         guard: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_descend: Callable[[int], None] = lambda staleness: None,
     ) -> None:
-        self.weight = 1.0
+        self._weight = 1.0
+        self._moves_weight = self._has_begun = False
+        self._begun: tuple[Tensor, float] | None = None
+        """Value and weight as of the step that goes on, where others must not see what it does."""
         self.output: Tensor | None = None
         self.memory: dict[str, Tensor] = {}
         self.window = window
@@ -43,6 +46,15 @@ class WindowReplica:
         self._clip = clip
         self._guard = guard
         self._on_descend = on_descend
+
+    @property
+    def weight(self) -> float:
+        return self._weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        self._moves_weight = True
+        self._weight = weight
 
     @property
     def learning_rate(self) -> float:
@@ -67,17 +79,18 @@ class WindowReplica:
     def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
         for version in (read,) if isinstance(read, int) else read:
             self._on_descend(self.version - version)
-        rows = gradient.unsqueeze(0)
-        if self._clip is not None:
-            rows = clip_rows(rows, self._clip)
+        rows = self.clipped(gradient).unsqueeze(0)
         with self._guard():
             self.optimiser.descend_(
                 self.window.unsqueeze(0), rows, self.state, [self.version], self._learning_rate()
             )
             self.version += 1
 
+    def clipped(self, gradient: Tensor) -> Tensor:
+        return clip_one(gradient, self._clip)
+
     def penalised(self, gradient: Tensor, at: Tensor) -> Tensor:
-        return self.optimiser.penalised(gradient, at)
+        return self.optimiser.penalised(self.clipped(gradient), at)
 
     def optimiser_state(self) -> Tensor:
         slots = [matrix[0] for matrix in self.state.values()]
@@ -91,6 +104,21 @@ class WindowReplica:
     def reset_optimiser_(self) -> None:
         for slot, matrix in self.state.items():
             matrix.fill_(self.optimiser.initial(slot))
+
+    def begin_step(self) -> None:
+        """A method whose weight moves changes value and weight one after the other, so for others
+        both stay as they are now until its next step. In the first step any method may be one."""
+        keeps = self._moves_weight or not self._has_begun
+        self._begun = (self.snapshot(), self._weight) if keeps else None
+        self._has_begun = True
+
+    def end_steps(self) -> None:
+        self._begun = None
+
+    def for_others(self) -> tuple[Tensor, float]:
+        """A value and the weight that belongs to it, in whatever thread and at whatever moment."""
+        begun = self._begun
+        return (self.snapshot(), self._weight) if begun is None else begun
 
     def state_dict(self) -> dict[str, Any]:
         """Its part of a checkpoint, as copies that belong together."""
@@ -106,6 +134,6 @@ class WindowReplica:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """All but the value, which lies in the window before anybody can reach it."""
         self.version = int(state["version"])
-        self.weight = float(state["weight"])
+        self._weight = float(state["weight"])
         self.load_optimiser_state_(state["optimiser"])
         self.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}

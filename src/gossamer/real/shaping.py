@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -220,6 +220,10 @@ class ShapedTransport:
     def lost(self) -> frozenset[int]:
         return self._inner.lost
 
+    @property
+    def torn_updates(self) -> int:
+        return self._inner.torn_updates
+
     def open(
         self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,
         stop: StopToken,
@@ -261,7 +265,7 @@ class ShapedTransport:
             return found
         if found.done and self._is_alive(window.process):
             # What a network brings is as old as its way is long; lent memory would be as of now.
-            found = _resolved(found.label, found.peer, found.result().clone())
+            found = Pending.resolved(found.label, found.result().clone(), found.peer)
         pending: Pending[Tensor] = Pending(found.label, found.peer)
 
         def there() -> None:
@@ -364,9 +368,3 @@ def _follow(pending: Pending[T], start: Callable[[], Pending[T]]) -> None:
             pending.fail(error)
 
     found.when_done(pass_on)
-
-
-def _resolved(label: str, peer: int | None, value: Any) -> Pending[Any]:
-    pending: Pending[Any] = Pending(label, peer)
-    pending.resolve(value)
-    return pending

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any, Protocol, TypeVar, cast
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
@@ -152,13 +153,16 @@ class OwnBatches:
 
 @contextmanager
 def _same_everywhere(key: str, sampler: Any, epoch: int) -> Generator[None]:
-    """Everybody must shuffle alike, and differently in every epoch, whatever the sampler draws
-    from; the loop's own random numbers are as before afterwards."""
+    """Everybody must shuffle alike, and differently in every epoch, whether the sampler draws from
+    its own generator or from torch's, Python's or numpy's common one; the loop's own random numbers
+    are as before afterwards."""
     seed = random.Random(key).getrandbits(62)
-    state, given = random.getstate(), getattr(sampler, "generator", None)
+    state, state_of_numpy = random.getstate(), np.random.get_state()
+    given = getattr(sampler, "generator", None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         random.seed(seed)
+        np.random.seed(seed % (1 << 32))
         if isinstance(given, torch.Generator):
             sampler.generator = torch.Generator().manual_seed(seed)
         if hasattr(sampler, "set_epoch"):
@@ -167,6 +171,7 @@ def _same_everywhere(key: str, sampler: Any, epoch: int) -> Generator[None]:
             yield
         finally:
             random.setstate(state)
+            np.random.set_state(state_of_numpy)
             if isinstance(given, torch.Generator):
                 sampler.generator = given
 

@@ -54,6 +54,11 @@ def slurm_address(found: Mapping[str, str]) -> str | None:
     return f"{host}:{_FIRST_PORT + (number * 7 + (slurm_step(found) or 0)) % _PORTS}"
 
 
+def slurm_name(found: Mapping[str, str]) -> str:
+    """The step's own name, the same for all of its tasks."""
+    return f"{found.get('SLURM_JOB_ID', '0')}.{slurm_step(found) or 0}"
+
+
 def first_host(listed: str) -> str | None:
     """The first of a list such as node[003-007,9],gpu1."""
     match = re.match(r"([^\[,]+)(?:\[([0-9]+)[^\]]*\]([^,]*))?", listed.strip())

@@ -17,7 +17,7 @@ from gossamer.pending import Pending
 from gossamer.real.losses import Loss
 from gossamer.real.memory import take_elements
 from gossamer.real.transport import Scattered
-from gossamer.real.wire import PIECE, finish_stream, host_copy, host_empty, raw
+from gossamer.real.wire import PIECE, Stream, finish_stream, host_copy, host_empty, raw
 
 _SHORT = 1 << 14
 """Bytes up to which a vector has one owner: dividing it would cost more messages than it saves."""
@@ -34,6 +34,9 @@ class Order(NamedTuple):
     value: Tensor
     """What this process puts in; it stays as it is."""
     target: Tensor
+    is_wanted: Callable[[], bool]
+    """False once a death has changed the sum. It must not be begun then: what an engine begins
+    says to the others that this process has finished all that their engines made before."""
     landed: Callable[[slice], None]
     """To be told which part of the mean stands in the target now."""
     finished: Callable[[BaseException | None], None]
@@ -118,17 +121,24 @@ class Group:
         self.kept: dict[int, Tensor] = {}
         """Means that another member may still lack."""
         self._heard: dict[int, int] = {}
+        self._by_engine = -1
+        """The last that an engine made."""
 
     def has_finished(self, number: int) -> bool:
         return number < self.low or number in self.done
 
-    def finish(self, own: Sum, gone: frozenset[int]) -> None:
+    def finish(self, own: Sum, gone: frozenset[int], *, is_by_engine: bool) -> None:
         self.done.add(own.number)
         while self.low in self.done:
             self.done.remove(self.low)
             self.low += 1
         del self.open[own.number]
         self.kept[own.number] = own.kept
+        if is_by_engine:
+            # Engines work in order: all have finished what theirs made before this one, though
+            # perhaps not what went by messages.
+            self.kept.pop(self._by_engine, None)
+            self._by_engine = own.number
         self._forget(own.rank, gone)
 
     def heard(self, source: int, low: int, rank: int, gone: frozenset[int]) -> None:
@@ -163,7 +173,7 @@ class Sum:
         self.kept: Tensor
         self.parts: dict[int, slice] = {}
         self._is_by_each = False
-        self.streams: dict[int, Callable[[Tensor], None]] = {}
+        self.streams: dict[int, Stream] = {}
         self.pieces: dict[tuple[int, int], dict[int, Tensor]] = {}
         self._result: Tensor
         self._shape: Sequence[int] = ()
@@ -171,7 +181,6 @@ class Sum:
         self._pending: Pending[Tensor]
         self._missing = 0
         self._position = 0
-        self._gifts: set[int] = set()
 
     def begin(
         self, value: Tensor | Scattered, pending: Pending[Tensor], *, stays: bool = False
@@ -210,6 +219,8 @@ class Sum:
             changed = attempt != self.attempt
             self.members, self.attempt = members, attempt
             if changed and self.is_started:
+                for stream in self.streams.values():
+                    stream.abandon()
                 if self.value.is_cuda:
                     on_gpu = self.value
                     self.value, self._result = host_copy(on_gpu), host_empty(on_gpu)
@@ -242,7 +253,7 @@ class Sum:
         part = self.parts[self.rank]
         return (part.stop - part.start) * self.value.element_size()
 
-    def add_up(self, begin: Callable[[int], Callable[[Tensor], None]]) -> bool:
+    def add_up(self, begin: Callable[[int], Stream]) -> bool:
         """Add the pieces of our own part as far as they are complete; whether all is there now.
 
         `begin` opens the way to another member once there is something to tell it: from then on
@@ -261,31 +272,43 @@ class Sum:
             mean = self.kept[at : at + arrived[self.rank].numel() // self.value.element_size()]
             mean_into(mean, [arrived[member].view(mean.dtype) for member in self.members])
             self._take(at, mean)
+            self._missing -= mean.numel()
             for member in () if self._is_by_each else others:
                 if member not in self.streams:
                     self.streams[member] = begin(member)
-                self.streams[member](raw(mean))
+                self.streams[member].push(raw(mean))
             self._position += PIECE
         return self._missing == 0
 
-    def land(self, owner: int, attempt: int, start: int, data: Tensor) -> bool:
-        """A piece of the mean from its owner; whether all is there now."""
+    def land(self, attempt: int, owner: int | None, start: int, data: Tensor) -> None:
+        """A piece of the mean from its owner, or of all of it, as a gift: from nobody."""
         with self.lock:
-            if attempt != self.attempt:
-                return False
-            mean = data.view(self.value.dtype)
-            self._take(self.parts[owner].start + start // mean.element_size(), mean)
-            return self._missing == 0
+            if self._expects(attempt, owner):
+                first = 0 if owner is None else self.parts[owner].start
+                mean = data.view(self.value.dtype)
+                self._take(first + start // mean.element_size(), mean)
 
-    def land_gift(self, start: int, data: Tensor) -> bool:
-        """A piece of the whole mean from somebody who has finished; it may come twice."""
+    def has_landed(self, attempt: int, owner: int | None) -> bool:
+        """Its last piece was there; whether everything is there now.
+
+        Only now it counts: an owner that learns of a death breaks off, with pieces of no meaning.
+        """
         with self.lock:
-            if start in self._gifts:
+            if not self._expects(attempt, owner):
                 return False
-            self._gifts.add(start)
-            mean = data.view(self.value.dtype)
-            self._take(start // mean.element_size(), mean)
-            return self._missing == 0
+            if owner is not None:
+                part = self.parts[owner]
+                self._missing -= part.stop - part.start
+            return owner is None or self._missing == 0
+
+    def _expects(self, attempt: int, owner: int | None) -> bool:
+        # A gift is for those who were stopped; others may be getting the same piece by piece.
+        is_due = owner is not None or self.is_stopped
+        return is_due and attempt == self.attempt and not self.is_finished
+
+    def is_first_attempt(self) -> bool:
+        with self.lock:
+            return self.attempt == 0
 
     def landed(self, part: slice) -> None:
         """The engine has put that part of the mean into `kept`."""
@@ -302,7 +325,6 @@ class Sum:
         if kept.data_ptr() != mean.data_ptr():
             kept.copy_(mean)
         self._result[at : at + mean.numel()].copy_(mean)
-        self._missing -= mean.numel()
 
     def resolve(self) -> None:
         """Hand out the result: a copy of what is kept, as the caller may change its own."""

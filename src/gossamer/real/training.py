@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -107,6 +107,7 @@ class Training:
             self._driver.drive(self._main, "main", self._end)
             self._ended = time.monotonic()
             self._hub.ended.wait()
+            self._hub.settle()
             self._conclude()
             self._hub.announce_read()
             self._hub.read.wait()
@@ -126,6 +127,7 @@ class Training:
 
     def _end(self) -> None:
         self._worker.finish()
+        self._replica.end_steps()
         self._hub.announce_end()
 
     def open(self) -> None:
@@ -175,8 +177,8 @@ class Training:
         self._start_servers()
         own = for_role(self._method.worker, self._options)
         self._main = role_in_group(
-            self._worker, self._replica, self._method.worker, own, self._grouping, self._driver,
-            self._orphaned,
+            self._worker, cast(Replica, self._replica), self._method.worker, own, self._grouping,
+            self._driver, self._orphaned,
         )  # fmt: skip
         self._awaited: Pending[Any] | None = None
         self._began = time.monotonic() - (self._kept.counts.seconds if self._kept else 0.0)
@@ -266,6 +268,7 @@ class Training:
     def _gradient(self, at: Tensor | Replica, batch: Tensor | None) -> Gradient:
         """Reads its point and its batch now; computed in the thread that awaits it."""
         self._driver.check()
+        self._replica.begin_step()
         point = at if isinstance(at, Tensor) else at.snapshot()
         if self._grouping.follows:
             self._pace.open_step(self._gradients)  # its leader has opened it for both
@@ -319,7 +322,7 @@ class Training:
     # ------------------------------------------------------------------ what came out
 
     def own_output(self) -> Output:
-        return Output(self._replica.snapshot(), self._replica.weight, self._buffers.clone())
+        return Output(*self._replica.for_others(), self._buffers.clone())
 
     @property
     def _speaks_for_all(self) -> bool:
@@ -388,6 +391,7 @@ class Training:
             "bytes": self._hub.bytes_sent + self.books.bytes,
             "weight": self._replica.weight,
             "living": len(self._hub.live),
+            "torn_updates": self._transport.torn_updates,
             "checkpoints": self._checkpointing.count,
             "checkpoint_seconds": self._checkpointing.seconds,
         })  # fmt: skip

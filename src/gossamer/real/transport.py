@@ -140,6 +140,12 @@ class Transport(Protocol):
         """The processes known to have died."""
         ...
 
+    @property
+    def torn_updates(self) -> int:
+        """How many times this process found that a window's last writer was killed at it; only
+        where memory is shared can a writer's death cut an update short."""
+        ...
+
     def send(self, to: int, parts: Parts) -> None:
         """One frame: the parts one after the other, whole or not at all, in order per pair.
 

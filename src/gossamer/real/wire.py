@@ -25,6 +25,10 @@ class Stream(Protocol):
         """The next bytes: `PIECE` of them unless they are the last. Not to be changed any more."""
         ...
 
+    def abandon(self) -> None:
+        """After the first piece: the rest, if any, will never come, and neither will the end."""
+        ...
+
 
 class Wire(Protocol):
     """Sends messages; in order per pair. Raises `PeerLost` where the process is gone."""
@@ -53,7 +57,7 @@ class Receiver(Protocol):
         ...
 
     def end(self, source: int, kind: int, head: bytes) -> None:
-        """The message is complete."""
+        """The message is complete, and was not abandoned."""
         ...
 
 

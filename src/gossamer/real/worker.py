@@ -10,13 +10,15 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from gossamer.errors import Late, PeerLost, ProtocolError
+from gossamer.errors import PeerLost, ProtocolError
 from gossamer.pending import Pending
 from gossamer.real.books import Books
 from gossamer.real.grouping import Grouping
 from gossamer.real.hub import Hub
+from gossamer.real.mailbox import Receive
 from gossamer.real.telling import Telling
 from gossamer.real.transport import Scattered, StopToken
+from gossamer.real.within import ended_within
 from gossamer.replica import Replica
 from gossamer.worker import Gradient, Left, Message, Tag
 
@@ -63,9 +65,10 @@ class RealWorker:
         self._agreed: dict[int, frozenset[int]] = {}
         self._collectives: dict[tuple[int, ...], int] = {}
         self._tasks = 0
-        self._averages: list[Pending[None]] = []
+        self._under_way: list[Pending[None]] = []
+        """Averages and adds that have not ended yet."""
         self._is_finished = False
-        self._averaging = threading.Lock()
+        self._starting = threading.Lock()
         self.step = 0
 
     @property
@@ -155,13 +158,12 @@ class RealWorker:
         return end < self._workers and end != self.rank and end not in self._inside
 
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
-        pending: Pending[Message] = Pending("receive", source)
+        pending = Receive("receive", source, source=source)
         if self.rank >= self._workers:
             pending.when_done(lambda: self._received(pending))
         elif self._telling is not None:
             pending.when_done(lambda: self._tell_received(pending))
-        self._hub.mailboxes[self.rank].receive(tag, source, pending)
-        self._hub.watch(pending)
+        self._hub.receive(self.rank, tag, pending)
         return pending
 
     def _received(self, pending: Pending[Message]) -> None:
@@ -190,14 +192,13 @@ class RealWorker:
 
     def request(self, to: int, payload: Any, *, tag: Tag) -> Pending[Any]:
         number = self._hub.next_request()
-        answer: Pending[Any] = Pending("reply", to)
-        arrival: Pending[Message] = Pending("reply", to)
-        arrival.when_done(lambda: answer.resolve(arrival.result().payload))
-        self._hub.mailboxes[self.rank].receive(("reply", number), to, arrival)
-        self._hub.watch(answer)
+        arrival = Receive("reply", to, source=to)
+        answer = arrival.content()
+        self._hub.receive(self.rank, ("reply", number), arrival)
         try:
             self._hub.post(to, tag, Message(self.rank, payload, reply_to=number))
         except PeerLost:
+            arrival.cancel()
             answer.fail(PeerLost(to))
         return answer
 
@@ -305,12 +306,16 @@ class RealWorker:
         if not self._check_alive(lost, peer):
             return lost
         self._books.bytes += delta.numel() * delta.element_size()
-        return self._hub.transport.accumulate(peer, delta, start)
+        started = self._hub.transport.accumulate(peer, delta, start)
+        if not started.done:
+            with self._starting:
+                self._remember(started)
+        return started
 
     def average(self, peer: int) -> Pending[None]:
         never: Pending[None] = Pending("average", peer)
         # A side loop may run in another thread than the main one, which ends it.
-        with self._averaging:
+        with self._starting:
             if self._is_finished:
                 return never  # nobody needs it any more: the side loop waits for ever
             if not self._check_alive(never, peer):
@@ -319,17 +324,20 @@ class RealWorker:
             self._books.exchanges += 2
             self._books.bytes += 2 * self._window_bytes(peer)
             started = self._hub.transport.average(self.rank, peer)
-            self._averages = [one for one in (*self._averages, started) if not one.done]
+            self._remember(started)
         if self._telling is not None:
             self._tell_exchange(started, (self.rank, peer), (peer, self.rank))
         return started
 
+    def _remember(self, started: Pending[None]) -> None:
+        self._under_way = [one for one in (*self._under_way, started) if not one.done]
+
     def finish(self) -> None:
-        """No average begins here any more, and those under way have ended at both ends: who
-        reads the models afterwards reads what stays."""
-        with self._averaging:
+        """No average begins here any more, and those under way have ended at both ends, as have
+        the adds: who reads the models afterwards reads what stays."""
+        with self._starting:
             self._is_finished = True
-        for pending in self._averages:
+        for pending in self._under_way:
             self._hub.driver.wait(pending, "averaging")
 
     # ------------------------------------------------------------------ time and tasks
@@ -339,7 +347,7 @@ class RealWorker:
         until = time.monotonic() + seconds
 
         def settle() -> None:
-            while (left := until - time.monotonic()) > 0:
+            while (left := until - time.monotonic()) > 0 and not pending.done:
                 self._hub.driver.check()
                 time.sleep(min(left, StopToken.patience))
             pending.resolve(None)
@@ -348,19 +356,8 @@ class RealWorker:
         return pending
 
     def within(self, seconds: float, pending: Pending[T]) -> Pending[T]:
-        bounded: Pending[T] = Pending(pending.label, pending.peer)
-
-        def too_late() -> None:
-            bounded.fail(Late(f"{pending.label} did not end within {seconds:g} s"))
-            # A receive that stayed posted would take the next message and lose it.
-            pending.cancel()
-
-        timer = threading.Timer(seconds, too_late)
-        timer.daemon = True
-        timer.start()
-        pending.when_done(timer.cancel)
-        pending.when_done(lambda: _settle(bounded, pending, lambda value: value))
-        return bounded
+        task = f"{self.rank}: within {seconds:g} s"
+        return ended_within(seconds, pending, self._hub.driver, task)
 
     def start(self, task: Coroutine[Any, Any, T]) -> Pending[T]:
         self._tasks += 1

@@ -23,14 +23,14 @@ Batch = NDArray[np.int64]
 class Request:
     """One started gradient."""
 
-    __slots__ = ("batch", "delay_ns", "gradient", "key", "loss", "point", "statistics", "worker")
+    __slots__ = ("batch", "gradient", "key", "loss", "paused_ns", "point", "statistics", "worker")
 
     def __init__(self, worker: int, point: Point, batch: Batch, key: int) -> None:
         self.worker = worker
         self.point = point
         self.batch = batch
         self.key = key
-        self.delay_ns = 0
+        self.paused_ns = 0
         """How much later than planned it will be there, because its worker was paused."""
         self.gradient: Tensor | None = None
         self.loss: Tensor | None = None

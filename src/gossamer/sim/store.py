@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gossamer.optimisers import Optimiser, clip_rows
+from gossamer.optimisers import Optimiser, clip_one, clip_rows
 
 
 class Point:
@@ -39,7 +39,7 @@ class ReplicaStore:
             for slot in optimiser.slots
         }
         self.versions = [0] * rows
-        self._clip = clip
+        self.clip = clip
         self._queue: dict[int, tuple[Tensor, float]] = {}
         self._points: dict[int, list[Point]] = {}
 
@@ -85,8 +85,8 @@ class ReplicaStore:
 
     def _descend_rows(self, rows: list[int], gradients: Tensor, rate: float) -> None:
         steps = [self.versions[row] - 1 for row in rows]
-        if self._clip is not None:
-            gradients = clip_rows(gradients, self._clip)
+        if self.clip is not None:
+            gradients = clip_rows(gradients, self.clip)
         first, last = rows[0], rows[-1] + 1
         if last - first == len(rows):
             # Neighbouring rows are updated where they lie.
@@ -167,8 +167,11 @@ class SimulatedReplica:
         self._on_descend(self, (read,) if isinstance(read, int) else read)
         self.store.descend(self.row, gradient, self._learning_rate())
 
+    def clipped(self, gradient: Tensor) -> Tensor:
+        return clip_one(gradient, self.store.clip)
+
     def penalised(self, gradient: Tensor, at: Tensor) -> Tensor:
-        return self.store.optimiser.penalised(gradient, at)
+        return self.store.optimiser.penalised(self.clipped(gradient), at)
 
     def optimiser_state(self) -> Tensor:
         self.store.value(self.row)

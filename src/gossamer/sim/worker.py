@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -58,8 +58,17 @@ class SimulatedGradient(Gradient):
             pieces.append(piece)
         return pieces
 
-    def _ready(self, piece: Pending[Tensor], start: int, end: int) -> None:
+    def is_held_up(self, waited_ns: int, again: Callable[..., None], *arguments: Any) -> bool:
+        """Whether its worker has been paused for longer than was waited; if so, `again` later."""
+        paused_ns = self.request.paused_ns
+        if paused_ns > waited_ns:
+            self._world.kernel.at(paused_ns - waited_ns, again, *arguments, paused_ns)
+        return paused_ns > waited_ns
+
+    def _ready(self, piece: Pending[Tensor], start: int, end: int, waited_ns: int = 0) -> None:
         request, world = self.request, self._world
+        if self.is_held_up(waited_ns, self._ready, piece, start, end):
+            return
         # Nobody waits for the piece any more if its worker died or was cut short at the end.
         if request.gradient is not None or request in world.outstanding.get(request.worker, ()):
             piece.resolve(world.desk.deliver(request)[start:end])
@@ -155,13 +164,13 @@ class SimulatedWorker:
             kernel.current.gradient = gradient
         return gradient
 
-    def _deliver(self, gradient: SimulatedGradient, started_ns: int, work_ns: int) -> None:
+    def _deliver(
+        self, gradient: SimulatedGradient, started_ns: int, work_ns: int, waited_ns: int = 0
+    ) -> None:
         world = self._world
         if self.rank not in world.alive:
             return
-        delay, gradient.request.delay_ns = gradient.request.delay_ns, 0
-        if delay:
-            world.kernel.at(delay, self._deliver, gradient, started_ns, work_ns)
+        if gradient.is_held_up(waited_ns, self._deliver, gradient, started_ns, work_ns):
             return
         if gradient.request not in world.outstanding.get(self.rank, ()):
             return

@@ -326,7 +326,7 @@ class World:
         self._pauses[rank] = until
         for request in self.outstanding.get(rank, ()):
             # What it was computing stands still for as long.
-            request.delay_ns += until - before
+            request.paused_ns += until - before
 
     def _paused_until(self, end: int) -> int:
         return self._pauses.get(end, 0)

@@ -205,9 +205,7 @@ class Reductions:
     def start(self, value: Tensor | Scattered, members: Sequence[int]) -> Pending[Tensor]:
         chosen = tuple(sorted(members))
         if len(chosen) == 1:
-            alone: Pending[Tensor] = Pending("all_reduce")
-            alone.resolve(value.detach().clone())
-            return alone
+            return Pending.resolved("all_reduce", value.detach().clone())
         kind = value.kind if isinstance(value, Scattered) else value.dtype
         group = self._group(chosen)
         everybody = len(chosen) == self._communicator.size

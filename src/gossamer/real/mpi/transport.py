@@ -49,6 +49,7 @@ class MpiTransport:
     """One process of an MPI job. Making one is collective, as is `open`."""
 
     name = "mpi"
+    torn_updates = 0
 
     def __init__(self, *, reduction: str = FIXED, mapped: bool | None = None) -> None:
         """`mapped`: all processes map all windows; by default where they share one host."""
@@ -115,13 +116,12 @@ class MpiTransport:
 
     def read(self, end: int) -> Pending[Tensor]:
         now = self._now
-        pending: Pending[Tensor] = Pending("read", now.windows[end].process)
-        view = now.memory.views.get(end)
+        window, view = now.windows[end], now.memory.views.get(end)
         if view is not None:
-            pending.resolve(view)
-            return pending
+            return Pending.resolved("read", view, window.process)
+        pending: Pending[Tensor] = Pending("read", window.process)
         # Taken out while it is being written, so that a second reader cannot be given it.
-        window, buffer = now.windows[end], now.fetched.pop(end, None)
+        buffer = now.fetched.pop(end, None)
         value = self._pool.tensor((window.numel,), window.dtype) if buffer is None else buffer
         request = now.memory.fetch(end, value)
 
@@ -144,12 +144,12 @@ class MpiTransport:
                 f"{len(flat)} values from {start} on do not fit end {end} of {window.numel}"
             )
         self._now.memory.add(end, flat, start)
-        return _resolved("accumulate", window.process)
+        return Pending.resolved("accumulate", None, window.process)
 
     def average(self, own: int, peer: int) -> Pending[None]:
         if own != peer:
             self._now.memory.average(own, peer)
-        return _resolved("average", self._now.windows[peer].process)
+        return Pending.resolved("average", None, self._now.windows[peer].process)
 
     def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
         now = self._now
@@ -193,9 +193,3 @@ class MpiTransport:
             MPI.COMM_WORLD.Abort(1)
         self._opened.post.join()
         self._opened.memory.free()
-
-
-def _resolved(label: str, peer: int) -> Pending[None]:
-    pending: Pending[None] = Pending(label, peer)
-    pending.resolve(None)
-    return pending

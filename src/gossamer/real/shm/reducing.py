@@ -35,6 +35,8 @@ from gossamer.real.transport import Scattered, StopToken
 
 _BLOCK = 1 << 18
 _AWAKE_S = 0.02
+"""Who waits gives way to others for so long, and only then sleeps: a processor that has fallen idle
+is slow to wake, and a member that sleeps comes late to the next step, too."""
 _CUTS = 256
 _KINDS = 256
 _FEW, _SMALL_BYTES = 8, 1 << 20
@@ -122,7 +124,8 @@ class Reducing:
 
     def _make_room(self, operation: Operation) -> None:
         """A cell, and bytes for the value and for this process's chunk of the result."""
-        is_scarce = len(self._posted) >= _FEW or operation.kind.nbytes > _SMALL_BYTES
+        kind = operation.kind
+        is_scarce = kind.is_on_gpu or kind.nbytes > _SMALL_BYTES or len(self._posted) >= _FEW
         while True:
             seen = self._bell.value
             if is_scarce:
@@ -234,6 +237,7 @@ class Reducing:
             until = self._pause(seen, until)
 
     def _pause(self, seen: int, until: float | None) -> float:
+        """Between two looks; returns until when to stay awake."""
         now = time.monotonic()
         if until is None or now < until:
             os.sched_yield()

@@ -14,6 +14,7 @@ from gossamer.real.shm.layout import LINE
 from gossamer.real.shm.system import Bell
 
 FRESH, OPEN, CLOSED, DEAD = range(4)
+_NAME = "gossamer"
 _WORDS_PER_PROCESS = 4 * LINE // 8
 _LAUNCHER = 1023
 
@@ -74,6 +75,14 @@ class Segments:
 
 def create_segments(size: int) -> Segments:
     """Memory for `size` processes, still empty; each sizes its own when it opens its transport."""
-    fds = [os.memfd_create("gossamer") for _ in range(size + 1)]
+    fds = [os.memfd_create(_NAME) for _ in range(size + 1)]
     os.ftruncate(fds[0], control_bytes(size))
     return Segments(tuple(fds))
+
+
+def is_segment(file: int) -> bool:
+    """Whether this number still stands for such memory, and not for a file of the program's own."""
+    try:
+        return os.readlink(f"/proc/self/fd/{file}").startswith(f"/memfd:{_NAME} ")
+    except OSError:
+        return False

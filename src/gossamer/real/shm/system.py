@@ -42,6 +42,14 @@ def _time(seconds: float) -> _Time:
     return _Time(whole, int((seconds - whole) * 1e9))
 
 
+def can_sleep() -> bool:
+    """Whether the system lets bells wake sleepers, or they get along without it."""
+    if _FUTEX is None:
+        return True
+    word = ctypes.c_uint32(0)
+    return _brief.syscall(_FUTEX, ctypes.byref(word), _WAKE, 1, None, None, 0) >= 0
+
+
 _barrier = threading.Lock()
 
 

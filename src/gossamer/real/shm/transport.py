@@ -19,7 +19,7 @@ from gossamer.real.shm.memory import Memory
 from gossamer.real.shm.receiving import Receiving
 from gossamer.real.shm.reducing import Reducing
 from gossamer.real.shm.rings import RingReader, RingWriter
-from gossamer.real.shm.segments import CLOSED, FRESH, OPEN, Control
+from gossamer.real.shm.segments import CLOSED, FRESH, OPEN, Control, is_segment
 from gossamer.real.shm.sending import Sending
 from gossamer.real.shm.windows import Windows
 from gossamer.real.store import TcpStore
@@ -60,6 +60,15 @@ class ShmTransport:
                 f"GOSSAMER_SHM_FDS has {len(fds)} files, expected {int(size) + 1}: one for control"
                 " and one per process"
             )
+        if not all(is_segment(file) for file in fds):
+            # Whatever has these numbers by now, it must not be written to.
+            raise ConfigurationError(
+                "the shared memory of `gossamer run` is not open in this process; it serves one"
+                " gossamer.join in the very process that was started, so do all training in one"
+                " `with gossamer.join(...)`, and none in children of that process"
+            )
+        for file in fds:
+            os.set_inheritable(file, False)
         return cls(int(rank), int(size), fds, TcpStore.connect(host, int(port)))
 
     def open(
@@ -124,7 +133,6 @@ class ShmTransport:
 
     @property
     def torn_updates(self) -> int:
-        """How many times this process found that a window's last writer was killed at it."""
         return self._windows.torn_updates
 
     def send(self, to: int, parts: Parts) -> None:

@@ -7,13 +7,13 @@ tells everybody which GPU it computes on, and all draw the same conclusion.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import distributed
 
 from gossamer.errors import ConfigurationError, Late
-from gossamer.real.transport import StopToken, Store
+from gossamer.real.transport import Store
 
 REDUCTIONS = ("auto", "fixed", "engine", "nccl")
 """The best that works; by messages; by Gloo's exchanges; by NCCL."""
@@ -60,9 +60,12 @@ def _why_not_nccl(gpus: Sequence[str]) -> str | None:
 
 
 def agree_on_collectives(
-    wanted: str, device: torch.device, rank: int, size: int, store: Store, stop: StopToken
+    wanted: str, device: torch.device, rank: int, size: int, store: Store, check: Callable[[], None]
 ) -> str:
-    """Collective: every process tells where it computes, and all choose alike."""
+    """Collective: every process tells where it computes, and all choose alike.
+
+    `check` is called while others are waited for, and raises what makes that useless.
+    """
     store.agree(f"gpu/{rank}", own_gpu(device))
     until = time.monotonic() + _PATIENCE_S
     gpus: list[str] = []
@@ -71,7 +74,7 @@ def agree_on_collectives(
         if gpu is not None:
             gpus.append(gpu)
             continue
-        stop.check()
+        check()
         if time.monotonic() > until:
             raise Late(f"worker {len(gpus)} did not come within {_PATIENCE_S:.0f} s")
         time.sleep(0.005)

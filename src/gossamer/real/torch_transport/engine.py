@@ -27,6 +27,7 @@ from gossamer.real.wire import finish_stream, raw
 
 Members = tuple[int, ...]
 _GRACE_S = 2.0  # a death is known through the pairs long before
+_LOOK_S = 5e-3
 _PAUSE_S = 2e-5
 _PIECE_BYTES = 2 << 20
 _NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -44,7 +45,8 @@ class GroupEngine:
         self._name = name
         self._make = make
         self._fulfil = fulfil
-        self._queues: dict[Members, SimpleQueue[Order]] = {}
+        self._queues: dict[Members, SimpleQueue[Order | None]] = {}
+        self._threads: dict[Members, threading.Thread] = {}
         self._lock = threading.Lock()
 
     def __call__(self, order: Order) -> None:
@@ -53,21 +55,48 @@ class GroupEngine:
             queue = self._queues.get(members)
             if queue is None:
                 queue = self._queues[members] = SimpleQueue()
-                threading.Thread(
+                thread = self._threads[members] = threading.Thread(
                     target=self._work, args=(members, queue), name="gossamer adds", daemon=True
-                ).start()
+                )
+                thread.start()
         queue.put(order)
 
-    def _work(self, members: Members, queue: SimpleQueue[Order]) -> None:
+    def lost(self, process: int) -> None:
+        """It died, and what it took part in has been begun again by messages.
+
+        Letting go of a group closes its connections. Members whose engines still wait for this one
+        wake up by that; they would otherwise do so when it ends, perhaps at their own end.
+        """
+        self._let_go(lambda members: process in members)
+
+    def close(self, seconds: float) -> None:
+        """A thread that wakes inside Gloo while the interpreter ends would abort the process."""
+        until = time.monotonic() + seconds
+        for thread in self._let_go(lambda members: True):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
+
+    def _let_go(self, concerns: Callable[[Members], bool]) -> list[threading.Thread]:
+        if self.is_on_gpu:
+            return []  # nobody waits inside of NCCL: those who wait look at who was lost
+        with self._lock:
+            groups = [members for members in self._queues if concerns(members)]
+            for members in groups:
+                self._queues[members].put(None)
+            return [self._threads[members] for members in groups]
+
+    def _work(self, members: Members, queue: SimpleQueue[Order | None]) -> None:
         group: Any = None
-        while True:
-            order = queue.get()
+        while (order := queue.get()) is not None:
             try:
-                if group is None:
-                    group = self._make(members)
-                self._fulfil(group, order)
+                if order.is_wanted():
+                    if group is None:
+                        group = self._make(members)
+                    self._fulfil(group, order)
             except RuntimeError as error:
-                time.sleep(_GRACE_S)
+                until = time.monotonic() + _GRACE_S
+                while order.is_wanted() and time.monotonic() < until:
+                    time.sleep(_LOOK_S)
                 reason = f"{self._name}'s all-reduce failed: {error}"
                 order.finished(PeerLost(members[0], reason))
             else:

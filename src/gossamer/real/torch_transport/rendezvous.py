@@ -10,10 +10,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any, cast
+from uuid import uuid4
 
 from torch.distributed import (  # public by its documentation, though not by its annotations
     PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
@@ -22,6 +24,7 @@ from torch.distributed import (  # public by its documentation, though not by it
 )
 
 from gossamer.errors import ConfigurationError, Late
+from gossamer.real.slurm import slurm_address, slurm_name
 from gossamer.real.store import TcpStore
 from gossamer.real.transport import StopToken
 
@@ -57,22 +60,44 @@ class Meeting:
         prefix = f"gossamer/{found.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         kept = found.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         host = found.get("MASTER_ADDR", "127.0.0.1")
+        if slurm_address(found) == f"{host}:{port}":
+            # The ports of two steps may coincide, and other tasks than 0 would not notice.
+            prefix = f"{prefix}/{slurm_name(found)}"
         return Meeting(rank, size, host, port, prefix, hosts_store=not kept and rank == 0)
 
     def connect(self) -> TCPStore:
         """A connection of its own: one that waits would keep other threads from using it."""
-        if self.hosts_store:
-            try:
-                return TCPStore(
-                    self.host, self.port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
-                )
-            except RuntimeError:
-                pass  # the program's own init_process_group keeps one there already
-        return self.connect_again()
+        if not self.hosts_store:
+            return self.connect_again()
+        try:
+            # With several tenants: the program's own init_process_group may keep one here, too.
+            return TCPStore(
+                self.host, self.port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT,
+                multi_tenant=True,
+            )  # fmt: skip
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            if "EADDRINUSE" in reason:
+                reason = "another program listens there"
+            raise ConfigurationError(
+                f"worker 0 cannot keep the store at {self.host}:{self.port} where the workers are "
+                f"to meet: {reason}; set MASTER_PORT to a free port of that host for all workers"
+            ) from error
 
     def connect_again(self) -> TCPStore:
         """Another connection, as a client."""
         return TCPStore(self.host, self.port, is_master=False, timeout=_TIMEOUT)
+
+    def enter(self, engine: TCPStore) -> TcpStore:
+        """What this run keeps in the store; refused where another run's worker was before."""
+        store = self.store(engine)
+        own = _name(os.getpid())
+        if store.agree(f"came/{self.rank}", own) != own:
+            raise ConfigurationError(
+                f"another process has come to {self.host}:{self.port} as worker {self.rank} "
+                "before; start each worker once, and give each run a MASTER_PORT of its own"
+            )
+        return store
 
     def store(self, engine: TCPStore) -> TcpStore:
         return TcpStore(cast(TCPStore, PrefixStore(self.prefix, engine)))
@@ -108,13 +133,16 @@ class Lanes:
         return self.upwards if rank < peer else self.downwards
 
 
-def meet(meeting: Meeting, engine: TCPStore, stop: StopToken) -> Lanes:
-    """The connections of all processes, once all have come; obeys `stop`."""
+def meet(meeting: Meeting, engine: TCPStore, check: Callable[[], None]) -> Lanes:
+    """The connections of all processes, once all have come.
+
+    `check` is called while others are waited for, and raises what makes that useless.
+    """
     facts = meeting.store(engine)
     limit = time.monotonic() + _TIMEOUT.total_seconds()
     arrived = facts.add("arrived", 1)
     while arrived < meeting.size:
-        stop.check()
+        check()
         if time.monotonic() > limit:
             raise Late(
                 f"{arrived} of {meeting.size} workers came within {_TIMEOUT.total_seconds():.0f} s;"
@@ -136,11 +164,17 @@ def meet(meeting: Meeting, engine: TCPStore, stop: StopToken) -> Lanes:
     maker = threading.Thread(target=make, name="gossamer connects", daemon=True)
     maker.start()
     while maker.is_alive():
-        stop.check()
+        check()
         maker.join(StopToken.patience)
     if isinstance(made[0], BaseException):
         raise made[0]
     return made[0]
+
+
+@cache
+def _name(process: int) -> str:
+    """Of this process alone: not even a fork of it has the same one."""
+    return uuid4().hex
 
 
 def _device(host: str, port: int) -> Any:

@@ -18,11 +18,11 @@ from gossamer.pending import Pending
 from gossamer.real import active
 from gossamer.real.active import ActiveWords
 from gossamer.real.losses import Loss, Losses
-from gossamer.real.notices import Notices
+from gossamer.real.notices import Attendance, Notices
 from gossamer.real.reduction import Reduction
 from gossamer.real.store import TcpStore
 from gossamer.real.torch_transport.collectives import REDUCTIONS, agree_on_collectives
-from gossamer.real.torch_transport.engine import gloo_engine, nccl_engine
+from gossamer.real.torch_transport.engine import GroupEngine, gloo_engine, nccl_engine
 from gossamer.real.torch_transport.link import Link, LinkStream
 from gossamer.real.torch_transport.rendezvous import Meeting, meet
 from gossamer.real.transport import Listener, Parts, StopToken, Window
@@ -35,6 +35,7 @@ class TorchTransport:
     """One process's connection to the others through Gloo."""
 
     name = "torch"
+    torn_updates = 0
 
     def __init__(self, meeting: Meeting, reduction: str = "auto") -> None:
         if reduction not in REDUCTIONS:
@@ -43,8 +44,9 @@ class TorchTransport:
         self.size = meeting.size
         self._meeting = meeting
         self._engine = meeting.connect()
-        self.store: TcpStore = meeting.store(self._engine)
+        self.store: TcpStore = meeting.enter(self._engine)
         self._reduction_name = reduction
+        self._adder: GroupEngine | None = None
         self._links: dict[int, Link] = {}
         self._lost: frozenset[int] = frozenset()
         self._to_self: SimpleQueue[bytes | None] = SimpleQueue()
@@ -53,9 +55,10 @@ class TorchTransport:
         self._is_open = False
 
     @staticmethod
-    def from_environment() -> TorchTransport:
-        name = os.environ.get("GOSSAMER_REDUCTION", "auto")
-        return TorchTransport(Meeting.from_environment(), name)
+    def from_environment(variables: Mapping[str, str] | None = None) -> TorchTransport:
+        found = os.environ if variables is None else variables
+        name = found.get("GOSSAMER_REDUCTION", "auto")
+        return TorchTransport(Meeting.from_environment(found), name)
 
     def open(
         self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,
@@ -63,18 +66,19 @@ class TorchTransport:
     ) -> None:  # fmt: skip
         self._listener = listener
         device = windows[self.rank].home
+        notices = TcpStore(self._engine) if self._meeting.has_notices else None
+        check = Attendance(stop, notices).check
         chosen = agree_on_collectives(
-            self._reduction_name, device, self.rank, self.size, self.store, stop
+            self._reduction_name, device, self.rank, self.size, self.store, check
         )
-        engine = None
         if chosen == "nccl":
-            engine = nccl_engine(self._meeting, device, lambda: self._lost)
+            self._adder = nccl_engine(self._meeting, device, lambda: self._lost)
         elif chosen == "engine":
-            engine = gloo_engine(self._meeting)
+            self._adder = gloo_engine(self._meeting)
         self._losses = Losses(self.store, self._learn)
         self._active = ActiveWords(self, windows, initial)
-        self._reduction = Reduction(self, self._losses, engine)
-        lanes = meet(self._meeting, self._engine, stop)
+        self._reduction = Reduction(self, self._losses, self._adder)
+        lanes = meet(self._meeting, self._engine, check)
         receiver = _Dispatch(self._active, self._reduction)
         self._links = {
             peer: Link(
@@ -100,7 +104,7 @@ class TorchTransport:
             self._notices.start()
         self._is_open = True
         # A receiving thread that wakes while the interpreter ends would abort the process.
-        atexit.register(_close_if_there, weakref.ref(self))
+        atexit.register(_leave_if_there, weakref.ref(self))
 
     @property
     def lost(self) -> frozenset[int]:
@@ -137,6 +141,10 @@ class TorchTransport:
         return self._reduction.start(value, members)
 
     def close(self) -> None:
+        self.leave(is_dead=False)
+
+    def leave(self, *, is_dead: bool) -> None:
+        """`is_dead`: without having closed; nobody is to wait for what this process owes."""
         with self._closing:
             if self._is_closed:
                 return
@@ -144,13 +152,18 @@ class TorchTransport:
         if not self._is_open:
             return
         self._notices.stop()
-        is_clean, taken = self._reduction.farewell()
-        epoch = self._losses.leaves(self.rank, is_clean, taken)
+        if is_dead:
+            epoch = self._losses.died(self.rank)
+        else:
+            is_clean, taken = self._reduction.farewell()
+            epoch = self._losses.leaves(self.rank, is_clean, taken)
         for link in self._links.values():
             link.leave(epoch)
         limit = time.monotonic() + _FAREWELL_S
         for link in self._links.values():
             link.join(max(0.0, limit - time.monotonic()))
+        if self._adder is not None:
+            self._adder.close(_FAREWELL_S)
         self._to_self.put(None)
 
     # --- called by the links' threads
@@ -186,6 +199,8 @@ class TorchTransport:
         self._active.lost(process, error)
         self._reduction.lost(epoch, loss)
         if loss.is_dead:
+            if self._adder is not None:
+                self._adder.lost(process)
             self._listener.lost(process)
 
     def _talk_to_self(self) -> None:
@@ -213,7 +228,7 @@ class _Dispatch:
         self._of(kind).end(source, kind, head)
 
 
-def _close_if_there(reference: weakref.ref[TorchTransport]) -> None:
+def _leave_if_there(reference: weakref.ref[TorchTransport]) -> None:
     transport = reference()
     if transport is not None:
-        transport.close()
+        transport.leave(is_dead=True)

@@ -1,0 +1,92 @@
+"""What keeps one worker of another launcher's job from going on reaches the others, or the user."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from test_outer_jobs import arrange, job_in
+
+from command_line import gossamer
+from gossamer import outer
+from gossamer.errors import PeerLost
+from gossamer.outer import Company, Refused
+from gossamer.real import part
+from gossamer.real.injection import Injection
+from gossamer.real.job import Job
+from gossamer.real.lone import LocalStore, LoneTransport
+from gossamer.report.folder import RunFolder
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_a_disk_that_fails_worker_0_ends_the_wait_of_the_others(tmp_path: Path) -> None:
+    """Where the job is written, and where the folder is marked."""
+
+    def prepare() -> Job:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def lose() -> Job:
+        job = job_in(tmp_path / "run", "30s")
+        (tmp_path / "run").rmdir()
+        return job
+
+    for preparing in (prepare, lose):
+        zero, one = arrange(preparing, tmp_path)
+        assert isinstance(zero, OSError)
+        assert isinstance(one, Refused)
+        assert str(zero) == str(one)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--live 0 --runs none", "--live shows what the run folder holds"),
+        ("--live 99999", "--live must be a port"),
+        ("--runs full", "No space left on device"),
+    ],
+)
+def test_what_worker_0_refuses_before_the_run_is_told_to_all(
+    arguments: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait to be told while it looks for a port and makes its folder."""
+
+    def fail(folder: RunFolder, config: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = LocalStore()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(outer, "_FAREWELL_S", 0.0)
+    monkeypatch.setattr(outer, "meet", lambda name: (Company(store, 0, 2), LoneTransport()))
+    monkeypatch.setattr(RunFolder, "write_config", fail)
+    for name, value in {
+        "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    said = gossamer("train", *arguments.split())
+    assert said.status == 2
+    assert sentence in said.err
+    assert sentence in str(store.get("company/job"))
+
+
+def test_another_worker_than_0_says_itself_why_it_gave_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Worker 0 may be the one that died, and the folder of the others is temporary."""
+
+    class Failing:
+        def __init__(self, *parts: object) -> None:
+            pass
+
+        def run(self) -> None:
+            raise PeerLost(0, "its process ended")
+
+    store = LocalStore()
+    Company(store, 0, 2).decide(lambda: job_in(tmp_path, None))
+    monkeypatch.setattr(part, "Training", Failing)
+    monkeypatch.setattr(
+        outer, "meet", lambda name, injection: (Company(store, 1, 2), LoneTransport())
+    )
+    assert outer.work_as_told(None, Injection(), None) == 1
+    assert capsys.readouterr().err == f"gossamer: {PeerLost(0, 'its process ended')}\n"

@@ -1,0 +1,186 @@
+"""What a method may touch on real workers: its words one by one, over transports made up here."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Coroutine, Generator
+from typing import Any, cast
+
+import pytest
+import torch
+
+from gossamer.errors import Late, PeerLost
+from gossamer.pending import Pending, gather
+from gossamer.real.books import Books
+from gossamer.real.driver import Driver
+from gossamer.real.hub import Hub, Plan
+from gossamer.real.lone import LoneTransport
+from gossamer.real.transport import StopToken
+from gossamer.real.worker import RealWorker
+from gossamer.worker import Gradient, Message
+
+LONG_S = 30.0
+SHORT_S = 0.02
+
+
+class Silent(LoneTransport):
+    """Of worker 0 of two; what it sends goes nowhere."""
+
+    size = 2
+
+    def send(self, to: int, parts: Any) -> None:
+        pass
+
+
+class SlowToAdd(Silent):
+    """Adds that end when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adds: list[Pending[None]] = []
+
+    def accumulate(self, end: int, delta: torch.Tensor, start: int = 0) -> Pending[None]:
+        self.adds.append(Pending("accumulate", end))
+        return self.adds[-1]
+
+
+def worker_over(transport: LoneTransport, driver: Driver | None = None) -> RealWorker:
+    """Two servers: that of 0 in this process, that of 1 in the other."""
+    slices = (slice(0, 5), slice(5, 10)) if transport.size == 2 else ()
+    hub = Hub(transport, Plan(transport.size, slices), driver or Driver(StopToken()))
+    return RealWorker(hub, 0, seed=0, pace=cast(Any, None), books=Books())
+
+
+def drive(worker: RealWorker, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return worker._hub.driver.drive(coroutine, "main", lambda: None)
+
+
+@pytest.fixture
+def without_collector() -> Generator[None]:
+    """What is let go must go at once: models are too large to wait for cycles to be found."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_a_worker_keeps_no_model_that_its_method_has_let_go() -> None:
+    """Neither a server's answer nor a neighbour's message lives longer than its last user."""
+    worker = worker_over(Silent())
+    mailbox = worker._hub.mailboxes[0]
+    models: list[weakref.ref[torch.Tensor]] = []
+    for number in range(1, 4):
+        answer, message = worker.request(3, None, tag="inbox"), worker.receive("x", source=1)
+        for tag, sender in ((("reply", number), 3), ("x", 1)):
+            model = torch.zeros(10)
+            models.append(weakref.ref(model))
+            mailbox.deliver(tag, Message(sender, model))
+            del model
+        assert answer.result().numel() == message.result().payload.numel() == 10
+    del answer, message
+    assert [model() for model in models] == [None] * 6
+
+
+def test_a_death_fails_what_waits_for_that_process() -> None:
+    """A receive from its worker, a request to its server, what is asked of it afterwards."""
+    worker = worker_over(Silent())
+    waiting = [worker.receive("x", source=1), worker.request(3, None, tag="inbox")]
+    anybody = worker.receive("x")
+    worker._hub.lost(1)
+    waiting += [worker.receive("x", source=1), worker.request(3, None, tag="inbox")]
+    for pending, peer in zip(waiting, [1, 3, 1, 3], strict=True):
+        with pytest.raises(PeerLost) as lost:
+            pending.result()
+        assert lost.value.peer == peer
+    assert not anybody.done
+
+
+def test_a_worker_ends_when_its_adds_have_landed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that its method did not await: what is read afterwards has all of them."""
+    transport, driver = SlowToAdd(), Driver(StopToken())
+    worker = worker_over(transport, driver)
+    for _ in range(3):
+        worker.accumulate(2, torch.ones(5))
+    transport.adds[1].resolve(None)
+    waited: list[Pending[Any]] = []
+    monkeypatch.setattr(driver, "wait", lambda pending, task: waited.append(pending))
+    worker.finish()
+    assert [one for one in waited if not one.done] == [transport.adds[0], transport.adds[2]]
+
+
+def test_what_its_awaiter_has_to_finish_may_end_in_time() -> None:
+    """A sleep, a sum, reads put together: as in the simulator they give their results."""
+
+    async def bounded(worker: RealWorker) -> None:
+        await worker.within(LONG_S, worker.sleep(SHORT_S))
+        unsettled = [sum_of(3.0), sum_of(4.0)]
+        assert await worker.within(LONG_S, gather(unsettled)) == [3.0, 4.0]
+
+    worker = worker_over(LoneTransport())
+    drive(worker, bounded(worker))
+
+
+def sum_of(value: float) -> Pending[float]:
+    """One that whoever awaits it makes."""
+    pending: Pending[float] = Pending("all_reduce")
+    pending.settle = lambda: pending.resolve(value)
+    return pending
+
+
+def test_within_is_late_for_what_lasts_longer() -> None:
+    """It ends at its time and not with the operation; a failure passes on as it is."""
+
+    async def bounded(worker: RealWorker) -> None:
+        with pytest.raises(Late, match=r"sleep did not end within 0\.02 s"):
+            await worker.within(SHORT_S, worker.sleep(LONG_S))
+        broken: Pending[None] = Pending("read")
+
+        def settle() -> None:
+            raise OSError("no such window")
+
+        broken.settle = settle
+        with pytest.raises(OSError, match="no such window"):
+            await worker.within(LONG_S, broken)
+
+    worker = worker_over(LoneTransport())
+    drive(worker, bounded(worker))
+
+
+def test_a_message_that_comes_too_late_goes_to_the_next_receive() -> None:
+    """The receive that gave up has not taken it."""
+
+    async def bounded(worker: RealWorker) -> Any:
+        with pytest.raises(Late):
+            await worker.within(SHORT_S, worker.receive("x"))
+        worker.send(0, 7, tag="x")
+        return (await worker.receive("x")).payload
+
+    worker = worker_over(LoneTransport())
+    assert drive(worker, bounded(worker)) == 7
+
+
+def test_a_gradient_is_computed_by_its_awaiter_whatever_its_limit() -> None:
+    """Nothing interrupts it, so it is late, or there, when it has been computed."""
+
+    def gradient() -> Gradient:
+        pending = Gradient("gradient")
+
+        def compute() -> None:
+            computed_by.append(threading.current_thread())
+            pending.resolve(torch.ones(2))
+
+        pending.settle = compute
+        return pending
+
+    async def bounded(worker: RealWorker) -> None:
+        assert (await worker.within(LONG_S, gradient())).sum() == 2.0
+        with pytest.raises(Late, match="gradient did not end within 0 s"):
+            await worker.within(0.0, gradient())
+
+    computed_by: list[threading.Thread] = []
+    worker = worker_over(LoneTransport())
+    drive(worker, bounded(worker))
+    assert computed_by == [threading.current_thread()] * 2

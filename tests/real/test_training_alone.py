@@ -1,0 +1,72 @@
+"""One worker of `gossamer train` in this very process, where a test can look into its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gossamer import simulate
+from gossamer.methods import METHODS
+from gossamer.real.lone import LoneTransport
+from gossamer.real.training import Training
+from gossamer.replica import Replica
+from gossamer.settings import make_settings
+from gossamer.sim.cluster import Cluster
+from gossamer.tasks import make_task
+from gossamer.train import job_of
+from gossamer.worker import Worker
+
+TASK = "digits-mlp"
+
+
+def training_of(method: str, folder: Path, **choices: Any) -> Training:
+    """Opened, and made to begin."""
+    settings = make_settings(TASK, method, Cluster(workers=1), **choices)
+    training = Training(job_of(settings, TASK, None, folder), make_task(TASK), LoneTransport())
+    training.open()
+    training.start()
+    return training
+
+
+def run(training: Training) -> None:
+    training._driver.drive(training._main, "main", training._end)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clipping_gives_the_simulators_bits(method: str, tmp_path: Path) -> None:
+    """Whatever a method clips, and by whatever word, it clips in both worlds."""
+    choices = {"epochs": 0.1, "clip": 0.01, "evaluations": 1}
+    training = training_of(method, tmp_path, **choices)
+    run(training)
+    expected = simulate(TASK, method, Cluster(workers=1), engine="loop", **choices)
+    assert torch.equal(training.output_of([training]), expected.parameters)
+
+
+def test_what_others_see_in_the_middle_of_a_step_belongs_together(tmp_path: Path) -> None:
+    """A method has given half of its mass away but not yet of its weight: whoever asks gets the
+    model of the step's beginning, in the first step too; after the end, what there is then."""
+    training = training_of("push_sum", tmp_path, epochs=0.05)
+    seen: list[torch.Tensor] = []
+
+    async def halving(w: Worker, x: Replica) -> None:
+        whole = x.snapshot().clone()
+        for _ in w.steps():
+            await w.gradient(x)
+            x.add_(x.snapshot(), -0.5)
+            found = training.own_output()
+            seen.append(found.value / found.weight)
+            x.weight *= 0.5
+        assert len(seen) > 2
+        for model in seen:
+            torch.testing.assert_close(model, whole)
+        x.add_(torch.ones_like(whole))
+
+    training._main.close()
+    training._main = halving(training._worker, training._replica)
+    run(training)
+    found = training.own_output()
+    assert torch.equal(found.value, training._replica.snapshot())
+    assert found.weight == training._replica.weight == 0.5 ** len(seen)
