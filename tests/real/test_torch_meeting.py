@@ -56,7 +56,9 @@ def test_worker_0_shares_the_port_with_its_programs_own_group() -> None:
     )
     try:
         meeting = by_hand(0, port)
-        meeting.enter(meeting.connect())
+        store = meeting.enter(meeting.connect())
+        assert store.agree("fact", "ours") == "ours"
+        assert meeting.store(meeting.connect_again()).get("fact") == "ours"
     finally:
         distributed.destroy_process_group()
 
