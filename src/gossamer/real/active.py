@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gossamer.errors import PeerLost, ProtocolError
 from gossamer.pending import Pending
-from gossamer.real.memory import take, take_elements
+from gossamer.real.memory import take_elements
 from gossamer.real.transport import Window
 from gossamer.real.wire import PIECE, Stream, Wire, host_copy, raw
 
@@ -124,7 +124,7 @@ class ActiveWords:
         number = self._ask(_Request(there.process, pending, own=own))
         head = _ASK.pack(number, peer, 0)
         try:
-            self._copy_out(there.process, AVERAGE, head, own)
+            self._send_window(there.process, AVERAGE, head, own)
         except PeerLost as lost:
             self._give_up(number, lost)
         return pending
@@ -172,7 +172,7 @@ class ActiveWords:
     def end(self, source: int, kind: int, head: bytes) -> None:
         if kind == READ:
             number, end, _ = _ASK.unpack(head)
-            self._copy_out(source, READ_ANSWER, _ANSWER.pack(number), end)
+            self._send_window(source, READ_ANSWER, _ANSWER.pack(number), end)
         elif kind == ADD:
             self._wire.post(source, ADD_ANSWER, _ANSWER.pack(_ASK.unpack(head)[0]))
         elif kind == AVERAGE:
@@ -190,14 +190,12 @@ class ActiveWords:
         at = first + start // window.element_size()
         return window[at : at + theirs.numel()], theirs
 
-    def _copy_out(self, to: int, kind: int, head: bytes, end: int) -> None:
-        """Send a window of ours, copied piece by piece so that no element is torn."""
+    def _send_window(self, to: int, kind: int, head: bytes, end: int) -> None:
+        """Out of a window of ours as it is while it goes: what others read may mix moments, as it
+        may where memory is shared, and the difference of an average is given to both sides."""
         content = raw(self._own[end])
         stream = self._wire.begin(to, kind, head, content.numel())
-        for start in range(0, content.numel(), PIECE):
-            with self._guards[end]:
-                part = content[start : start + PIECE]
-                piece = take(part.numel()).copy_(part)
+        for piece in content.split(PIECE):
             stream.push(piece)
 
     def _ask(self, request: _Request) -> int:

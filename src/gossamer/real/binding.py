@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
+from gossamer.real.descent import Descent
 from gossamer.real.transport import Scattered
 from gossamer.replica import Layout
 
@@ -230,31 +231,34 @@ class Binding:
             is_fitting = self.is_uniform and flat.dtype == self.dtype and flat.device == self.device
             parameter.grad = view if is_fitting else view.to(parameter.device, parameter.dtype)
 
-    def descend(
-        self, step: Callable[[], Any], guard: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def descend(self, descent: Descent, guard: Callable[[], AbstractContextManager[None]]) -> None:
         """One step of the user's optimiser on the window."""
         if not self.is_private:
             with guard():
-                step()
+                if not descent.descend_at(self.parameters):
+                    descent.step()
         elif self._private is not None:
-            self._point(self._window_views)
-            try:
-                with guard():
-                    step()
-            finally:
-                self._point(self._private_views)
+            with guard():
+                if not descent.descend_at(self._window_views):
+                    self._step_there(descent)
         else:
-            self._descend_elsewhere(step, guard)
+            self._descend_elsewhere(descent, guard)
+
+    def _step_there(self, descent: Descent) -> None:
+        self._point(self._window_views)
+        try:
+            descent.step()
+        finally:
+            self._point(self._private_views)
 
     def _descend_elsewhere(
-        self, step: Callable[[], Any], guard: Callable[[], AbstractContextManager[None]]
+        self, descent: Descent, guard: Callable[[], AbstractContextManager[None]]
     ) -> None:
         """The optimiser must work where the parameters are: step there and publish the change."""
         with guard():
             self.load(self._window)
             before = self.initial()
-            step()
+            descent.step()
             self._window.add_(self.initial().sub_(before))
 
     def detach(self, output: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gossamer.optimisers import clip_one
 from gossamer.real.binding import Binding, LoopGradient
+from gossamer.real.descent import Descent
 
 
 class LoopReplica:
@@ -39,6 +40,7 @@ class LoopReplica:
         """The gradient of this step was infinite and travels as zero; here it is none."""
         self._binding = binding
         self._optimizer = optimizer
+        self._descent = Descent(optimizer, binding.parameters)
         self._guard = guard
         self._on_descend = on_descend
         self._before_step = before_step
@@ -84,7 +86,7 @@ class LoopReplica:
         if clip is not None:
             nn.utils.clip_grad_norm_(self._binding.parameters, clip)
         self._before_step()
-        self._binding.descend(self._optimizer.step, self._guard)
+        self._binding.descend(self._descent, self._guard)
         self.version += 1
 
     def clipped(self, gradient: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ class Kind:
         # Halves and quarters are exact: dividing what goes in saves dividing what comes out.
         is_exact = dtype.is_floating_point and parts & (parts - 1) == 0
         self.scale = 1.0 / parts if is_exact else 1.0
+        self.is_of_pair = parts == 2 and is_exact and not is_on_gpu
         # Two read as many bytes either way, and save a handing-over; a GPU reads faster than
         # anybody could be told of what another has made.
         self.is_by_each = is_on_gpu or parts == 2 or self.nbytes <= _BY_EACH_BYTES
@@ -75,6 +76,7 @@ class Operation:
 
     def __init__(self, kind: Kind, number: int, value: Tensor | Scattered) -> None:
         self.kind = kind
+        self.number = number
         self.key = kind.key(number)
         self.scattered: Scattered | None = None
         self.shape: Sequence[int] = (kind.count,)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -27,13 +26,13 @@ from gossamer.pending import Pending
 from gossamer.real.shm.arenas import IN_ARENA, Arenas
 from gossamer.real.shm.board import Board, Room
 from gossamer.real.shm.layout import CELLS, aligned
+from gossamer.real.shm.means import mean, mean_of_range, whole
 from gossamer.real.shm.operation import Kind, Operation
 from gossamer.real.shm.results import Results
 from gossamer.real.shm.segments import Control
 from gossamer.real.shm.system import fence
 from gossamer.real.transport import Scattered, StopToken
 
-_BLOCK = 1 << 18
 _AWAKE_S = 0.02
 """Who waits gives way to others for so long, and only then sleeps: a processor that has fallen idle
 is slow to wake, and a member that sleeps comes late to the next step, too."""
@@ -60,7 +59,7 @@ class Reducing:
         self._arenas = arenas
         self._results = Results()
         self._lock = threading.Lock()
-        self._cells = deque(range(CELLS))
+        self._cells = set(range(CELLS))
         self._posted: list[Operation] = []
         self._sequence: dict[tuple[int, ...], int] = {}
         self._kinds: dict[tuple[Any, ...], Kind] = {}
@@ -70,7 +69,7 @@ class Reducing:
         kind = self._kind_of(value, members)
         pending: Pending[Tensor] = Pending("all_reduce")
         if not kind.others:
-            pending.resolve(_whole(value))
+            pending.resolve(whole(value))
             return pending
         with self._lock:
             number = self._sequence.get(kind.members, 0)
@@ -132,7 +131,7 @@ class Reducing:
                 self._reclaim()
             offset = self._take(operation.kind) if self._cells else None
             if offset is not None:
-                operation.offset, operation.cell = offset, self._cells.popleft()
+                operation.offset, operation.cell = offset, self._take_cell(operation.number)
                 return
             if not is_scarce:
                 is_scarce = True
@@ -144,6 +143,14 @@ class Reducing:
                 )
             self._stop.check()
             self._bell.wait(seen, 1e-3)
+
+    def _take_cell(self, number: int) -> int:
+        """The same as the other members take, if it is free: they look there first."""
+        cell = number % CELLS
+        if cell in self._cells:
+            self._cells.remove(cell)
+            return cell
+        return self._cells.pop()
 
     def _take(self, kind: Kind) -> int | None:
         place = None
@@ -164,7 +171,7 @@ class Reducing:
                     self._arenas.give_back(operation.offset)
                 else:
                     self._room.give_back(operation.offset)
-                self._cells.appendleft(operation.cell)
+                self._cells.add(operation.cell)
             else:
                 kept.append(operation)
         self._posted = kept
@@ -204,7 +211,7 @@ class Reducing:
             if result is None:
                 result = self._results.empty(kind.count, kind.dtype)
                 if kind.is_by_each or kind.is_by_one:
-                    _mean(values, result, divisor)
+                    mean(values, result, divisor)
                 else:
                     self._reduce_in_chunks(operation, values, result)
                 result = result.view(operation.shape)
@@ -272,7 +279,7 @@ class Reducing:
         self._own.working[cell] = operation.key
         values = self._values(operation)
         made = self._chunk(operation, self._rank, operation.kind.count)
-        _mean(values, made, operation.kind.divisor(values))
+        mean(values, made, operation.kind.divisor(values))
         fence()
         self._own.published[cell] = operation.key
         self._ring(operation.kind)
@@ -287,14 +294,17 @@ class Reducing:
             for member, cell in operation.found.items():
                 if not missing and self._boards[member].published[cell] == key:
                     return self._chunk(operation, member, operation.kind.count)
-            is_in_the_making = any(
-                self._boards[member].working[cell] == key and not self._control.is_gone(member)
-                for member, cell in operation.found.items()
-            )
-            if not missing and not is_in_the_making:
+            if not missing and not self._is_in_the_making(operation):
                 self._make(operation)
                 continue
             until = self._pause(seen, until)
+
+    def _is_in_the_making(self, operation: Operation) -> bool:
+        return any(
+            self._boards[member].working[cell] == operation.key
+            and not self._control.is_gone(member)
+            for member, cell in operation.found.items()
+        )
 
     def _put_in_place(
         self, operation: Operation, values: Sequence[Tensor], divisor: float
@@ -307,10 +317,24 @@ class Reducing:
         places = scattered.places(operation.edition)
         if places is None:
             return None
+        if operation.kind.is_of_pair and len(values) == 2:
+            self._add_other_half(operation, places, values)
+            return scattered
         pieces = [self._cut(scattered, value) for value in values]
         for place, *parts in zip(places, *pieces, strict=True):
-            _mean(parts, place, divisor)
+            mean(parts, place, divisor)
         return scattered
+
+    def _add_other_half(
+        self, operation: Operation, places: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> None:
+        """To this process's own pieces, which are nearer than what it posted of them. Halving is
+        exact and two can be added in either order, so both processes get the same bits."""
+        assert operation.scattered is not None
+        is_second = operation.kind.members[1] == self._rank
+        theirs = self._cut(operation.scattered, values[0 if is_second else 1])
+        for place, half in zip(places, theirs, strict=True):
+            torch.add(half, place, alpha=0.5, out=place)
 
     def _cut(self, scattered: Scattered, flat: Tensor) -> Sequence[Tensor]:
         """The same few vectors are cut in every step; cutting one takes as long as adding it up."""
@@ -330,7 +354,7 @@ class Reducing:
         self._own.working[operation.cell] = key
         start, end = chunks.pop(self._rank)
         divisor = kind.divisor(values)
-        _mean_of_range(values, result, start, end, divisor)
+        mean_of_range(values, result, start, end, divisor)
         self._chunk(operation, self._rank, end - start).copy_(result[start:end])
         fence()
         self._own.published[operation.cell] = key
@@ -344,7 +368,7 @@ class Reducing:
                 if cell is not None and board.published[cell] == key:
                     result[start:end].copy_(self._chunk(operation, member, end - start))
                 elif cell is None or board.working[cell] != key or self._control.is_gone(member):
-                    _mean_of_range(values, result, start, end, divisor)
+                    mean_of_range(values, result, start, end, divisor)
                 else:
                     continue
                 del chunks[member]
@@ -360,35 +384,3 @@ class Reducing:
     def _ring(self, kind: Kind) -> None:
         for member in kind.others:
             self._control.reductions[member].ring()
-
-
-def _whole(value: Tensor | Scattered) -> Tensor:
-    if not isinstance(value, Scattered):
-        return value.detach().clone()
-    whole = torch.empty(value.count, dtype=value.kind, device=value.home)
-    value.write_into(value.cut(whole), 1.0)
-    return whole
-
-
-def _mean_of_range(
-    values: Sequence[Tensor], result: Tensor, start: int, end: int, divisor: float
-) -> None:
-    _mean([value[start:end] for value in values], result[start:end], divisor)
-
-
-def _mean(values: Sequence[Tensor], result: Tensor, divisor: float) -> None:
-    """`rules.mean_in_order`, block by block: the sum is still in the cache to divide."""
-    if result.numel() > _BLOCK:
-        flat = [value.view(-1) for value in values]
-        for at in range(0, result.numel(), _BLOCK):
-            block = slice(at, at + _BLOCK)
-            _mean([value[block] for value in flat], result.view(-1)[block], divisor)
-        return
-    if len(values) == 1:
-        result.copy_(values[0])
-    else:
-        torch.add(values[0], values[1], out=result)
-    for value in values[2:]:
-        result.add_(value)
-    if divisor != 1.0:
-        result.div_(divisor)

@@ -1,0 +1,110 @@
+"""The update of torch's SGD, without what surrounds it.
+
+For a small model `optimizer.step()` spends most of its time in hooks, profiling and sorting its
+tensors. Where the optimiser is torch's own SGD and nobody listens to its steps, the same arithmetic
+is done here, to the same bits. Any other optimiser makes its own steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,  # pyright: ignore[reportPrivateUsage]
+    _global_optimizer_pre_hooks,  # pyright: ignore[reportPrivateUsage]
+)
+
+_SCHEDULES = "torch.optim.lr_scheduler"
+_together = cast(Any, torch)
+"""Its words for lists of tensors: one call, and on a GPU one kernel, for all of them."""
+
+
+class Descent:
+    """One step of an optimiser at given places: its parameters, or memory that stands for them."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
+    ) -> None:
+        self._optimizer = cast(Any, optimizer)
+        self._is_sgd = type(optimizer) is torch.optim.SGD
+        self._at = {id(parameter): number for number, parameter in enumerate(parameters)}
+
+    def step(self) -> None:
+        """One step of the optimiser on its own parameters."""
+        self._optimizer.step()
+
+    def descend_at(self, places: Sequence[Tensor]) -> bool:
+        """Make the step at places in the order of the parameters; False, and nothing is changed,
+        where only the optimiser itself can make it."""
+        if not self._is_sgd or self._is_watched():
+            return False
+        groups = self._optimizer.param_groups
+        if not all(_is_plain(group) for group in groups):
+            return False
+        with torch.no_grad():
+            for group in groups:
+                self._descend_group(group, places)
+        return True
+
+    def _is_watched(self) -> bool:
+        """Whether somebody would miss a call of `optimizer.step`. Schedules put themselves before
+        it too, only to see it called, which the loop tells them anyway."""
+        optimizer = self._optimizer
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return True
+        if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+            return True
+        own = optimizer.__dict__.get("step")
+        if own is None:
+            return False
+        is_of_schedule = getattr(own, "__globals__", {}).get("__name__") == _SCHEDULES
+        return not is_of_schedule or getattr(own, "__wrapped__", None) is not torch.optim.SGD.step
+
+    def _descend_group(self, group: dict[str, Any], places: Sequence[Tensor]) -> None:
+        moving: list[nn.Parameter] = [p for p in group["params"] if p.grad is not None]
+        if not moving:
+            return
+        targets = [places[self._at[id(p)]] if id(p) in self._at else p for p in moving]
+        direction = [cast(Tensor, p.grad) for p in moving]
+        if group["maximize"]:
+            direction = _together._foreach_neg(direction)
+        if group["weight_decay"] != 0:
+            direction = _together._foreach_add(direction, targets, alpha=group["weight_decay"])
+        if group["momentum"] != 0:
+            direction = self._with_momentum(moving, direction, group)
+        _together._foreach_add_(targets, direction, alpha=-group["lr"])
+
+    def _with_momentum(
+        self, moving: Sequence[nn.Parameter], direction: list[Tensor], group: dict[str, Any]
+    ) -> list[Tensor]:
+        states = [self._optimizer.state[parameter] for parameter in moving]
+        velocities = [state.get("momentum_buffer") for state in states]
+        if all(velocity is not None for velocity in velocities):
+            _together._foreach_mul_(velocities, group["momentum"])
+            _together._foreach_add_(velocities, direction, alpha=1 - group["dampening"])
+        else:
+            for number, (state, own) in enumerate(zip(states, direction, strict=True)):
+                velocity = velocities[number]
+                if velocity is None:
+                    velocities[number] = state["momentum_buffer"] = own.detach().clone()
+                else:
+                    velocity.mul_(group["momentum"]).add_(own, alpha=1 - group["dampening"])
+        if group["nesterov"]:
+            return _together._foreach_add(direction, velocities, alpha=group["momentum"])
+        return velocities
+
+
+def _is_plain(group: dict[str, Any]) -> bool:
+    """Whether it has nothing to it that needs the optimiser's own code."""
+    if group["fused"] or group["differentiable"]:
+        return False
+    if type(group["lr"]) is not float or isinstance(group["weight_decay"], Tensor):
+        return False
+    for parameter in group["params"]:
+        gradient = parameter.grad
+        if gradient is not None and (gradient.is_sparse or gradient.requires_grad):
+            return False
+    return True
