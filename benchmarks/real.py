@@ -45,7 +45,7 @@ OF_MPI = (
     BARE_ALL_REDUCE,
     Variant("all_reduce on mpi", "join", "all_reduce", "mpi", True),
 )
-LONELY = Variant("no communication", "join", "pull_gossip:period=1000000000", "shm")
+LONELY = Variant("joined, no communication", "join", "pull_gossip:period=1000000000", "shm")
 EXCHANGES = tuple(
     Variant(f"exchange on {engine}", "exchange", "pull_gossip:period=1000000000", engine)
     for engine in ("shm", "torch", "mpi")
@@ -155,7 +155,7 @@ def full_measure(device: str, models: Sequence[str], rounds: int) -> dict[str, A
     """Everything, variant families one after the other."""
     skipped: dict[str, str] = {}
     families: dict[str, tuple[Variant, ...]] = {
-        "shm": (DDP, SHM_GOSSIP, SHM_AD_PSGD, SHM_ALL_REDUCE), "torch": (DDP, *OF_TORCH),
+        "shm": (DDP, LONELY, SHM_GOSSIP, SHM_AD_PSGD, SHM_ALL_REDUCE), "torch": (DDP, *OF_TORCH),
     }  # fmt: skip
     reason = "processes that share a GPU go through host memory" if device != "cpu" else None
     if (missing := reason or why_no_mpi()) is None:

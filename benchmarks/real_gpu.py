@@ -66,8 +66,8 @@ class Plan:
             "straggler": (45.0, self.straggler),
             "mlp p=4": (60.0, lambda: self.coupled("mlp", 4)),
             "resnet18 p=4": (75.0, lambda: self.coupled("resnet18", 4)),
-            "resnet18-128 p=2": (75.0, lambda: self.coupled("resnet18-128", 2)),
-            "resnet18-128 p=4": (75.0, lambda: self.coupled("resnet18-128", 4)),
+            "resnet18-128 p=2": (90.0, lambda: self.coupled("resnet18-128", 2)),
+            "resnet18-128 p=4": (110.0, lambda: self.coupled("resnet18-128", 4)),
         }
 
     def conformance(self) -> dict[str, Any]:

@@ -25,9 +25,10 @@ def as_markdown(found: dict[str, Any]) -> str:
         lines += _time_to_loss(found["time_to_loss"])
     if found["exchange"]:
         lines += _exchange(found["exchange"])
+    beyond = found["step_overhead_us"]
     lines += [
-        f"A step without communication takes {found['step_overhead_us']:.1f} us more than "
-        "`optimizer.step()`.",
+        f"A step without communication takes {abs(beyond):.1f} us "
+        f"{'more' if beyond > 0 else 'less'} than `optimizer.step()`.",
         "",
     ]
     lines += [f"Not measured: {what}, because {why}.\n" for what, why in found["skipped"].items()]

@@ -72,13 +72,30 @@ def digest_of_run(method: str, seed: int, cluster: Cluster) -> str:
 
 
 def is_named_partition(error: PeerLost, cluster: Cluster) -> bool:
-    """Whether the plan has a partition that lasts too long and cuts off the peer of the error."""
-    return "unreachable" in str(error) and any(
-        fault.kind == "partition"
-        and fault.lasts > cluster.deadline
-        and any(error.peer in side for side in fault.sides)
+    """Whether the plan cuts off the peer of the error from somebody for too long."""
+    if "unreachable" not in str(error):
+        return False
+    others = set(range(cluster.workers)) - {error.peer}
+    return any(longest_cut(cluster, {error.peer, other}) > cluster.deadline for other in others)
+
+
+def longest_cut(cluster: Cluster, pair: set[int]) -> float:
+    """Partitions that follow on each other before the first has healed are one to those they part;
+    whether a pair is on two sides is what counts."""
+    cuts = sorted(
+        (fault.at, fault.at + fault.lasts)
         for fault in cluster.faults
+        if fault.kind == "partition"
+        and pair <= frozenset().union(*fault.sides)
+        and not any(pair <= side for side in fault.sides)
     )
+    longest, since, until = 0.0, 0.0, 0.0
+    for start, end in cuts:
+        if start > until:
+            since = start
+        until = max(until, end)
+        longest = max(longest, until - since)
+    return longest
 
 
 def check_end(simulation: Simulation) -> None:

@@ -86,7 +86,8 @@ def run(
         found = resumption(folder, job, size)
         job, step = found.job, found.checkpoint.step
     (folder / "job.json").write_text(job.to_json())
-    group = Group(case.method, size)
+    # Of workers that wait for nobody the first may be here before another has got anywhere.
+    group = Group(case.method, size, dies_behind=str(folder / "checkpoint/*/manifest.json"))
     segments = create_segments(size)
     with store_apart() as port:
         variables = {

@@ -159,6 +159,34 @@ def test_losses_are_learnt_in_one_order_by_everybody() -> None:
     assert first.known == second.known
 
 
+class BrokenShelf(Shelf):
+    """A store whose host has been killed."""
+
+    def agree(self, key: str, value: str) -> str:
+        raise RuntimeError("connection reset by peer")
+
+    def get(self, key: str) -> str | None:
+        raise RuntimeError("connection reset by peer")
+
+
+def test_a_farewell_is_heard_without_the_store() -> None:
+    """torchrun was killed, and its store with it: nobody may wait for one whom it would name."""
+    heard: list[tuple[int, bool]] = []
+    losses = Losses(BrokenShelf(), lambda epoch, loss: heard.append((loss.process, loss.is_dead)))
+    losses.left(1, epoch=1)
+    losses.left(1, epoch=1)
+    assert heard == [(1, True)]
+
+
+def test_a_farewell_that_the_list_has_is_no_death() -> None:
+    shelf = Shelf()
+    heard: list[tuple[int, bool]] = []
+    epoch = Losses(shelf, lambda epoch, loss: None).leaves(1, is_clean=True, taken={})
+    losses = Losses(shelf, lambda epoch, loss: heard.append((loss.process, loss.is_dead)))
+    losses.left(1, epoch)
+    assert heard == [(1, False)]
+
+
 def test_who_left_stays_in_the_sums_it_finished() -> None:
     """A farewell excludes only from sums beyond it, unless a death makes them begin again."""
     group = Group(key=5)

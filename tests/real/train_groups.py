@@ -9,6 +9,7 @@ The answer is one object per run: how each process ended, the summary, and what 
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import signal
@@ -34,6 +35,8 @@ from gossamer.settings import Settings, make_settings
 from gossamer.sim.cluster import Cluster
 from gossamer.train import job_of
 
+_PATIENCE_S = 20.0
+
 
 @dataclass(frozen=True)
 class Group:
@@ -47,6 +50,8 @@ class Group:
     """As for `simulate`."""
     dies: tuple[int, int] | None = None
     """Which worker kills itself when it asks for which of its batches, counted from 1."""
+    dies_behind: str = ""
+    """A pattern of files, one of which it waits for first."""
     killed: tuple[int, float] | None = None
     """Which worker is killed how long after the first step, in seconds."""
     sleeps: float = 0.0
@@ -80,7 +85,7 @@ def run_groups(groups: Sequence[Group], limit_s: float = 110.0) -> list[Ran]:
 # ---------------------------------------------------------------------- in the program
 
 
-def die_at(number: int) -> None:
+def die_at(number: int, behind: str) -> None:
     """Whichever way batches are dealt, the worker dies when it asks for this one."""
     for dealer in (pace.Rounds, pace.Leases):
         given = dealer.next_batch
@@ -88,6 +93,9 @@ def die_at(number: int) -> None:
         def next_batch(self: Any, asked: list[int] = [0], given: Any = given) -> Any:  # noqa: B006
             asked[0] += 1
             if asked[0] == number:
+                until = time.monotonic() + _PATIENCE_S
+                while behind and not glob.glob(behind) and time.monotonic() < until:
+                    time.sleep(1e-3)
                 os.kill(os.getpid(), signal.SIGKILL)
             return given(self)
 
@@ -115,7 +123,7 @@ def become_worker(group: Group, rank: int, variables: dict[str, str], log: Path)
         local_rank = rank % (group.per_host or group.workers)
         os.environ.update(variables, GOSSAMER_RANK=str(rank), GOSSAMER_LOCAL_RANK=str(local_rank))
         if group.dies is not None and group.dies[0] == rank:
-            die_at(group.dies[1])
+            die_at(group.dies[1], group.dies_behind)
         if group.sleeps:
             sleep_at_batches(group.sleeps)
         code = program.main()

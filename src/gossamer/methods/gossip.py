@@ -58,19 +58,23 @@ async def push_sum(
     inbox: list[tuple[int, Pending[Message]]] = []
 
     def keep(message: Message) -> None:
-        x.add_(message.payload.numerator)
-        x.weight += message.payload.weight
+        if message.payload is not None:
+            x.add_(message.payload.numerator)
+            x.weight += message.payload.weight
 
     for t in w.steps():
         point = x if x.weight == 1.0 else x.snapshot() / x.weight  # z_i = x_i / w_i
         x.descend_(await w.gradient(point))  # the gradient moves the biased numerator
         now = graph.among(w.live_at(t))
-        # Mass sent to whom nobody reaches would be lost: it is not sent.
-        targets = [peer for peer in now.out_neighbours(w.rank, t) if peer in w.live]
+        peers = now.out_neighbours(w.rank, t)
+        # Mass sent to whom nobody reaches would be lost. It gets word that it gets none, for it
+        # may be reached again and would wait.
+        targets = [peer for peer in peers if peer in w.live]
         share = 1.0 / (len(targets) + 1)
         mine, weight = x.snapshot(), x.weight
-        for peer in targets:
-            w.send(peer, Share(mine * share, weight * share), tag=("share", t))
+        for peer in peers:
+            mass = Share(mine * share, weight * share) if peer in targets else None
+            w.send(peer, mass, tag=("share", t))
         x.add_(mine, -share * len(targets))  # what stays is the own share p_ii
         x.weight = weight - weight * share * len(targets)
         for peer in now.in_neighbours(w.rank, t):

@@ -57,6 +57,12 @@ class Losses:
         """This process's own farewell; returns the epoch that it makes."""
         return self._append(Loss(process, False, is_clean, taken))
 
+    def left(self, process: int, epoch: int) -> None:
+        """A process has said good-bye, by the epoch that its own farewell made."""
+        self.catch_up(epoch)
+        # Where the store has died the list does not say so, and nobody would ever.
+        self.died(process)
+
     def catch_up(self, epoch: int) -> None:
         """Another process knows more: read up to there."""
         with self._lock:

@@ -178,7 +178,7 @@ class TorchTransport:
         if is_lost:
             self._losses.died(peer)
         else:
-            self._losses.catch_up(epoch)
+            self._losses.left(peer, epoch)
 
     def _noticed(self, peer: int) -> None:
         """A launcher says that it died; its connection may be open, or was closed politely."""
