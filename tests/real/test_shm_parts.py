@@ -18,6 +18,7 @@ from gossamer.errors import PeerLost, ProtocolError
 from gossamer.real.shm import Segments, ShmTransport, create_segments
 from gossamer.real.shm.board import Room
 from gossamer.real.shm.layout import CELL_FIELDS, CELLS, LINE, RING_BYTES, RING_HEAD_BYTES, lay_out
+from gossamer.real.shm.operation import Kind
 from gossamer.real.shm.rings import LENGTH_BYTES, RingReader, RingWriter
 from gossamer.real.shm.system import Bell
 from gossamer.real.transport import Stopped, StopToken, Window
@@ -240,3 +241,12 @@ def test_a_process_whose_launcher_died_stops(pair: Pair, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "getppid", lambda: 1_000_000)
     with pytest.raises(Stopped):
         pending.settle()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_halves_are_added_in_place_only_where_halving_is_exact(dtype: torch.dtype) -> None:
+    """Otherwise the two workers of a pair would round differently and drift apart."""
+    small = torch.tensor(3e-7).to(dtype)  # an odd multiple of float16's least number
+    is_exact = bool(small.mul(0.5).mul(2.0) == small)
+    assert Kind((0, 1), 0, 8, dtype).is_of_pair == is_exact
+    assert not Kind((0, 1, 2, 3), 0, 8, dtype).is_of_pair

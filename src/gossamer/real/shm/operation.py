@@ -15,6 +15,7 @@ from gossamer.real.shm.layout import aligned
 from gossamer.real.transport import Scattered
 
 _BY_EACH_BYTES = 1 << 17
+_TINY = 1e-30
 _GROUP_BITS = 40
 _SEQUENCE_BITS = 24
 PROCESSORS = os.cpu_count() or 1
@@ -37,7 +38,9 @@ class Kind:
         # Halves and quarters are exact: dividing what goes in saves dividing what comes out.
         is_exact = dtype.is_floating_point and parts & (parts - 1) == 0
         self.scale = 1.0 / parts if is_exact else 1.0
-        self.is_of_pair = parts == 2 and is_exact and not is_on_gpu
+        # Tiny gradients are common in 16 bits of float16, and halving those is not exact.
+        is_wide = is_exact and torch.finfo(dtype).tiny < _TINY
+        self.is_of_pair = parts == 2 and is_wide and not is_on_gpu
         # Two read as many bytes either way, and save a handing-over; a GPU reads faster than
         # anybody could be told of what another has made.
         self.is_by_each = is_on_gpu or parts == 2 or self.nbytes <= _BY_EACH_BYTES

@@ -329,7 +329,7 @@ class Reducing:
         self, operation: Operation, places: Sequence[Tensor], values: Sequence[Tensor]
     ) -> None:
         """To this process's own pieces, which are nearer than what it posted of them. Halving is
-        exact and two can be added in either order, so both processes get the same bits."""
+        exact (but below 1e-37) and two add up the same in either order: both get the same bits."""
         assert operation.scattered is not None
         is_second = operation.kind.members[1] == self._rank
         theirs = self._cut(operation.scattered, values[0 if is_second else 1])
