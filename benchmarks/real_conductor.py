@@ -1,7 +1,7 @@
 """Groups of processes that take turns, so that the noise of a machine hits all of them alike.
 
 Every variant is a group of its own, started as a user would start it. While one group works the
-others are stopped (SIGSTOP): their background threads cost it nothing.
+others are stopped (SIGSTOP): their background threads and launchers cost it nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import Any, TextIO
 _SCRIPT = Path(__file__).with_name("real_worker.py")
 _PATIENCE_S = 300.0
 _END_S = 10.0
+_LEAD_S = 0.15
+"""Of every phase, before the clock starts."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ class Group:
         return [self.hear(rank) for rank in range(self.size)]
 
     def signal(self, number: signal.Signals) -> None:
-        for pid in self._pids:
+        """To all workers, and to what has launched them."""
+        for pid in {*self._pids, *(process.pid for process in self._processes)}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -205,9 +208,11 @@ class Turns:
         order: dict[str, Any] = {"do": "run", "sleep": self._sleep}
         if group.variant.is_synchronous:
             # A time limit would let one begin a step that another does not make.
-            order["steps"] = max(2, round(self._rates.get(name, 0.0) * self._seconds))
+            rate = self._rates.get(name, 0.0)
+            order["steps"] = max(2, round(rate * self._seconds))
+            order["lead_steps"] = max(1, round(rate * _LEAD_S))
         else:
-            order["seconds"] = self._seconds
+            order |= {"seconds": self._seconds, "lead_seconds": _LEAD_S}
         with awake(group):
             answers = group.do(order)
         rates = [answer["steps"] / answer["seconds"] for answer in answers]
@@ -217,12 +222,18 @@ class Turns:
         self._exchanges[name] = sum(answer["exchanges"] for answer in answers) / steps
         return rates[0] if self._sleep else sum(rates)
 
+    def warm_up(self, group: Group) -> None:
+        """For as long as two phases: one of a synchronous group begins with two steps only."""
+        until = time.monotonic() + 2 * self._seconds
+        while time.monotonic() < until:
+            self.phase(group)
+
     def ratios(
         self, plain: Group, others: Sequence[Group], rounds: int
     ) -> dict[str, dict[str, Any]]:
         """Every phase of a variant stands between two of the plain loop."""
-        for group in (plain, *others, *others):
-            self.phase(group)
+        for group in (plain, *others):
+            self.warm_up(group)
         found: dict[str, list[float]] = {group.variant.name: [] for group in others}
         speeds: list[float] = [self.phase(plain)]
         for _ in range(rounds):

@@ -58,22 +58,36 @@ class Worker:
             "run": self.run, "train": self.train, "overhead": self.overhead,
         }  # fmt: skip
 
-    def run(self, seconds: float = 0.0, steps: int = 0, sleep: float = 0.0) -> dict[str, Any]:
-        """So many steps, or as many as fit; worker 1 sleeps after each where it is to be slow."""
+    def run(
+        self, seconds: float = 0.0, steps: int = 0, lead_seconds: float = 0.0, lead_steps: int = 0,
+        sleep: float = 0.0,
+    ) -> dict[str, Any]:  # fmt: skip
+        """So many steps, or as many as fit; worker 1 sleeps after each where it is to be slow.
+
+        Before the clock starts come some that do not count: processes that were stopped come back
+        with cold caches, and often three of four on one core.
+        """
         pause = sleep if self._rank == 1 else 0.0
-        step, exchanges = self._loop.step, self._loop.exchanges
-        made = 0
+        self._steps(lead_seconds, lead_steps, pause)
+        exchanges = self._loop.exchanges
         synchronise()
         began = time.perf_counter()
-        until = began + seconds
+        made = self._steps(seconds, steps, pause)
+        synchronise()
+        taken = time.perf_counter() - began
+        return {"steps": made, "seconds": taken, "exchanges": self._loop.exchanges - exchanges}
+
+    def _steps(self, seconds: float, steps: int, pause: float) -> int:
+        """How many were made."""
+        step = self._loop.step
+        made = 0
+        until = time.perf_counter() + seconds
         while made < steps or time.perf_counter() < until:
             step()
             made += 1
             if pause:
                 time.sleep(pause)
-        synchronise()
-        taken = time.perf_counter() - began
-        return {"steps": made, "seconds": taken, "exchanges": self._loop.exchanges - exchanges}
+        return made
 
     def train(self, target: float, every: int, limit: float, sleep: float) -> dict[str, Any]:
         """Until the loss of worker 0's model is small enough; looking at it is not counted."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.real.alarm import Alarm
 from gossamer.real.ending import OVER_DEADLINE, Ending, exit_code, failures
 from gossamer.real.environment import TRANSPORTS
 from gossamer.real.explanation import Explanation
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from gossamer.real.shm.segments import Segments
 
 _TICK_S = 0.02
+_SLEEP_S = 0.5
+"""At most between two looks at what cannot wake the launcher."""
 _CHUNK = 1 << 16
 _MOST_CHUNKS = 64
 _LEFTOVER_S = 2.0
@@ -117,6 +120,7 @@ class Launcher:
         self._ending = Ending(self._processes, launch.grace_s)
         self._output = Output(launch.output, launch.folder, launch.ranks)
         self._pipes = selectors.DefaultSelector()
+        self._alarm = Alarm(self._pipes)
         self._segments: Segments | None = None
         self._signals: list[int] = []
         self.deaths: list[int] = []
@@ -154,6 +158,7 @@ class Launcher:
     def end(self) -> None:
         """As Ctrl-C does; may be called by any thread."""
         self._signals.append(signal.SIGINT)
+        self._alarm.call()
 
     # ------------------------------------------------------------------ start
 
@@ -170,6 +175,7 @@ class Launcher:
             variables = self._variables(rank, local_rank, fds)
             process = Process(rank, launch.command, variables, fds)
             self._processes.append(process)
+            self._alarm.watch(process)
             for pipe, is_error in ((process.out, False), (process.err, True)):
                 os.set_blocking(pipe.fileno(), False)
                 self._pipes.register(pipe, selectors.EVENT_READ, (rank, is_error))
@@ -203,8 +209,9 @@ class Launcher:
     # ------------------------------------------------------------------ watch
 
     def _turn(self) -> None:
-        """Every few milliseconds: lines, deaths, faults that are due, signals, deadlines."""
-        self._read(_TICK_S)
+        """Whenever something happens: lines, deaths, faults that are due, signals, deadlines."""
+        self._alarm.sleep(self._until_next())
+        self._read(0.0)
         self._notice_ends()
         elapsed = time.monotonic() - self._began
         while self._due and self._due[0][0] <= elapsed:
@@ -222,6 +229,16 @@ class Launcher:
             say(f"{asked[1]}; the workers of this host are ended too")
             self._ending.begin(asked[0])
         self._ending.advance()
+
+    def _until_next(self) -> float:
+        is_ending = self._is_over_deadline or self._ending.status is not None
+        if is_ending or self._explanation is not None or not self._alarm.sees_all:
+            return _TICK_S
+        elapsed = time.monotonic() - self._began
+        moments = [at for at, _, _ in self._due[:1]]
+        if self._launch.deadline_s is not None:
+            moments.append(self._launch.deadline_s)
+        return max(0.0, min([_SLEEP_S, *(at - elapsed for at in moments)]))
 
     def _read(self, patience_s: float) -> None:
         if not self._pipes.get_map():
@@ -342,6 +359,7 @@ class Launcher:
     def _close(self) -> None:
         for process in self._processes:
             process.close()
+        self._alarm.close()
         self._pipes.close()
         self._output.close()
         if self._segments is not None:
@@ -356,6 +374,7 @@ class Launcher:
 
         def note(number: int, frame: FrameType | None) -> None:
             self._signals.append(number)
+            self._alarm.call()
 
         before = {number: signal.signal(number, note) for number in _HANDLED}
         try:

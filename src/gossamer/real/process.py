@@ -43,7 +43,11 @@ def signal_name(number: int) -> str:
 
 
 class Process:
-    """A worker's command in a session of its own: the terminal's Ctrl-C does not reach it."""
+    """A worker's command in a process group of its own: the terminal's Ctrl-C does not reach it.
+
+    All are of one session: Linux shares processors out between sessions (autogroups), and a worker
+    that waits can give way (`sched_yield`) to another of its own session only.
+    """
 
     def __init__(
         self, rank: int, command: Sequence[str], environment: Mapping[str, str], fds: Sequence[int]
@@ -55,7 +59,7 @@ class Process:
         self._popen = subprocess.Popen(
             [sys.executable, "-I", "-S", _LEASH, str(os.getpid()), *command],
             env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, bufsize=0, start_new_session=True, pass_fds=tuple(fds),
+            stderr=subprocess.PIPE, bufsize=0, process_group=0, pass_fds=tuple(fds),
         )  # fmt: skip
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None

@@ -31,7 +31,7 @@ class Board:
         self.offsets = field(1)
         self.lengths = field(2)
         self.working = field(3)
-        """The key again once the process has begun to reduce its own chunk."""
+        """The key again once the process has begun to reduce its own chunk; see also `making`."""
         self.published = field(4)
         """The key again once that chunk is there for the others."""
         self.finished = field(5)
@@ -40,10 +40,14 @@ class Board:
         """By process: 1 once this one can read that one's arena; its own once it has one."""
         self._searched = np.frombuffer(self.keys, dtype=np.uint64)
 
-    def find(self, key: int, likely: int) -> int | None:
-        """The cell with that key; processes in step with each other use the same one."""
-        if self.keys[likely] == key:
+    def find(self, key: int, likely: int, *, is_thorough: bool) -> int | None:
+        """The cell with that key. Processes in step with each other use the same one; where that
+        is empty, others are looked at only by who is thorough."""
+        there = self.keys[likely]
+        if there == key:
             return likely
+        if not there and not is_thorough:
+            return None
         cells = np.flatnonzero(self._searched == key)
         return int(cells[0]) if len(cells) else None
 

@@ -12,6 +12,8 @@ from gossamer.real.shm.rings import RingReader
 from gossamer.real.shm.segments import DEAD, Control
 from gossamer.real.transport import Listener, Parts, Stopped, StopToken
 
+_LOOK_S = 0.5
+"""All that this thread waits for rings its bell, but for the end of its launcher."""
 _AT_ONCE = 64
 """So many frames of one process before the next one's turn."""
 
@@ -56,7 +58,7 @@ class Receiving:
                 seen = self._bell.value
                 if self._deliver():
                     continue
-                self._bell.wait(seen, self._stop.patience)
+                self._bell.wait(seen, _LOOK_S)
                 if os.getppid() != self._launcher:
                     # Nobody is left to tell of deaths or to end this process.
                     self._stop.set()

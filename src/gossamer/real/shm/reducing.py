@@ -4,16 +4,14 @@ Nothing needs to be voted on. A dead process posts nothing any more, so once eac
 posted or is seen to be gone, the set of contributors is the same for whoever looks, whenever. A
 small value, or that of a pair, is added up by every member for itself. Of a larger one each member
 adds up its own chunk for all, if there are processors for all of them; otherwise, where work done
-twice is work that somebody else waits for, whoever posts last adds it all up. What its maker is not
-at, dead or merely busy elsewhere, is made by whoever needs it, so nobody ever waits for a member
-that has already posted. Values on a GPU that the processes share are in `arenas`.
+twice is work that somebody else waits for, it is added up once for all of them (`making`). What its
+maker is not at, dead or merely busy elsewhere, is made by whoever needs it, so nobody ever waits
+for a member that has already posted. Values on a GPU that the processes share are in `arenas`.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -26,16 +24,15 @@ from gossamer.pending import Pending
 from gossamer.real.shm.arenas import IN_ARENA, Arenas
 from gossamer.real.shm.board import Board, Room
 from gossamer.real.shm.layout import CELLS, aligned
+from gossamer.real.shm.making import Making
 from gossamer.real.shm.means import mean, mean_of_range, whole
 from gossamer.real.shm.operation import Kind, Operation
 from gossamer.real.shm.results import Results
 from gossamer.real.shm.segments import Control
 from gossamer.real.shm.system import fence
+from gossamer.real.shm.vigil import Vigil
 from gossamer.real.transport import Scattered, StopToken
 
-_AWAKE_S = 0.02
-"""Who waits gives way to others for so long, and only then sleeps: a processor that has fallen idle
-is slow to wake, and a member that sleeps comes late to the next step, too."""
 _CUTS = 256
 _KINDS = 256
 _FEW, _SMALL_BYTES = 8, 1 << 20
@@ -57,6 +54,7 @@ class Reducing:
         self._bell = control.reductions[rank]
         self._stop = stop
         self._arenas = arenas
+        self._making = Making(rank, boards, control)
         self._results = Results()
         self._lock = threading.Lock()
         self._cells = set(range(CELLS))
@@ -79,8 +77,8 @@ class Reducing:
             self._post(operation, value)
         if not kind.is_by_one:
             self._ring(kind)
-        elif not self._missing(operation, kind.others):
-            self._make(operation)
+        elif not self._missing(operation, kind.others, is_thorough=False):
+            self._make(operation, is_last=True)
         pending.settle = lambda: self._settle(operation, pending)
         pending.on_cancel = operation.abandon
         return pending
@@ -116,6 +114,7 @@ class Reducing:
             self._arenas.note_what_was_read(self._finish)
         own.offsets[cell] = operation.offset
         own.lengths[cell] = kind.nbytes
+        own.working[cell] = own.published[cell] = 0
         fence()  # whoever sees the key sees all the rest
         own.keys[cell] = operation.key
         operation.found[self._rank] = cell
@@ -163,7 +162,9 @@ class Reducing:
             self._arenas.note_what_was_read(self._finish)
         kept: list[Operation] = []
         for operation in self._posted:
-            if operation.is_abandoned and not self._missing(operation, operation.kind.others):
+            if operation.is_abandoned and not self._missing(
+                operation, operation.kind.others, is_thorough=True
+            ):
                 self._finish(operation)
             if self._is_finished(operation) and self._is_over(operation):
                 self._own.keys[operation.cell] = 0
@@ -220,13 +221,17 @@ class Reducing:
             # It refers to itself through this; the result is to go when its last user lets go.
             pending.settle = pending.on_cancel = None
 
-    def _missing(self, operation: Operation, members: Sequence[int]) -> list[int]:
+    def _missing(
+        self, operation: Operation, members: Sequence[int], *, is_thorough: bool
+    ) -> list[int]:
         """Which of the members may still post; the cells of those who have are noted."""
         missing: list[int] = []
         for member in members:
             # Looked at first: what a process had posted when it went is there to be found.
             is_gone = self._control.is_gone(member)
-            cell = self._boards[member].find(operation.key, operation.cell)
+            cell = self._boards[member].find(
+                operation.key, operation.cell, is_thorough=is_thorough or is_gone
+            )
             if cell is not None:
                 operation.found[member] = cell
             elif not is_gone:
@@ -235,37 +240,31 @@ class Reducing:
 
     def _wait_for_posts(self, operation: Operation) -> None:
         missing: Sequence[int] = operation.kind.others
-        until = None
+        vigil = Vigil(self._bell, self._stop)
         while True:
             seen = self._bell.value
-            missing = self._missing(operation, missing)
+            missing = self._missing(operation, missing, is_thorough=vigil.is_thorough)
             if not missing:
                 return
-            until = self._pause(seen, until)
-
-    def _pause(self, seen: int, until: float | None) -> float:
-        """Between two looks; returns until when to stay awake."""
-        now = time.monotonic()
-        if until is None or now < until:
-            os.sched_yield()
-            return until or now + _AWAKE_S
-        self._stop.check()
-        self._bell.wait(seen, self._stop.patience)
-        return until
+            vigil.pause(seen)
 
     def _values(self, operation: Operation) -> list[Tensor]:
         """The contributions, in order of rank."""
-        values: list[Tensor] = []
+        self._check_lengths(operation)
+        return [
+            self._value(operation.kind, member, self._boards[member].offsets[cell])
+            for member, cell in sorted(operation.found.items())
+        ]
+
+    def _check_lengths(self, operation: Operation) -> None:
         nbytes = operation.kind.nbytes
-        for member, cell in sorted(operation.found.items()):
-            board = self._boards[member]
-            if board.lengths[cell] != nbytes:
+        for member, cell in operation.found.items():
+            length = self._boards[member].lengths[cell]
+            if length != nbytes:
                 raise ProtocolError(
-                    f"process {member} put {board.lengths[cell]} bytes into an all-reduce and"
+                    f"process {member} put {length} bytes into an all-reduce and"
                     f" process {self._rank} put in {nbytes}"
                 )
-            values.append(self._value(operation.kind, member, board.offsets[cell]))
-        return values
 
     def _value(self, kind: Kind, member: int, place: int) -> Tensor:
         if place & IN_ARENA and self._arenas is not None:
@@ -273,38 +272,28 @@ class Reducing:
             return value if kind.is_on_gpu else value.cpu()
         return self._boards[member].memory.tensor(place, kind.count, kind.dtype)
 
-    def _make(self, operation: Operation) -> None:
-        """All of the result, for everybody."""
-        cell = operation.cell
-        self._own.working[cell] = operation.key
-        values = self._values(operation)
-        made = self._chunk(operation, self._rank, operation.kind.count)
-        mean(values, made, operation.kind.divisor(values))
-        fence()
-        self._own.published[cell] = operation.key
-        self._ring(operation.kind)
+    def _make(self, operation: Operation, *, is_last: bool) -> bool:
+        """What is left of the result, for everybody; whether there was any."""
+        self._check_lengths(operation)
+        has_made = self._making.make(operation, is_last=is_last)
+        if has_made:
+            self._ring(operation.kind)
+        return has_made
 
     def _made_by_one(self, operation: Operation) -> Tensor:
-        """What one of the members has added up; nobody is rung for before it is there."""
-        key, missing = operation.key, operation.kind.others
-        until = None
+        """What the members have added up; nobody is rung for before it is there."""
+        missing: Sequence[int] = operation.kind.others
+        vigil = Vigil(self._bell, self._stop)
         while True:
             seen = self._bell.value
-            missing = self._missing(operation, missing)
-            for member, cell in operation.found.items():
-                if not missing and self._boards[member].published[cell] == key:
-                    return self._chunk(operation, member, operation.kind.count)
-            if not missing and not self._is_in_the_making(operation):
-                self._make(operation)
-                continue
-            until = self._pause(seen, until)
-
-    def _is_in_the_making(self, operation: Operation) -> bool:
-        return any(
-            self._boards[member].working[cell] == operation.key
-            and not self._control.is_gone(member)
-            for member, cell in operation.found.items()
-        )
+            missing = self._missing(operation, missing, is_thorough=vigil.is_thorough)
+            if not missing:
+                if self._making.is_over(operation):
+                    self._check_lengths(operation)
+                    return self._making.result(operation)
+                if self._make(operation, is_last=False):
+                    continue
+            vigil.pause(seen)
 
     def _put_in_place(
         self, operation: Operation, values: Sequence[Tensor], divisor: float
@@ -359,7 +348,7 @@ class Reducing:
         fence()
         self._own.published[operation.cell] = key
         self._ring(kind)
-        until = None
+        vigil = Vigil(self._bell, self._stop)
         while chunks:
             seen = self._bell.value
             for member, (start, end) in list(chunks.items()):
@@ -373,7 +362,7 @@ class Reducing:
                     continue
                 del chunks[member]
             if chunks:
-                until = self._pause(seen, until)
+                vigil.pause(seen)
 
     def _chunk(self, operation: Operation, member: int, count: int) -> Tensor:
         """Where a member publishes its part of the result: behind what it put in."""

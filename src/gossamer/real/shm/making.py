@@ -1,0 +1,95 @@
+"""One mean for all members, made by whoever is there: for more members than processors.
+
+Who posts last makes the parts of it from the front on. Who waits and finds that all have posted
+takes a part from the back: its processor has nothing better to do. All is put together in one
+place, behind what the first contributor put in, where it is given back only when every member is
+done with it. A part made twice, because two took it at once or its maker died, has the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from gossamer.real.shm.board import Board
+from gossamer.real.shm.layout import aligned
+from gossamer.real.shm.means import mean
+from gossamer.real.shm.operation import PROCESSORS, Operation
+from gossamer.real.shm.segments import Control
+from gossamer.real.shm.system import fence
+
+_PARTS = min(PROCESSORS, 8)
+_ALL = (1 << _PARTS) - 1
+_UNIT = 1 << 10
+"""Parts begin at multiples of so many elements: two makers never write the same line."""
+
+
+class Making:
+    """What one process does for results that all need, and what it sees of others doing so.
+
+    In such operations the words `working` and `published` of a cell have a bit for each part.
+    """
+
+    def __init__(self, rank: int, boards: Mapping[int, Board], control: Control) -> None:
+        self._rank = rank
+        self._boards = boards
+        self._control = control
+        # Others than the first part, which the last to post begins with; not all the same one.
+        self._order = [*((-1 - rank - n) % (_PARTS - 1) + 1 for n in range(_PARTS - 1)), 0]
+
+    def is_over(self, operation: Operation) -> bool:
+        made = 0
+        for member, cell in operation.found.items():
+            made |= self._boards[member].published[cell]
+        return made == _ALL
+
+    def result(self, operation: Operation) -> Tensor:
+        return self._view(operation, min(operation.found), behind=True)
+
+    def make(self, operation: Operation, *, is_last: bool) -> bool:
+        """The parts that nobody is at; whether there were any. To be called when all have posted.
+
+        `is_last`: this process has posted last, and begins at the front.
+        """
+        own, cell = self._boards[self._rank], operation.cell
+        has_made = False
+        for part in range(_PARTS) if is_last else self._order:
+            if self._taken(operation) >> part & 1:
+                continue
+            own.working[cell] |= 1 << part
+            self._make_part(operation, part)
+            fence()
+            own.published[cell] |= 1 << part
+            has_made = True
+        return has_made
+
+    def _taken(self, operation: Operation) -> int:
+        """Those parts that are made, or are being made by somebody alive."""
+        taken = 0
+        for member, cell in operation.found.items():
+            board = self._boards[member]
+            taken |= board.published[cell]
+            if not self._control.is_gone(member):
+                taken |= board.working[cell]
+        return taken
+
+    def _make_part(self, operation: Operation, part: int) -> None:
+        count = operation.kind.count
+        step = aligned(-(-count // _PARTS), _UNIT)
+        start, end = min(count, part * step), min(count, (part + 1) * step)
+        members = sorted(operation.found)
+        values = [self._view(operation, member, start, end) for member in members]
+        result = self._view(operation, members[0], start, end, behind=True)
+        mean(values, result, operation.kind.divisor(values))
+
+    def _view(
+        self, operation: Operation, member: int, start: int = 0, end: int | None = None, *,
+        behind: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Of what a member put in, or of the result `behind` it."""
+        kind, board = operation.kind, self._boards[member]
+        offset = board.offsets[operation.found[member]] + start * kind.dtype.itemsize
+        if behind:
+            offset += aligned(kind.nbytes)
+        return board.memory.tensor(offset, (kind.count if end is None else end) - start, kind.dtype)
