@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -17,6 +18,51 @@ from gossamer.real.process import Ended
 from launching import READY, WAIT, command, launched, pids, script, wait_until
 
 pytestmark = pytest.mark.timeout(60)
+
+
+# ---------------------------------------------------------------------- how workers are started
+
+
+def test_workers_are_of_the_launchers_session_in_groups_of_their_own(tmp_path: Path) -> None:
+    """Of one session, so that they can give way to each other; apart from the terminal's group."""
+    text = "open(f'{here}/of-{rank}', 'w').write(f'{os.getsid(0)} {os.getpgid(0)} {os.getpid()}')"
+    launched(tmp_path, text)
+    for rank in range(2):
+        session, group, pid = map(int, (tmp_path / f"of-{rank}").read_text().split())
+        assert session == os.getsid(0)
+        assert group == pid
+
+
+class Counting(Launcher):
+    """How often it looked around."""
+
+    turns = 0
+
+    def _turn(self) -> None:
+        self.turns += 1
+        super()._turn()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the launcher has to look")
+def test_a_launcher_with_nothing_to_do_sleeps(tmp_path: Path) -> None:
+    """Every look takes a core from the workers."""
+    text = "import time; began = time.monotonic(); time.sleep(2); print(time.monotonic() - began)"
+    launcher = Counting(Launch(script(tmp_path, text), 1, transport="torch"))
+    assert launcher.run() == 0
+    assert launcher.turns < 4 * launcher.ended[0].after_s + 10
+
+
+def test_without_news_of_ends_the_launcher_looks_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(pid: int, flags: int = 0) -> int:
+        raise OSError("no such call")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    status, launcher = launched(tmp_path, "print('here', rank)")
+    assert status == 0
+    assert [end.status for end in launcher.ended] == [0, 0]
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] here 0", "[1] here 1"]
 
 
 # ---------------------------------------------------------------------- what workers print
