@@ -64,9 +64,9 @@ class Plan:
             "resnet18 p=2": (75.0, lambda: self.coupled("resnet18", 2)),
             "exchange": (40.0, self.exchange),
             "straggler": (45.0, self.straggler),
-            "mlp p=4": (60.0, lambda: self.coupled("mlp", 4)),
-            "resnet18 p=4": (75.0, lambda: self.coupled("resnet18", 4)),
-            "resnet18-128 p=2": (90.0, lambda: self.coupled("resnet18-128", 2)),
+            "mlp p=4": (90.0, lambda: self.coupled("mlp", 4)),
+            "resnet18 p=4": (90.0, lambda: self.coupled("resnet18", 4)),
+            "resnet18-128 p=2": (100.0, lambda: self.coupled("resnet18-128", 2)),
             "resnet18-128 p=4": (110.0, lambda: self.coupled("resnet18-128", 4)),
         }
 

@@ -10,9 +10,9 @@ posting has contributed, one that died before has not, and all survivors see the
 wait for each other's events would spare that one wait; but the event of a process that is killed
 is never reached, and the streams of all others would wait for it for ever.
 
-Reading is only asked of the GPU; an event behind it tells when it is done, and the process says
-that it needs nobody's contribution any longer when that event is reached: at the latest at its
-next post, which waits for the stream anyway. An arena has room for two values of the largest size.
+Reading is only asked of the GPU. The process says that it needs nobody's contribution any longer
+when it finds its stream done with it: at the latest at its next post, which waits for the stream
+anyway. An arena has room for two values of the largest size.
 Who writes a third has seen everybody's post of the second, and with it everybody's word that the
 first has been read; so in step with the others nobody ever waits for room.
 
@@ -88,9 +88,8 @@ class Arenas:
         self._gpu.finish()
 
     def mean(self, operation: Operation, values: Sequence[Tensor]) -> Tensor:
-        """As in main memory, on the GPU; the members' arenas are opened on the way."""
+        """As in main memory, on the GPU."""
         kind = operation.kind
-        self._open_those_of(kind.members)
         result = torch.empty(kind.count, dtype=kind.dtype, device=self.device)
         here = [value.to(self.device) for value in values]
         if len(here) == 1:
@@ -102,8 +101,13 @@ class Arenas:
         divisor = kind.divisor(values)
         if divisor != 1.0:
             result.div_(self._divisor(divisor, kind.dtype))
-        self._reading.append((operation, self._gpu.mark()))
         return result.view(operation.shape)
+
+    def mark_reading(self, operation: Operation) -> None:
+        """All that reads its contributions was asked of the GPU; the members' arenas are opened
+        on the way."""
+        self._open_those_of(operation.kind.members)
+        self._reading.append((operation, self._gpu.mark()))
 
     def note_what_was_read(self, finish: Callable[[Operation], None]) -> None:
         """Finish the operations whose contributions the GPU has read."""

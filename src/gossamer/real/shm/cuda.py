@@ -73,6 +73,9 @@ class Cuda:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._streams = _Streams(device)
+        self._finished: dict[int, int] = {}
+        """How often each stream was waited for."""
 
     def at(self, device: torch.device) -> Gpu:
         return Cuda(device)
@@ -95,10 +98,15 @@ class Cuda:
         return flat.set_(storage, 0, (storage.nbytes(),), (1,))
 
     def finish(self) -> None:
-        torch.cuda.current_stream(self.device).synchronize()
+        stream = self._streams.present()
+        stream.synchronize()
+        self._finished[stream.cuda_stream] = self.finished(stream) + 1
+
+    def finished(self, stream: torch.cuda.Stream) -> int:
+        return self._finished.get(stream.cuda_stream, 0)
 
     def mark(self) -> Mark:
-        return torch.cuda.current_stream(self.device).record_event()
+        return _StreamMark(self, self._streams.present())
 
     def shared_mark(self) -> OwnMark:
         return _CudaMark(self.device)
@@ -108,21 +116,55 @@ class Cuda:
         return events.from_ipc_handle(self.device, bytes.fromhex(handle))
 
 
+class _Streams:
+    """The present one: asking torch for it takes as long as starting a kernel."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._index = torch.cuda.current_device() if device.index is None else device.index
+        self._known: dict[int, torch.cuda.Stream] = {}
+
+    def present(self) -> torch.cuda.Stream:
+        raw = cast(Any, torch._C)._cuda_getCurrentRawStream(self._index)
+        known = self._known.get(raw)
+        if known is None:
+            known = self._known[raw] = torch.cuda.current_stream(self._device)
+        return known
+
+
+class _StreamMark:
+    """Where a stream is now, without an event: reached when the stream was waited for since, or is
+    found with nothing to do."""
+
+    def __init__(self, gpu: Cuda, stream: torch.cuda.Stream) -> None:
+        self._gpu = gpu
+        self._stream = stream
+        self._seen = gpu.finished(stream)
+
+    def query(self) -> bool:
+        return self._gpu.finished(self._stream) > self._seen or self._stream.query()
+
+
 class _CudaMark:
     """An event; CUDA keeps one that was never recorded as reached."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._streams = _Streams(device)
+        self._recorded_in: torch.cuda.Stream | None = None
         with torch.cuda.device(device):
             event: Any = torch.cuda.Event(interprocess=True)
             self.handle: str = event.ipc_handle().hex()
         self._event = event
 
     def record(self) -> None:
-        self._event.record(torch.cuda.current_stream(self._device))
+        self._recorded_in = self._streams.present()
+        self._event.record(self._recorded_in)
 
     def precede(self) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._event)
+        stream = self._streams.present()
+        # A stream does everything in order anyway.
+        if stream is not self._recorded_in:
+            stream.wait_event(self._event)
 
     def query(self) -> bool:
         return self._event.query()

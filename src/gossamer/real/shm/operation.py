@@ -40,7 +40,8 @@ class Kind:
         self.scale = 1.0 / parts if is_exact else 1.0
         # Tiny gradients are common in 16 bits of float16, and halving those is not exact.
         is_wide = is_exact and torch.finfo(dtype).tiny < _TINY
-        self.is_of_pair = parts == 2 and is_wide and not is_on_gpu
+        self.is_of_pair = parts == 2 and is_wide
+        """Then the mean is made of a process's own value, where it is, and the other's half."""
         # Two read as many bytes either way, and save a handing-over; a GPU reads faster than
         # anybody could be told of what another has made.
         self.is_by_each = is_on_gpu or parts == 2 or self.nbytes <= _BY_EACH_BYTES

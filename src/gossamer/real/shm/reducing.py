@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -205,7 +205,11 @@ class Reducing:
                 values = self._values(operation)
                 divisor = kind.divisor(values)
             if kind.is_on_gpu and self._arenas is not None:
-                pending.resolve(self._arenas.mean(operation, values))
+                result = self._put_in_place(operation, values, divisor)
+                if result is None:
+                    result = self._arenas.mean(operation, values)
+                self._arenas.mark_reading(operation)
+                pending.resolve(result)
                 pending.settle = pending.on_cancel = None
                 return
             result = self._put_in_place(operation, values, divisor)
@@ -301,29 +305,23 @@ class Reducing:
         """Where the value lay in pieces the mean is put there: those are in the cache, and nobody
         has to point at another place."""
         scattered = operation.scattered
-        if scattered is None or not (operation.kind.is_by_each or operation.kind.is_by_one):
+        kind = operation.kind
+        if scattered is None or not (kind.is_by_each or kind.is_by_one):
+            return None
+        if kind.is_on_gpu and not (kind.is_of_pair and len(values) == 2):
             return None
         places = scattered.places(operation.edition)
         if places is None:
             return None
-        if operation.kind.is_of_pair and len(values) == 2:
-            self._add_other_half(operation, places, values)
+        if kind.is_of_pair and len(values) == 2:
+            is_second = kind.members[1] == self._rank
+            theirs = values[0 if is_second else 1].to(places[0].device)
+            _add_other_half(places, self._cut(scattered, theirs))
             return scattered
         pieces = [self._cut(scattered, value) for value in values]
         for place, *parts in zip(places, *pieces, strict=True):
             mean(parts, place, divisor)
         return scattered
-
-    def _add_other_half(
-        self, operation: Operation, places: Sequence[Tensor], values: Sequence[Tensor]
-    ) -> None:
-        """To this process's own pieces, which are nearer than what it posted of them. Halving is
-        exact (but below 1e-37) and two add up the same in either order: both get the same bits."""
-        assert operation.scattered is not None
-        is_second = operation.kind.members[1] == self._rank
-        theirs = self._cut(operation.scattered, values[0 if is_second else 1])
-        for place, half in zip(places, theirs, strict=True):
-            torch.add(half, place, alpha=0.5, out=place)
 
     def _cut(self, scattered: Scattered, flat: Tensor) -> Sequence[Tensor]:
         """The same few vectors are cut in every step; cutting one takes as long as adding it up."""
@@ -373,3 +371,15 @@ class Reducing:
     def _ring(self, kind: Kind) -> None:
         for member in kind.others:
             self._control.reductions[member].ring()
+
+
+def _add_other_half(places: Sequence[Tensor], halves: Sequence[Tensor]) -> None:
+    """To this process's own pieces, which are nearer than what it posted of them. Halving is exact
+    (but below 1e-37) and two add up the same in either order: both get the same bits."""
+    if places[0].is_cuda:
+        together = cast(Any, torch)
+        together._foreach_mul_(places, 0.5)
+        together._foreach_add_(places, halves)
+        return
+    for place, half in zip(places, halves, strict=True):
+        torch.add(half, place, alpha=0.5, out=place)

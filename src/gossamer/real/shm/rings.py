@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gossamer.real.memory import take
 from gossamer.real.shm.layout import LINE, RING_BYTES, RING_HEAD_BYTES
 from gossamer.real.shm.system import Bell, fence
 
 _WRITTEN, _TAKEN, _STARVED = 0, LINE // 8, 2 * LINE // 8
 LENGTH_BYTES = 8
+_LARGE = 1 << 16
+
+
+def room_for(length: int) -> memoryview:
+    """That many bytes; large ones are those of an earlier frame that nobody holds any more."""
+    return memoryview(bytearray(length) if length < _LARGE else take(length).numpy())
 
 
 class RingWriter:
@@ -59,11 +66,11 @@ class RingReader:
         self._in_length = True
 
     def frames(self) -> Iterator[memoryview]:
-        """The frames that are complete by now; each is fresh memory."""
+        """The frames that are complete by now; each is the caller's to keep."""
         while self._fill():
             whole, self._filled = self._target, 0
             if self._in_length:
-                self._target = memoryview(bytearray(int.from_bytes(whole, "little")))
+                self._target = room_for(int.from_bytes(whole, "little"))
                 self._in_length = False
                 continue
             self._target = memoryview(bytearray(LENGTH_BYTES))

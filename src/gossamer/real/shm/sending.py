@@ -7,13 +7,24 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from gossamer.real.shm.rings import LENGTH_BYTES, RingWriter
+from gossamer.real.shm.rings import LENGTH_BYTES, RingWriter, room_for
 from gossamer.real.shm.segments import Control
 from gossamer.real.transport import Part, Parts, StopToken
 
 _JOINED_BYTES = 4096
 _PIECE_BYTES = 1 << 18
 _CLOSING_S = 5.0
+
+
+def _joined(parts: Sequence[Part]) -> memoryview:
+    """A copy: what was sent may be changed by its sender at once."""
+    views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
+    whole = room_for(sum(map(len, views)))
+    at = 0
+    for view in views:
+        whole[at : at + len(view)] = view
+        at += len(view)
+    return whole
 
 
 class _Outgoing:
@@ -40,7 +51,7 @@ class _Outgoing:
             if self._is_dropped:
                 return False
             if self._backlog:
-                self._backlog.append(memoryview(b"".join(pieces)))
+                self._backlog.append(_joined(pieces))
                 return True
             for number, piece in enumerate(pieces):
                 view = memoryview(piece)
@@ -49,8 +60,7 @@ class _Outgoing:
                 view = view.cast("B")
                 written = self._ring.write(view)
                 if written < len(view):
-                    rest = b"".join([view[written:], *pieces[number + 1 :]])
-                    self._backlog.append(memoryview(rest))
+                    self._backlog.append(_joined([view[written:], *pieces[number + 1 :]]))
                     break
             self._ring.publish()
             is_left = bool(self._backlog)
