@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from gossamer.errors import PeerLost, ProtocolError
 from gossamer.real.shm import Segments, ShmTransport, create_segments
 from gossamer.real.shm.board import Room
-from gossamer.real.shm.layout import CELL_FIELDS, CELLS, LINE, RING_BYTES, RING_HEAD_BYTES, lay_out
+from gossamer.real.shm.layout import (
+    CELL_FIELDS,
+    CELLS,
+    LINE,
+    PARCELS,
+    RING_BYTES,
+    RING_HEAD_BYTES,
+    lay_out,
+)
 from gossamer.real.shm.operation import Kind
 from gossamer.real.shm.rings import LENGTH_BYTES, RingReader, RingWriter
 from gossamer.real.shm.system import Bell
@@ -108,6 +116,11 @@ def test_what_was_given_back_last_is_taken_last() -> None:
     assert places[10:] == places[:2]
 
 
+def no_parcel(notice: memoryview) -> memoryview:
+    """Where no parcels are sent, none comes."""
+    raise AssertionError(bytes(notice))
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 3 * RING_BYTES // 2), max_size=4), st.integers(0, 1000))
 def test_a_ring_delivers_the_frames_that_were_written(lengths: list[int], seed: int) -> None:
@@ -115,7 +128,7 @@ def test_a_ring_delivers_the_frames_that_were_written(lengths: list[int], seed: 
     random = Random(seed)
     region = memoryview(bytearray(RING_HEAD_BYTES + RING_BYTES))
     bell = Bell(mmap.mmap(-1, LINE), 0, 0)
-    writer, reader = RingWriter(region), RingReader(region, bell)
+    writer, reader = RingWriter(region), RingReader(region, bell, no_parcel)
     frames = [random.randbytes(length) for length in lengths]
     stream = memoryview(
         b"".join(len(frame).to_bytes(LENGTH_BYTES, "little") + frame for frame in frames)
@@ -139,7 +152,9 @@ def test_nothing_in_a_layout_overlaps(sizes: list[tuple[int, int]]) -> None:
     ranges = [(layout.ring(source), RING_HEAD_BYTES + RING_BYTES) for source in range(3)]
     ranges += [
         (layout.cells, 8 * CELLS * CELL_FIELDS),
-        (layout.reductions, layout.total - layout.reductions),
+        (layout.releases, 8 * PARCELS * 3),
+        (layout.reductions, layout.parcels - layout.reductions),
+        (layout.parcels, layout.total - layout.parcels),
     ]
     for end, place in layout.places.items():
         assert windows[end].process == 1

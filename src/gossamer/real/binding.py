@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
 from gossamer.real.descent import Descent
+from gossamer.real.memory import take_elements
 from gossamer.real.transport import Scattered
 from gossamer.replica import Layout
 
@@ -59,6 +60,15 @@ def _flat(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_flat(one) for one in value)  # pyright: ignore[reportUnknownVariableType]
     return value
+
+
+def joined(pieces: Sequence[Tensor]) -> Tensor:
+    """One vector; a large one lies in memory that was used before."""
+    first = pieces[0]
+    if first.device.type != "cpu":
+        return torch.cat(list(pieces))
+    whole = take_elements(sum(piece.numel() for piece in pieces), first.dtype)
+    return torch.cat(list(pieces), out=whole)
 
 
 def _dense(gradient: Tensor) -> Tensor:
@@ -164,7 +174,7 @@ class Binding:
                 else _dense(p.grad.detach()).reshape(-1).to(self._window.device, self.dtype)
                 for p in self.parameters
             ]  # fmt: skip
-            self._flat = torch.cat(pieces)
+            self._flat = joined(pieces)
         return self._flat
 
     def cut(self, flat: Tensor) -> Views:

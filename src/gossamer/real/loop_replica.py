@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.optimisers import clip_one
-from gossamer.real.binding import Binding, LoopGradient
+from gossamer.real.binding import Binding, LoopGradient, joined
 from gossamer.real.descent import Descent
 
 
@@ -60,7 +60,7 @@ class LoopReplica:
 
     def snapshot(self) -> Tensor:
         with self._guard():
-            return self.window.clone()
+            return joined([self.window])
 
     def add_(self, delta: Tensor, scale: float = 1.0) -> None:
         with self._guard():

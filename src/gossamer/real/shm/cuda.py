@@ -121,11 +121,12 @@ class _Streams:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._index = torch.cuda.current_device() if device.index is None else device.index
+        index = cast(int | None, device.index)
+        self._index = torch.cuda.current_device() if index is None else index
         self._known: dict[int, torch.cuda.Stream] = {}
 
     def present(self) -> torch.cuda.Stream:
-        raw = cast(Any, torch._C)._cuda_getCurrentRawStream(self._index)
+        raw = cast(Any, torch)._C._cuda_getCurrentRawStream(self._index)
         known = self._known.get(raw)
         if known is None:
             known = self._known[raw] = torch.cuda.current_stream(self._device)

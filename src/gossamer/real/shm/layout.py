@@ -14,8 +14,11 @@ RING_BYTES = 1 << 20
 RING_HEAD_BYTES = 3 * LINE
 CELLS = 512
 CELL_FIELDS = 7
+PARCELS = 64
+"""That one process may have on the way to another."""
 _REDUCTION_MIN_BYTES = 1 << 30
 _REDUCTIONS = 16
+_PARCEL_MIN_BYTES = 1 << 28
 
 
 def aligned(count: int, unit: int = LINE) -> int:
@@ -42,8 +45,14 @@ class Layout:
     rings: int
     places: Mapping[int, Place]
     cells: int
+    releases: int
+    """A word for each slot of each sender: which of its parcels this process has released."""
     reductions: int
+    parcels: int
     total: int
+
+    def released(self, source: int) -> int:
+        return self.releases + source * PARCELS * 8
 
     def ring(self, source: int) -> int:
         """The ring that this process receives from `source` through."""
@@ -53,6 +62,7 @@ class Layout:
 def lay_out(process: int, size: int, windows: Mapping[int, Window]) -> Layout:
     at = aligned(size * (RING_HEAD_BYTES + RING_BYTES), PAGE)
     cells, at = at, at + aligned(CELLS * CELL_FIELDS * 8, PAGE)
+    releases, at = at, at + aligned(size * PARCELS * 8, PAGE)
     own = {end: windows[end] for end in sorted(windows) if windows[end].process == process}
     locks, at = at, at + aligned(LOCK_BYTES * len(own), PAGE)
     places: dict[int, Place] = {}
@@ -60,5 +70,7 @@ def lay_out(process: int, size: int, windows: Mapping[int, Window]) -> Layout:
         places[end] = Place(locks + LOCK_BYTES * number, at, window)
         at += aligned(window_bytes(window), PAGE)
     largest = max((window_bytes(window) for window in windows.values()), default=0)
-    total = at + aligned(_REDUCTION_MIN_BYTES + _REDUCTIONS * largest, PAGE)
-    return Layout(0, places, cells, at, total)
+    parcels = at + aligned(_REDUCTION_MIN_BYTES + _REDUCTIONS * largest, PAGE)
+    # Two for each peer and some more: who is behind is sent to through its ring.
+    total = parcels + aligned(_PARCEL_MIN_BYTES + 2 * (size + 2) * largest, PAGE)
+    return Layout(0, places, cells, releases, at, parcels, total)

@@ -6,7 +6,8 @@ have: so a writer that dies leaves whole frames and at most the beginning of one
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from gossamer.real.memory import take
 from gossamer.real.shm.layout import LINE, RING_BYTES, RING_HEAD_BYTES
@@ -14,12 +15,17 @@ from gossamer.real.shm.system import Bell, fence
 
 _WRITTEN, _TAKEN, _STARVED = 0, LINE // 8, 2 * LINE // 8
 LENGTH_BYTES = 8
+NOTICE = 1 << 63
+"""In the length of a frame: it is the notice of one that lies elsewhere."""
 _LARGE = 1 << 16
 
 
 def room_for(length: int) -> memoryview:
     """That many bytes; large ones are those of an earlier frame that nobody holds any more."""
-    return memoryview(bytearray(length) if length < _LARGE else take(length).numpy())
+    if length < _LARGE:
+        return memoryview(bytearray(length))
+    used: Any = take(length).numpy()
+    return memoryview(used)
 
 
 class RingWriter:
@@ -54,9 +60,11 @@ class RingWriter:
 
 
 class RingReader:
-    """The receiving side: puts frames together again."""
+    """The receiving side: puts frames together again, and opens those that lie elsewhere."""
 
-    def __init__(self, region: memoryview, room: Bell) -> None:
+    def __init__(
+        self, region: memoryview, room: Bell, open_parcel: Callable[[memoryview], memoryview]
+    ) -> None:
         self._words = region[:RING_HEAD_BYTES].cast("Q")
         self._data = region[RING_HEAD_BYTES:]
         self._room = room
@@ -64,18 +72,22 @@ class RingReader:
         self._target = memoryview(bytearray(LENGTH_BYTES))
         self._filled = 0
         self._in_length = True
+        self._is_notice = False
+        self._open_parcel = open_parcel
 
     def frames(self) -> Iterator[memoryview]:
         """The frames that are complete by now; each is the caller's to keep."""
         while self._fill():
             whole, self._filled = self._target, 0
             if self._in_length:
-                self._target = room_for(int.from_bytes(whole, "little"))
+                length = int.from_bytes(whole, "little")
+                self._is_notice = bool(length & NOTICE)
+                self._target = room_for(length & ~NOTICE)
                 self._in_length = False
                 continue
             self._target = memoryview(bytearray(LENGTH_BYTES))
             self._in_length = True
-            yield whole
+            yield self._open_parcel(whole) if self._is_notice else whole
 
     def _fill(self) -> bool:
         """Take what there is for the present target; whether it is full."""

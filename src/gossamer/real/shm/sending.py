@@ -1,4 +1,7 @@
-"""Frames on their way out: straight into the ring where there is room, else behind a thread."""
+"""Frames on their way out: straight into the ring where there is room, else behind a thread.
+
+Large ones are laid down beside the ring, and only the notice of them goes this way.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from gossamer.real.shm.rings import LENGTH_BYTES, RingWriter, room_for
+from gossamer.real.shm.parcels import LARGE_BYTES, Packing
+from gossamer.real.shm.rings import LENGTH_BYTES, NOTICE, RingWriter, room_for
 from gossamer.real.shm.segments import Control
 from gossamer.real.transport import Part, Parts, StopToken
 
@@ -30,8 +34,10 @@ def _joined(parts: Sequence[Part]) -> memoryview:
 class _Outgoing:
     """What is still to be written to one process."""
 
-    def __init__(self, ring: RingWriter, to: int, control: Control) -> None:
+    def __init__(self, ring: RingWriter, to: int, control: Control, packing: Packing) -> None:
         self._ring = ring
+        self._to = to
+        self._packing = packing
         self._bell = control.frames[to]
         self._lock = threading.Lock()
         self._backlog: deque[memoryview] = deque()
@@ -45,7 +51,12 @@ class _Outgoing:
         """Whether something was left for the thread to do."""
         length = sum(memoryview(part).nbytes for part in parts)
         pieces: Sequence[Part] = [length.to_bytes(LENGTH_BYTES, "little"), *parts]
-        if length <= _JOINED_BYTES:
+        notice = None
+        if length >= LARGE_BYTES and not self._is_dropped:
+            notice = self._packing.pack(self._to, parts, length)
+        if notice is not None:
+            pieces = [(NOTICE | len(notice)).to_bytes(LENGTH_BYTES, "little") + notice]
+        elif length <= _JOINED_BYTES:
             pieces = [b"".join(pieces)]
         with self._lock:
             if self._is_dropped:
@@ -95,9 +106,10 @@ class Sending:
     """All rings out of this process, and the thread that waits for room in them."""
 
     def __init__(
-        self, rank: int, rings: dict[int, RingWriter], control: Control, stop: StopToken
-    ) -> None:
-        self._outgoing = {to: _Outgoing(ring, to, control) for to, ring in rings.items()}
+        self, rank: int, rings: dict[int, RingWriter], packing: Packing, control: Control,
+        stop: StopToken,
+    ) -> None:  # fmt: skip
+        self._outgoing = {to: _Outgoing(ring, to, control, packing) for to, ring in rings.items()}
         self._control = control
         self._room = control.room[rank]
         self._stop = stop

@@ -14,8 +14,16 @@ from gossamer.pending import Pending
 from gossamer.real.shm.arenas import Arenas
 from gossamer.real.shm.board import TURN_BYTES, Board, Room
 from gossamer.real.shm.cuda import gpu_for
-from gossamer.real.shm.layout import RING_BYTES, RING_HEAD_BYTES, lay_out, window_bytes
+from gossamer.real.shm.layout import (
+    PARCELS,
+    RING_BYTES,
+    RING_HEAD_BYTES,
+    Layout,
+    lay_out,
+    window_bytes,
+)
 from gossamer.real.shm.memory import Memory
+from gossamer.real.shm.parcels import Packing, Unpacking
 from gossamer.real.shm.receiving import Receiving
 from gossamer.real.shm.reducing import Reducing
 from gossamer.real.shm.rings import RingReader, RingWriter
@@ -86,24 +94,14 @@ class ShmTransport:
         self._windows = Windows(rank, memories, layouts, control, stop)
         self._windows.initialise(initial)
         boards = {process: Board(memories[process], layouts[process]) for process in everybody}
-        room = Room(layouts[rank].reductions, layouts[rank].total, TURN_BYTES)
+        room = Room(layouts[rank].reductions, layouts[rank].parcels, TURN_BYTES)
         gpu = gpu_for(windows[rank].device)
         arenas = None
         if gpu is not None:
             largest = max(window_bytes(window) for window in windows.values())
             arenas = Arenas(rank, boards, control, self.store, gpu, largest)
         self._reducing = Reducing(rank, boards, room, control, stop, arenas)
-
-        def ring(source: int, to: int) -> memoryview:
-            return memories[to].region(layouts[to].ring(source), RING_HEAD_BYTES + RING_BYTES)
-
-        others = [process for process in everybody if process != rank]
-        writers = {to: RingWriter(ring(rank, to)) for to in others}
-        readers = {
-            source: RingReader(ring(source, rank), control.room[source]) for source in others
-        }
-        self._sending = Sending(rank, writers, control, stop)
-        self._receiving = Receiving(rank, readers, control, listener, stop, self._sending.drop)
+        self._connect(memories, layouts, listener, stop)
         self._close_files()
         control.set_state(rank, OPEN)
         self._wait_for_others(stop)
@@ -111,6 +109,31 @@ class ShmTransport:
             self._windows.share_gpu_memory(gpu, initial, self.store)
         self._receiving.start()
         self._is_open = True
+
+    def _connect(
+        self, memories: Mapping[int, Memory], layouts: Mapping[int, Layout], listener: Listener,
+        stop: StopToken,
+    ) -> None:  # fmt: skip
+        """The ways that frames take, to every other process and from it."""
+        rank, control = self.rank, self._control
+
+        def ring(source: int, to: int) -> memoryview:
+            return memories[to].region(layouts[to].ring(source), RING_HEAD_BYTES + RING_BYTES)
+
+        def released(source: int, by: int) -> memoryview:
+            return memories[by].words(layouts[by].released(source), PARCELS)
+
+        others = [process for process in range(self.size) if process != rank]
+        room = Room(layouts[rank].parcels, layouts[rank].total)
+        released_by = {to: released(rank, to) for to in others}
+        packing = Packing(memories[rank], room, released_by, control)
+        writers = {to: RingWriter(ring(rank, to)) for to in others}
+        self._sending = Sending(rank, writers, packing, control, stop)
+        readers: dict[int, RingReader] = {}
+        for source in others:
+            unpacking = Unpacking(memories[source], released(source, rank))
+            readers[source] = RingReader(ring(source, rank), control.room[source], unpacking.open)
+        self._receiving = Receiving(rank, readers, control, listener, stop, self._sending.drop)
 
     def _wait_for_others(self, stop: StopToken) -> None:
         bell = self._control.reductions[self.rank]
