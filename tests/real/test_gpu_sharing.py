@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from gossamer.pending import Pending
 from gossamer.real.shm import ShmTransport, create_segments
 from gossamer.real.shm import transport as shm_transport
 from gossamer.real.shm.arenas import IN_ARENA
+from gossamer.real.shm.cuda import Cuda, Mark
 from gossamer.real.shm.segments import CLOSED, Control
 from gossamer.real.shm.system import LOCK_BYTES, SPARE_WORD
 from gossamer.real.shm.turns import Turns
@@ -298,3 +300,41 @@ def test_the_word_of_the_last_user_lies_behind_the_lock() -> None:
     """A `pthread_mutex_t` has at most 48 bytes where torch runs."""
     assert SPARE_WORD % 8 == 0
     assert 48 <= SPARE_WORD <= LOCK_BYTES - 8
+
+
+class Stream:
+    """One of a GPU that is always busy; something may happen while it is waited for."""
+
+    cuda_stream = 7
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def synchronize(self) -> None:
+        self.meanwhile()
+
+    def query(self) -> bool:
+        return False
+
+
+class Present:
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+
+    def present(self) -> Stream:
+        return self.stream
+
+
+def test_a_mark_is_reached_by_a_wait_that_began_after_it() -> None:
+    """Not by one that was under way when it was set: that may have looked too early."""
+    gpu, stream = Cuda(torch.device("cuda:0")), Stream()
+    gpu._streams = cast(Any, Present(stream))
+    before = gpu.mark()
+    assert not before.query()
+    marks: list[Mark] = []
+    stream.meanwhile = lambda: marks.append(gpu.mark())
+    gpu.finish()
+    assert before.query()
+    assert not marks[0].query()
+    gpu.finish()
+    assert marks[0].query()

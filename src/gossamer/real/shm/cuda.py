@@ -74,8 +74,9 @@ class Cuda:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._streams = _Streams(device)
-        self._finished: dict[int, int] = {}
-        """How often each stream was waited for."""
+        self._waits: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+        """By stream: how many waits for it have begun, and the latest begun of those that ended."""
 
     def at(self, device: torch.device) -> Gpu:
         return Cuda(device)
@@ -99,11 +100,16 @@ class Cuda:
 
     def finish(self) -> None:
         stream = self._streams.present()
+        number = self._waits[stream.cuda_stream] = self.waits(stream) + 1
         stream.synchronize()
-        self._finished[stream.cuda_stream] = self.finished(stream) + 1
+        self._ended[stream.cuda_stream] = max(number, self._ended.get(stream.cuda_stream, 0))
 
-    def finished(self, stream: torch.cuda.Stream) -> int:
-        return self._finished.get(stream.cuda_stream, 0)
+    def waits(self, stream: torch.cuda.Stream) -> int:
+        return self._waits.get(stream.cuda_stream, 0)
+
+    def has_ended(self, stream: torch.cuda.Stream, number: int) -> bool:
+        """Whether a wait begun after so many others is over."""
+        return self._ended.get(stream.cuda_stream, 0) > number
 
     def mark(self) -> Mark:
         return _StreamMark(self, self._streams.present())
@@ -134,16 +140,16 @@ class _Streams:
 
 
 class _StreamMark:
-    """Where a stream is now, without an event: reached when the stream was waited for since, or is
-    found with nothing to do."""
+    """Where a stream is now, without an event: reached when a wait for the stream that began later
+    is over, or the stream is found with nothing to do."""
 
     def __init__(self, gpu: Cuda, stream: torch.cuda.Stream) -> None:
         self._gpu = gpu
         self._stream = stream
-        self._seen = gpu.finished(stream)
+        self._begun = gpu.waits(stream)
 
     def query(self) -> bool:
-        return self._gpu.finished(self._stream) > self._seen or self._stream.query()
+        return self._gpu.has_ended(self._stream, self._begun) or self._stream.query()
 
 
 class _CudaMark:
