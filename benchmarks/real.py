@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
     if arguments.quick:
-        found = quick_measure(arguments.device, arguments.rounds or 5)
+        found = quick_measure(arguments.device, arguments.rounds or 4)
     else:
         models = arguments.models.split(",")
         found = full_measure(arguments.device, models, arguments.rounds or 11)
