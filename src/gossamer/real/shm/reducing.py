@@ -6,7 +6,8 @@ small value, or that of a pair, is added up by every member for itself. Of a lar
 adds up its own chunk for all, if there are processors for all of them; otherwise, where work done
 twice is work that somebody else waits for, it is added up once for all of them (`making`). What its
 maker is not at, dead or merely busy elsewhere, is made by whoever needs it, so nobody ever waits
-for a member that has already posted. Values on a GPU that the processes share are in `arenas`.
+for a member that has posted and turned to something else. Values on a GPU that the processes share
+are in `arenas`.
 """
 
 from __future__ import annotations
