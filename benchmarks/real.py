@@ -31,6 +31,12 @@ DDP = Variant("DDP", "ddp", is_synchronous=True)
 SHM_GOSSIP = Variant("pull_gossip on shm", "join", "pull_gossip", "shm")
 SHM_AD_PSGD = Variant("ad_psgd on shm", "join", "ad_psgd", "shm")
 SHM_ALL_REDUCE = Variant("all_reduce on shm", "join", "all_reduce", "shm", True)
+BY_HAND = {
+    SHM_GOSSIP.name: Variant("by hand, read", "hand", "read", "shm"),
+    SHM_AD_PSGD.name: Variant("by hand, average", "hand", "average", "shm"),
+    SHM_ALL_REDUCE.name: Variant("by hand, all-reduce", "hand", "all_reduce", "shm", True),
+}
+"""What each exchange takes with no library around it; a small model shows that best."""
 OF_TORCH = (
     Variant("pull_gossip on torch", "join", "pull_gossip", "torch"),
     Variant("ad_psgd on torch", "join", "ad_psgd", "torch"),
@@ -169,6 +175,8 @@ def full_measure(device: str, models: Sequence[str], rounds: int) -> dict[str, A
         for size in (2, 4):
             case: dict[str, Any] = {}
             for family, variants in families.items():
+                if family == "shm" and model == "mlp" and device == "cpu":
+                    variants = (*variants, *BY_HAND.values())
                 results = coupled(variants, size, model, device, few)
                 # DDP stands beside each family; the first one is shown, all are compared with.
                 for name, result in results.items():
@@ -193,10 +201,14 @@ def full_measure(device: str, models: Sequence[str], rounds: int) -> dict[str, A
 
 
 def _beside_bare(case: dict[str, Any]) -> None:
-    for bare, ours in zip(OF_MPI[::2], OF_MPI[1::2], strict=True):
-        if bare.name in case:
-            ratio = case[ours.name]["over_plain"] / case[bare.name]["over_plain"]
-            case[ours.name]["over_bare"] = ratio
+    pairs = [
+        ("over_bare", bare.name, ours.name)
+        for bare, ours in zip(OF_MPI[::2], OF_MPI[1::2], strict=True)
+    ]
+    pairs += [("over_hand", hand.name, ours) for ours, hand in BY_HAND.items()]
+    for key, bare, ours in pairs:
+        if bare in case:
+            case[ours][key] = case[ours]["over_plain"] / case[bare]["over_plain"]
 
 
 def headline(found: dict[str, Any]) -> dict[str, float]:

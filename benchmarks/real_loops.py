@@ -85,9 +85,9 @@ class BareGet(Counted):
     def __init__(self, problem: Problem, mpi: Any) -> None:
         super().__init__(problem)
         self._mpi, self._world = mpi, mpi.COMM_WORLD
-        self._window, self._flat = own_window(mpi, sum(p.numel() for p in _parameters(problem)))
+        self._window, self._flat = own_window(mpi, sum(p.numel() for p in parameters_of(problem)))
         self._theirs = torch.empty_like(self._flat)
-        for parameter, view in zip(_parameters(problem), _views(problem, self._flat), strict=True):
+        for parameter, view in zip(parameters_of(problem), views_of(problem, self._flat), strict=True):
             view.copy_(parameter.data)
             parameter.data = view
 
@@ -107,17 +107,17 @@ class BareAllReduce(Counted):
     def __init__(self, problem: Problem, mpi: Any) -> None:
         super().__init__(problem)
         self._mpi, self._world = mpi, mpi.COMM_WORLD
-        self._flat = torch.zeros(sum(p.numel() for p in _parameters(problem)))
-        self._views = _views(problem, self._flat)
+        self._flat = torch.zeros(sum(p.numel() for p in parameters_of(problem)))
+        self._views = views_of(problem, self._flat)
 
     def step(self) -> None:
         problem = self.problem
         problem.backward(problem.module)
-        torch.cat([p.grad.reshape(-1) for p in _parameters(problem) if p.grad is not None],
+        torch.cat([p.grad.reshape(-1) for p in parameters_of(problem) if p.grad is not None],
                   out=self._flat)  # fmt: skip
         self._world.Allreduce(self._mpi.IN_PLACE, self._flat.numpy())
         self._flat.div_(self._world.size)
-        for parameter, view in zip(_parameters(problem), self._views, strict=True):
+        for parameter, view in zip(parameters_of(problem), self._views, strict=True):
             parameter.grad = view
         problem.optimizer.step()
         self.count += 1
@@ -135,16 +135,16 @@ def get(mpi: Any, window: Any, into: Tensor, rank: int) -> None:
     window.Unlock(rank)
 
 
-def _parameters(problem: Problem) -> list[nn.Parameter]:
+def parameters_of(problem: Problem) -> list[nn.Parameter]:
     return list(problem.module.parameters())
 
 
-def _views(problem: Problem, flat: Tensor) -> list[Tensor]:
-    sizes = [parameter.numel() for parameter in _parameters(problem)]
+def views_of(problem: Problem, flat: Tensor) -> list[Tensor]:
+    sizes = [parameter.numel() for parameter in parameters_of(problem)]
     pieces = flat.split(sizes)
     return [
         piece.view_as(parameter)
-        for piece, parameter in zip(pieces, _parameters(problem), strict=True)
+        for piece, parameter in zip(pieces, parameters_of(problem), strict=True)
     ]
 
 

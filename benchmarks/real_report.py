@@ -52,12 +52,12 @@ def _coupled(model: str, sizes: dict[str, Any]) -> list[str]:
         "-most).",
         "",
         f"| | {' | '.join(f'p={size}' for size in sizes)} | exchanges started per step | "
-        "slowest worker over the mean | over DDP | over bare MPI |",
-        "|---" * (len(sizes) + 5) + "|",
+        "slowest worker over the mean | over DDP | over bare MPI | over by hand |",
+        "|---" * (len(sizes) + 6) + "|",
     ]
     for name in first:
         cells = [_ratio(case.get(name)) for case in sizes.values()]
-        keys = ("exchanges_per_step", "slowest_over_mean", "over_ddp", "over_bare")
+        keys = ("exchanges_per_step", "slowest_over_mean", "over_ddp", "over_bare", "over_hand")
         cells += [
             " / ".join(f"{case[name][key]:.2f}" for case in sizes.values() if key in case[name])
             or "-"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from real_exchange import exchange_times
+from real_hand import HAND
 from real_loops import BARE, Ddp, Joined, Plain
 from real_models import Flat, Problem
 from timing import synchronise
@@ -145,7 +146,7 @@ def _joined(arguments: argparse.Namespace, module: Any, optimizer: Any) -> Joine
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("plain", "ddp", "join", "bare", "exchange"))
+    parser.add_argument("kind", choices=("plain", "ddp", "join", "bare", "hand", "exchange"))
     parser.add_argument("conductor")
     parser.add_argument("--model", default="mlp")
     parser.add_argument("--method", default="pull_gossip")
@@ -173,6 +174,8 @@ def main() -> None:
             from mpi4py import MPI
 
             loop = BARE[arguments.method](problem, MPI)
+        elif arguments.kind == "hand":
+            loop = HAND[arguments.method](problem)
         elif arguments.kind == "join":
             worker = _joined(arguments, problem.module, problem.optimizer)
             loop = Joined(problem, stack.enter_context(worker))

@@ -117,25 +117,35 @@ class Gathered(Pending[list[T]]):
     __slots__ = ("parts",)
 
     def __init__(self, parts: Sequence[Pending[T]]) -> None:
-        peers = {part.peer for part in parts}
-        label = parts[0].label if parts else "gather"
-        super().__init__(label, peers.pop() if len(peers) == 1 else None)
         self.parts = parts
+        if len(parts) == 1:
+            # The usual case in a step, where every call counts.
+            super().__init__(parts[0].label, parts[0].peer)
+            parts[0].when_done(self._all_ended)
+            return
+        peers = {part.peer for part in parts}
+        super().__init__(parts[0].label if parts else "gather", peers.pop() if len(peers) == 1 else None)
         done = count(1)
 
         def ended(part: Pending[T]) -> None:
             number = next(done)
             try:
                 part.result()
-                if number == len(parts):
-                    self.resolve([one.result() for one in parts])
             except Exception as error:
                 self.fail(error)
+            if number == len(parts):
+                self._all_ended()
 
         if not parts:
             self.resolve([])
         for part in parts:
             part.when_done(partial(ended, part))
+
+    def _all_ended(self) -> None:
+        try:
+            self.resolve([part.result() for part in self.parts])
+        except Exception as error:
+            self.fail(error)
 
     def __await__(self) -> Generator[Pending[Any], None, list[T]]:
         for part in self.parts:

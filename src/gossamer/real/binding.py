@@ -107,6 +107,10 @@ class Binding:
         self._private: Tensor | None = None
         self._own: Views = [parameter.data for parameter in self.parameters]
         """Where the parameters lay before; they lie there again in the end."""
+        self._places: Views = []
+        """The parameters' memory as plain tensors; to torch a change there is one of theirs."""
+        self._plain: Views | None = None
+        """This step's `.grad`s, once they have been looked at and found plain."""
         self._window_views: Views = []
         self._private_views: Views = []
 
@@ -143,6 +147,7 @@ class Binding:
     def _point(self, views: Views) -> None:
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view
+        self._places = [parameter.detach() for parameter in self.parameters]
 
     def load(self, flat: Tensor) -> None:
         """Put a point into the module, for the next forward pass."""
@@ -182,44 +187,52 @@ class Binding:
         return [piece.view(shape) for piece, shape in pieces]
 
     def write_gradient(self, target: Sequence[Tensor], scale: float) -> None:
-        if target[0].is_cuda and (gradients := self._plain_gradients()) is not None:
+        gradients = self._plain_gradients()
+        if gradients is None or target[0].device != self.device:
+            self._write_any_gradient(target, scale)
+        elif target[0].is_cuda:
             # A kernel for all of them together: starting one each takes longer than its work.
             together = cast(Any, torch)
             together._foreach_copy_(list(target), gradients)
             if scale != 1.0:
                 together._foreach_mul_(list(target), scale)
-            return
-        factor = self._factors.get(scale)
-        if factor is None:
-            factor = self._factors[scale] = torch.tensor(scale)
-        for parameter, place in zip(self.parameters, target, strict=True):
-            gradient = parameter.grad
-            if gradient is None:
-                place.zero_()
-            elif gradient.is_sparse or gradient.dtype != place.dtype:
-                place.copy_(_dense(gradient.detach())).mul_(scale)
-            elif gradient.device == place.device and not gradient.requires_grad:
+        else:
+            factor = self._factors.get(scale)
+            if factor is None:
+                factor = self._factors[scale] = torch.tensor(scale)
+            for gradient, place in zip(gradients, target, strict=True):
                 torch.mul(gradient, factor, out=place)
+
+    def _write_any_gradient(self, target: Sequence[Tensor], scale: float) -> None:
+        for parameter, place in zip(self.parameters, target, strict=True):
+            if parameter.grad is None:
+                place.zero_()
             else:
-                place.copy_(gradient.detach()).mul_(scale)
+                place.copy_(_dense(parameter.grad.detach())).mul_(scale)
 
     def new_gradient(self) -> LoopGradient:
-        self._flat = None
+        self._flat = self._plain = None
         self._token.edition += 1
         return self._token
+
+    def let_go(self) -> None:
+        """Of this step's gradients: where one is freed before the next is made, it is made in the
+        same memory, which is still in the cache."""
+        self._plain = None
 
     def gradient_places(self, edition: int) -> Views | None:
         """The `.grad`s, to be written over; None where they are not plain vectors of ours."""
         if edition != self._token.edition or not self.is_uniform:
             return None
         places = self._plain_gradients()
-        if places is None or not all(place.is_contiguous() for place in places):
-            return None
-        self._flat = None
+        if places is not None:
+            self._flat = None
         return places
 
     def _plain_gradients(self) -> Views | None:
         """All `.grad`s, where every parameter has one that is as plain as itself."""
+        if self._plain is not None:
+            return self._plain
         plain: Views = []
         for parameter in self.parameters:
             gradient = parameter.grad
@@ -227,10 +240,14 @@ class Binding:
                 return None
             if gradient.dtype != self.dtype or gradient.device != self.device:
                 return None
+            if not gradient.is_contiguous():
+                return None
             plain.append(gradient)
+        self._plain = plain
         return plain
 
     def set_gradient(self, flat: Tensor) -> None:
+        self._plain = None
         pieces = flat.split(self._sizes)
         for parameter, piece, shape in zip(
             self.parameters, pieces, self.layout.shapes, strict=True
@@ -245,7 +262,7 @@ class Binding:
         """One step of the user's optimiser on the window."""
         if not self.is_private:
             with guard():
-                if not descent.descend_at(self.parameters):
+                if not descent.descend_at(self._places):
                     descent.step()
         elif self._private is not None:
             with guard():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, cast
@@ -132,7 +133,9 @@ class Coupling:
             self._telling.begin()
         window = self.transport.window(self.rank)
         self._binding.attach(window, is_private=self.method.shares_replica)
-        guard = self._guard_of(self.rank) if self.method.shares_replica else contextlib.nullcontext
+        # A lock where nobody else comes in: torch's and Python's empty guards take longer.
+        alone = threading.RLock()
+        guard = self._guard_of(self.rank) if self.method.shares_replica else lambda: alone
         stale = self._stale_of(self.rank)
         self.replica = LoopReplica(self._binding, window, self._optimizer, guard, stale)
         self.hub.offer("output", self._own_output)
@@ -275,6 +278,7 @@ class Coupling:
         cast(Any, self._optimizer)._opt_called = True
         wanted.resolve(self._travelling() if self.plan.slices else self._binding.new_gradient())
         self._advance()
+        self._binding.let_go()
         self._stepped_at = time.monotonic()
 
     def _travelling(self) -> Tensor:
@@ -306,6 +310,8 @@ class Coupling:
         try:
             while True:
                 pending = main.send(None)
+                if pending.done:
+                    continue
                 is_the_loops = self._wanted is not None and not self._wanted.done
                 if is_the_loops and isinstance(pending, Gradient):
                     self._awaited = pending

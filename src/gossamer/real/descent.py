@@ -37,16 +37,16 @@ class Descent:
         self._optimizer.step()
 
     def descend_at(self, places: Sequence[Tensor]) -> bool:
-        """Make the step at places in the order of the parameters; False, and nothing is changed,
-        where only the optimiser itself can make it."""
+        """Make the step at places in the order of the parameters, which take no gradient; False,
+        and nothing is changed, where only the optimiser itself can make it."""
         if not self._is_sgd or self._is_watched():
             return False
         groups = self._optimizer.param_groups
-        if not all(_is_plain(group) for group in groups):
-            return False
-        with torch.no_grad():
-            for group in groups:
-                self._descend_group(group, places)
+        for group in groups:
+            if not _is_plain(group):
+                return False
+        for group in groups:
+            self._descend_group(group, places)
         return True
 
     def _is_watched(self) -> bool:
@@ -64,11 +64,17 @@ class Descent:
         return not is_of_schedule or getattr(own, "__wrapped__", None) is not torch.optim.SGD.step
 
     def _descend_group(self, group: dict[str, Any], places: Sequence[Tensor]) -> None:
-        moving: list[nn.Parameter] = [p for p in group["params"] if p.grad is not None]
+        moving: list[nn.Parameter] = []
+        targets: list[Tensor] = []
+        direction: list[Tensor] = []
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                moving.append(parameter)
+                direction.append(parameter.grad)
+                number = self._at.get(id(parameter))
+                targets.append(parameter.detach() if number is None else places[number])
         if not moving:
             return
-        targets = [places[self._at[id(p)]] if id(p) in self._at else p for p in moving]
-        direction = [cast(Tensor, p.grad) for p in moving]
         if group["maximize"]:
             direction = _together._foreach_neg(direction)
         if group["weight_decay"] != 0:

@@ -72,7 +72,13 @@ class Room:
         """The start of that many free bytes, or None."""
         length = aligned(length)
         turn_end = min(self._start + _TURNS * length, self._turn_end)
-        place = self._first_gap(self._next, turn_end, length)
+        at = self._next
+        if at + length <= turn_end and (not self._taken or self._taken[-1][1] <= at):
+            # Behind all others, as usual.
+            self._next = at + length
+            self._taken.append((at, self._next))
+            return at
+        place = self._first_gap(at, turn_end, length)
         if place is None:
             place = self._first_gap(self._start, self._end, length)
         if place is not None:

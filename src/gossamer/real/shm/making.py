@@ -44,8 +44,10 @@ class Making:
             made |= self._boards[member].published[cell]
         return made == _ALL
 
-    def result(self, operation: Operation) -> Tensor:
-        return self._view(operation, min(operation.found), behind=True)
+    @staticmethod
+    def result_at(operation: Operation, offset: int) -> int:
+        """Where the result lies, in the memory of the first contributor, whose value lies there."""
+        return offset + aligned(operation.kind.nbytes)
 
     def make(self, operation: Operation, *, is_last: bool) -> bool:
         """The parts that nobody is at; whether there were any. To be called when all have posted.
@@ -75,21 +77,16 @@ class Making:
         return taken
 
     def _make_part(self, operation: Operation, part: int) -> None:
-        count = operation.kind.count
-        step = aligned(-(-count // _PARTS), _UNIT)
-        start, end = min(count, part * step), min(count, (part + 1) * step)
-        members = sorted(operation.found)
-        values = [self._view(operation, member, start, end) for member in members]
-        result = self._view(operation, members[0], start, end, behind=True)
-        mean(values, result, operation.kind.divisor(values))
+        kind = operation.kind
+        step = aligned(-(-kind.count // _PARTS), _UNIT)
+        start, end = min(kind.count, part * step), min(kind.count, (part + 1) * step)
 
-    def _view(
-        self, operation: Operation, member: int, start: int = 0, end: int | None = None, *,
-        behind: bool = False,
-    ) -> Tensor:  # fmt: skip
-        """Of what a member put in, or of the result `behind` it."""
-        kind, board = operation.kind, self._boards[member]
-        offset = board.offsets[operation.found[member]] + start * kind.dtype.itemsize
-        if behind:
-            offset += aligned(kind.nbytes)
-        return board.memory.tensor(offset, (kind.count if end is None else end) - start, kind.dtype)
+        def view(member: int, offset: int) -> Tensor:
+            memory = self._boards[member].memory
+            return memory.tensor(offset + start * kind.dtype.itemsize, end - start, kind.dtype)
+
+        members = sorted(operation.found)
+        offsets = [self._boards[member].offsets[operation.found[member]] for member in members]
+        values = [view(*source) for source in zip(members, offsets, strict=True)]
+        result = view(members[0], self.result_at(operation, offsets[0]))
+        mean(values, result, kind.divisor(values))

@@ -70,7 +70,7 @@ class Kind:
         parts = len(self.members)
         return [self.count * part // parts for part in range(parts + 1)]
 
-    def divisor(self, values: Sequence[Tensor]) -> float:
+    def divisor(self, values: Sequence[object]) -> float:
         """What the sum of the contributions is still to be divided by."""
         return len(values) * self.scale
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -62,7 +63,7 @@ class Reducing:
         self._posted: list[Operation] = []
         self._sequence: dict[tuple[int, ...], int] = {}
         self._kinds: dict[tuple[Any, ...], Kind] = {}
-        self._cuts: dict[tuple[int, int], tuple[Tensor, Sequence[Tensor]]] = {}
+        self._cuts: dict[tuple[int, int, Kind], tuple[Scattered, Sequence[Tensor]]] = {}
 
     def start(self, value: Tensor | Scattered, members: Sequence[int]) -> Pending[Tensor]:
         kind = self._kind_of(value, members)
@@ -80,7 +81,7 @@ class Reducing:
             self._ring(kind)
         elif not self._missing(operation, kind.others, is_thorough=False):
             self._make(operation, is_last=True)
-        pending.settle = lambda: self._settle(operation, pending)
+        pending.settle = partial(self._settle, operation, pending)
         pending.on_cancel = operation.abandon
         return pending
 
@@ -103,16 +104,18 @@ class Reducing:
 
     def _post(self, operation: Operation, value: Tensor | Scattered) -> None:
         own, cell, kind = self._own, operation.cell, operation.kind
-        target = self._value(kind, self._rank, operation.offset)
         if isinstance(value, Scattered):
-            value.write_into(self._cut(value, target), kind.scale)
-        elif kind.scale == 1.0:
-            target.copy_(value.detach().reshape(-1))
+            pieces = self._pieces(kind, value, self._rank, operation.offset)
+            value.write_into(pieces, kind.scale)
         else:
-            torch.mul(value.detach().reshape(-1).to(target.device), kind.scale, out=target)
+            target = self._value(kind, self._rank, operation.offset)
+            if kind.scale == 1.0:
+                target.copy_(value.detach().reshape(-1))
+            else:
+                torch.mul(value.detach().reshape(-1).to(target.device), kind.scale, out=target)
         if kind.is_on_gpu and self._arenas is not None:
             self._arenas.finish_writing()
-            self._arenas.note_what_was_read(self._finish)
+            self._note_what_was_read()
         own.offsets[cell] = operation.offset
         own.lengths[cell] = kind.nbytes
         own.working[cell] = own.published[cell] = 0
@@ -136,6 +139,7 @@ class Reducing:
             if not is_scarce:
                 is_scarce = True
                 continue
+            self._note_what_was_read()
             if not any(self._is_finished(posted) for posted in self._posted):
                 raise ProtocolError(
                     f"no room for {operation.kind.nbytes} bytes beside {len(self._posted)}"
@@ -153,14 +157,18 @@ class Reducing:
         return self._cells.pop()
 
     def _take(self, kind: Kind) -> int | None:
-        place = None
-        if kind.is_on_gpu and self._arenas is not None:
-            place = self._arenas.take(kind.needed_bytes, kind.members)
-        return self._room.take(kind.needed_bytes) if place is None else place
+        arenas = self._arenas
+        if kind.is_on_gpu and arenas is not None:
+            place = arenas.take(kind.needed_bytes, kind.members)
+            if place is None:
+                self._note_what_was_read()
+                self._reclaim()
+                place = arenas.take(kind.needed_bytes, kind.members)
+            if place is not None:
+                return place
+        return self._room.take(kind.needed_bytes)
 
     def _reclaim(self) -> None:
-        if self._arenas is not None:
-            self._arenas.note_what_was_read(self._finish)
         kept: list[Operation] = []
         for operation in self._posted:
             if operation.is_abandoned and not self._missing(
@@ -177,6 +185,10 @@ class Reducing:
             else:
                 kept.append(operation)
         self._posted = kept
+
+    def _note_what_was_read(self) -> None:
+        if self._arenas is not None:
+            self._arenas.note_what_was_read(self._finish)
 
     def _finish(self, operation: Operation) -> None:
         self._own.finished[operation.cell] = operation.key
@@ -198,33 +210,35 @@ class Reducing:
         with operation.settling:
             if pending.done:
                 return
-            kind = operation.kind
-            if kind.is_by_one:
-                values, divisor = [self._made_by_one(operation)], 1.0
+            if operation.kind.is_by_one:
+                self._wait_for_all_parts(operation)
             else:
                 self._wait_for_posts(operation)
-                values = self._values(operation)
-                divisor = kind.divisor(values)
-            if kind.is_on_gpu and self._arenas is not None:
-                result = self._put_in_place(operation, values, divisor)
-                if result is None:
-                    result = self._arenas.mean(operation, values)
-                self._arenas.mark_reading(operation)
-                pending.resolve(result)
-                pending.settle = pending.on_cancel = None
-                return
-            result = self._put_in_place(operation, values, divisor)
+            self._check_lengths(operation)
+            result = self._put_in_place(operation)
             if result is None:
-                result = self._results.empty(kind.count, kind.dtype)
-                if kind.is_by_each or kind.is_by_one:
-                    mean(values, result, divisor)
-                else:
-                    self._reduce_in_chunks(operation, values, result)
-                result = result.view(operation.shape)
-            self._finish(operation)
+                result = self._mean(operation)
+            if operation.kind.is_on_gpu and self._arenas is not None:
+                self._arenas.mark_reading(operation)
+            else:
+                self._finish(operation)
             pending.resolve(result)
             # It refers to itself through this; the result is to go when its last user lets go.
             pending.settle = pending.on_cancel = None
+
+    def _mean(self, operation: Operation) -> Tensor:
+        """As a vector of its own."""
+        kind, values = operation.kind, self._values(operation)
+        if kind.is_on_gpu and self._arenas is not None:
+            return self._arenas.mean(operation, values)
+        result = self._results.empty(kind.count, kind.dtype)
+        if kind.is_by_one:
+            result.copy_(values[0])
+        elif kind.is_by_each:
+            mean(values, result, kind.divisor(values))
+        else:
+            self._reduce_in_chunks(operation, values, result)
+        return result.view(operation.shape)
 
     def _missing(
         self, operation: Operation, members: Sequence[int], *, is_thorough: bool
@@ -244,22 +258,27 @@ class Reducing:
         return missing
 
     def _wait_for_posts(self, operation: Operation) -> None:
-        missing: Sequence[int] = operation.kind.others
+        missing = self._missing(operation, operation.kind.others, is_thorough=False)
+        if not missing:
+            return
         vigil = Vigil(self._bell, self._stop)
-        while True:
+        while missing:
             seen = self._bell.value
             missing = self._missing(operation, missing, is_thorough=vigil.is_thorough)
-            if not missing:
-                return
-            vigil.pause(seen)
+            if missing:
+                vigil.pause(seen)
+
+    def _sources(self, operation: Operation) -> list[tuple[int, int]]:
+        """Whose memory holds what is to be added up, and where in it; in order of rank. What was
+        made for all of them is one value."""
+        offsets = [(m, self._boards[m].offsets[cell]) for m, cell in operation.found.items()]
+        if operation.kind.is_by_one:
+            first, offset = min(offsets)
+            return [(first, self._making.result_at(operation, offset))]
+        return sorted(offsets)
 
     def _values(self, operation: Operation) -> list[Tensor]:
-        """The contributions, in order of rank."""
-        self._check_lengths(operation)
-        return [
-            self._value(operation.kind, member, self._boards[member].offsets[cell])
-            for member, cell in sorted(operation.found.items())
-        ]
+        return [self._value(operation.kind, *source) for source in self._sources(operation)]
 
     def _check_lengths(self, operation: Operation) -> None:
         nbytes = operation.kind.nbytes
@@ -285,8 +304,8 @@ class Reducing:
             self._ring(operation.kind)
         return has_made
 
-    def _made_by_one(self, operation: Operation) -> Tensor:
-        """What the members have added up; nobody is rung for before it is there."""
+    def _wait_for_all_parts(self, operation: Operation) -> None:
+        """Until the members have added up all; nobody is rung for before it is there."""
         missing: Sequence[int] = operation.kind.others
         vigil = Vigil(self._bell, self._stop)
         while True:
@@ -294,44 +313,49 @@ class Reducing:
             missing = self._missing(operation, missing, is_thorough=vigil.is_thorough)
             if not missing:
                 if self._making.is_over(operation):
-                    self._check_lengths(operation)
-                    return self._making.result(operation)
+                    return
                 if self._make(operation, is_last=False):
                     continue
             vigil.pause(seen)
 
-    def _put_in_place(
-        self, operation: Operation, values: Sequence[Tensor], divisor: float
-    ) -> Scattered | None:
+    def _put_in_place(self, operation: Operation) -> Scattered | None:
         """Where the value lay in pieces the mean is put there: those are in the cache, and nobody
         has to point at another place."""
-        scattered = operation.scattered
-        kind = operation.kind
+        scattered, kind = operation.scattered, operation.kind
         if scattered is None or not (kind.is_by_each or kind.is_by_one):
             return None
-        if kind.is_on_gpu and not (kind.is_of_pair and len(values) == 2):
+        is_of_two = kind.is_of_pair and len(operation.found) == 2
+        if kind.is_on_gpu and not is_of_two:
             return None
         places = scattered.places(operation.edition)
         if places is None:
             return None
-        if kind.is_of_pair and len(values) == 2:
-            is_second = kind.members[1] == self._rank
-            theirs = values[0 if is_second else 1].to(places[0].device)
-            _add_other_half(places, self._cut(scattered, theirs))
+        if is_of_two:
+            other = kind.others[0]
+            offset = self._boards[other].offsets[operation.found[other]]
+            _add_other_half(places, self._pieces(kind, scattered, other, offset))
             return scattered
-        pieces = [self._cut(scattered, value) for value in values]
+        sources = self._sources(operation)
+        divisor = 1.0 if kind.is_by_one else kind.divisor(sources)
+        pieces = [self._pieces(kind, scattered, *source) for source in sources]
         for place, *parts in zip(places, *pieces, strict=True):
             mean(parts, place, divisor)
         return scattered
 
-    def _cut(self, scattered: Scattered, flat: Tensor) -> Sequence[Tensor]:
-        """The same few vectors are cut in every step; cutting one takes as long as adding it up."""
-        key = (id(scattered), flat.data_ptr())
+    def _pieces(
+        self, kind: Kind, scattered: Scattered, member: int, place: int
+    ) -> Sequence[Tensor]:  # fmt: skip
+        """A member's memory, cut like the value. The same few vectors are cut in every step, and
+        cutting one takes as long as adding it up."""
+        if place & IN_ARENA and not kind.is_on_gpu:
+            return scattered.cut(self._value(kind, member, place))
+        key = (member, place, kind)
         known = self._cuts.get(key)
-        if known is None or known[0] is not flat:
+        if known is None or known[0] is not scattered:
             if len(self._cuts) >= _CUTS:
                 self._cuts.clear()
-            known = self._cuts[key] = (flat, scattered.cut(flat))
+            pieces = scattered.cut(self._value(kind, member, place))
+            known = self._cuts[key] = (scattered, pieces)
         return known[1]
 
     def _reduce_in_chunks(
@@ -380,7 +404,8 @@ def _add_other_half(places: Sequence[Tensor], halves: Sequence[Tensor]) -> None:
     if places[0].is_cuda:
         together = cast(Any, torch)
         together._foreach_mul_(places, 0.5)
-        together._foreach_add_(places, halves)
+        # The other's may have gone through main memory.
+        together._foreach_add_(places, [half.to(places[0].device) for half in halves])
         return
     for place, half in zip(places, halves, strict=True):
         torch.add(half, place, alpha=0.5, out=place)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import platform
 import threading
 import time
@@ -23,6 +24,7 @@ _WAIT, _WAKE = 0, 1
 _EVERYBODY = 1 << 30
 _POLL_S = 2e-4
 _PROCESSES = 1024
+_LOOKS = int(os.environ.get("LOOKS","200"))
 
 # What never blocks keeps the interpreter lock: giving it away may cost a switch interval.
 _brief = ctypes.PyDLL(None)
@@ -131,6 +133,11 @@ class RobustLock:
     def acquire(self) -> bool:
         """Whether the holder before died while it held the lock. Raises `Stopped` if told to."""
         result: int = _brief.pthread_mutex_trylock(self._address)
+        looks = 0
+        while result == errno.EBUSY and looks < _LOOKS:
+            looks += 1
+            os.sched_yield()
+            result = _brief.pthread_mutex_trylock(self._address)
         while result in (errno.EBUSY, errno.ETIMEDOUT):
             self._stop.check()
             limit = ctypes.byref(_time(time.time() + self._stop.patience))
