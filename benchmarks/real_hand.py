@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from mmap import mmap
+from typing import Any, cast
 
 import torch
 from real_loops import Counted, parameters_of, views_of
@@ -36,9 +37,7 @@ class Shared:
 
     def vector(self, rank: int, turn: int = 0) -> Tensor:
         offset = _PAGE + (rank * _TURNS + turn) * self._stride
-        return torch.frombuffer(
-            self._memory, dtype=torch.float32, offset=offset, count=self._count
-        )
+        return torch.frombuffer(self._memory, dtype=torch.float32, offset=offset, count=self._count)
 
     def wait_for_all(self) -> None:
         """Until everybody has called this as often as this worker."""
@@ -57,7 +56,8 @@ class _ByHand(Counted):
         self.shared = Shared(sum(parameter.numel() for parameter in self.parameters))
 
     def descend(self, places: list[Tensor]) -> None:
-        torch._foreach_add_(places, self.gradients(), alpha=self.rate)  # pyright: ignore
+        together = cast(Any, torch)
+        together._foreach_add_(places, self.gradients(), alpha=self.rate)
 
     def gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]

@@ -87,7 +87,9 @@ class BareGet(Counted):
         self._mpi, self._world = mpi, mpi.COMM_WORLD
         self._window, self._flat = own_window(mpi, sum(p.numel() for p in parameters_of(problem)))
         self._theirs = torch.empty_like(self._flat)
-        for parameter, view in zip(parameters_of(problem), views_of(problem, self._flat), strict=True):
+        for parameter, view in zip(
+            parameters_of(problem), views_of(problem, self._flat), strict=True
+        ):
             view.copy_(parameter.data)
             parameter.data = view
 

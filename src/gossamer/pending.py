@@ -124,7 +124,8 @@ class Gathered(Pending[list[T]]):
             parts[0].when_done(self._all_ended)
             return
         peers = {part.peer for part in parts}
-        super().__init__(parts[0].label if parts else "gather", peers.pop() if len(peers) == 1 else None)
+        label = parts[0].label if parts else "gather"
+        super().__init__(label, peers.pop() if len(peers) == 1 else None)
         done = count(1)
 
         def ended(part: Pending[T]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from gossamer.real.binding import Binding
 from gossamer.real.descent import Descent
 
 STEPS = 5
@@ -20,6 +22,10 @@ SHAPES = ((3, 7), (7,), (5, 2, 3), ())
 def parameters_of(seed: int) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(seed)
     return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+
+
+def places_of(parameters: list[nn.Parameter]) -> list[Tensor]:
+    return [parameter.detach() for parameter in parameters]
 
 
 def gradients_of(step: int) -> list[Tensor]:
@@ -83,7 +89,12 @@ def test_the_parameters_themselves_and_their_versions() -> None:
     for parameter, gradient in zip(parameters, gradients_of(0), strict=True):
         parameter.grad = gradient
     versions = [parameter._version for parameter in parameters]
-    assert Descent(optimizer, parameters).descend_at(parameters)
+    window = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    binding = Binding([(str(number), p) for number, p in enumerate(parameters)])
+    binding.attach(window, is_private=False)
+    before = window.clone()
+    binding.descend(Descent(optimizer, parameters), nullcontext)
+    assert not torch.equal(window, before)
     # Autograd finds out by them that a graph from before the step is of no use any more.
     for parameter, version in zip(parameters, versions, strict=True):
         assert parameter._version > version
@@ -142,7 +153,7 @@ def test_hooks_of_all_optimisers_are_heard() -> None:
         assert not descent.descend_at(parameters)
     finally:
         handle.remove()
-    assert descent.descend_at(parameters)
+    assert descent.descend_at(places_of(parameters))
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, type("Own", (torch.optim.SGD,), {})])
@@ -156,4 +167,4 @@ def test_a_schedule_does_not_count() -> None:
     optimizer = optimizer_of(parameters)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    assert Descent(optimizer, parameters).descend_at(parameters)
+    assert Descent(optimizer, parameters).descend_at(places_of(parameters))

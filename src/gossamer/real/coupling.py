@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -47,10 +47,9 @@ class LoopPace:
 
     def __init__(self, expected_steps: int) -> None:
         self.expected_steps = expected_steps
-        self.is_closing = False
 
     def open_step(self, step: int) -> bool:
-        return not self.is_closing
+        return True
 
 
 class Coupling:
@@ -71,7 +70,7 @@ class Coupling:
         self.books = Books()
         self._model = model
         self._binding = binding
-        self._optimizer = optimizer
+        self._optimizer = cast(Any, optimizer)
         self._seed = seed
         self._stop = StopToken()
         self._driver = Driver(self._stop)
@@ -133,9 +132,7 @@ class Coupling:
             self._telling.begin()
         window = self.transport.window(self.rank)
         self._binding.attach(window, is_private=self.method.shares_replica)
-        # A lock where nobody else comes in: torch's and Python's empty guards take longer.
-        alone = threading.RLock()
-        guard = self._guard_of(self.rank) if self.method.shares_replica else lambda: alone
+        guard = self._guard_of(self.rank) if self.method.shares_replica else None
         stale = self._stale_of(self.rank)
         self.replica = LoopReplica(self._binding, window, self._optimizer, guard, stale)
         self.hub.offer("output", self._own_output)
@@ -177,7 +174,7 @@ class Coupling:
         self._driver.wait(here, "beginning")
 
     def _guard_of(self, end: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        return lambda: self.transport.guard(end)
+        return partial(self.transport.guard, end)
 
     def _stale_of(self, end: int) -> Callable[[int], None]:
         """What to do with the staleness of a gradient that this end applies."""
@@ -231,7 +228,6 @@ class Coupling:
     def finish(self) -> None:
         """The loop is over: wait for the others, answering; then hold the output model."""
         try:
-            self._pace.is_closing = True
             self._main.close()
             self.worker.finish()
             self.hub.announce_end()
@@ -275,7 +271,7 @@ class Coupling:
         self.books.steps += 1
         self.replica.skips_infinite = skips_infinite
         # A schedule must not complain where a server descends instead of this optimiser.
-        cast(Any, self._optimizer)._opt_called = True
+        self._optimizer._opt_called = True
         wanted.resolve(self._travelling() if self.plan.slices else self._binding.new_gradient())
         self._advance()
         self._binding.let_go()

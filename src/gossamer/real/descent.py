@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 _SCHEDULES = "torch.optim.lr_scheduler"
 _together = cast(Any, torch)
 """Its words for lists of tensors: one call, and on a GPU one kernel, for all of them."""
+_Plan = tuple[list[nn.Parameter], list[Tensor], list[Tensor]]
 
 
 class Descent:
@@ -42,11 +43,12 @@ class Descent:
         if not self._is_sgd or self._is_watched():
             return False
         groups = self._optimizer.param_groups
-        for group in groups:
-            if not _is_plain(group):
-                return False
-        for group in groups:
-            self._descend_group(group, places)
+        planned = [self._plan(group, places) for group in groups]
+        if None in planned:
+            return False
+        for group, plan in zip(groups, planned, strict=True):
+            if plan:
+                self._descend_group(group, *plan)
         return True
 
     def _is_watched(self) -> bool:
@@ -63,18 +65,32 @@ class Descent:
         is_of_schedule = getattr(own, "__globals__", {}).get("__name__") == _SCHEDULES
         return not is_of_schedule or getattr(own, "__wrapped__", None) is not torch.optim.SGD.step
 
-    def _descend_group(self, group: dict[str, Any], places: Sequence[Tensor]) -> None:
+    def _plan(self, group: dict[str, Any], places: Sequence[Tensor]) -> _Plan | tuple[()] | None:
+        """What moves, where it is and along what; None if there is anything to the group that
+        needs the optimiser's own code."""
+        if group["fused"] or group["differentiable"]:
+            return None
+        if type(group["lr"]) is not float or isinstance(group["weight_decay"], Tensor):
+            return None
         moving: list[nn.Parameter] = []
         targets: list[Tensor] = []
         direction: list[Tensor] = []
         for parameter in group["params"]:
-            if parameter.grad is not None:
-                moving.append(parameter)
-                direction.append(parameter.grad)
-                number = self._at.get(id(parameter))
-                targets.append(parameter.detach() if number is None else places[number])
-        if not moving:
-            return
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.is_sparse or gradient.requires_grad:
+                return None
+            number = self._at.get(id(parameter))
+            moving.append(parameter)
+            targets.append(parameter.detach() if number is None else places[number])
+            direction.append(gradient)
+        return (moving, targets, direction) if moving else ()
+
+    def _descend_group(
+        self, group: dict[str, Any], moving: Sequence[nn.Parameter], targets: list[Tensor],
+        direction: list[Tensor],
+    ) -> None:  # fmt: skip
         if group["maximize"]:
             direction = _together._foreach_neg(direction)
         if group["weight_decay"] != 0:
@@ -101,16 +117,3 @@ class Descent:
         if group["nesterov"]:
             return _together._foreach_add(direction, velocities, alpha=group["momentum"])
         return velocities
-
-
-def _is_plain(group: dict[str, Any]) -> bool:
-    """Whether it has nothing to it that needs the optimiser's own code."""
-    if group["fused"] or group["differentiable"]:
-        return False
-    if type(group["lr"]) is not float or isinstance(group["weight_decay"], Tensor):
-        return False
-    for parameter in group["params"]:
-        gradient = parameter.grad
-        if gradient is not None and (gradient.is_sparse or gradient.requires_grad):
-            return False
-    return True

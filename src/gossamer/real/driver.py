@@ -27,8 +27,8 @@ class Waiting:
     def __init__(self) -> None:
         self._open: dict[str, tuple[Pending[Any], float]] = {}
 
-    def begin(self, task: str, pending: Pending[Any]) -> None:
-        self._open[task] = (pending, time.monotonic())
+    def begin(self, task: str, pending: Pending[Any], now: float) -> None:
+        self._open[task] = (pending, now)
 
     def end(self, task: str) -> None:
         self._open.pop(task, None)
@@ -96,8 +96,8 @@ class Driver:
         """
         if pending.done:
             return
-        self.waiting.begin(task, pending)
         began = time.monotonic()
+        self.waiting.begin(task, pending, began)
         try:
             if pending.settle is not None:
                 pending.settle()
@@ -138,7 +138,7 @@ class Driver:
                         return
                     pending.settle()
                     continue
-                self.waiting.begin(task, pending)
+                self.waiting.begin(task, pending, time.monotonic())
 
                 def resume() -> None:
                     self.waiting.end(task)

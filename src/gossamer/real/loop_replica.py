@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager
+from threading import RLock
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ class LoopReplica:
         binding: Binding,
         window: Tensor,
         optimizer: torch.optim.Optimizer,
-        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+        guard: Callable[[], AbstractContextManager[None]] | None = None,
         on_descend: Callable[[int], None] = lambda staleness: None,
         before_step: Callable[[], None] = lambda: None,
     ) -> None:
@@ -41,7 +42,7 @@ class LoopReplica:
         self._binding = binding
         self._optimizer = optimizer
         self._descent = Descent(optimizer, binding.parameters)
-        self._guard = guard
+        self._guard = guard or _unguarded()
         self._on_descend = on_descend
         self._before_step = before_step
 
@@ -152,3 +153,9 @@ class LoopReplica:
         self.version = int(state["version"])
         self._optimizer.load_state_dict(state["optimiser"])
         self.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}
+
+
+def _unguarded() -> Callable[[], AbstractContextManager[None]]:
+    """Where nobody else comes in: a lock is entered faster than an empty context of Python."""
+    lock = cast(AbstractContextManager[None], RLock())
+    return lambda: lock

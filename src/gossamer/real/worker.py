@@ -324,7 +324,8 @@ class RealWorker:
             self._books.exchanges += 2
             self._books.bytes += 2 * self._window_bytes(peer)
             started = self._hub.transport.average(self.rank, peer)
-            self._remember(started)
+            if not started.done:
+                self._remember(started)
         if self._telling is not None:
             self._tell_exchange(started, (self.rank, peer), (peer, self.rank))
         return started

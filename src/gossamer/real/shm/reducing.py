@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -25,9 +24,10 @@ from gossamer.errors import ProtocolError
 from gossamer.pending import Pending
 from gossamer.real.shm.arenas import IN_ARENA, Arenas
 from gossamer.real.shm.board import Board, Room
-from gossamer.real.shm.layout import CELLS, aligned
+from gossamer.real.shm.chunks import Chunks
+from gossamer.real.shm.layout import CELLS
 from gossamer.real.shm.making import Making
-from gossamer.real.shm.means import mean, mean_of_range, whole
+from gossamer.real.shm.means import mean, whole
 from gossamer.real.shm.operation import Kind, Operation
 from gossamer.real.shm.results import Results
 from gossamer.real.shm.segments import Control
@@ -57,6 +57,7 @@ class Reducing:
         self._stop = stop
         self._arenas = arenas
         self._making = Making(rank, boards, control)
+        self._chunks = Chunks(rank, boards, control, stop)
         self._results = Results()
         self._lock = threading.Lock()
         self._cells = set(range(CELLS))
@@ -128,17 +129,13 @@ class Reducing:
         """A cell, and bytes for the value and for this process's chunk of the result."""
         kind = operation.kind
         is_scarce = kind.is_on_gpu or kind.nbytes > _SMALL_BYTES or len(self._posted) >= _FEW
+        if not is_scarce and self._cells and self._settle_down(operation):
+            return
         while True:
             seen = self._bell.value
-            if is_scarce:
-                self._reclaim()
-            offset = self._take(operation.kind) if self._cells else None
-            if offset is not None:
-                operation.offset, operation.cell = offset, self._take_cell(operation.number)
+            self._reclaim()
+            if self._cells and self._settle_down(operation):
                 return
-            if not is_scarce:
-                is_scarce = True
-                continue
             self._note_what_was_read()
             if not any(self._is_finished(posted) for posted in self._posted):
                 raise ProtocolError(
@@ -147,6 +144,14 @@ class Reducing:
                 )
             self._stop.check()
             self._bell.wait(seen, 1e-3)
+
+    def _settle_down(self, operation: Operation) -> bool:
+        """Whether there were bytes for it; a cell there must be."""
+        offset = self._take(operation.kind)
+        if offset is None:
+            return False
+        operation.offset, operation.cell = offset, self._take_cell(operation.number)
+        return True
 
     def _take_cell(self, number: int) -> int:
         """The same as the other members take, if it is free: they look there first."""
@@ -237,7 +242,7 @@ class Reducing:
         elif kind.is_by_each:
             mean(values, result, kind.divisor(values))
         else:
-            self._reduce_in_chunks(operation, values, result)
+            self._chunks.reduce(operation, values, result)
         return result.view(operation.shape)
 
     def _missing(
@@ -357,41 +362,6 @@ class Reducing:
             pieces = scattered.cut(self._value(kind, member, place))
             known = self._cuts[key] = (scattered, pieces)
         return known[1]
-
-    def _reduce_in_chunks(
-        self, operation: Operation, values: Sequence[Tensor], result: Tensor
-    ) -> None:
-        key, kind = operation.key, operation.kind
-        chunks = dict(zip(kind.members, pairwise(kind.bounds), strict=True))
-        self._own.working[operation.cell] = key
-        start, end = chunks.pop(self._rank)
-        divisor = kind.divisor(values)
-        mean_of_range(values, result, start, end, divisor)
-        self._chunk(operation, self._rank, end - start).copy_(result[start:end])
-        fence()
-        self._own.published[operation.cell] = key
-        self._ring(kind)
-        vigil = Vigil(self._bell, self._stop)
-        while chunks:
-            seen = self._bell.value
-            for member, (start, end) in list(chunks.items()):
-                cell = operation.found.get(member)
-                board = self._boards[member]
-                if cell is not None and board.published[cell] == key:
-                    result[start:end].copy_(self._chunk(operation, member, end - start))
-                elif cell is None or board.working[cell] != key or self._control.is_gone(member):
-                    mean_of_range(values, result, start, end, divisor)
-                else:
-                    continue
-                del chunks[member]
-            if chunks:
-                vigil.pause(seen)
-
-    def _chunk(self, operation: Operation, member: int, count: int) -> Tensor:
-        """Where a member publishes its part of the result: behind what it put in."""
-        board = self._boards[member]
-        offset = board.offsets[operation.found[member]] + aligned(operation.kind.nbytes)
-        return board.memory.tensor(offset, count, operation.kind.dtype)
 
     def _ring(self, kind: Kind) -> None:
         for member in kind.others:

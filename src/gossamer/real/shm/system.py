@@ -24,7 +24,9 @@ _WAIT, _WAKE = 0, 1
 _EVERYBODY = 1 << 30
 _POLL_S = 2e-4
 _PROCESSES = 1024
-_LOOKS = int(os.environ.get("LOOKS","200"))
+_LOOKS = 200
+"""How often a lock that is taken is tried again before its taker sleeps: most are held for less
+time than a processor that has fallen idle needs to wake."""
 
 # What never blocks keeps the interpreter lock: giving it away may cost a switch interval.
 _brief = ctypes.PyDLL(None)
@@ -133,9 +135,11 @@ class RobustLock:
     def acquire(self) -> bool:
         """Whether the holder before died while it held the lock. Raises `Stopped` if told to."""
         result: int = _brief.pthread_mutex_trylock(self._address)
-        looks = 0
-        while result == errno.EBUSY and looks < _LOOKS:
-            looks += 1
+        if result == 0:
+            return False
+        for _ in range(_LOOKS):
+            if result != errno.EBUSY:
+                break
             os.sched_yield()
             result = _brief.pthread_mutex_trylock(self._address)
         while result in (errno.EBUSY, errno.ETIMEDOUT):

@@ -154,6 +154,7 @@ class Windows:
             return
         mine, theirs = self._shared[own], self._shared[peer]
         with self._shared[min(own, peer)], self._shared[max(own, peer)]:
+            is_together = mine.data.device == theirs.data.device
             for some, others in zip(mine.blocks, theirs.blocks, strict=True):
-                some.lerp_(others.to(some.device), 0.5)
+                some.lerp_(others if is_together else others.to(some.device), 0.5)
                 others.copy_(some)
