@@ -301,8 +301,9 @@ class Coupling:
 
     def _advance(self) -> None:
         main: Coroutine[Any, Any, None] = self._main
-        if self._awaited is not None:
-            self._driver.wait(self._awaited)
+        awaited = self._awaited
+        if awaited is not None and not awaited.done:
+            self._driver.wait(awaited)
         try:
             while True:
                 pending = main.send(None)

@@ -186,7 +186,8 @@ class JoinedWorker:
     def step(self, scaler: Any = None) -> None:
         """Instead of `optimizer.step()`. A gradient scaler (AMP) is given along; `scaler.update()`
         stays the loop's."""
-        self._open_for("step")
+        if not self._is_open:
+            self._open_for("step")
         if self._is_accumulating:
             return
         if self.telling is not None:

@@ -120,7 +120,9 @@ class Mailbox:
             pending.resolve(message)
 
     def _take_arrived(self, tag: Tag, source: int | None) -> Message | None:
-        arrived = self._arrived.get(tag, deque())
+        arrived = self._arrived.get(tag)
+        if arrived is None:
+            return None
         for position, message in enumerate(arrived):
             if source is None or source == message.source:
                 del arrived[position]
@@ -152,5 +154,7 @@ class Mailbox:
             pending.fail(PeerLost(peer))
 
     def collect(self, tag: Tag) -> list[Message]:
+        if tag not in self._arrived:
+            return []
         with self._lock:
             return list(self._arrived.pop(tag, ()))

@@ -35,17 +35,13 @@ class StopToken:
     patience = 0.05
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self.is_set = False
 
     def set(self) -> None:
-        self._event.set()
-
-    @property
-    def is_set(self) -> bool:
-        return self._event.is_set()
+        self.is_set = True
 
     def check(self) -> None:
-        if self._event.is_set():
+        if self.is_set:
             raise Stopped
 
 
