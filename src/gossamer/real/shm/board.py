@@ -70,7 +70,7 @@ class Room:
 
     def take(self, length: int) -> int | None:
         """The start of that many free bytes, or None."""
-        length = aligned(length)
+        length = aligned(max(1, length))  # a place of no bytes could not be told from the next
         turn_end = min(self._start + _TURNS * length, self._turn_end)
         at = self._next
         if at + length <= turn_end and (not self._taken or self._taken[-1][1] <= at):

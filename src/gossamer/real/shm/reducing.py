@@ -35,7 +35,7 @@ from gossamer.real.shm.system import fence
 from gossamer.real.shm.vigil import Vigil
 from gossamer.real.transport import Scattered, StopToken
 
-_CUTS = 256
+_CUTS = 1024
 _KINDS = 256
 _FEW, _SMALL_BYTES = 8, 1 << 20
 """Operations up to which nobody asks which of them are over, if their values are small."""

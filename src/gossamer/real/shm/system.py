@@ -24,8 +24,8 @@ _WAIT, _WAKE = 0, 1
 _EVERYBODY = 1 << 30
 _POLL_S = 2e-4
 _PROCESSES = 1024
-_LOOKS = 200
-"""How often a lock that is taken is tried again before its taker sleeps: most are held for less
+_AWAKE_S = 2e-4
+"""For so long a lock that is taken is tried again before its taker sleeps: most are held for less
 time than a processor that has fallen idle needs to wake."""
 
 # What never blocks keeps the interpreter lock: giving it away may cost a switch interval.
@@ -137,9 +137,8 @@ class RobustLock:
         result: int = _brief.pthread_mutex_trylock(self._address)
         if result == 0:
             return False
-        for _ in range(_LOOKS):
-            if result != errno.EBUSY:
-                break
+        until = time.monotonic() + _AWAKE_S
+        while result == errno.EBUSY and time.monotonic() < until:
             os.sched_yield()
             result = _brief.pthread_mutex_trylock(self._address)
         while result in (errno.EBUSY, errno.ETIMEDOUT):
