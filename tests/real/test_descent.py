@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import product
@@ -99,6 +100,22 @@ def test_the_parameters_themselves_and_their_versions() -> None:
     for parameter, version in zip(parameters, versions, strict=True):
         assert parameter._version > version
         assert parameter.requires_grad
+
+
+def test_nobody_holds_a_step_s_gradients_after_it() -> None:
+    """The next ones are to be made in the same memory."""
+    parameters = parameters_of(2)
+    binding = Binding([(str(number), p) for number, p in enumerate(parameters)])
+    binding.attach(binding.initial(), is_private=False)
+    for parameter, gradient in zip(parameters, gradients_of(0), strict=True):
+        parameter.grad = gradient
+    del parameter, gradient
+    binding.new_gradient()
+    binding.write_gradient(binding.cut(torch.empty(binding.layout.total)), 0.5)
+    held = [weakref.ref(parameter.grad) for parameter in parameters]
+    binding.let_go()
+    optimizer_of(parameters).zero_grad()
+    assert all(gradient() is None for gradient in held)
 
 
 def hooked(optimizer: torch.optim.SGD) -> None:

@@ -103,6 +103,18 @@ def test_room_is_never_given_twice(
     assert room.take(20_000 - LINE) == LINE
 
 
+@pytest.mark.parametrize("turn_bytes", [0, 1 << 10])
+def test_a_place_of_no_bytes_is_one_of_its_own(turn_bytes: int) -> None:
+    """Else giving it back would give back what lies at the same place."""
+    room = Room(0, 1 << 12, turn_bytes)
+    nothing, some = room.take(0), room.take(LINE)
+    assert nothing is not None
+    assert some is not None
+    assert nothing != some
+    room.give_back(nothing)
+    assert some not in [room.take(LINE) for _ in range((1 << 12) // LINE)]
+
+
 def test_what_was_given_back_last_is_taken_last() -> None:
     """Where room is given out in turn; whoever has read a place keeps it in its cache a while."""
     room = Room(0, 1 << 20, 10 * LINE)
