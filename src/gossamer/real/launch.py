@@ -173,7 +173,7 @@ class Launcher:
         self._began = time.monotonic()
         for local_rank, rank in enumerate(launch.ranks):
             variables = self._variables(rank, local_rank, fds)
-            process = Process(rank, launch.command, variables, fds)
+            process = Process(rank, launch.command, variables, fds, self._began)
             self._processes.append(process)
             self._alarm.watch(process)
             for pipe, is_error in ((process.out, False), (process.err, True)):

@@ -23,6 +23,7 @@ class Ended:
     status: int
     """Its exit code; a signal's number with a minus where one killed it."""
     after_s: float
+    """Since the launcher began, as the times of faults count."""
     is_planned: bool = False
     """Killed because `--kill` asked for it."""
 
@@ -50,12 +51,13 @@ class Process:
     """
 
     def __init__(
-        self, rank: int, command: Sequence[str], environment: Mapping[str, str], fds: Sequence[int]
-    ) -> None:
+        self, rank: int, command: Sequence[str], environment: Mapping[str, str],
+        fds: Sequence[int], began: float,
+    ) -> None:  # fmt: skip
         self.rank = rank
         self.is_planned = False
         self.ended: Ended | None = None
-        self._began = time.monotonic()
+        self._began = began
         self._popen = subprocess.Popen(
             [sys.executable, "-I", "-S", _LEASH, str(os.getpid()), *command],
             env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
