@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from gossamer.errors import ProtocolError
 
@@ -43,6 +43,13 @@ class Pending(Generic[T]):
         pending.resolve(value)
         return pending
 
+    @staticmethod
+    def failed(label: str, error: BaseException, peer: int | None = None) -> Pending[Any]:
+        """An operation that could not even be started."""
+        pending: Pending[Any] = Pending(label, peer)
+        pending.fail(error)
+        return pending
+
     @property
     def done(self) -> bool:
         return self._state != _OPEN
@@ -57,7 +64,7 @@ class Pending(Generic[T]):
             raise self._error
         if self._state != _RESOLVED:
             raise ProtocolError(f"the result of {self.label!r} was asked for before it was there")
-        return cast(T, self._value)
+        return self._value  # pyright: ignore[reportReturnType]
 
     def resolve(self, value: T) -> None:
         if self._state == _OPEN:

@@ -72,10 +72,10 @@ class Topology:
 
     def neighbours(self, rank: int, step: int = 0) -> tuple[int, ...]:
         """Whom `rank` shares a link with in that round, whichever way it points."""
-        out = self.out_neighbours(rank, step)
+        out = self._linked(rank, step, 1)
         if not self.is_directed:
             return out
-        return tuple(sorted({*out, *self.in_neighbours(rank, step)}))
+        return tuple(sorted({*out, *self._linked(rank, step, -1)}))
 
     def weights(self, rank: int, step: int = 0) -> dict[int, float]:
         """The row of W: the share of each in-neighbour and of `rank` itself, in rank order."""

@@ -94,7 +94,7 @@ def test_the_parameters_themselves_and_their_versions() -> None:
     binding = Binding([(str(number), p) for number, p in enumerate(parameters)])
     binding.attach(window, is_private=False)
     before = window.clone()
-    binding.descend(Descent(optimizer, parameters), nullcontext)
+    binding.descend(Descent(optimizer, parameters), nullcontext())
     assert not torch.equal(window, before)
     # Autograd finds out by them that a graph from before the step is of no use any more.
     for parameter, version in zip(parameters, versions, strict=True):

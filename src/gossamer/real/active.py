@@ -25,7 +25,7 @@ from gossamer.real.wire import PIECE, Stream, Wire, host_copy, raw
 
 READ, READ_ANSWER, ADD, ADD_ANSWER, AVERAGE, AVERAGE_ANSWER = range(16, 22)
 KINDS = range(16, 32)
-_ASK = struct.Struct("<QIQ")  # request, end, first element
+_ASK = struct.Struct("<QIQ")  # request, end, first element or the room made for the answer
 _ANSWER = struct.Struct("<Q")
 
 
@@ -83,7 +83,12 @@ class ActiveWords:
         there = self._windows[end]
         target = take_elements(there.numel, there.dtype)
         number = self._ask(_Request(there.process, pending, target))
-        self._send(number, there.process, READ, _ASK.pack(number, end, 0), None)
+        try:
+            room = self._wire.expect(there.process, raw(target))
+        except PeerLost as lost:
+            self._give_up(number, lost)
+        else:
+            self._send(number, there.process, READ, _ASK.pack(number, end, room), None)
         return pending
 
     def accumulate(self, end: int, delta: Tensor, start: int = 0) -> Pending[None]:
@@ -171,8 +176,13 @@ class ActiveWords:
 
     def end(self, source: int, kind: int, head: bytes) -> None:
         if kind == READ:
-            number, end, _ = _ASK.unpack(head)
-            self._send_window(source, READ_ANSWER, _ANSWER.pack(number), end)
+            number, end, room = _ASK.unpack(head)
+            if room:
+                self._wire.answer(
+                    source, READ_ANSWER, _ANSWER.pack(number), raw(self._own[end]), room
+                )
+            else:
+                self._send_window(source, READ_ANSWER, _ANSWER.pack(number), end)
         elif kind == ADD:
             self._wire.post(source, ADD_ANSWER, _ANSWER.pack(_ASK.unpack(head)[0]))
         elif kind == AVERAGE:

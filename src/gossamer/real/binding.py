@@ -258,16 +258,16 @@ class Binding:
             is_fitting = self.is_uniform and flat.dtype == self.dtype and flat.device == self.device
             parameter.grad = view if is_fitting else view.to(parameter.device, parameter.dtype)
 
-    def descend(self, descent: Descent, guard: Callable[[], AbstractContextManager[None]]) -> None:
+    def descend(self, descent: Descent, guard: AbstractContextManager[None]) -> None:
         """One step of the user's optimiser on the window."""
-        if not self.is_private:
-            with guard():
-                if not descent.descend_at(self._places):
-                    descent.step()
-        elif self._private is not None:
-            with guard():
+        if self._private is not None:
+            with guard:
                 if not descent.descend_at(self._window_views):
                     self._step_there(descent)
+        elif self.is_uniform:
+            with guard:
+                if not descent.descend_at(self._places):
+                    descent.step()
         else:
             self._descend_elsewhere(descent, guard)
 
@@ -278,11 +278,9 @@ class Binding:
         finally:
             self._point(self._private_views)
 
-    def _descend_elsewhere(
-        self, descent: Descent, guard: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def _descend_elsewhere(self, descent: Descent, guard: AbstractContextManager[None]) -> None:
         """The optimiser must work where the parameters are: step there and publish the change."""
-        with guard():
+        with guard:
             self.load(self._window)
             before = self.initial()
             descent.step()

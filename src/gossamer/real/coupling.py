@@ -6,7 +6,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Coroutine, Generator
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -88,7 +87,8 @@ class Coupling:
         self._device = binding.device if is_on_gpu else torch.device("cpu")
         self.hub.device = self._device
         self._pace = LoopPace(steps)
-        self._slowness = Slowness(own_slow_factor(self.rank), self._driver.check)
+        factor = own_slow_factor(self.rank)
+        self._slowness = Slowness(factor, self._driver.check) if factor != 1.0 else None
         self._servers: dict[int, LoopReplica | OwnOptimiserReplica] = {}
         self._wanted: Gradient | None = None
         self._awaited: Pending[Any] | None = None
@@ -132,7 +132,7 @@ class Coupling:
             self._telling.begin()
         window = self.transport.window(self.rank)
         self._binding.attach(window, is_private=self.method.shares_replica)
-        guard = self._guard_of(self.rank) if self.method.shares_replica else None
+        guard = self.transport.guard(self.rank) if self.method.shares_replica else None
         stale = self._stale_of(self.rank)
         self.replica = LoopReplica(self._binding, window, self._optimizer, guard, stale)
         self.hub.offer("output", self._own_output)
@@ -173,9 +173,6 @@ class Coupling:
         here = self.transport.all_reduce(torch.zeros(1), range(self.size))
         self._driver.wait(here, "beginning")
 
-    def _guard_of(self, end: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        return partial(self.transport.guard, end)
-
     def _stale_of(self, end: int) -> Callable[[int], None]:
         """What to do with the staleness of a gradient that this end applies."""
         telling = self._telling
@@ -195,13 +192,13 @@ class Coupling:
             chosen = make_optimiser(self.spec.server_optimiser)
             replica = OwnOptimiserReplica.of(
                 self.spec.optimiser_of_servers(chosen, ends, is_synchronous=is_synchronous),
-                window, lambda: self.replica.learning_rate, self._guard_of(end),
+                window, lambda: self.replica.learning_rate, self.transport.guard(end),
                 self._stale_of(end),
             )  # fmt: skip
         else:
             replica = slice_optimizer(
                 self._binding, self._optimizer, self.plan.slices[end - self.size], window,
-                self._guard_of(end), self._stale_of(end),
+                self.transport.guard(end), self._stale_of(end),
                 momentum=lambda own: self.spec.momentum_of_servers(
                     own, ends, is_synchronous=is_synchronous
                 ),
@@ -267,7 +264,8 @@ class Coupling:
         """The user's gradient is there: the method goes on to where it wants the next one."""
         wanted = self._wanted
         assert wanted is not None, "the method is over"
-        self._slowness.lengthen(time.monotonic() - self._stepped_at)
+        if self._slowness is not None:
+            self._slowness.lengthen(time.monotonic() - self._stepped_at)
         self.books.steps += 1
         self.replica.skips_infinite = skips_infinite
         # A schedule must not complain where a server descends instead of this optimiser.
@@ -275,7 +273,8 @@ class Coupling:
         wanted.resolve(self._travelling() if self.plan.slices else self._binding.new_gradient())
         self._advance()
         self._binding.let_go()
-        self._stepped_at = time.monotonic()
+        if self._slowness is not None:
+            self._stepped_at = time.monotonic()
 
     def _travelling(self) -> Tensor:
         """The gradient as a vector of its own: a server in this very process would hold on to what
@@ -292,8 +291,9 @@ class Coupling:
             self._binding.make_private()
             self._binding.load(at)
         elif self._binding.is_private:
-            with self.transport.guard(self.rank):
-                self._binding.load(self.replica.window)
+            # Without its guard: an average that is being made meanwhile is at both ends or at
+            # neither in each element, and no step waits for it.
+            self._binding.load(self.replica.window)
         if self.replica.uses_weight:
             self._weighted = (self.replica.snapshot(), self.replica.weight)
         self._wanted = Gradient("gradient")
@@ -309,14 +309,18 @@ class Coupling:
                 pending = main.send(None)
                 if pending.done:
                     continue
-                is_the_loops = self._wanted is not None and not self._wanted.done
-                if is_the_loops and isinstance(pending, Gradient):
+                if pending is self._wanted or self._is_the_loops(pending):
                     self._awaited = pending
                     self._driver.check()
                     return
                 self._driver.wait(pending)
         except StopIteration:
             self._wanted = None
+
+    def _is_the_loops(self, pending: Pending[Any]) -> bool:
+        """Whether only the loop can bring it: the mean of a group's gradients needs its own."""
+        wanted = self._wanted
+        return wanted is not None and not wanted.done and isinstance(pending, Gradient)
 
     # ------------------------------------------------------------------ the output model
 

@@ -42,12 +42,14 @@ class Descent:
         and nothing is changed, where only the optimiser itself can make it."""
         if not self._is_sgd or self._is_watched():
             return False
-        groups = self._optimizer.param_groups
-        planned = [self._plan(group, places) for group in groups]
-        if None in planned:
-            return False
-        for group, plan in zip(groups, planned, strict=True):
-            if plan:
+        planned: list[tuple[dict[str, Any], _Plan]] = []
+        for group in self._optimizer.param_groups:
+            plan = self._plan(group, places)
+            if plan is None:
+                return False
+            planned.append((group, plan))
+        for group, plan in planned:
+            if plan[0]:
                 self._descend_group(group, *plan)
         return True
 
@@ -65,7 +67,7 @@ class Descent:
         is_of_schedule = getattr(own, "__globals__", {}).get("__name__") == _SCHEDULES
         return not is_of_schedule or getattr(own, "__wrapped__", None) is not torch.optim.SGD.step
 
-    def _plan(self, group: dict[str, Any], places: Sequence[Tensor]) -> _Plan | tuple[()] | None:
+    def _plan(self, group: dict[str, Any], places: Sequence[Tensor]) -> _Plan | None:
         """What moves, where it is and along what; None if there is anything to the group that
         needs the optimiser's own code."""
         if group["fused"] or group["differentiable"]:
@@ -85,7 +87,7 @@ class Descent:
             moving.append(parameter)
             targets.append(parameter.detach() if number is None else places[number])
             direction.append(gradient)
-        return (moving, targets, direction) if moving else ()
+        return moving, targets, direction
 
     def _descend_group(
         self, group: dict[str, Any], moving: Sequence[nn.Parameter], targets: list[Tensor],

@@ -121,40 +121,8 @@ class Driver:
     def start(self, coroutine: Coroutine[Any, Any, T], task: str) -> Pending[T]:
         """Run it in this thread until it waits; who ends its waiting runs it on."""
         finished: Pending[T] = Pending(task)
-        self._advance(coroutine, task, finished)
+        _SideTask(self, coroutine, task, finished).advance()
         return finished
-
-    def _advance(self, coroutine: Coroutine[Any, Any, T], task: str, finished: Pending[T]) -> None:
-        try:
-            while not self.stop.is_set:
-                pending = coroutine.send(None)
-                if pending.done:
-                    continue
-                if pending.settle is not None:
-                    if self.is_transport_thread:
-                        # Settling may need frames that only this thread can receive.
-                        self.settle_elsewhere(
-                            pending, task, lambda: self._advance(coroutine, task, finished)
-                        )
-                        return
-                    pending.settle()
-                    continue
-                self.waiting.begin(task, pending, time.monotonic())
-
-                def resume() -> None:
-                    self.waiting.end(task)
-                    self._advance(coroutine, task, finished)
-
-                pending.when_done(resume)
-                return
-        except StopIteration as end:
-            finished.resolve(end.value)
-        except Stopped:
-            pass
-        except Exception as error:
-            finished.fail(error)
-            if not isinstance(error, PeerLost):
-                self.fail(error)
 
     @staticmethod
     def settle_elsewhere(
@@ -182,3 +150,47 @@ class Driver:
 
     def enter_transport_thread(self) -> None:
         self._transport_thread.here = True
+
+
+class _SideTask:
+    """A coroutine that runs on in whichever thread has ended its waiting."""
+
+    def __init__(
+        self, driver: Driver, coroutine: Coroutine[Any, Any, Any], name: str,
+        finished: Pending[Any],
+    ) -> None:  # fmt: skip
+        self._driver = driver
+        self._coroutine = coroutine
+        self._name = name
+        self._finished = finished
+
+    def advance(self) -> None:
+        """Until it waits for something that others bring, or ends."""
+        driver = self._driver
+        try:
+            while not driver.stop.is_set:
+                pending = self._coroutine.send(None)
+                if pending.done:
+                    continue
+                if pending.settle is not None:
+                    if driver.is_transport_thread:
+                        # Settling may need frames that only this thread can receive.
+                        driver.settle_elsewhere(pending, self._name, self.advance)
+                        return
+                    pending.settle()
+                    continue
+                driver.waiting.begin(self._name, pending, time.monotonic())
+                pending.when_done(self._resume)
+                return
+        except StopIteration as end:
+            self._finished.resolve(end.value)
+        except Stopped:
+            pass
+        except Exception as error:
+            self._finished.fail(error)
+            if not isinstance(error, PeerLost):
+                driver.fail(error)
+
+    def _resume(self) -> None:
+        self._driver.waiting.end(self._name)
+        self.advance()

@@ -290,6 +290,7 @@ class Phase:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        self.is_over = False
         self._there: set[int] = set()
         self._everyone = threading.Event()
 
@@ -299,11 +300,8 @@ class Phase:
 
     def consider(self) -> None:
         if self._hub.live <= self._there:
+            self.is_over = True
             self._everyone.set()
-
-    @property
-    def is_over(self) -> bool:
-        return self._everyone.is_set()
 
     def wait(self) -> None:
         """Until all who live are there; this process goes on answering meanwhile."""

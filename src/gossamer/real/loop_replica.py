@@ -23,9 +23,9 @@ class LoopReplica:
         binding: Binding,
         window: Tensor,
         optimizer: torch.optim.Optimizer,
-        guard: Callable[[], AbstractContextManager[None]] | None = None,
+        guard: AbstractContextManager[None] | None = None,
         on_descend: Callable[[int], None] = lambda staleness: None,
-        before_step: Callable[[], None] = lambda: None,
+        before_step: Callable[[], None] | None = None,
     ) -> None:
         self.uses_weight = False
         self._weight = 1.0
@@ -42,7 +42,8 @@ class LoopReplica:
         self._binding = binding
         self._optimizer = optimizer
         self._descent = Descent(optimizer, binding.parameters)
-        self._guard = guard or _unguarded()
+        # Where nobody else comes in: a lock is entered faster than an empty context of Python.
+        self._guard = cast(AbstractContextManager[None], RLock()) if guard is None else guard
         self._on_descend = on_descend
         self._before_step = before_step
 
@@ -60,19 +61,19 @@ class LoopReplica:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def snapshot(self) -> Tensor:
-        with self._guard():
+        with self._guard:
             return joined([self.window])
 
     def add_(self, delta: Tensor, scale: float = 1.0) -> None:
-        with self._guard():
+        with self._guard:
             self.window.add_(delta.to(self.window.device), alpha=scale)
 
     def mix_(self, theirs: Tensor, beta: float) -> None:
-        with self._guard():
+        with self._guard:
             self.window.lerp_(theirs.to(self.window.device), beta)
 
     def assign_(self, value: Tensor) -> None:
-        with self._guard():
+        with self._guard:
             self.window.copy_(value)
 
     def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
@@ -86,7 +87,8 @@ class LoopReplica:
             self._binding.set_gradient(gradient)
         if clip is not None:
             nn.utils.clip_grad_norm_(self._binding.parameters, clip)
-        self._before_step()
+        if self._before_step is not None:
+            self._before_step()
         self._binding.descend(self._descent, self._guard)
         self.version += 1
 
@@ -153,9 +155,3 @@ class LoopReplica:
         self.version = int(state["version"])
         self._optimizer.load_state_dict(state["optimiser"])
         self.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}
-
-
-def _unguarded() -> Callable[[], AbstractContextManager[None]]:
-    """Where nobody else comes in: a lock is entered faster than an empty context of Python."""
-    lock = cast(AbstractContextManager[None], RLock())
-    return lambda: lock

@@ -63,7 +63,7 @@ class Mailbox:
 
     def deliver(self, tag: Tag, message: Message) -> None:
         with self._lock:
-            pending = self._take_posted(tag, message.source)
+            pending = self._take_posted(tag, message.source) if tag in self._posted else None
             if pending is None:
                 self._arrived.setdefault(tag, deque()).append(message)
                 return
@@ -97,7 +97,7 @@ class Mailbox:
         return pending
 
     def _take_posted(self, tag: Tag, sender: int) -> Receive | None:
-        for pending in self._posted.get(tag, ()):
+        for pending in self._posted[tag]:
             if pending.source is None or pending.source == sender:
                 self._remove(tag, pending)
                 return pending
@@ -112,7 +112,7 @@ class Mailbox:
     def receive(self, tag: Tag, pending: Receive) -> None:
         """Take a message that is there, or wait for one."""
         with self._lock:
-            message = self._take_arrived(tag, pending.source)
+            message = self._take_arrived(tag, pending.source) if tag in self._arrived else None
             if message is None:
                 pending.place = (self, tag)
                 self._posted.setdefault(tag, []).append(pending)
@@ -120,9 +120,7 @@ class Mailbox:
             pending.resolve(message)
 
     def _take_arrived(self, tag: Tag, source: int | None) -> Message | None:
-        arrived = self._arrived.get(tag)
-        if arrived is None:
-            return None
+        arrived = self._arrived[tag]
         for position, message in enumerate(arrived):
             if source is None or source == message.source:
                 del arrived[position]

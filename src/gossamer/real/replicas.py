@@ -26,7 +26,7 @@ class WindowReplica:
         learning_rate: Callable[[], float],
         *,
         clip: float | None = None,
-        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+        guard: AbstractContextManager[None] | None = None,
         on_descend: Callable[[int], None] = lambda staleness: None,
     ) -> None:
         self._weight = 1.0
@@ -44,7 +44,7 @@ class WindowReplica:
         }
         self._learning_rate = learning_rate
         self._clip = clip
-        self._guard = guard
+        self._guard = nullcontext() if guard is None else guard
         self._on_descend = on_descend
 
     @property
@@ -61,26 +61,26 @@ class WindowReplica:
         return self._learning_rate()
 
     def snapshot(self) -> Tensor:
-        with self._guard():
+        with self._guard:
             return self.window.clone()
 
     def add_(self, delta: Tensor, scale: float = 1.0) -> None:
-        with self._guard():
+        with self._guard:
             self.window.add_(delta, alpha=scale)
 
     def mix_(self, theirs: Tensor, beta: float) -> None:
-        with self._guard():
+        with self._guard:
             self.window.lerp_(theirs, beta)
 
     def assign_(self, value: Tensor) -> None:
-        with self._guard():
+        with self._guard:
             self.window.copy_(value)
 
     def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
         for version in (read,) if isinstance(read, int) else read:
             self._on_descend(self.version - version)
         rows = self.clipped(gradient).unsqueeze(0)
-        with self._guard():
+        with self._guard:
             self.optimiser.descend_(
                 self.window.unsqueeze(0), rows, self.state, [self.version], self._learning_rate()
             )
@@ -122,7 +122,7 @@ class WindowReplica:
 
     def state_dict(self) -> dict[str, Any]:
         """Its part of a checkpoint, as copies that belong together."""
-        with self._guard():
+        with self._guard:
             return {
                 "value": self.window.clone(),
                 "version": self.version,

@@ -16,7 +16,7 @@ from gossamer.real.binding import Binding
 from gossamer.real.loop_replica import LoopReplica
 from gossamer.real.replicas import WindowReplica
 
-Guard = Callable[[], AbstractContextManager[None]]
+Guard = AbstractContextManager[None]
 Momentum = Callable[[float], float]
 
 

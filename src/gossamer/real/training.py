@@ -6,9 +6,8 @@ on timing ends with the same bits in both worlds.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -154,7 +153,7 @@ class Training:
             make_optimiser(self.job.optimiser),
             self._learning_rate,
             clip=self.job.clip,
-            guard=self._guard_of(self.rank) if shared else contextlib.nullcontext,
+            guard=self._transport.guard(self.rank) if shared else None,
             on_descend=self.books.stale,
         )
         self._hub.offer("output", self.own_output)
@@ -209,9 +208,6 @@ class Training:
             self.has_ended = True
             self._end()
 
-    def _guard_of(self, end: int) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        return lambda: self._transport.guard(end)
-
     def _learning_rate(self) -> float:
         return self.job.learning_rate * self._schedule.factor(self._pace.epoch)
 
@@ -225,7 +221,7 @@ class Training:
                 continue
             replica = WindowReplica(
                 self._transport.window(end), optimiser, self._learning_rate, clip=self.job.clip,
-                guard=self._guard_of(end), on_descend=self.books.stale,
+                guard=self._transport.guard(end), on_descend=self.books.stale,
             )  # fmt: skip
             self.servers[end] = replica
             if self._kept is not None:

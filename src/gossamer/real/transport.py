@@ -156,7 +156,8 @@ class Transport(Protocol):
         ...
 
     def guard(self, end: int) -> AbstractContextManager[None]:
-        """Keeps everybody else from adding to an end of this process. Not for long."""
+        """Keeps everybody else from adding to an end of this process. Not for long. A `with` may be
+        given the same one again and again."""
         ...
 
     def read(self, end: int) -> Pending[Tensor]:

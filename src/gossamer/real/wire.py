@@ -44,6 +44,16 @@ class Wire(Protocol):
         """A message whose body of `length` bytes follows in pieces."""
         ...
 
+    def expect(self, source: int, target: Tensor) -> int:
+        """Make room for the body of an answer before it is asked for: it then need not be announced
+        first. The number is for the one who answers; 0 where a body is too short for that."""
+        ...
+
+    def answer(self, to: int, kind: int, head: bytes, body: Tensor, room: int) -> None:
+        """A message whose body lands in the room that the other has made. Only the end of it is
+        told to the receiver there."""
+        ...
+
 
 class Receiver(Protocol):
     """What is called for a message, in the thread that receives from its source."""

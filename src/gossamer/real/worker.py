@@ -25,6 +25,7 @@ from gossamer.worker import Gradient, Left, Message, Tag
 T = TypeVar("T")
 BLOCK = 16
 """Steps whose live set is agreed on at once: asking the store at every step would cost too much."""
+_SENT = Pending.resolved("send", None)
 
 
 class Pace(Protocol):
@@ -140,7 +141,12 @@ class RealWorker:
     # ------------------------------------------------------------------ messages
 
     def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:
-        return self._post(to, Message(self.rank, payload), tag)
+        message = Message(self.rank, payload)
+        if to == self.rank:
+            # A word between this end's own loops: nobody else hears of it.
+            self._hub.mailboxes[to].deliver(tag, message)
+            return _SENT
+        return self._post(to, message, tag)
 
     def _post(self, to: int, message: Message, tag: Tag) -> Pending[None]:
         gone: Pending[None] = Pending("send", to)
@@ -265,19 +271,15 @@ class RealWorker:
 
     # ------------------------------------------------------------------ one-sided
 
-    def _check_alive(self, pending: Pending[Any], end: int) -> bool:
-        if self._hub.plan.process_of(end) in self._hub.live:
-            return True
-        pending.fail(PeerLost(end))
-        return False
+    def _is_alive(self, end: int) -> bool:
+        return self._hub.plan.process_of(end) in self._hub.live
 
     def read(self, peer: int) -> Pending[Tensor]:
-        lost: Pending[Tensor] = Pending("read", peer)
-        if not self._check_alive(lost, peer):
-            return lost
+        if not self._is_alive(peer):
+            return Pending.failed("read", PeerLost(peer), peer)
         if peer < self._workers:
             self._books.exchanges += 1
-        self._books.bytes += self._window_bytes(peer)
+        self._books.bytes += self._hub.window_bytes[peer]
         value = self._hub.transport.read(peer)
         if self._telling is not None and peer < self._workers:
             self._tell_exchange(value, (self.rank, peer))
@@ -297,14 +299,9 @@ class RealWorker:
 
         pending.when_done(done)
 
-    def _window_bytes(self, end: int) -> int:
-        """What a one-sided look at all of a window moves."""
-        return self._hub.window_bytes[end]
-
     def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
-        lost: Pending[None] = Pending("accumulate", peer)
-        if not self._check_alive(lost, peer):
-            return lost
+        if not self._is_alive(peer):
+            return Pending.failed("accumulate", PeerLost(peer), peer)
         self._books.bytes += delta.numel() * delta.element_size()
         started = self._hub.transport.accumulate(peer, delta, start)
         if not started.done:
@@ -313,16 +310,16 @@ class RealWorker:
         return started
 
     def average(self, peer: int) -> Pending[None]:
-        never: Pending[None] = Pending("average", peer)
         # A side loop may run in another thread than the main one, which ends it.
         with self._starting:
             if self._is_finished:
-                return never  # nobody needs it any more: the side loop waits for ever
-            if not self._check_alive(never, peer):
-                return never
+                # Nobody needs it any more: the side loop waits for ever.
+                return Pending("average", peer)
+            if not self._is_alive(peer):
+                return Pending.failed("average", PeerLost(peer), peer)
             # Both ends have exchanged, and only this one knows.
             self._books.exchanges += 2
-            self._books.bytes += 2 * self._window_bytes(peer)
+            self._books.bytes += 2 * self._hub.window_bytes[peer]
             started = self._hub.transport.average(self.rank, peer)
             if not started.done:
                 self._remember(started)

@@ -12,6 +12,8 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from mmap import mmap
 from typing import Any
@@ -123,6 +125,9 @@ class RobustLock:
         self._place = ctypes.c_char.from_buffer(memory, offset)
         self._address = ctypes.c_void_p(ctypes.addressof(self._place))
         self._stop = stop
+        self.try_acquire: Callable[[], int] = partial(_brief.pthread_mutex_trylock, self._address)
+        """0 if nobody had it, which is all there is to it; else `acquire_after` what it gives."""
+        self.release: Callable[[], object] = partial(_brief.pthread_mutex_unlock, self._address)
 
     def initialise(self) -> None:
         """To be done once, by the owner of the memory, before anybody else knows of it."""
@@ -134,13 +139,15 @@ class RobustLock:
 
     def acquire(self) -> bool:
         """Whether the holder before died while it held the lock. Raises `Stopped` if told to."""
-        result: int = _brief.pthread_mutex_trylock(self._address)
-        if result == 0:
-            return False
+        result = self.try_acquire()
+        return result != 0 and self.acquire_after(result)
+
+    def acquire_after(self, result: int) -> bool:
+        """Go on where one try has not sufficed."""
         until = time.monotonic() + _AWAKE_S
         while result == errno.EBUSY and time.monotonic() < until:
             os.sched_yield()
-            result = _brief.pthread_mutex_trylock(self._address)
+            result = self.try_acquire()
         while result in (errno.EBUSY, errno.ETIMEDOUT):
             self._stop.check()
             limit = ctypes.byref(_time(time.time() + self._stop.patience))
@@ -150,9 +157,6 @@ class RobustLock:
             return True
         _check(result)
         return False
-
-    def release(self) -> None:
-        _brief.pthread_mutex_unlock(self._address)
 
 
 def _check(result: Any) -> None:

@@ -33,6 +33,7 @@ from gossamer.real.shm.windows import Windows
 from gossamer.real.store import TcpStore
 from gossamer.real.transport import Listener, Parts, StopToken, Store, Window
 
+_DONE = Pending.resolved("window", None)
 _VARIABLES = ("GOSSAMER_RANK", "GOSSAMER_SIZE", "GOSSAMER_STORE", "GOSSAMER_SHM_FDS")
 
 
@@ -173,32 +174,26 @@ class ShmTransport:
         return self._windows.guard(end)
 
     def read(self, end: int) -> Pending[Tensor]:
-        pending: Pending[Tensor] = Pending("read")
-        if self._is_alive(end, pending):
-            pending.resolve(self._windows.data(end))
-        return pending
+        lost = self._lost(end)
+        return Pending.resolved("read", self._windows.data(end)) if lost is None else lost
 
     def accumulate(self, end: int, delta: Tensor, start: int = 0) -> Pending[None]:
-        pending: Pending[None] = Pending("accumulate")
-        if self._is_alive(end, pending):
-            self._windows.accumulate(end, delta, start)
-            pending.resolve(None)
-        return pending
+        if (lost := self._lost(end)) is not None:
+            return lost
+        self._windows.accumulate(end, delta, start)
+        return _DONE
 
     def average(self, own: int, peer: int) -> Pending[None]:
-        pending: Pending[None] = Pending("average")
-        if self._is_alive(peer, pending):
-            self._windows.average(own, peer)
-            pending.resolve(None)
-        return pending
+        if (lost := self._lost(peer)) is not None:
+            return lost
+        self._windows.average(own, peer)
+        return _DONE
 
-    def _is_alive(self, end: int, pending: Pending[Any]) -> bool:
+    def _lost(self, end: int) -> Pending[Any] | None:
         """The memory of the dead is still there, but nobody will ever use what is done to it."""
-        process = self._windows.process(end)
-        if process in self._receiving.lost:
-            pending.fail(PeerLost(process))
-            return False
-        return True
+        if not self._receiving.lost or (process := self._windows.process(end)) not in self.lost:
+            return None
+        return Pending.failed("window", PeerLost(process), process)
 
     def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
         return self._reducing.start(value, members)

@@ -48,7 +48,8 @@ class _Shared:
         return (self.data,) if self.data.is_cuda else self.data.split(_BLOCK)
 
     def __enter__(self) -> None:
-        if self.lock.acquire():
+        result = self.lock.try_acquire()
+        if result and self.lock.acquire_after(result):
             self.torn_updates += 1
         if self.turns is not None:
             try:
@@ -58,9 +59,11 @@ class _Shared:
                 raise
 
     def __exit__(self, *error: object) -> None:
+        if self.turns is None:
+            self.lock.release()
+            return
         try:
-            if self.turns is not None:
-                self.turns.end()
+            self.turns.end()
         finally:
             self.lock.release()
 

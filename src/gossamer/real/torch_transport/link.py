@@ -3,7 +3,9 @@
 Gloo wants to know sizes beforehand. So a small receive of one size is always posted; a message that
 fits travels in it, a longer one announces its body there, which then comes under a tag of its own.
 An announced body has to come, or nothing else would: who breaks off a stream fills it up, and a
-byte beside it says that it was not whole.
+byte beside it says that it was not whole. The body of an answer needs no announcement: who asks has
+posted the receive of it before, so it comes at once, and the message behind it says that it is
+there. That saves four threads waking one another, which beside busy ones took half of a read.
 One is enough, and better than several: each that is posted is told to the other side, which wakes
 a thread there, and a sum of 0.8 MB took 2.1 ms with eight of them instead of 1.6. Waits have no
 deadline: one that expired would close the pair for ever.
@@ -36,6 +38,7 @@ _POSTED = 6  # pieces awaited at once: enough that the sender always has somewhe
 _SILENT_MESSAGES = 16
 _SILENT_BYTES = 4 << 20
 _TAGS = 1 << 24  # beyond are those of streams; the last word of one has its tag less this
+_ROOMS = 2 * _TAGS  # beyond are those of answers
 _WHOLE, _BROKEN_OFF = torch.ones(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
 
 
@@ -67,7 +70,9 @@ class Link:
         self._frame = frame
         self._ended = ended
         self._lock = threading.Lock()
-        self._tag = 0
+        self._tag = self._room = 0
+        self._expected: dict[int, Any] = {}
+        """Receives that answers land in, by tag."""
         self._unanswered: deque[_Sent] = deque()
         self._released = 0
         self._dealt_with = 0
@@ -106,15 +111,31 @@ class Link:
         tag, sent = self._transmit(kind, head, length, None, is_stream=length > PIECE)
         return LinkStream(partial(self._hand_over, sent), tag, length)
 
+    def expect(self, target: Tensor) -> int:
+        if target.numel() <= _SLOT:
+            return 0
+        with self._lock:
+            self._room = self._room % _TAGS + 1
+            room = _ROOMS + self._room
+        try:
+            self._expected[room] = self._await(target, room)
+        except _Broken:
+            raise PeerLost(self.peer, "its connection broke") from None
+        return room
+
+    def answer(self, kind: int, head: bytes, body: Tensor, room: int) -> None:
+        self._transmit(kind, head, body.numel(), None, body, room=room)
+
     def _transmit(
         self, kind: int, head: bytes, length: int, inline: Part | None,
-        body: Tensor | None = None, *, is_stream: bool = False,
+        body: Tensor | None = None, *, is_stream: bool = False, room: int = 0,
     ) -> tuple[int, _Sent]:  # fmt: skip
-        """Hand over a message; without `inline` its body travels under a tag of its own."""
+        """Hand over a message; without `inline` its body travels under a tag of its own, or before
+        it into the room that the other side has made."""
         sent = _Sent()
         with self._lock:
-            tag = 0
-            if inline is None:
+            tag = room
+            if inline is None and not room:
                 self._tag = self._tag % _TAGS + 1
                 tag = self._tag + _TAGS * is_stream
             dealt_with = self._dealt_with
@@ -122,10 +143,13 @@ class Link:
             first = _HEAD.pack(kind, len(head), tag, length, dealt_with)
             message = bytearray().join((first, head, inline or b""))
             self._unanswered.append(sent)
-            self._hand_over(sent, torch.frombuffer(message, dtype=torch.uint8), 0)
-            if body is not None:
-                for piece in body.split(PIECE):
-                    self._hand_over(sent, piece, tag)
+            words = [(torch.frombuffer(message, dtype=torch.uint8), 0)]
+            if body is not None and room:
+                words = [(body, room), *words]
+            elif body is not None:
+                words += [(piece, tag) for piece in body.split(PIECE)]
+            for content, at in words:
+                self._hand_over(sent, content, at)
         return tag, sent
 
     def _hand_over(self, sent: _Sent, content: Tensor, tag: int) -> None:
@@ -206,6 +230,11 @@ class Link:
         self, kind: int, head: bytes, tag: int, length: int, inline: Tensor | None
     ) -> None:
         receiver = self._receiver
+        if tag > _ROOMS:
+            _wait(self._expected.pop(tag))
+            self._dealt_with += 1
+            receiver.end(self.peer, kind, head)
+            return
         target = receiver.place(self.peer, kind, head, length) if length else None
         is_whole = self._last_word(tag) if tag > _TAGS else lambda: True
         if inline is None:

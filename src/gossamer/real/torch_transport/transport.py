@@ -122,6 +122,12 @@ class TorchTransport:
     def begin(self, to: int, kind: int, head: bytes, length: int) -> LinkStream:
         return self._links[to].begin(kind, head, length)
 
+    def expect(self, source: int, target: Tensor) -> int:
+        return self._links[source].expect(target)
+
+    def answer(self, to: int, kind: int, head: bytes, body: Tensor, room: int) -> None:
+        self._links[to].answer(kind, head, body, room)
+
     def window(self, end: int) -> Tensor:
         return self._active.window(end)
 
