@@ -112,7 +112,7 @@ def test_an_end_that_dies_fails_those_who_wait_for_it_alone() -> None:
 def test_a_mailbox_is_quiet_when_its_reader_has_dealt_with_everything() -> None:
     """A second message comes while the reader is at the first: the reader's thread takes both, and
     only then is it quiet."""
-    mailbox, seen = Mailbox(), []
+    mailbox, seen = Mailbox(is_of_server=True), []
     assert mailbox.quiet().done
 
     def deal_with(pending: Receive) -> None:

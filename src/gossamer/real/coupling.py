@@ -17,6 +17,7 @@ from gossamer.optimisers import make_optimiser
 from gossamer.pending import Pending
 from gossamer.real.binding import Binding
 from gossamer.real.books import Books
+from gossamer.real.cores import OwnCore
 from gossamer.real.driver import Driver
 from gossamer.real.group_roles import role_in_group
 from gossamer.real.grouping import Grouping
@@ -31,6 +32,7 @@ from gossamer.real.outputs import (
     unpack_bytes_,
     untrained,
 )
+from gossamer.real.pace import LoopPace
 from gossamer.real.server_optimizer import OwnOptimiserReplica, slice_optimizer
 from gossamer.real.signals import explain_on_signal
 from gossamer.real.slowness import Slowness, own_slow_factor
@@ -39,16 +41,6 @@ from gossamer.real.transport import StopToken, Store, Transport, Window
 from gossamer.real.worker import RealWorker
 from gossamer.replica import Replica, cut
 from gossamer.worker import Gradient
-
-
-class LoopPace:
-    """The user's loop decides when it is over."""
-
-    def __init__(self, expected_steps: int) -> None:
-        self.expected_steps = expected_steps
-
-    def open_step(self, step: int) -> bool:
-        return True
 
 
 class Coupling:
@@ -151,6 +143,7 @@ class Coupling:
             self.worker, cast(Replica, self.replica), self.method.worker, role, self._grouping,
             self._driver,
         )  # fmt: skip
+        self._core = OwnCore(self.transport, is_synchronous=self.is_synchronous)
         self._stepped_at = time.monotonic()
         self._advance()
 
@@ -225,6 +218,7 @@ class Coupling:
     def finish(self) -> None:
         """The loop is over: wait for the others, answering; then hold the output model."""
         try:
+            self._core.let_go()
             self._main.close()
             self.worker.finish()
             self.hub.announce_end()
@@ -244,6 +238,7 @@ class Coupling:
     def abandon(self) -> None:
         """The loop failed: the module keeps what this worker has, and the others see a death when
         this process ends. A closed transport would look like a worker that left in good order."""
+        self._core.let_go()
         self._binding.detach(self.transport.window(self.rank) / self.replica.weight)
         self._stop.set()
         self._main.close()

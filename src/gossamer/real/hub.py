@@ -60,7 +60,8 @@ class Hub:
         self.plan = plan
         self.driver = driver
         self.rank = transport.rank
-        self.mailboxes = {end: Mailbox() for end in plan.hosted_by(transport.rank)}
+        hosted = plan.hosted_by(transport.rank)
+        self.mailboxes = {end: Mailbox(is_of_server=end >= plan.size) for end in hosted}
         self.live = frozenset(range(plan.size))
         self.ended = Phase(self)
         """Workers that have made their last step and go on answering."""

@@ -53,7 +53,9 @@ class Mailbox:
     well come back here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_of_server: bool = False) -> None:
+        """Of a server it can be asked when what came so far has been dealt with."""
+        self._is_of_server = is_of_server
         self._lock = threading.Lock()
         self._arrived: dict[Tag, deque[Message]] = {}
         self._posted: dict[Tag, list[Receive]] = {}
@@ -67,11 +69,12 @@ class Mailbox:
             if pending is None:
                 self._arrived.setdefault(tag, deque()).append(message)
                 return
-            self._handing_over += 1
+            self._handing_over += self._is_of_server
         try:
             pending.resolve(message)
         finally:
-            self._handed_over()
+            if self._is_of_server:
+                self._handed_over()
 
     def _handed_over(self) -> None:
         with self._lock:

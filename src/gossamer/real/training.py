@@ -22,6 +22,7 @@ from gossamer.optimisers import make_optimiser
 from gossamer.pending import Pending
 from gossamer.real.books import Books
 from gossamer.real.checkpointing import Checkpointing
+from gossamer.real.cores import OwnCore
 from gossamer.real.driver import Driver
 from gossamer.real.group_roles import role_in_group
 from gossamer.real.grouping import Grouping
@@ -102,8 +103,10 @@ class Training:
         self.start()
         self._driver.turns.leave()
         explain_on_signal(self.rank, self._driver.waiting.explain)
+        core = OwnCore(self._transport, is_synchronous=self._is_synchronous)
         try:
             self._driver.drive(self._main, "main", self._end)
+            core.let_go()
             self._ended = time.monotonic()
             self._hub.ended.wait()
             self._hub.settle()

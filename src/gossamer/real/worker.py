@@ -315,7 +315,7 @@ class RealWorker:
             if self._is_finished:
                 # Nobody needs it any more: the side loop waits for ever.
                 return Pending("average", peer)
-            if not self._is_alive(peer):
+            if peer not in self._hub.live:
                 return Pending.failed("average", PeerLost(peer), peer)
             # Both ends have exchanged, and only this one knows.
             self._books.exchanges += 2

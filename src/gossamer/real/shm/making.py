@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
-
 from gossamer.real.shm.board import Board
 from gossamer.real.shm.layout import aligned
 from gossamer.real.shm.means import mean
@@ -57,7 +55,7 @@ class Making:
         own, cell = self._boards[self._rank], operation.cell
         has_made = False
         for part in range(_PARTS) if is_last else self._order:
-            if self._taken(operation) >> part & 1:
+            if self._is_taken(operation, part):
                 continue
             own.working[cell] |= 1 << part
             self._make_part(operation, part)
@@ -66,27 +64,28 @@ class Making:
             has_made = True
         return has_made
 
-    def _taken(self, operation: Operation) -> int:
-        """Those parts that are made, or are being made by somebody alive."""
-        taken = 0
+    def _is_taken(self, operation: Operation, part: int) -> bool:
+        """Whether it is made, or being made by somebody alive."""
         for member, cell in operation.found.items():
             board = self._boards[member]
-            taken |= board.published[cell]
-            if not self._control.is_gone(member):
-                taken |= board.working[cell]
-        return taken
+            if board.published[cell] >> part & 1:
+                return True
+            if board.working[cell] >> part & 1 and not self._control.is_gone(member):
+                return True
+        return False
 
     def _make_part(self, operation: Operation, part: int) -> None:
-        kind = operation.kind
+        kind, boards = operation.kind, self._boards
         step = aligned(-(-kind.count // _PARTS), _UNIT)
         start, end = min(kind.count, part * step), min(kind.count, (part + 1) * step)
-
-        def view(member: int, offset: int) -> Tensor:
-            memory = self._boards[member].memory
-            return memory.tensor(offset + start * kind.dtype.itemsize, end - start, kind.dtype)
-
-        members = sorted(operation.found)
-        offsets = [self._boards[member].offsets[operation.found[member]] for member in members]
-        values = [view(*source) for source in zip(members, offsets, strict=True)]
-        result = view(members[0], self.result_at(operation, offsets[0]))
+        at = start * kind.dtype.itemsize
+        found = operation.found.items()
+        sources = sorted((member, boards[member].offsets[cell]) for member, cell in found)
+        values = [
+            boards[member].memory.tensor(offset + at, end - start, kind.dtype)
+            for member, offset in sources
+        ]
+        first, offset = sources[0]
+        place = self.result_at(operation, offset) + at
+        result = boards[first].memory.tensor(place, end - start, kind.dtype)
         mean(values, result, kind.divisor(values))

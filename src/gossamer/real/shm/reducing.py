@@ -250,16 +250,17 @@ class Reducing:
     ) -> list[int]:
         """Which of the members may still post; the cells of those who have are noted."""
         missing: list[int] = []
+        key, likely = operation.key, operation.cell
         for member in members:
-            # Looked at first: what a process had posted when it went is there to be found.
-            is_gone = self._control.is_gone(member)
-            cell = self._boards[member].find(
-                operation.key, operation.cell, is_thorough=is_thorough or is_gone
-            )
+            board = self._boards[member]
+            cell = board.find(key, likely, is_thorough=is_thorough)
+            if cell is None and self._control.is_gone(member):
+                # What it had posted when it went is there to be found, wherever it is.
+                cell = board.find(key, likely, is_thorough=True)
+            elif cell is None:
+                missing.append(member)
             if cell is not None:
                 operation.found[member] = cell
-            elif not is_gone:
-                missing.append(member)
         return missing
 
     def _wait_for_posts(self, operation: Operation) -> None:
@@ -311,11 +312,12 @@ class Reducing:
 
     def _wait_for_all_parts(self, operation: Operation) -> None:
         """Until the members have added up all; nobody is rung for before it is there."""
-        missing: Sequence[int] = operation.kind.others
+        missing = [member for member in operation.kind.others if member not in operation.found]
         vigil = Vigil(self._bell, self._stop)
         while True:
             seen = self._bell.value
-            missing = self._missing(operation, missing, is_thorough=vigil.is_thorough)
+            if missing:
+                missing = self._missing(operation, missing, is_thorough=vigil.is_thorough)
             if not missing:
                 if self._making.is_over(operation):
                     return
@@ -341,8 +343,11 @@ class Reducing:
             _add_other_half(places, self._pieces(kind, scattered, other, offset))
             return scattered
         sources = self._sources(operation)
-        divisor = 1.0 if kind.is_by_one else kind.divisor(sources)
         pieces = [self._pieces(kind, scattered, *source) for source in sources]
+        if kind.is_by_one:
+            cast(Any, torch)._foreach_copy_(places, pieces[0])
+            return scattered
+        divisor = kind.divisor(sources)
         for place, *parts in zip(places, *pieces, strict=True):
             mean(parts, place, divisor)
         return scattered

@@ -46,7 +46,7 @@ class Control:
 
     def is_gone(self, process: int) -> bool:
         """Dead or closed: whatever it has done until now is all that it will ever have done."""
-        return self.state(process) >= CLOSED
+        return self._states[process * _WORDS_PER_PROCESS] >= CLOSED
 
 
 def control_bytes(size: int) -> int:

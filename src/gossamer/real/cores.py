@@ -1,0 +1,42 @@
+"""Which processor a worker keeps to, where workers who wait for each other are too many for them.
+
+Of four workers on two processors a scheduler may put three on one for a tenth of a second; the
+fourth, which waits, is busy looking whether they have come, so its processor never seems idle. All
+four then make their steps at the pace of the three.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from gossamer.real.transport import Transport
+
+
+def core_of(rank: int, size: int, cores: Sequence[int]) -> int | None:
+    """The one of that worker; None where all have room, or they cannot be shared out evenly."""
+    if size <= len(cores) or size % len(cores):
+        return None
+    return cores[rank % len(cores)]
+
+
+class OwnCore:
+    """Keeps the thread that made it to one core, until it is let go."""
+
+    def __init__(self, transport: Transport, *, is_synchronous: bool) -> None:
+        self._before: set[int] = set()
+        # Only of these are all on one machine; and a worker of several threads needs several cores.
+        if not is_synchronous or transport.name != "shm" or torch.get_num_threads() > 1:
+            return
+        allowed = os.sched_getaffinity(0)
+        core = core_of(transport.rank, transport.size, sorted(allowed))
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+            self._before = allowed
+
+    def let_go(self) -> None:
+        if self._before:
+            os.sched_setaffinity(0, self._before)
+            self._before = set()
