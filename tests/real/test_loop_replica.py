@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
+from typing import Any, cast
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from gossamer.real.binding import Binding
+from gossamer.real.coupling import Coupling
 from gossamer.real.loop_replica import LoopReplica
 
 decays = st.sampled_from([0.0, 0.25, 0.5])
@@ -52,3 +57,27 @@ def test_a_method_with_its_own_descent_clips_for_one_step() -> None:
     clipped = replica.penalised(gradient, window) - 0.5 * window
     torch.testing.assert_close(clipped, gradient * (0.01 / gradient.norm()))
     assert torch.equal(replica.clipped(gradient), gradient)
+
+
+class _Taken(AbstractContextManager[None]):
+    """The guard of a window that somebody else is changing."""
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __enter__(self) -> None:
+        raise AssertionError("whoever waited here would wait for the other to finish")
+
+
+def test_a_point_is_loaded_from_a_window_that_is_being_changed() -> None:
+    model = nn.Linear(3, 2)
+    binding = Binding(list(model.named_parameters()))
+    window = binding.initial()
+    binding.attach(window, is_private=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    replica = LoopReplica(binding, window, optimizer, _Taken())
+    window.add_(1.0)
+    coupling: Any = SimpleNamespace(_binding=binding, replica=replica)
+    gradient = Coupling._gradient(coupling, cast(Any, replica), None)  # pyright: ignore[reportPrivateUsage]
+    assert torch.equal(binding.initial(), window)
+    assert gradient is coupling._wanted
+    assert not gradient.done

@@ -286,8 +286,8 @@ class Coupling:
             self._binding.make_private()
             self._binding.load(at)
         elif self._binding.is_private:
-            # Without its guard: an average that is being made meanwhile is at both ends or at
-            # neither in each element, and no step waits for it.
+            # Without its guard: of an average that is being made meanwhile each element is there or
+            # is not there yet, and no step waits for it.
             self._binding.load(self.replica.window)
         if self.replica.uses_weight:
             self._weighted = (self.replica.snapshot(), self.replica.weight)

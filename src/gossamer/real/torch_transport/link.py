@@ -5,7 +5,7 @@ fits travels in it, a longer one announces its body there, which then comes unde
 An announced body has to come, or nothing else would: who breaks off a stream fills it up, and a
 byte beside it says that it was not whole. The body of an answer needs no announcement: who asks has
 posted the receive of it before, so it comes at once, and the message behind it says that it is
-there. That saves four threads waking one another, which beside busy ones took half of a read.
+there: four threads fewer have to wake one another.
 One is enough, and better than several: each that is posted is told to the other side, which wakes
 a thread there, and a sum of 0.8 MB took 2.1 ms with eight of them instead of 1.6. Waits have no
 deadline: one that expired would close the pair for ever.
