@@ -39,7 +39,7 @@ class LoopGradient(Scattered):
         token.binding = binding
         token.count, token.kind = binding.layout.total, binding.dtype
         token.write_into, token.places = binding.write_gradient, binding.gradient_places
-        token.cut = binding.cut
+        token.lend, token.cut = binding.lend_gradient, binding.cut
         token.home = binding.home
         token.edition = 0
         return token
@@ -111,6 +111,9 @@ class Binding:
         """The parameters' memory as plain tensors; to torch a change there is one of theirs."""
         self._plain: Views | None = None
         """This step's `.grad`s, once they have been looked at and found plain."""
+        self._lent: tuple[Sequence[Tensor], Callable[[], None]] | None = None
+        """A combined gradient that stands for this step's where it lies, and whom to tell when it
+        is no longer needed there."""
         self._window_views: Views = []
         self._private_views: Views = []
 
@@ -173,6 +176,7 @@ class Binding:
 
     def flat_gradient(self) -> Tensor:
         """All `.grad`s as one new vector; a parameter without one counts as zero."""
+        self.take_lent()
         if self._flat is None:
             pieces = [
                 self._window.new_zeros(p.numel()) if p.grad is None
@@ -211,6 +215,7 @@ class Binding:
                 place.copy_(_dense(parameter.grad.detach())).mul_(scale)
 
     def new_gradient(self) -> LoopGradient:
+        self._give_back()
         self._flat = self._plain = None
         self._token.edition += 1
         return self._token
@@ -218,6 +223,7 @@ class Binding:
     def let_go(self) -> None:
         """Of this step's gradients: where one is freed before the next is made, it is made in the
         same memory, which is still in the cache."""
+        self._give_back()
         self._plain = None
 
     def gradient_places(self, edition: int) -> Views | None:
@@ -229,8 +235,31 @@ class Binding:
             self._flat = None
         return places
 
+    def lend_gradient(
+        self, edition: int, pieces: Sequence[Tensor], give_back: Callable[[], None]
+    ) -> bool:
+        """See `Scattered.lend`: to descend along a gradient it need not be copied."""
+        if self.gradient_places(edition) is None:
+            return False
+        self._lent = (pieces, give_back)
+        return True
+
+    def take_lent(self) -> None:
+        """What was lent into the `.grad`s: somebody wants more of it than to descend."""
+        if self._lent is not None:
+            (pieces, _), places = self._lent, self._plain
+            assert places is not None
+            cast(Any, torch)._foreach_copy_(places, list(pieces))
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._lent is not None:
+            (_, give_back), self._lent = self._lent, None
+            give_back()
+
     def _plain_gradients(self) -> Views | None:
         """All `.grad`s, where every parameter has one that is as plain as itself."""
+        self.take_lent()
         if self._plain is not None:
             return self._plain
         plain: Views = []
@@ -247,6 +276,7 @@ class Binding:
         return plain
 
     def set_gradient(self, flat: Tensor) -> None:
+        self._give_back()
         self._plain = None
         pieces = flat.split(self._sizes)
         for parameter, piece, shape in zip(
@@ -260,16 +290,18 @@ class Binding:
 
     def descend(self, descent: Descent, guard: AbstractContextManager[None]) -> None:
         """One step of the user's optimiser on the window."""
-        if self._private is not None:
-            with guard:
-                if not descent.descend_at(self._window_views):
-                    self._step_there(descent)
-        elif self.is_uniform:
-            with guard:
-                if not descent.descend_at(self._places):
-                    descent.step()
-        else:
+        if not self.is_uniform:
             self._descend_elsewhere(descent, guard)
+            return
+        places = self._places if self._private is None else self._window_views
+        with guard:
+            if descent.descend_at(places, None if self._lent is None else self._lent[0]):
+                return
+            self.take_lent()
+            if self._private is None:
+                descent.step()
+            else:
+                self._step_there(descent)
 
     def _step_there(self, descent: Descent) -> None:
         self._point(self._window_views)

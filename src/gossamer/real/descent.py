@@ -37,14 +37,17 @@ class Descent:
         """One step of the optimiser on its own parameters."""
         self._optimizer.step()
 
-    def descend_at(self, places: Sequence[Tensor]) -> bool:
-        """Make the step at places in the order of the parameters, which take no gradient; False,
-        and nothing is changed, where only the optimiser itself can make it."""
+    def descend_at(
+        self, places: Sequence[Tensor], along: Sequence[Tensor] | None = None
+    ) -> bool:  # fmt: skip
+        """Make the step at places in the order of the parameters, which take no gradient; `along`
+        others than the `.grad`s, if given. False, and nothing is changed, where only the optimiser
+        itself can make it."""
         if not self._is_sgd or self._is_watched():
             return False
         planned: list[tuple[dict[str, Any], _Plan]] = []
         for group in self._optimizer.param_groups:
-            plan = self._plan(group, places)
+            plan = self._plan(group, places, along)
             if plan is None:
                 return False
             planned.append((group, plan))
@@ -67,7 +70,9 @@ class Descent:
         is_of_schedule = getattr(own, "__globals__", {}).get("__name__") == _SCHEDULES
         return not is_of_schedule or getattr(own, "__wrapped__", None) is not torch.optim.SGD.step
 
-    def _plan(self, group: dict[str, Any], places: Sequence[Tensor]) -> _Plan | None:
+    def _plan(
+        self, group: dict[str, Any], places: Sequence[Tensor], along: Sequence[Tensor] | None
+    ) -> _Plan | None:
         """What moves, where it is and along what; None if there is anything to the group that
         needs the optimiser's own code."""
         if group["fused"] or group["differentiable"]:
@@ -86,7 +91,7 @@ class Descent:
             number = self._at.get(id(parameter))
             moving.append(parameter)
             targets.append(parameter.detach() if number is None else places[number])
-            direction.append(gradient)
+            direction.append(gradient if number is None or along is None else along[number])
         return moving, targets, direction
 
     def _descend_group(

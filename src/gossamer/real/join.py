@@ -185,7 +185,8 @@ class JoinedWorker:
 
     def step(self, scaler: Any = None) -> None:
         """Instead of `optimizer.step()`. A gradient scaler (AMP) is given along; `scaler.update()`
-        stays the loop's."""
+        stays the loop's. The `.grad`s hold this worker's gradient before it and nothing of use
+        afterwards: where gradients are combined, the mean may never pass through them."""
         if not self._is_open:
             self._open_for("step")
         if self._is_accumulating:

@@ -86,6 +86,7 @@ class LoopReplica:
         if not isinstance(gradient, LoopGradient):
             self._binding.set_gradient(gradient)
         if clip is not None:
+            self._binding.take_lent()
             nn.utils.clip_grad_norm_(self._binding.parameters, clip)
         if self._before_step is not None:
             self._before_step()

@@ -81,6 +81,9 @@ class Scattered(Tensor):
     places: Callable[[int], Sequence[Tensor] | None]
     """The pieces themselves, for a result to be put in the place of the value of that edition; None
     if they hold another by now, or are not what a result can be written into."""
+    lend: Callable[[int, Sequence[Tensor], Callable[[], None]], bool]
+    """Says that the result for the value of that edition lies in pieces elsewhere, which are only
+    to be read, and what to call when they have been; False where there are no `places` for it."""
 
 
 class Listener(Protocol):

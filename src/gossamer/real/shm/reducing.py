@@ -29,6 +29,7 @@ from gossamer.real.shm.layout import CELLS
 from gossamer.real.shm.making import Making
 from gossamer.real.shm.means import mean, whole
 from gossamer.real.shm.operation import Kind, Operation
+from gossamer.real.shm.posts import Posts
 from gossamer.real.shm.results import Results
 from gossamer.real.shm.segments import Control
 from gossamer.real.shm.system import fence
@@ -56,6 +57,7 @@ class Reducing:
         self._bell = control.reductions[rank]
         self._stop = stop
         self._arenas = arenas
+        self._posts = Posts(boards, control, self._bell, stop)
         self._making = Making(rank, boards, control)
         self._chunks = Chunks(rank, boards, control, stop)
         self._results = Results()
@@ -80,7 +82,7 @@ class Reducing:
             self._post(operation, value)
         if not kind.is_by_one:
             self._ring(kind)
-        elif not self._missing(operation, kind.others, is_thorough=False):
+        elif self._posts.are_complete(operation, is_thorough=False):
             self._make(operation, is_last=True)
         pending.settle = partial(self._settle, operation, pending)
         pending.on_cancel = operation.abandon
@@ -176,9 +178,7 @@ class Reducing:
     def _reclaim(self) -> None:
         kept: list[Operation] = []
         for operation in self._posted:
-            if operation.is_abandoned and not self._missing(
-                operation, operation.kind.others, is_thorough=True
-            ):
+            if operation.is_abandoned and self._posts.are_complete(operation, is_thorough=True):
                 self._finish(operation)
             if self._is_finished(operation) and self._is_over(operation):
                 self._own.keys[operation.cell] = 0
@@ -218,15 +218,17 @@ class Reducing:
             if operation.kind.is_by_one:
                 self._wait_for_all_parts(operation)
             else:
-                self._wait_for_posts(operation)
+                self._posts.wait(operation)
             self._check_lengths(operation)
-            result = self._put_in_place(operation)
+            result = self._lend(operation) if operation.kind.is_by_one else None
             if result is None:
-                result = self._mean(operation)
-            if operation.kind.is_on_gpu and self._arenas is not None:
-                self._arenas.mark_reading(operation)
-            else:
-                self._finish(operation)
+                result = self._put_in_place(operation)
+                if result is None:
+                    result = self._mean(operation)
+                if operation.kind.is_on_gpu and self._arenas is not None:
+                    self._arenas.mark_reading(operation)
+                else:
+                    self._finish(operation)
             pending.resolve(result)
             # It refers to itself through this; the result is to go when its last user lets go.
             pending.settle = pending.on_cancel = None
@@ -244,35 +246,6 @@ class Reducing:
         else:
             self._chunks.reduce(operation, values, result)
         return result.view(operation.shape)
-
-    def _missing(
-        self, operation: Operation, members: Sequence[int], *, is_thorough: bool
-    ) -> list[int]:
-        """Which of the members may still post; the cells of those who have are noted."""
-        missing: list[int] = []
-        key, likely = operation.key, operation.cell
-        for member in members:
-            board = self._boards[member]
-            cell = board.find(key, likely, is_thorough=is_thorough)
-            if cell is None and self._control.is_gone(member):
-                # What it had posted when it went is there to be found, wherever it is.
-                cell = board.find(key, likely, is_thorough=True)
-            elif cell is None:
-                missing.append(member)
-            if cell is not None:
-                operation.found[member] = cell
-        return missing
-
-    def _wait_for_posts(self, operation: Operation) -> None:
-        missing = self._missing(operation, operation.kind.others, is_thorough=False)
-        if not missing:
-            return
-        vigil = Vigil(self._bell, self._stop)
-        while missing:
-            seen = self._bell.value
-            missing = self._missing(operation, missing, is_thorough=vigil.is_thorough)
-            if missing:
-                vigil.pause(seen)
 
     def _sources(self, operation: Operation) -> list[tuple[int, int]]:
         """Whose memory holds what is to be added up, and where in it; in order of rank. What was
@@ -312,24 +285,35 @@ class Reducing:
 
     def _wait_for_all_parts(self, operation: Operation) -> None:
         """Until the members have added up all; nobody is rung for before it is there."""
-        missing = [member for member in operation.kind.others if member not in operation.found]
+        self._posts.wait(operation)
         vigil = Vigil(self._bell, self._stop)
+        is_first = True
         while True:
             seen = self._bell.value
-            if missing:
-                missing = self._missing(operation, missing, is_thorough=vigil.is_thorough)
-            if not missing:
-                if self._making.is_over(operation):
-                    return
-                if self._make(operation, is_last=False):
-                    continue
+            if self._making.is_over(operation):
+                return
+            # Later again, as a maker may die at it.
+            if (is_first or vigil.is_thorough) and self._make(operation, is_last=False):
+                continue
+            is_first = False
             vigil.pause(seen)
+
+    def _lend(self, operation: Operation) -> Scattered | None:
+        """What was made for all is read where it lies, if that is all that anybody wants of it:
+        a copy of it would be another pass over as many bytes as there are."""
+        scattered, kind = operation.scattered, operation.kind
+        if scattered is None:
+            return None
+        (source,) = self._sources(operation)
+        pieces = self._pieces(kind, scattered, *source)
+        give_back = partial(self._finish, operation)
+        return scattered if scattered.lend(operation.edition, pieces, give_back) else None
 
     def _put_in_place(self, operation: Operation) -> Scattered | None:
         """Where the value lay in pieces the mean is put there: those are in the cache, and nobody
         has to point at another place."""
         scattered, kind = operation.scattered, operation.kind
-        if scattered is None or not (kind.is_by_each or kind.is_by_one):
+        if scattered is None or not kind.is_by_each:
             return None
         is_of_two = kind.is_of_pair and len(operation.found) == 2
         if kind.is_on_gpu and not is_of_two:
@@ -344,9 +328,6 @@ class Reducing:
             return scattered
         sources = self._sources(operation)
         pieces = [self._pieces(kind, scattered, *source) for source in sources]
-        if kind.is_by_one:
-            cast(Any, torch)._foreach_copy_(places, pieces[0])
-            return scattered
         divisor = kind.divisor(sources)
         for place, *parts in zip(places, *pieces, strict=True):
             mean(parts, place, divisor)
