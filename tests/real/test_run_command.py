@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from command_line import Said, gossamer
 from gossamer.commands import doctor
@@ -127,12 +128,27 @@ def test_doctor_says_of_every_part_whether_it_works() -> None:
     assert said.status == 0, said.err
     findings = {finding["part"]: finding for finding in said.json["findings"]}
     assert set(findings) == {
-        "this process", "shm", "torch", "NCCL", "mpi", "mpirun", "torchrun", "srun",
+        "this process", "shm", "torch", "NCCL", "MPS", "mpi", "mpirun", "torchrun", "srun",
     }  # fmt: skip
     assert findings["torch"]["works"]
     assert all(finding["why"] for finding in findings.values())
     assert all(finding["advice"] for finding in findings.values() if not finding["works"])
     assert all(part in said.out for part in findings)
+
+
+def test_doctor_knows_whether_workers_take_turns_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    finding = doctor._mps()
+    assert not finding.works
+    assert "take turns" in finding.why
+    assert "nvidia-cuda-mps-control -d" in finding.advice
+    (tmp_path / "control").touch()
+    assert doctor._mps().works
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "no GPU" in doctor._mps().why
 
 
 def test_doctor_survives_whatever_it_meets(monkeypatch: pytest.MonkeyPatch) -> None:

