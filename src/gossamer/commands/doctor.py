@@ -190,10 +190,9 @@ def _mps() -> Finding:
             "can take others with it",
         )  # fmt: skip
     return Finding(
-        "MPS", False, "workers that share a GPU take turns on it, which slows down small models "
-        "that wait for each other, such as by all_reduce",
-        "start `nvidia-cuda-mps-control -d`; but a worker that is killed can then take others "
-        "with it",
+        "MPS", False, "workers that share a GPU take turns on it",
+        "none needed; `nvidia-cuda-mps-control -d` lets them on it together, but then a worker "
+        "that is killed can take others with it",
     )  # fmt: skip
 
 
