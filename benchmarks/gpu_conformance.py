@@ -27,6 +27,7 @@ import gossamer
 from gossamer.real.environment import connect, discover
 from gossamer.real.exchange import finished
 from gossamer.real.shm.arenas import IN_ARENA
+from gossamer.real.shm.cuda import average_in_one_pass
 from gossamer.real.shm.transport import ShmTransport
 from gossamer.real.transport import StopToken, Window
 
@@ -164,6 +165,35 @@ def windows(device: torch.device) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def averages(device: torch.device) -> dict[str, Any]:
+    """Of large windows, which a GPU averages in one pass: the bits of torch's own operation."""
+    large = LARGE[device.type]
+    us = Processes(device, large)
+    own = us.transport.window(us.rank)
+    wrong = 0
+    for number in range(20):
+        with us.transport.guard(us.rank):
+            own.copy_(us.value(us.rank, large, number, torch.float32))
+        us.meet()
+        active = number % us.size
+        passive = (active + 1) % us.size
+        if us.rank == active:
+            finished(us.transport.average(active, passive))
+        us.meet()
+        expected = us.value(active, large, number, torch.float32)
+        expected.lerp_(us.value(passive, large, number, torch.float32), 0.5)
+        if us.rank not in (active, passive):
+            expected = us.value(us.rank, large, number, torch.float32)
+        wrong += not torch.equal(own, expected)
+    is_in_one_pass = device.type == "cuda" and average_in_one_pass(device) is not None
+    us.meet()
+    us.transport.close()
+    return {
+        "passed": wrong == 0 and is_in_one_pass == (device.type == "cuda"), "wrong": wrong,
+        "is_in_one_pass": is_in_one_pass,
+    }  # fmt: skip
+
+
 def _sum(us: Processes) -> Tensor:
     return sum(
         (finished(us.transport.read(end)).double() for end in range(us.size)),
@@ -273,6 +303,7 @@ def main() -> None:
     name, _, detail = case.partition("/")
     works: dict[str, Callable[[], dict[str, Any]]] = {
         "reduce": lambda: reduce(device), "windows": lambda: windows(device),
+        "averages": lambda: averages(device),
         "survive": lambda: survive(device, detail), "train": lambda: train(device, detail),
     }  # fmt: skip
     try:

@@ -74,7 +74,7 @@ class Plan:
     def conformance(self) -> dict[str, Any]:
         """Every case, in two waves: more processes than that would only wait for the GPU."""
         sums = [(f"reduce p={size}", "reduce", size) for size in (2, 3, 4)]
-        others = [("windows", "windows", 3)]
+        others = [("windows", "windows", 3), ("averages", "averages", 3)]
         others += [(name, f"survive/{name}", 3) for name in DEATHS]
         others += [
             (f"train {variant.method}", f"train/{variant.method}", 2)

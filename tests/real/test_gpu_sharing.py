@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from gossamer.pending import Pending
 from gossamer.real.shm import ShmTransport, create_segments
 from gossamer.real.shm import transport as shm_transport
 from gossamer.real.shm.arenas import IN_ARENA
-from gossamer.real.shm.cuda import Cuda, Mark
+from gossamer.real.shm.cuda import Cuda, Mark, average_in_one_pass
 from gossamer.real.shm.segments import CLOSED, Control
 from gossamer.real.shm.system import LOCK_BYTES, SPARE_WORD
 from gossamer.real.shm.turns import Turns
@@ -338,3 +339,8 @@ def test_a_mark_is_reached_by_a_wait_that_began_after_it() -> None:
     assert not marks[0].query()
     gpu.finish()
     assert marks[0].query()
+
+
+def test_without_triton_torch_averages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert average_in_one_pass.__wrapped__(torch.device("cpu")) is None

@@ -6,6 +6,9 @@ A handle is a few numbers and bytes; it travels through the store as text and no
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Protocol, cast
 
 import torch
@@ -180,3 +183,21 @@ class _CudaMark:
 def gpu_for(device: torch.device) -> Gpu | None:
     """What to ask for memory of that kind, where it is a GPU's."""
     return Cuda(device) if device.type == "cuda" else None
+
+
+@cache
+def average_in_one_pass(device: torch.device) -> Callable[[Tensor, Tensor], None] | None:
+    """Makes two vectors of 32 bits there their mean; None where there is no way to. Torch's own
+    operations would read and write five vectors for it, this does four."""
+    try:
+        import triton  # pyright: ignore[reportMissingImports]
+
+        from gossamer.real.shm.kernels import compiled_average
+
+        # Triton would keep what it compiles in the home folder, where nobody asked for it.
+        with triton.knobs.cache.scope(), tempfile.TemporaryDirectory() as folder:
+            triton.knobs.cache.dir = folder
+            return compiled_average(device)
+    except Exception:
+        # No Triton, another one, no compiler, a GPU unknown to it: all the same to who asks.
+        return None
