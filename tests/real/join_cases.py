@@ -323,3 +323,28 @@ def _numbers(worker: gossamer.JoinedWorker, batches: object) -> list[list[float]
         if not worker.coupling.is_synchronous:
             time.sleep(0.002)  # computing; or the first worker to come would take all
     return found
+
+
+def case_of_a_steady_point(rank: int) -> dict[str, object]:
+    """Whatever others do, a model stays what it is from the forward to the backward pass."""
+    model = net(rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    moved = 0
+    with gossamer.join(model, optimizer) as worker:
+        coupling = worker.coupling
+        assert coupling is not None
+        for step in range(40):
+            optimizer.zero_grad()
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            loss = loss_of(model, *batch(rank, step))
+            time.sleep(1e-3)
+            loss.backward()
+            moved += not all(map(torch.equal, before, model.parameters()))
+            worker.step()
+        window = coupling.transport.window(rank)
+        is_in_window = next(model.parameters()).data_ptr() == window.data_ptr()
+        exchanges = coupling.books.exchanges
+    return {
+        "digest": digest(model), "moved": moved, "is_in_window": is_in_window,
+        "exchanges": exchanges,
+    }  # fmt: skip

@@ -16,6 +16,15 @@ from gossamer.errors import ConfigurationError
 
 pytestmark = pytest.mark.timeout(280)
 
+STEADY = "case_of_a_steady_point"
+STEADY_GROUPS = [
+    (2, "ad_psgd"),
+    (2, "ad_psgd:most=inf"),
+    (2, "ad_psgd:paper"),
+    (2, "ad_psgd", "torch"),
+    (4, "ad_psgd"),
+    (4, "ad_psgd:paper"),
+]
 GROUPS = [
     ("case_of_optimisers", 2, "all_reduce"),
     ("case_of_optimisers", 3, "all_reduce"),
@@ -62,11 +71,12 @@ GROUPS = [
     ("case_of_an_asynchronous_server", 2, "easgd"),
     ("case_of_rates_that_fall_to_nothing", 2, "downpour"),
     ("case_of_refusals", 2, "sync_server"),
+    *((STEADY, *group) for group in STEADY_GROUPS),
 ]
 FAILING = "case_of_a_failing_loop"
 
 
-_found: dict[tuple[str, int, str], dict] = {}
+_found: dict[tuple[str | int, ...], dict] = {}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -77,9 +87,9 @@ def run_groups(tmp_path_factory: pytest.TempPathFactory) -> None:
     _found.update(zip(GROUPS, found, strict=True))
 
 
-def answers(case: str, size: int, method: str) -> list[dict]:
+def answers(case: str, size: int, method: str, *transport: str) -> list[dict]:
     """What each worker returned, after all ended well."""
-    group = _found[case, size, method]
+    group = _found[case, size, method, *transport]
     assert group["ends"] == [0] * size, group["written"]
     return group["answers"]
 
@@ -93,6 +103,16 @@ def test_a_coupled_loop_holds_its_laws_and_all_workers_end_with_one_model(group)
     """The checks inside the workers pass; leaving `with` gives everybody the same bits."""
     digests = [answer.get("digest") for answer in answers(*group)]
     assert len(set(digests)) == 1
+
+
+@pytest.mark.parametrize("group", STEADY_GROUPS, ids=lambda group: "-".join(map(str, group)))
+def test_no_model_changes_between_forward_and_backward(group) -> None:
+    """The active one of a pair that meets in its own steps needs no copy for it; all others do."""
+    found = answers(STEADY, *group)
+    assert [answer["moved"] for answer in found] == [0] * len(found)
+    assert sum(answer["exchanges"] for answer in found) > 0
+    are_in_windows = [answer["is_in_window"] for answer in found]
+    assert are_in_windows == ([False, True] if group == (2, "ad_psgd") else [False] * len(found))
 
 
 @pytest.mark.parametrize("method", ["pull_gossip", "all_reduce"])

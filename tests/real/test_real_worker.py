@@ -111,6 +111,82 @@ def test_a_worker_ends_when_its_adds_have_landed(monkeypatch: pytest.MonkeyPatch
     assert [one for one in waited if not one.done] == [transport.adds[0], transport.adds[2]]
 
 
+class AveragesAtOnce(Silent):
+    """Counts the averages, and which threads made them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.averages: list[threading.Thread] = []
+
+    def average(self, own: int, peer: int) -> Pending[None]:
+        self.averages.append(threading.current_thread())
+        return Pending.resolved("average", None)
+
+
+def test_a_loop_that_waits_for_nobody_keeps_nobody_from_going_on() -> None:
+    """The averaging of AD-PSGD as in its paper, beside one that trains."""
+    transport, driver = AveragesAtOnce(), Driver(StopToken())
+    worker = worker_over(transport, driver)
+    worker._hub.window_bytes = {1: 40}
+    is_over = False
+
+    async def average() -> None:
+        while not is_over:
+            await worker.average(1)
+
+    async def train() -> int:
+        """Until the other loop has gone on for a while in a thread of its own."""
+        here = threading.current_thread()
+        while sum(thread is not here for thread in transport.averages) < 3:
+            await worker.sleep(SHORT_S)
+        return len(transport.averages)
+
+    assert drive(worker, worker.together(train(), average())) > 3
+    is_over = True
+    assert len(set(transport.averages)) == 2
+
+
+def test_a_side_loop_that_sleeps_keeps_nobody_from_going_on() -> None:
+    worker = worker_over(Silent())
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while ticks < 3:
+            await worker.sleep(SHORT_S)
+            ticks += 1
+
+    async def train() -> int:
+        before = ticks
+        while ticks < 3:
+            await worker.sleep(SHORT_S / 10)
+        return before
+
+    assert drive(worker, worker.together(train(), tick())) == 0
+
+
+def test_a_loop_that_receives_goes_on_where_it_was_woken() -> None:
+    """However much has come: its messages were waited for, and a server is such a loop."""
+    worker = worker_over(Silent())
+    threads: set[threading.Thread] = set()
+
+    async def serve() -> None:
+        for _ in range(1000):
+            await worker.receive("x")
+            threads.add(threading.current_thread())
+
+    async def send() -> None:
+        for number in range(1000):
+            worker.send(0, number, tag="x")
+
+    async def both() -> None:
+        await send()
+        await worker.start(serve())
+
+    drive(worker, both())
+    assert threads == {threading.current_thread()}
+
+
 def test_what_its_awaiter_has_to_finish_may_end_in_time() -> None:
     """A sleep, a sum, reads put together: as in the simulator they give their results."""
 

@@ -40,7 +40,9 @@ ASYNCHRONOUS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["ad_psgd", "pull_gossip", "downpour:servers=2", "all_reduce"])
+@pytest.mark.parametrize(
+    "method", ["ad_psgd", "ad_psgd:most=inf", "pull_gossip", "downpour:servers=2", "all_reduce"]
+)
 def test_a_replay_reaches_the_same_parameters(tmp_path: Path, method: str) -> None:
     """Bit for bit, whatever order the machine happened to choose."""
     result, job = recorded(tmp_path / "run", method)

@@ -32,7 +32,7 @@ def training_of(method: str, folder: Path, **choices: Any) -> Training:
 
 
 def run(training: Training) -> None:
-    training._driver.drive(training._main, "main", training._end)
+    training.driver.drive(training._main, "main", training._end)
 
 
 @pytest.mark.parametrize("method", METHODS)

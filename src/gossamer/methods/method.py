@@ -48,6 +48,9 @@ class Method:
     has_server: bool = False
     shares_replica: bool = False
     """Whether others change a worker's parameters, so that its gradients need their own copy."""
+    is_left_alone: Callable[[int, int, Options], bool] = lambda rank, workers, options: False
+    """Of such a method: whether that rank is one whose parameters nobody changes but its own steps,
+    whoever dies."""
     server_optimiser: str = ""
     """What a server descends with unless the user says otherwise; empty: as the workers do."""
     is_synchronous: Callable[[Options], bool] = lambda options: True

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
-from gossamer.real.transport import Stopped, StopToken, TransportThread
+from gossamer.real.transport import Stopped, StopToken
 
 _FAREWELL_S = 2.0
 
 
-class Agenda(TransportThread):
+class Agenda(threading.Thread):
     """What is due first is done first, and at equal times what was entered first."""
 
     def __init__(self, stop: StopToken) -> None:

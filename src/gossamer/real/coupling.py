@@ -123,8 +123,11 @@ class Coupling:
         if self._telling is not None:
             self._telling.begin()
         window = self.transport.window(self.rank)
-        self._binding.attach(window, is_private=self.method.shares_replica)
-        guard = self.transport.guard(self.rank) if self.method.shares_replica else None
+        is_shared = self.method.shares_replica
+        is_alone = self.transport.averages_at_once and not self.group
+        is_alone = is_alone and self.method.is_left_alone(self.rank, self.size, self.options)
+        self._binding.attach(window, is_private=is_shared and not is_alone)
+        guard = self.transport.guard(self.rank) if is_shared else None
         stale = self._stale_of(self.rank)
         self.replica = LoopReplica(self._binding, window, self._optimizer, guard, stale)
         self.hub.offer("output", self._own_output)

@@ -3,7 +3,8 @@
 The main coroutine of a worker blocks its thread at every await. Every other coroutine (a side loop,
 a server) is resumed by whichever thread completes what it waits for: on shared memory the training
 thread itself, elsewhere the thread that receives. So an exchange costs no thread hop of its own,
-which at 15 to 30 microseconds each would be a tenth of a small model's step.
+which at 15 to 30 microseconds each would be a tenth of a small model's step. Only a loop that never
+waits for anything has a thread: nobody else could go on with it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from gossamer.errors import PeerLost, RunFailed
 from gossamer.pending import Pending
+from gossamer.real.mailbox import Receive
 from gossamer.real.recording import Free, Turns
-from gossamer.real.transport import Stopped, StopToken, TransportThread
+from gossamer.real.transport import Stopped, StopToken
 
 T = TypeVar("T")
+_IN_A_ROW = 64
+"""Operations that are over at once, after which a loop is one that waits for nobody."""
+_PAUSE_S = 1e-4
 
 
 class Waiting:
@@ -51,8 +57,10 @@ class Driver:
         self.on_wait: Callable[[Pending[Any], float, float], None] = lambda what, began, ended: None
         """Told what the main coroutine waited for, from when to when."""
         self.turns: Turns = Free()
+        self.is_replayed = False
+        """Then the record says when a free loop goes on."""
+        self._free: list[_SideTask] = []
         self._failure: BaseException | None = None
-        self._transport_thread = threading.local()
 
     def fail(self, error: BaseException) -> None:
         """A side task broke: whoever waits next raises it."""
@@ -124,6 +132,32 @@ class Driver:
         _SideTask(self, coroutine, task, finished).advance()
         return finished
 
+    def set_free(self, loop: _SideTask) -> None:
+        """It waits for nobody, so it goes on in a thread of its own: whoever woke it has other
+        things to do."""
+        if loop not in self._free:
+            self._free.append(loop)
+        if not self.is_replayed:
+            number = self._free.index(loop)
+            run, name = partial(self._run_freely, number), f"gossamer free loop {number}"
+            threading.Thread(target=run, name=name, daemon=True).start()
+
+    def _run_freely(self, number: int) -> None:
+        try:
+            while not self.go_on_freely(number):
+                # It would have what it shares with others again before they wake.
+                time.sleep(_PAUSE_S)
+        except Stopped:
+            pass
+
+    def go_on_freely(self, number: int) -> bool:
+        """One operation of that free loop; whether it waits now or has ended."""
+        self.turns.enter("free", number)
+        try:
+            return self._free[number].advance_by(1)
+        finally:
+            self.turns.leave()
+
     @staticmethod
     def settle_elsewhere(
         pending: Pending[Any], task: str, then: Callable[[], None] = lambda: None
@@ -143,14 +177,6 @@ class Driver:
 
         threading.Thread(target=run, name=f"gossamer {task}", daemon=True).start()
 
-    @property
-    def is_transport_thread(self) -> bool:
-        is_one = isinstance(threading.current_thread(), TransportThread)
-        return is_one or getattr(self._transport_thread, "here", False)
-
-    def enter_transport_thread(self) -> None:
-        self._transport_thread.here = True
-
 
 class _SideTask:
     """A coroutine that runs on in whichever thread has ended its waiting."""
@@ -165,23 +191,30 @@ class _SideTask:
         self._finished = finished
 
     def advance(self) -> None:
-        """Until it waits for something that others bring, or ends."""
-        driver = self._driver
+        """Until it waits for something that others bring, or ends; a loop that never does either
+        is set free."""
+        if not self.advance_by(_IN_A_ROW):
+            self._driver.set_free(self)
+
+    def advance_by(self, most: int) -> bool:
+        """Whether it waits or has ended, after at most so many operations in a row that were over
+        at once; what was received was waited for, even if it had come already."""
+        driver, left = self._driver, most
         try:
             while not driver.stop.is_set:
                 pending = self._coroutine.send(None)
                 if pending.done:
+                    left = most if isinstance(pending, Receive) else left - 1
+                    if not left:
+                        return False
                     continue
                 if pending.settle is not None:
-                    if driver.is_transport_thread:
-                        # Settling may need frames that only this thread can receive.
-                        driver.settle_elsewhere(pending, self._name, self.advance)
-                        return
-                    pending.settle()
-                    continue
+                    # It may take long, or need frames that only this thread can receive.
+                    driver.settle_elsewhere(pending, self._name, self.advance)
+                    return True
                 driver.waiting.begin(self._name, pending, time.monotonic())
                 pending.when_done(self._resume)
-                return
+                return True
         except StopIteration as end:
             self._finished.resolve(end.value)
         except Stopped:
@@ -190,6 +223,7 @@ class _SideTask:
             self._finished.fail(error)
             if not isinstance(error, PeerLost):
                 driver.fail(error)
+        return True
 
     def _resume(self) -> None:
         self._driver.waiting.end(self._name)

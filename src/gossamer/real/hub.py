@@ -121,7 +121,6 @@ class Hub:
         self.transport.open(windows, initial, self, self.driver.stop)
 
     def frame(self, source: int, data: memoryview) -> None:
-        self.driver.enter_transport_thread()
         try:
             if self._is_an_event(data):
                 self.driver.turns.enter("deliver", source)
@@ -160,7 +159,6 @@ class Hub:
         self.mailboxes[to].deliver(tag, Message(sender, value, reply_to))
 
     def lost(self, process: int) -> None:
-        self.driver.enter_transport_thread()
         self.driver.turns.enter("lost", process)
         try:
             self._lose(process)

@@ -34,6 +34,7 @@ class LoneTransport:
     """One process, perhaps with servers inside."""
 
     name = "alone"
+    averages_at_once = False
     rank = 0
     size = 1
     lost: frozenset[int] = frozenset()

@@ -18,6 +18,8 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
+from gossamer.real.transport import Stopped
+
 _NUMBER = struct.Struct("<q")
 
 
@@ -55,6 +57,9 @@ class Recorder:
 
     def enter(self, kind: str, source: int = -1) -> None:
         self._lock.acquire()
+        if self._file.closed:
+            self._lock.release()
+            raise Stopped
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         (number,) = _NUMBER.unpack_from(self._shared)
         _NUMBER.pack_into(self._shared, 0, number + 1)
@@ -65,4 +70,6 @@ class Recorder:
         self._lock.release()
 
     def close(self) -> None:
-        self._file.close()
+        """A loop that runs freely may still want a turn; it gets none."""
+        with self._lock:
+            self._file.close()

@@ -72,6 +72,7 @@ class ReplayTransport:
     """One worker's connection to the switch."""
 
     name = "replay"
+    averages_at_once = False
     lost: frozenset[int] = frozenset()
     torn_updates = 0
 
@@ -158,6 +159,7 @@ def replay(
     switch = Switch(workers)
     trainings = [Training(job, task, ReplayTransport(switch, rank)) for rank in range(workers)]
     for training in trainings:
+        training.driver.is_replayed = True
         training.open()
     for number, kind, source, rank in turns:
         match kind:
@@ -165,6 +167,8 @@ def replay(
                 trainings[rank].start()
             case "run":
                 trainings[rank].take_turn()
+            case "free":
+                trainings[rank].driver.go_on_freely(source)
             case "deliver":
                 switch.deliver(source, rank)
             case _:

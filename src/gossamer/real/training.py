@@ -76,17 +76,17 @@ class Training:
         )
         self._is_synchronous = self._method.is_synchronous(self._options)
         self._stop = StopToken()
-        self._driver = Driver(self._stop)
+        self.driver = Driver(self._stop)
         self._moments = Moments(self.size, self.books)
-        self._driver.on_wait = self._moments.waited
-        self._driver.turns = turns or Free()
+        self.driver.on_wait = self._moments.waited
+        self.driver.turns = turns or Free()
         sizes = self._model.layout.sizes
         slices = cut(sizes, self._spec.servers) if self._method.has_server else ()
         self._plan = Plan(self.size, slices)
-        self._hub = Hub(transport, self._plan, self._driver)
+        self._hub = Hub(transport, self._plan, self.driver)
         self._gradients = 0
         self._losses: list[float] = []
-        self._slowness = Slowness(own_slow_factor(self.rank), self._driver.check)
+        self._slowness = Slowness(own_slow_factor(self.rank), self.driver.check)
         self._reported = self._next_evaluation = 0.0
         self._checkpointing = Checkpointing(
             job, self._hub, self._method.server is not None, self._options, self._parts
@@ -99,13 +99,13 @@ class Training:
     def run(self) -> None:
         """To the end of the run, and until nobody needs an answer from here."""
         self.open()
-        self._driver.turns.enter("start")
+        self.driver.turns.enter("start")
         self.start()
-        self._driver.turns.leave()
-        explain_on_signal(self.rank, self._driver.waiting.explain)
+        self.driver.turns.leave()
+        explain_on_signal(self.rank, self.driver.waiting.explain)
         core = OwnCore(self._transport, is_synchronous=self._is_synchronous)
         try:
-            self._driver.drive(self._main, "main", self._end)
+            self.driver.drive(self._main, "main", self._end)
             core.let_go()
             self._ended = time.monotonic()
             self._hub.ended.wait()
@@ -180,7 +180,7 @@ class Training:
         own = for_role(self._method.worker, self._options)
         self._main = role_in_group(
             self._worker, cast(Replica, self._replica), self._method.worker, own, self._grouping,
-            self._driver, self._orphaned,
+            self.driver, self._orphaned,
         )  # fmt: skip
         self._awaited: Pending[Any] | None = None
         self._began = time.monotonic() - (self._kept.counts.seconds if self._kept else 0.0)
@@ -241,7 +241,7 @@ class Training:
                     grouping=self._grouping,
                 )  # fmt: skip
                 own = for_role(self._method.server, self._options)
-                self._driver.start(self._method.server(worker, replica, **own), f"server {end}")
+                self.driver.start(self._method.server(worker, replica, **own), f"server {end}")
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -266,7 +266,7 @@ class Training:
 
     def _gradient(self, at: Tensor | Replica, batch: Tensor | None) -> Gradient:
         """Reads its point and its batch now; computed in the thread that awaits it."""
-        self._driver.check()
+        self.driver.check()
         self._replica.begin_step()
         point = at if isinstance(at, Tensor) else at.snapshot()
         if self._grouping.follows:
@@ -360,7 +360,7 @@ class Training:
 
     def _ask(self, process: int, service: str) -> Output:
         answer = self._hub.call(process, service)
-        self._driver.wait(answer, "evaluation")
+        self.driver.wait(answer, "evaluation")
         return answer.result()
 
     def _evaluate(self, kind: str) -> None:

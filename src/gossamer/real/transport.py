@@ -10,7 +10,6 @@ within a tenth of a second by raising `Stopped`. Nothing is ever unpickled from 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -43,10 +42,6 @@ class StopToken:
     def check(self) -> None:
         if self.is_set:
             raise Stopped
-
-
-class TransportThread(threading.Thread):
-    """One that others' frames pass through, and that therefore never waits for any of them."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +115,9 @@ class Transport(Protocol):
     name: str
     rank: int
     size: int
+    averages_at_once: bool
+    """Whether the thread that asks for an average makes it before it goes on: one that a step asks
+    for then never falls between a forward and a backward pass."""
 
     @property
     def store(self) -> Store: ...

@@ -49,6 +49,7 @@ class MpiTransport:
     """One process of an MPI job. Making one is collective, as is `open`."""
 
     name = "mpi"
+    averages_at_once = True
     torn_updates = 0
 
     def __init__(self, *, reduction: str = FIXED, mapped: bool | None = None) -> None:

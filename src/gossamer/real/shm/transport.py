@@ -41,6 +41,7 @@ class ShmTransport:
     """One process's connection to the others of its machine."""
 
     name = "shm"
+    averages_at_once = True
 
     def __init__(self, rank: int, size: int, files: Sequence[int], store: Store) -> None:
         """`files` are those of `Segments.fds`; they belong to the transport from here on."""
