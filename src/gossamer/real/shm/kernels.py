@@ -32,11 +32,17 @@ def compiled_average(device: torch.device) -> Callable[[Tensor, Tensor], None]:
     zeros = torch.zeros(2, _BLOCK, device=device)
     # What Triton does for every call, finding the kernel for its arguments, takes half as long as
     # the kernel itself.
-    kernel = _average[(1,)](*zeros, _BLOCK, block=_BLOCK)
+    with torch.cuda.device(device):
+        kernel = _average[(1,)](*zeros, _BLOCK, block=_BLOCK)
+    index = zeros.device.index
 
     def average(mine: Tensor, theirs: Tensor) -> None:
+        if torch.cuda.current_device() != index:
+            with torch.cuda.device(device):
+                return average(mine, theirs)
         count = mine.numel()
         kernel[(-(-count // _BLOCK), 1, 1)](mine, theirs, count, _BLOCK)
+        return None
 
     average(*zeros)
     return average

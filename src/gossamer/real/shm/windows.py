@@ -27,7 +27,8 @@ from gossamer.real.transport import StopToken, Store
 _PATIENCE_S = 60.0
 _BLOCK = 1 << 16
 """Elements that two passes over the same data find in the cache again."""
-_LARGE = 1 << 20
+_LARGE, _TOO_LARGE = 1 << 20, 1 << 31
+"""Elements that a GPU's kernel is worth starting for, and that it cannot count any more."""
 
 
 class _Shared:
@@ -51,8 +52,8 @@ class _Shared:
 
     @cached_property
     def in_one_pass(self) -> Callable[[Tensor, Tensor], None] | None:
-        """What averages it, on a GPU, with another; starting it takes longer than small ones."""
-        is_fit = self.data.dtype == torch.float32 and self.data.numel() >= _LARGE
+        """What averages it, on a GPU, with another."""
+        is_fit = self.data.dtype == torch.float32 and _LARGE <= self.data.numel() < _TOO_LARGE
         return average_in_one_pass(self.data.device) if is_fit else None
 
     def __enter__(self) -> None:
