@@ -62,6 +62,7 @@ class Kernel:
         self.digest = Digest()
         self._tasks: dict[int, list[Task]] = {}
         self.current: Task | None = None
+        self.is_interrupted = False
         self._heap: list[tuple[int, float, int, Timer]] = []
         self._sequence = 0
         self._tie = random.Random(f"{seed}/ties").random
@@ -154,6 +155,11 @@ class Kernel:
                 task.coroutine.close()
                 task.finished.cancel()
 
+    def interrupt(self) -> None:
+        """`KeyboardInterrupt` in place of the next event; may be called by a signal handler."""
+        self.is_interrupted = True
+        heappush(self._heap, (self.now, -1.0, 0, Timer(_interrupted, ())))
+
     def run(self) -> None:
         """Until nothing is left to happen; `Stalled` if somebody who must end still waits."""
         try:
@@ -191,3 +197,7 @@ class Kernel:
         if len(waiting) > 16:
             lines.append(f"  and {len(waiting) - 16} more")
         return "\n".join(lines)
+
+
+def _interrupted() -> None:
+    raise KeyboardInterrupt

@@ -25,6 +25,7 @@ from gossamer.sim.budget import Budget
 from gossamer.sim.engine import Engine, make_engine
 from gossamer.sim.gradients import GradientDesk
 from gossamer.sim.groups import Groups, grouped_roles, split_groups
+from gossamer.sim.interrupts import interrupted_between_events
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.store import ReplicaStore
 from gossamer.sim.worker import SimulatedWorker
@@ -188,7 +189,8 @@ class Simulation:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.settings.threads)
         try:
-            return self._run()
+            with interrupted_between_events(self.world.kernel):
+                return self._run()
         except BaseException:
             # Python complains about coroutines that never ran: the first row comes before any did.
             for end in range(self.world.ends):
