@@ -271,7 +271,8 @@ def test_a_full_disk_is_one_sentence(
     monkeypatch.setattr(RunFolder, "create", staticmethod(create))
     said, folder = kept(tmp_path, "simulate", *SHORT)
     assert said.status == 2
-    assert said.err.splitlines()[-1].endswith("No space left on device")
+    advice = "; make room, or choose other --runs"
+    assert said.err.splitlines()[-1].endswith(f"No space left on device{advice}")
     assert "Traceback" not in said.err
     for path in folder.glob("*.json"):
         if path.name != name:

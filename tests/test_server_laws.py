@@ -12,10 +12,14 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gossamer.methods.shards import Parameters
+from gossamer.pending import Pending
 from gossamer.rules import delay_compensated, elastic_pull
 from gossamer.sim.cluster import Cluster, Wires
 from gossamer.sim.simulation import Simulation
 from gossamer.sim.store import SimulatedReplica
+from gossamer.sim.worker import SimulatedWorker
+from gossamer.worker import Message
 from support import (
     Ones,
     batches,
@@ -358,3 +362,27 @@ def test_who_reads_between_the_pieces_of_an_update_sees_it_torn(pieces: int, is_
     simulation.world.parts.servers[0].parameters.zero_()
     simulation.run()
     assert any(bool((point != point[0]).any()) for point in engine.points) == is_torn
+
+
+def test_no_worker_hears_of_a_step_before_its_moving_average(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Real workers may save a checkpoint, the server's part too, as soon as they are answered."""
+    simulation = build(bowl(), "sync_server:decay=0.5", cluster_of(3), steps=6)
+    server = simulation.world.replicas[3]
+    answered: list[int] = []
+    expected: list[Tensor] = []
+    reply = SimulatedWorker.reply
+
+    def observed(self: SimulatedWorker, message: Message, payload: Parameters) -> Pending[None]:
+        if not expected:
+            expected.append(payload.value.clone())
+        elif len(expected) == payload.version:
+            expected.append(expected[-1].lerp(payload.value, 0.5))
+        assert torch.equal(server.memory["average"], expected[payload.version])
+        answered.append(payload.version)
+        return reply(self, message, payload)
+
+    monkeypatch.setattr(SimulatedWorker, "reply", observed)
+    simulation.run()
+    assert answered == sorted([*range(7)] * 3)

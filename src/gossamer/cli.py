@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import NoReturn, cast
 
@@ -61,7 +62,8 @@ def main() -> None:
         _end(1, f"the run ended: {error}")
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        _end(2, f"error: {place}{error.strerror or error}")
+        advice = "; make room, or choose other --runs" if error.errno == errno.ENOSPC else ""
+        _end(2, f"error: {place}{error.strerror or error}{advice}")
     except typer.Abort:
         status = _INTERRUPTED
     if status == _INTERRUPTED:

@@ -14,6 +14,7 @@ from gossamer.evaluate import BUFFER_POLICIES
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.optimisers import make_optimiser
 from gossamer.options import check_range
+from gossamer.replica import cut, trainable
 from gossamer.schedules import make_schedule
 from gossamer.sim.cluster import Cluster, load_cluster
 from gossamer.sim.engine import ENGINES
@@ -84,7 +85,13 @@ class Settings:
         # What a run would refuse when it is made is refused here, before anything is written.
         make_optimiser(self.optimiser or "")
         make_schedule(self.schedule, epochs=self.epochs or 0.0, workers=self.cluster.workers)
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise ConfigurationError(f"seed must have at most 63 bits, got {self.seed}")
         shares(self.task.train.targets, self.cluster.workers, self.split, self.seed)
+        if self.method.servers > 1:
+            with torch.random.fork_rng(devices=[]):
+                model = self.task.make_model()
+            cut([parameter.numel() for _, parameter in trainable(model)], self.method.servers)
         self.method_options()
 
     def method_options(self) -> dict[str, Any]:

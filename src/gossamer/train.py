@@ -7,7 +7,6 @@ that job.
 from __future__ import annotations
 
 import functools
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -26,13 +25,14 @@ from gossamer.real.injection import Injection
 from gossamer.real.job import Diary, FileEntries, Job, StoreEntries
 from gossamer.real.launch import Launch, Launcher
 from gossamer.real.part import work
+from gossamer.real.starting import program_of
 from gossamer.resuming import resumption
 from gossamer.settings import Settings, make_settings
 from gossamer.sim.cluster import Cluster
 from gossamer.sim.simulation import Row
 
 _DEFAULT_WORKERS = 2
-_PROGRAM = (sys.executable, "-m", "gossamer.real.program")
+_PROGRAM = program_of("gossamer.real.program")
 _LOOK_S = 0.5
 """How often worker 0 looks in the store for what the others wrote."""
 
@@ -167,6 +167,8 @@ def check_checkpoints(
     groups: int | str = 0,
 ) -> None:  # fmt: skip
     """Refuse what could not be kept or gone on from, before anything is written."""
+    if record and folder is None:
+        raise ConfigurationError("a record needs a run folder; leave out --runs none")
     if every is None and resume is None:
         return
     checkpoint.require_safetensors()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.errors import Error, Late
-from gossamer.real.hosts import Hosts
+from gossamer.errors import ConfigurationError, Error, Late
+from gossamer.real.hosts import Hosts, Meeting
 from gossamer.real.launch import Launch, Launcher
 from launching import command, pids, script
 
@@ -77,6 +77,14 @@ def test_who_does_not_come_is_named() -> None:
     assert any("node 1 of 3 did not come to 127.0.0.1:" in str(error) for error in came)
     alone = on_hosts([Launch(["true"], 1, hosts=hosts(3, patience_s=0.2)[2])])
     assert "node 0 did not open 127.0.0.1:" in str(alone[0])
+
+
+def test_another_program_at_the_rendezvous_is_not_waited_for() -> None:
+    """It takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = int(listening.getsockname()[1])
+        with pytest.raises(ConfigurationError, match=f"at 127.0.0.1:{port} that is not node 0"):
+            Meeting(Hosts(2, 1, "127.0.0.1", port, patience_s=0.5), 1)
 
 
 def test_nobody_starts_with_a_node_that_has_given_up() -> None:

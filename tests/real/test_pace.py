@@ -101,6 +101,29 @@ def test_leases_of_the_dead_are_taken_over(
         assert repeated[0] == 0
 
 
+def test_the_epoch_does_not_go_back_with_what_the_dead_had_left() -> None:
+    """A learning rate follows it: the last steps of a run are not its first ones."""
+    store, live, samples = LocalStore(), {0, 1}, 40 * BATCH
+
+    def make(rank: int) -> Leases:
+        order = Order(samples, 0, BATCH)
+        return Leases(
+            samples, BATCH, samples, store, order, rank, 2, lambda: frozenset(live)
+        )  # fmt: skip
+
+    first, second = make(0), make(1)
+    assert second.open_step(0)  # it has the first lease
+    live.discard(1)
+    epochs: list[float] = []
+    done: list[int] = []
+    while first.open_step(0):
+        epochs.append(first.epoch)
+        done.extend(first.next_batch().tolist())
+    assert sorted(done) == list(range(samples))
+    assert epochs == sorted(epochs)
+    assert epochs[-1] == pytest.approx(39 / 40)
+
+
 class CountingStore(LocalStore):
     def __init__(self) -> None:
         super().__init__()

@@ -20,18 +20,18 @@ from gossamer.train import train
 WORKERS = 3
 
 
-def recorded(folder: Path, method: str, **choices: object):
+def recorded(folder: Path, method: str, workers: int = WORKERS, **choices: object):
     folder.mkdir()
     result = train(
-        "digits-logistic", method, WORKERS, folder=folder, record=True, seed=3,
+        "digits-logistic", method, workers, folder=folder, record=True, seed=3,
         **{"epochs": 1, **choices},
     )  # fmt: skip
     return result, Job(**json.loads((folder / "job.json").read_text()))
 
 
-def replayed(folder: Path, job: Job) -> str:
-    turns = read_order(folder, WORKERS)
-    return digest_of(replay(job, make_task(job.task), WORKERS, turns))
+def replayed(folder: Path, job: Job, workers: int = WORKERS) -> str:
+    turns = read_order(folder, workers)
+    return digest_of(replay(job, make_task(job.task), workers, turns))
 
 
 ASYNCHRONOUS = [
@@ -47,6 +47,13 @@ def test_a_replay_reaches_the_same_parameters(tmp_path: Path, method: str) -> No
     """Bit for bit, whatever order the machine happened to choose."""
     result, job = recorded(tmp_path / "run", method)
     assert replayed(tmp_path / "run", job) == result.parameters_digest
+
+
+@pytest.mark.parametrize("method", ["all_reduce", "easgd:synchronous=true", "local_sgd", "ssp"])
+def test_one_worker_can_be_replayed(tmp_path: Path, method: str) -> None:
+    """Whoever is alone waits for nobody, in the replay neither."""
+    result, job = recorded(tmp_path / "run", method, 1)
+    assert replayed(tmp_path / "run", job, 1) == result.parameters_digest
 
 
 @pytest.mark.slow

@@ -207,11 +207,33 @@ def test_the_death_of_a_server_is_one_sentence_and_exit_code_1(tmp_path: Path) -
     assert summary["failure"].startswith("server 0 is lost")
 
 
+@pytest.mark.parametrize("method", ["all_reduce", "ad_psgd"])
+def test_a_worker_that_leaves_by_an_error_is_not_waited_for(tmp_path: Path, method: str) -> None:
+    """Whatever it is, here a Ctrl-C for it alone: to the others it has died."""
+    long = ("-n", "2", "--method", method, "--epochs", "40", "--deadline", "50")
+    with Running(tmp_path, *long, "--transport", "shm") as running:
+        running.wait_for_a_row()
+        os.kill(worker(running, 1), signal.SIGINT)
+        status, err = running.finish()
+    assert "worker 1 ended with exit code 130" in err
+    assert "the others go on" in err
+    assert "deadline" not in err
+    assert status == 130, err
+    summary = read(running.folder() / "summary.json")
+    assert summary["epochs"] == pytest.approx(40, abs=0.1)
+    assert summary["accuracy"] > 0.9
+
+
 def worker_zero(running: Running) -> int:
+    return worker(running, 0)
+
+
+def worker(running: Running, rank: int) -> int:
+    own = f"GOSSAMER_RANK={rank}".encode()
     for pid in running.workers():
-        if b"GOSSAMER_RANK=0" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        if own in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             return pid
-    raise AssertionError("worker 0 is not there")
+    raise AssertionError(f"worker {rank} is not there")
 
 
 # ---------------------------------------------------------------------- other launchers

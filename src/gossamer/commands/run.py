@@ -89,6 +89,8 @@ def run(
     )  # fmt: skip
     if output != "folder":
         return Launcher(launch).run()
+    if not given.keeps_folder(runs):
+        raise ConfigurationError("--output folder needs a folder; leave out --runs none")
     folder = RunFolder.create(runs, f"run-{given.slug(Path(script).stem)}").path
     status = Launcher(dataclasses.replace(launch, folder=folder)).run()
     err.print(f"kept in {folder}", markup=False, soft_wrap=True)

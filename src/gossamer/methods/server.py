@@ -27,14 +27,12 @@ def answer(w: Worker, x: Replica, message: Message, clock: int = 0) -> None:
         w.reply(message, Parameters(x.snapshot(), x.version, clock))
 
 
-def apply_mean(w: Worker, x: Replica, held: list[Message]) -> None:
-    """One descent along the mean of what is held, added in order of rank; then everyone is told."""
+def descend_along_mean(x: Replica, held: list[Message]) -> None:
+    """Of the gradients that are held, added in order of rank."""
     ordered = sorted(held, key=lambda message: message.source)
     pushes: list[Push] = [message.payload for message in ordered]
     gradients = [push.gradient for push in pushes if push.gradient is not None]
     x.descend_(mean_in_order(gradients), read=[push.read for push in pushes])
-    for message in ordered:
-        answer(w, x, message)
 
 
 async def sync_server(w: Worker, x: Replica, *, backups: int = 0, decay: float = 0.0) -> None:
@@ -60,10 +58,12 @@ async def sync_server(w: Worker, x: Replica, *, backups: int = 0, decay: float =
         held = [m for m in held if m.source in w.live]  # who dies is left out
         needed = max(1, len(w.live) - backups)
         if len(held) >= needed:
-            apply_mean(w, x, held)
-            held = []
+            descend_along_mean(x, held)
             if average is not None:
                 average.lerp_(x.snapshot(), 1 - decay)
+            for contributor in sorted(held, key=lambda m: m.source):
+                answer(w, x, contributor)
+            held = []
         elif len(w.clients) < needed:  # the run is ending: no update will come about any more
             for late in held:
                 w.observe("dropped")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -19,9 +18,10 @@ from gossamer.real.injection import Injection
 from gossamer.real.job import FileEntries
 from gossamer.real.launch import Launch, Launcher
 from gossamer.real.lone import LoneTransport
+from gossamer.real.starting import program_of
 
 DEFAULT_WORKERS = 2
-_PROGRAM = (sys.executable, "-m", "gossamer.probing.program")
+_PROGRAM = program_of("gossamer.probing.program")
 _LOOK_S = 0.1
 _INTERRUPTED = 130
 

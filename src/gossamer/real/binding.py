@@ -152,6 +152,13 @@ class Binding:
             parameter.data = view
         self._places = [parameter.detach() for parameter in self.parameters]
 
+    def is_in_place(self, number: int) -> bool:
+        """Whether a parameter lies where the module was pointed to."""
+        return (
+            not self.is_uniform
+            or self.parameters[number].data_ptr() == self._places[number].data_ptr()
+        )
+
     def load(self, flat: Tensor) -> None:
         """Put a point into the module, for the next forward pass."""
         if self._private is not None:
@@ -275,7 +282,8 @@ class Binding:
         self._plain = plain
         return plain
 
-    def set_gradient(self, flat: Tensor) -> None:
+    def set_gradient(self, flat: Tensor, *, is_sparse: bool = False) -> None:
+        """As the `.grad`s; `is_sparse` for an optimiser that takes rows only."""
         self._give_back()
         self._plain = None
         pieces = flat.split(self._sizes)
@@ -286,7 +294,8 @@ class Binding:
                 continue  # nobody used it: an optimiser would decay its weights
             view = piece.view(shape)
             is_fitting = self.is_uniform and flat.dtype == self.dtype and flat.device == self.device
-            parameter.grad = view if is_fitting else view.to(parameter.device, parameter.dtype)
+            own = view if is_fitting else view.to(parameter.device, parameter.dtype)
+            parameter.grad = own.to_sparse(1) if is_sparse else own
 
     def descend(self, descent: Descent, guard: AbstractContextManager[None]) -> None:
         """One step of the user's optimiser on the window."""

@@ -11,13 +11,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gossamer.errors import PeerLost
+from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.methods import MethodSpec, for_role
-from gossamer.optimisers import make_optimiser
 from gossamer.pending import Pending
 from gossamer.real.binding import Binding
 from gossamer.real.books import Books
+from gossamer.real.checking import Watch, check_alike
 from gossamer.real.cores import OwnCore
+from gossamer.real.descent import lay_out_state
 from gossamer.real.driver import Driver
 from gossamer.real.group_roles import role_in_group
 from gossamer.real.grouping import Grouping
@@ -33,8 +34,8 @@ from gossamer.real.outputs import (
     untrained,
 )
 from gossamer.real.pace import LoopPace
-from gossamer.real.server_optimizer import OwnOptimiserReplica, slice_optimizer
-from gossamer.real.signals import explain_on_signal
+from gossamer.real.server_optimizer import OwnOptimiserReplica, server_replica
+from gossamer.real.signals import explain_no_more, explain_on_signal
 from gossamer.real.slowness import Slowness, own_slow_factor
 from gossamer.real.telling import Telling, TellingHub
 from gossamer.real.transport import StopToken, Store, Transport, Window
@@ -102,6 +103,7 @@ class Coupling:
     # ------------------------------------------------------------------ begin and end
 
     def begin(self) -> None:
+        check_alike(self._model, self._binding, self.store)
         loaded = self._loaded
         initial = self._binding.initial() if loaded is None else loaded["value"]
         windows = {
@@ -127,6 +129,8 @@ class Coupling:
         is_alone = self.transport.averages_at_once and not self.group
         is_alone = is_alone and self.method.is_left_alone(self.rank, self.size, self.options)
         self._binding.attach(window, is_private=is_shared and not is_alone)
+        lay_out_state(self._optimizer)
+        self._watch = Watch(self._model, self._binding)
         guard = self.transport.guard(self.rank) if is_shared else None
         stale = self._stale_of(self.rank)
         self.replica = LoopReplica(self._binding, window, self._optimizer, guard, stale)
@@ -183,22 +187,11 @@ class Coupling:
 
     def _begin_server(self, end: int) -> None:
         window = self.transport.window(end)
-        ends, is_synchronous = self._grouping.ends, self.is_synchronous
-        if self.spec.server_optimiser:
-            chosen = make_optimiser(self.spec.server_optimiser)
-            replica = OwnOptimiserReplica.of(
-                self.spec.optimiser_of_servers(chosen, ends, is_synchronous=is_synchronous),
-                window, lambda: self.replica.learning_rate, self.transport.guard(end),
-                self._stale_of(end),
-            )  # fmt: skip
-        else:
-            replica = slice_optimizer(
-                self._binding, self._optimizer, self.plan.slices[end - self.size], window,
-                self.transport.guard(end), self._stale_of(end),
-                momentum=lambda own: self.spec.momentum_of_servers(
-                    own, ends, is_synchronous=is_synchronous
-                ),
-            )  # fmt: skip
+        replica = server_replica(
+            self.spec, self.replica, self._binding, self._optimizer,
+            self.plan.slices[end - self.size], window, self.transport.guard(end),
+            self._stale_of(end), ends=self._grouping.ends, is_synchronous=self.is_synchronous,
+        )  # fmt: skip
         if self._loaded is not None:
             replica.load_state_dict(self._loaded["servers"][str(end)])
         self._servers[end] = replica
@@ -235,6 +228,8 @@ class Coupling:
             raise
         self._binding.detach(output.value)
         load_statistics(self._model, output.buffers)
+        lay_out_state(self._optimizer)
+        explain_no_more()
         self._stop.set()
         self.transport.close()
 
@@ -243,6 +238,7 @@ class Coupling:
         this process ends. A closed transport would look like a worker that left in good order."""
         self._core.let_go()
         self._binding.detach(self.transport.window(self.rank) / self.replica.weight)
+        explain_no_more()
         self._stop.set()
         self._main.close()
 
@@ -262,6 +258,12 @@ class Coupling:
         """The user's gradient is there: the method goes on to where it wants the next one."""
         wanted = self._wanted
         assert wanted is not None, "the method is over"
+        if self._statistics is not None:
+            raise ConfigurationError(
+                "worker.step() was called inside worker.consensus(), where the model is the output"
+                " and not what this worker trains; leave the `with` first"
+            )
+        self._watch.look()
         if self._slowness is not None:
             self._slowness.lengthen(time.monotonic() - self._stepped_at)
         self.books.steps += 1
@@ -358,7 +360,8 @@ class Coupling:
     @contextlib.contextmanager
     def output_in_place(self) -> Generator[None]:
         output = self.output()
-        self._statistics = flat_statistics(self._model)
+        before, here = self._statistics, flat_statistics(self._model)
+        self._statistics = here if before is None else before
         point = [parameter.detach().clone() for parameter in self._binding.parameters]
         was_private = self._binding.is_private
         self._binding.make_private()
@@ -367,8 +370,8 @@ class Coupling:
         try:
             yield
         finally:
-            load_statistics(self._model, self._statistics)
-            self._statistics = None
+            load_statistics(self._model, here)
+            self._statistics = before
             self._binding.restore(point, is_private=was_private)
 
     # ------------------------------------------------------------------ checkpoints

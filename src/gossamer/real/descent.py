@@ -124,3 +124,17 @@ class Descent:
         if group["nesterov"]:
             return _together._foreach_add(direction, velocities, alpha=group["momentum"])
         return velocities
+
+
+def lay_out_state(optimizer: Any) -> None:
+    """The optimiser's vectors lie in memory as their parameters do, which have moved: fused kernels
+    go through both from the first number to the last, whatever their strides say."""
+    for parameter, state in optimizer.state.items():
+        if not isinstance(parameter, Tensor) or not isinstance(state, dict):
+            continue
+        own = cast("dict[str, Any]", state)
+        for name, value in own.items():
+            is_alike = isinstance(value, Tensor) and value.shape == parameter.shape
+            if is_alike and value.stride() != parameter.stride():
+                like = torch.empty_like(parameter.detach(), dtype=value.dtype, device=value.device)
+                own[name] = like.copy_(value)

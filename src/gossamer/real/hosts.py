@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,10 +111,12 @@ class Meeting:
             return [n for n in range(hosts.count) if self.store.get(f"launchers/{n}") is None]
 
         if not _within(hosts.patience_s, lambda: not missing()):
+            host = f"[{hosts.host}]" if ":" in hosts.host else hosts.host
+            address = f"{host}:{self.address.rpartition(':')[2]}"
             raise Late(
-                f"{_nodes(missing())} of {hosts.count} did not come to {self.address} within "
+                f"{_nodes(missing())} of {hosts.count} did not come to {address} within "
                 f"{hosts.patience_s:g} s; start `gossamer run {shape} --node-rank "
-                f"{missing()[0]} --rendezvous {self.address} ...` there"
+                f"{missing()[0]} --rendezvous {address} ...` there"
             )
 
     def tell_dead(self, rank: int, how: str) -> None:
@@ -201,7 +204,22 @@ def _reach(hosts: Hosts) -> TcpStore:
             f"node 0 did not open {hosts.host}:{hosts.port} within {hosts.patience_s:g} s; start "
             "it there with --node-rank 0, and see that the address can be reached from here"
         )
-    return TcpStore.connect(hosts.host, hosts.port)
+    found: list[TcpStore | RuntimeError] = []
+
+    def connect() -> None:
+        try:
+            found.append(TcpStore.connect(hosts.host, hosts.port))
+        except RuntimeError as error:
+            found.append(error)
+
+    # In a thread, for torch listens to neither Ctrl-C nor our patience while it waits.
+    threading.Thread(target=connect, daemon=True).start()
+    if _within(hosts.patience_s, lambda: bool(found)) and isinstance(found[0], TcpStore):
+        return found[0]
+    raise ConfigurationError(
+        f"something listens at {hosts.host}:{hosts.port} that is not node 0 of such a run; give "
+        "--rendezvous the address that node 0 was given"
+    )
 
 
 def _within(patience_s: float, is_done: Callable[[], bool]) -> bool:

@@ -74,7 +74,12 @@ class Diary:
     def write(self, kind: str, entry: dict[str, Any]) -> None:
         line = json.dumps({"kind": kind, **entry})
         self._file.write(line + "\n")
-        self._file.flush()
+        try:
+            self._file.flush()
+        except OSError:
+            # What is not written yet stays in the buffer. Progress can wait for there to be room.
+            if kind != "progress":
+                raise
         now = time.monotonic()
         # A store keeps all that it is told in memory: of progress it is told some.
         if self._store is not None and (kind != "progress" or now - self._told_at > _TELL_S):

@@ -16,6 +16,7 @@ from gossamer.callbacks import Callback
 from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.real.binding import Binding
+from gossamer.real.checking import check_apart, check_joinable
 from gossamer.real.coupling import Coupling
 from gossamer.real.environment import connect, discover
 from gossamer.real.sharding import Passes, shard_of
@@ -50,7 +51,7 @@ def join(
     one that receives. No two calls overlap.
     """
     spec = _chosen(method)
-    _check(model, optimizer)
+    check_joinable(model, optimizer)
     given = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
     if transport is None or isinstance(transport, str):
         is_alone = discover().size == 1
@@ -65,7 +66,9 @@ def join(
     connected = connect(transport) if transport is None or isinstance(transport, str) else transport
     if connected is None or is_alone or spec is None:
         return JoinedWorker(model, optimizer, spec, None, given, telling)
-    binding = Binding(trainable(model))
+    named = trainable(model)
+    check_apart(named)
+    binding = Binding(named)
     coupling = Coupling(connected, spec, model, binding, optimizer, given, steps, telling)
     return JoinedWorker(model, optimizer, spec, coupling, given, telling)
 
@@ -74,30 +77,6 @@ def _chosen(method: str | MethodSpec | None) -> MethodSpec | None:
     at_start = os.environ.get("GOSSAMER_METHOD")
     spec = None if method is None else parse_method(method)
     return spec if at_start is None else parse_method(at_start)
-
-
-def _check(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    if hasattr(model, "_orig_mod"):
-        raise ConfigurationError(
-            "the model is already compiled; join the plain module first and compile it afterwards"
-        )
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ConfigurationError(
-            "the model is wrapped in DistributedDataParallel, which would couple it a second time; "
-            "join the plain module"
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ConfigurationError(
-            "LBFGS evaluates the model several times in a step, and no method can come in between; "
-            "use an optimiser that takes one gradient per step"
-        )
-    known = set(model.parameters())
-    others = sum(p not in known for group in optimizer.param_groups for p in group["params"])
-    if others:
-        raise ConfigurationError(
-            f"the optimizer trains {others} parameters that are not the model's and would drift "
-            "apart; join one module that holds them all, such as an nn.ModuleList"
-        )
 
 
 @dataclass
@@ -191,6 +170,8 @@ class JoinedWorker:
             self._open_for("step")
         if self._is_accumulating:
             return
+        if scaler is not None:
+            _check_scaler(scaler)
         if self.telling is not None:
             self.telling.stepped(self.rank)
         if self.coupling is not None:
@@ -198,6 +179,8 @@ class JoinedWorker:
             if is_scaled:
                 _unscale(scaler, self.optimizer)
             self.coupling.step(skips_infinite=is_scaled)
+            if is_scaled:
+                _note_step(scaler, self.optimizer)
         elif scaler is None:
             self.optimizer.step()
         else:
@@ -288,7 +271,27 @@ class JoinedWorker:
             self.telling.steps = int(state.get("step", 0))
 
 
+def _check_scaler(scaler: Any) -> None:
+    if not hasattr(scaler, "is_enabled"):
+        raise ConfigurationError(
+            f"worker.step() takes a gradient scaler or nothing, got a {type(scaler).__name__}; a "
+            "closure cannot be called again in the middle of a coupled step"
+        )
+
+
 def _unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
     """Unless the loop has done so, to clip; torch has no public way of asking."""
-    if scaler._per_optimizer_states[id(optimizer)]["stage"].name == "READY":
+    stage = scaler._per_optimizer_states[id(optimizer)]["stage"].name
+    if stage == "STEPPED":
+        raise ConfigurationError(
+            "worker.step(scaler) was called twice without scaler.update() in between, so gradients "
+            "would be used without being unscaled; call scaler.update() after every step"
+        )
+    if stage == "READY":
         scaler.unscale_(optimizer)
+
+
+def _note_step(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """What `scaler.step` would have noted; `scaler.update` makes it ready again."""
+    state = scaler._per_optimizer_states[id(optimizer)]
+    state["stage"] = type(state["stage"]).STEPPED

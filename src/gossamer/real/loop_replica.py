@@ -58,7 +58,9 @@ class LoopReplica:
 
     @property
     def learning_rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
+        """Of the first group; negative where the optimiser climbs."""
+        group = self._optimizer.param_groups[0]
+        return -float(group["lr"]) if group.get("maximize") else float(group["lr"])
 
     def snapshot(self) -> Tensor:
         with self._guard:
@@ -84,7 +86,8 @@ class LoopReplica:
         if self.skips_this or is_infinite:
             return
         if not isinstance(gradient, LoopGradient):
-            self._binding.set_gradient(gradient)
+            is_sparse = isinstance(self._optimizer, torch.optim.SparseAdam)
+            self._binding.set_gradient(gradient, is_sparse=is_sparse)
         if clip is not None:
             self._binding.take_lent()
             nn.utils.clip_grad_norm_(self._binding.parameters, clip)
@@ -95,7 +98,20 @@ class LoopReplica:
 
     def clipped(self, gradient: Tensor) -> Tensor:
         clip, self.clip = self.clip, None
-        return clip_one(gradient, clip)
+        return clip_one(self._held(gradient), clip)
+
+    def _held(self, gradient: Tensor) -> Tensor:
+        """Zero where the optimiser does not hold a parameter, which then must not move."""
+        groups, parameters = self._optimizer.param_groups, self._binding.parameters
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        if all(id(parameter) in held for parameter in parameters):
+            return gradient
+        own = gradient.clone()
+        pieces = own.split(list(self._binding.layout.sizes))
+        for piece, parameter in zip(pieces, parameters, strict=True):
+            if id(parameter) not in held:
+                piece.zero_()
+        return own
 
     def penalised(self, gradient: Tensor, at: Tensor) -> Tensor:
         gradient, decays = self.clipped(gradient), self._decays()
@@ -109,9 +125,10 @@ class LoopReplica:
 
     def _decays(self) -> list[float]:
         """The weight decay of each parameter: groups may differ, and torch's optimisers spare a
-        parameter that has no gradient."""
+        parameter that has no gradient. Who climbs at a negative rate still decays downwards."""
         chosen = {
             id(parameter): float(group.get("weight_decay", 0.0))
+            * (-1.0 if group.get("maximize") else 1.0)
             for group in self._optimizer.param_groups
             for parameter in group["params"]
             if parameter.grad is not None

@@ -57,13 +57,21 @@ def load_statistics(model: nn.Module, flat: Tensor) -> None:
 
 
 def _statistics(model: nn.Module) -> list[Tensor]:
-    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    return [b for b in model.buffers() if b.is_floating_point() and not _is_expanded(b)]
 
 
 def untrained(model: nn.Module) -> list[Tensor]:
     """Frozen parameters and buffers: no method moves them, so they must agree from the start."""
     frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
-    return [*frozen, *(buffer.detach() for buffer in model.buffers())]
+    tensors = [*frozen, *(buffer.detach() for buffer in model.buffers())]
+    return [tensor for tensor in tensors if not _is_expanded(tensor)]
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """One number stands for several, so that nothing can be written there: a constant."""
+    return any(
+        step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def pack_bytes(tensors: Iterable[Tensor]) -> Tensor:

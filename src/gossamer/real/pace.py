@@ -127,7 +127,8 @@ class Leases:
             self._leased = self._take()
         if not self._leased:
             return False
-        self.epoch = self._leased[0] * self._batch / self._data_size
+        # Not back to the beginning, and to its learning rate, with what one who died had left.
+        self.epoch = max(self.epoch, self._leased[0] * self._batch / self._data_size)
         return True
 
     def next_batch(self) -> Indices:
@@ -262,7 +263,8 @@ class Leases:
         self._lengthen(own["batches"])
         if self._leased:
             self._claims(self._leased.start // self._lease, 0)
-        self.epoch = begin * self._lease * self._batch / self._data_size
+        position = self._leased[0] if self._leased else begin * self._lease
+        self.epoch = position * self._batch / self._data_size
         if isinstance(self._order, OwnSampler):
             self._order.resume(self._rank, self._drawn)
 

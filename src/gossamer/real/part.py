@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,20 +31,27 @@ def work(
         Training(job, _task(job), transport, diary, recorder).run()
     except (KeyboardInterrupt, Stopped):
         return 130
-    except Error as error:
+    except (Error, OSError) as error:
         sentence = _sentence(error, job, transport.size)
-        diary.write("failure", {"sentence": sentence, "time": time.time()})
         on_failure(sentence)
+        try:
+            diary.write("failure", {"sentence": sentence, "time": time.time()})
+        except OSError:
+            print(sentence, file=sys.stderr, flush=True)
         return 1
     finally:
-        diary.close()
-        if recorder is not None:
-            recorder.close()
+        for kept in (diary, recorder):
+            with contextlib.suppress(OSError):
+                if kept is not None:
+                    kept.close()
     return 0
 
 
-def _sentence(error: Error, job: Job, size: int) -> str:
+def _sentence(error: Error | OSError, job: Job, size: int) -> str:
     """Servers are numbered after the workers, which nobody outside needs to know."""
+    if isinstance(error, OSError):
+        place, why = error.filename or job.folder, error.strerror or error
+        return f"nothing more can be written to {place}: {why}; make room, or choose other --runs"
     spec = parse_method(job.method)
     if not isinstance(error, PeerLost) or not spec.method.has_server:
         return str(error)

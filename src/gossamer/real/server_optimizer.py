@@ -11,13 +11,32 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
-from gossamer.optimisers import Optimiser
+from gossamer.methods import MethodSpec
+from gossamer.optimisers import Optimiser, make_optimiser
 from gossamer.real.binding import Binding
 from gossamer.real.loop_replica import LoopReplica
 from gossamer.real.replicas import WindowReplica
 
 Guard = AbstractContextManager[None]
 Momentum = Callable[[float], float]
+
+
+def server_replica(
+    spec: MethodSpec, worker: LoopReplica, binding: Binding, optimizer: torch.optim.Optimizer,
+    part: slice, window: Tensor, guard: Guard, on_descend: Callable[[int], None], *, ends: int,
+    is_synchronous: bool,
+) -> LoopReplica | OwnOptimiserReplica:  # fmt: skip
+    """With the optimiser that the method's options name, or else one like the user's."""
+    if spec.server_optimiser:
+        chosen = make_optimiser(spec.server_optimiser)
+        return OwnOptimiserReplica.of(
+            spec.optimiser_of_servers(chosen, ends, is_synchronous=is_synchronous), window,
+            lambda: worker.learning_rate, guard, on_descend,
+        )  # fmt: skip
+    return slice_optimizer(
+        binding, optimizer, part, window, guard, on_descend,
+        momentum=lambda own: spec.momentum_of_servers(own, ends, is_synchronous=is_synchronous),
+    )  # fmt: skip
 
 
 def slice_optimizer(
@@ -50,21 +69,27 @@ def slice_optimizer(
             made[parameter] = twin
         offset += size
     is_sgd = isinstance(optimizer, torch.optim.SGD)
-    groups: list[dict[str, Any]] = []
-    followed: list[dict[str, Any]] = []
-    for group in optimizer.param_groups:
-        twins = [made[p] for p in group["params"] if p in made]
-        if twins:
-            options = _options(group)
-            groups.append({**(_slowed(options, momentum) if is_sgd else options), "params": twins})
-            followed.append(group)
+
+    def options_of(group: dict[str, Any]) -> dict[str, Any]:
+        return _slowed(_options(group), momentum) if is_sgd else _options(group)
+
+    def twins_of(group: dict[str, Any]) -> list[nn.Parameter]:
+        return [made[p] for p in group["params"] if p in made]
+
+    followed = [group for group in optimizer.param_groups if twins_of(group)]
+    groups = [{**options_of(group), "params": twins_of(group)} for group in followed]
     twin_optimizer = _another(optimizer, groups) if groups else None
+    known = len(optimizer.param_groups)
 
     def follow() -> None:
+        nonlocal known
+        for group in optimizer.param_groups[known:]:
+            _add(twin_optimizer, {**options_of(group), "params": twins_of(group)})
+            followed.extend([group] if twins_of(group) else [])
+        known = len(optimizer.param_groups)
         if twin_optimizer is not None:
             for mine, theirs in zip(twin_optimizer.param_groups, followed, strict=True):
-                options = _options(theirs)
-                mine.update(_slowed(options, momentum) if is_sgd else options)
+                mine.update(options_of(theirs))
 
     twin_binding = Binding(own, is_server=True)
     twin_binding.attach(window, is_private=False)
@@ -93,11 +118,23 @@ def _another(
     defaults = {key: value for key, value in optimizer.defaults.items() if key in taken}
     try:
         return kind(groups, **defaults)
-    except TypeError as error:
+    except Exception as error:  # whatever a class of the user's own makes of such arguments
         raise ConfigurationError(
             f"the server cannot make another {type(optimizer).__name__} ({error}); name its "
             "optimiser in the method, as in server_optimiser=sgd"
         ) from error
+
+
+def _add(twin_optimizer: torch.optim.Optimizer | None, group: dict[str, Any]) -> None:
+    """A group that the user's optimiser got while training."""
+    if not group["params"]:
+        return
+    if twin_optimizer is None:
+        raise ConfigurationError(
+            "a parameter group was added for a server that had nothing to train so far; give the "
+            "optimizer all groups before gossamer.join, with the learning rate 0 until their time"
+        )
+    twin_optimizer.add_param_group(group)
 
 
 def _idle() -> torch.optim.Optimizer:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from copy import copy
+from itertools import count, islice
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -18,6 +19,8 @@ from gossamer.real.transport import Store
 T = TypeVar("T")
 _LEASE = 4
 """Batches taken at a time: small, so that the last ones are shared fairly."""
+_MOST_UNCOUNTED = 1 << 20
+"""Batches that a sampler without a length is asked for before it is taken to have no end."""
 
 
 class Coupled(Protocol):
@@ -130,9 +133,10 @@ class Passes:
 
 
 class OwnBatches:
-    """A batch sampler that yields only this worker's batches of another one."""
+    """A batch sampler, or a sampler where samples are not batched, that yields only this worker's
+    part of another one."""
 
-    def __init__(self, batches: Iterable[list[int]], positions: Positions, seed: int) -> None:
+    def __init__(self, batches: Iterable[Any], positions: Positions, seed: int) -> None:
         self._batches = batches
         self._positions = positions
         self._seed = seed
@@ -142,38 +146,57 @@ class OwnBatches:
             raise TypeError("how many batches a worker gets is not known with this method")
         return self._positions.share(len(cast(Any, self._batches)))
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Any]:
         epoch = self._positions.next_epoch()
-        sampler = getattr(self._batches, "sampler", None)
-        with _same_everywhere(f"{self._seed}/{epoch}", sampler, self._positions.epoch):
-            every = list(self._batches)
+        drawing = (self._batches, getattr(self._batches, "sampler", None))
+        with _same_everywhere(f"{self._seed}/{epoch}", drawing, self._positions.epoch):
+            every = self._all()
         for position in self._positions.within(epoch, len(every)):
             yield every[position]
 
+    def _is_counted(self) -> bool:
+        try:
+            return len(cast(Any, self._batches)) >= 0
+        except (TypeError, AttributeError, NotImplementedError):
+            return False
+
+    def _all(self) -> list[Any]:
+        if self._is_counted():
+            return list(self._batches)
+        every = list(islice(self._batches, _MOST_UNCOUNTED + 1))
+        if len(every) > _MOST_UNCOUNTED:
+            raise ConfigurationError(
+                f"the loader's sampler has no length and gave more than {_MOST_UNCOUNTED} batches, "
+                "perhaps without end; give it a length, or an end to each pass"
+            )
+        return every
+
 
 @contextmanager
-def _same_everywhere(key: str, sampler: Any, epoch: int) -> Generator[None]:
-    """Everybody must shuffle alike, and differently in every epoch, whether the sampler draws from
-    its own generator or from torch's, Python's or numpy's common one; the loop's own random numbers
-    are as before afterwards."""
+def _same_everywhere(key: str, drawing: Sequence[Any], epoch: int) -> Generator[None]:
+    """Everybody must shuffle alike, and differently in every epoch, whether those who draw do so
+    from a generator of their own or from torch's, Python's or numpy's common one; the loop's own
+    random numbers are as before afterwards."""
     seed = random.Random(key).getrandbits(62)
     state, state_of_numpy = random.getstate(), np.random.get_state()
-    given = getattr(sampler, "generator", None)
+    given = [(one, getattr(one, "generator", None)) for one in drawing]
+    own = [(one, known) for one, known in given if isinstance(known, torch.Generator)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % (1 << 32))
-        if isinstance(given, torch.Generator):
-            sampler.generator = torch.Generator().manual_seed(seed)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
+        for one, _ in own:
+            one.generator = torch.Generator().manual_seed(seed)
+        for one in drawing:
+            if hasattr(one, "set_epoch"):
+                one.set_epoch(epoch)
         try:
             yield
         finally:
             random.setstate(state)
             np.random.set_state(state_of_numpy)
-            if isinstance(given, torch.Generator):
-                sampler.generator = given
+            for one, known in own:
+                one.generator = known
 
 
 def shard_of(
@@ -185,31 +208,27 @@ def shard_of(
     positions = passes.over(loader, coupled)
     if isinstance(loader, DataLoader):
         known = cast("DataLoader[Any]", loader)
-        if isinstance(known.sampler, DistributedSampler):
+        samplers = (known.sampler, getattr(known.batch_sampler, "sampler", None))
+        if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
             raise ConfigurationError(
                 "the loader's DistributedSampler shares the data out already; use worker.shard() "
                 "with a plain sampler, or the loader as it is"
             )
-        if known.batch_sampler is not None and not isinstance(known.dataset, IterableDataset):
-            own = OwnBatches(known.batch_sampler, positions, seed)
-            return cast(Iterable[T], _like(known, own))
+        if not isinstance(known.dataset, IterableDataset):
+            return cast(Iterable[T], _with_own_batches(known, positions, seed))
     return _Selected(loader, positions)
 
 
-def _like(loader: DataLoader[Any], batches: OwnBatches) -> DataLoader[Any]:
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=cast(Any, batches),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-    )
+def _with_own_batches(
+    loader: DataLoader[Any], positions: Positions, seed: int
+) -> DataLoader[Any]:  # fmt: skip
+    """A copy, so that it stays what it is: a class of the user's own, with settings of any age."""
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    own = copy(loader)
+    # A loader does not take another sampler once it is made; this one was never iterated.
+    vars(own)[name] = OwnBatches(vars(loader)[name], positions, seed)
+    vars(own)["_iterator"] = None
+    return own
 
 
 class _Selected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,20 +16,46 @@ from typing import Any
 Explain = Callable[[], list[dict[str, Any]]]
 
 
-def explain_on_signal(rank: int, explain: Explain) -> None:
-    """Into the launcher's folder where there is one, else to the worker's own error output."""
-    if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread may ask for signals
+class _Speaker:
+    """The handler of one run. One that the program had before is called behind it."""
 
-    def say(number: int, frame: FrameType | None) -> None:
-        waiting = explain()
+    def __init__(self, rank: int, explain: Explain) -> None:
+        self._rank = rank
+        self._explain = explain
+        before = signal.getsignal(signal.SIGUSR1)
+        self.before = before.before if isinstance(before, _Speaker) else before
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        # A full disk must not end a worker that was only asked a question.
+        with contextlib.suppress(OSError):
+            self._say()
+        if callable(self.before):
+            self.before(number, frame)
+
+    def _say(self) -> None:
+        waiting = self._explain()
         folder = os.environ.get("GOSSAMER_EXPLAIN_DIR")
         if folder is None:
-            print(json.dumps({"worker": rank, "waiting": waiting}), file=sys.stderr, flush=True)
+            said = {"worker": self._rank, "waiting": waiting}
+            print(json.dumps(said), file=sys.stderr, flush=True)
             return
         # Whole or not at all: the launcher may be reading already.
-        part = Path(folder) / f".{rank}.part"
+        part = Path(folder) / f".{self._rank}.part"
         part.write_text(json.dumps(waiting), encoding="utf-8")
-        part.replace(Path(folder) / f"{rank}.json")
+        part.replace(Path(folder) / f"{self._rank}.json")
 
-    signal.signal(signal.SIGUSR1, say)
+
+def explain_on_signal(rank: int, explain: Explain) -> None:
+    """Into the launcher's folder where there is one, else to the worker's own error output."""
+    if threading.current_thread() is threading.main_thread():  # no other may ask for signals
+        signal.signal(signal.SIGUSR1, _Speaker(rank, explain))
+
+
+def explain_no_more() -> None:
+    """The program's own handler again, if it had one. Without one the signal would end it, and a
+    launcher may still send it."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    present = signal.getsignal(signal.SIGUSR1)
+    if isinstance(present, _Speaker) and callable(present.before):
+        signal.signal(signal.SIGUSR1, present.before)

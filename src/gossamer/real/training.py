@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gossamer.errors import Error, PeerLost, ProtocolError
+from gossamer.errors import PeerLost, ProtocolError
 from gossamer.evaluate import Evaluator, Held
 from gossamer.keyed import key_of
 from gossamer.methods import for_role, parse_method
@@ -113,17 +113,11 @@ class Training:
             self._conclude()
             self._hub.announce_read()
             self._hub.read.wait()
-        except Error:
+        except BaseException:
             # Closed, the transport would look like that of a worker that left in good order, and
             # whoever waits for an answer from here would wait for ever: they must see a death.
             self._stop.set()
             raise
-        except BaseException:
-            self._close()
-            raise
-        self._close()
-
-    def _close(self) -> None:
         self._stop.set()
         self._transport.close()
 

@@ -1,0 +1,161 @@
+"""Habits of users in a coupled loop: nothing goes wrong without a word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from programs import answers_of
+from torch import nn
+
+import gossamer
+from gossamer.errors import ConfigurationError
+from gossamer.real.checking import check_apart
+from gossamer.replica import trainable
+
+pytestmark = pytest.mark.timeout(200)
+
+OTHER_MODELS = "case_of_other_models"
+GROUPS = [
+    ("case_of_unfreezing", 2, "all_reduce"),
+    ("case_of_unfreezing", 2, "sync_server"),
+    ("case_of_replacing_data", 2, "all_reduce"),
+    ("case_of_replacing_data", 2, "ad_psgd"),
+    (OTHER_MODELS, 2, "ad_psgd"),
+    ("case_of_a_visit_in_a_visit", 2, "all_reduce"),
+    ("case_of_a_scaler_without_update", 2, "all_reduce"),
+    ("case_of_loaders", 2, "all_reduce"),
+    ("case_of_climbing", 2, "hogwild"),
+    ("case_of_climbing", 2, "eamsgd"),
+    ("case_of_climbing", 2, "downpour:n_fetch=4"),
+    ("case_of_climbing", 2, "ssp"),
+    ("case_of_an_added_group", 2, "sync_server"),
+    ("case_of_an_added_group", 2, "all_reduce"),
+    ("case_of_a_fused_optimiser", 2, "all_reduce"),
+    ("case_of_sparse_adam", 2, "all_reduce"),
+    ("case_of_sparse_adam", 2, "sync_server"),
+    ("case_of_expanded_buffers", 2, "pull_gossip"),
+    ("case_of_own_signals", 2, "all_reduce"),
+]
+_found: dict[tuple[str | int, ...], dict] = {}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def run_groups(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All groups, one after the other, in one program that imports torch once."""
+    program = Path(__file__).with_name("join_groups.py")
+    found = answers_of(program, json.dumps(GROUPS), places=tmp_path_factory, limit_s=180)
+    _found.update(zip(GROUPS, found, strict=True))
+
+
+def answers(case: str, size: int, method: str) -> list[dict]:
+    """What each worker returned, after all ended well."""
+    group = _found[case, size, method]
+    assert group["ends"] == [0] * size, group["written"]
+    return group["answers"]
+
+
+@pytest.mark.parametrize(
+    "group",
+    [group for group in GROUPS if group[0] != OTHER_MODELS],
+    ids=lambda group: "-".join(map(str, group)),
+)
+def test_the_checks_inside_the_workers_pass(group) -> None:
+    """Where they end with a model, it is one model."""
+    assert len({answer.get("digest") for answer in answers(*group)}) == 1
+
+
+@pytest.mark.parametrize("method", ["all_reduce", "sync_server"])
+def test_a_parameter_unfrozen_too_late_is_named(method: str) -> None:
+    for answer in answers("case_of_unfreezing", 2, method):
+        assert "parameter 0.weight was frozen when the model was joined" in answer["said"] or (
+            "parameter 0.bias was frozen when the model was joined" in answer["said"]
+        )
+
+
+@pytest.mark.parametrize("method", ["all_reduce", "ad_psgd"])
+def test_a_parameter_that_was_taken_elsewhere_is_named(method: str) -> None:
+    for answer in answers("case_of_replacing_data", 2, method):
+        assert answer["said"].startswith("parameter 2.weight no longer lies where gossamer.join")
+
+
+def test_models_of_different_shapes_are_refused_at_the_start() -> None:
+    group = _found[OTHER_MODELS, 2, "ad_psgd"]
+    assert group["ends"] == [1, 1]
+    assert group["written"].count("this worker's model is another than that of the first") == 1
+
+
+def test_no_step_is_made_while_the_output_is_looked_at() -> None:
+    for answer in answers("case_of_a_visit_in_a_visit", 2, "all_reduce"):
+        assert answer["said"].startswith("worker.step() was called inside worker.consensus()")
+
+
+def test_a_scaler_must_be_updated_and_a_closure_is_no_scaler() -> None:
+    for answer in answers("case_of_a_scaler_without_update", 2, "all_reduce"):
+        first, second, third, fourth, closure = answer["said"]
+        assert first == second == third == ""
+        assert "without scaler.update() in between" in fourth
+        assert "got a function" in closure
+
+
+def test_every_sample_is_somebodys_whatever_the_loader() -> None:
+    """Each once; what cannot be shared out is refused."""
+    mine, theirs = answers("case_of_loaders", 2, "all_reduce")
+    for name, offset in (("single", 0.0), ("own draws", 0.0), ("own class", 0.5)):
+        both = mine["found"][name] + theirs["found"][name]
+        assert sorted(both) == [number + offset for number in range(40)], name
+        assert mine["found"][name] != sorted(mine["found"][name]), name
+    assert len(mine["found"]["many"]) == 500
+    for answer in (mine, theirs):
+        twice, endless = answer["said"]
+        assert "DistributedSampler shares the data out already" in twice
+        assert "no length and gave more than 100 batches" in endless
+
+
+@pytest.mark.parametrize("method", ["hogwild", "eamsgd", "downpour:n_fetch=4", "ssp"])
+def test_an_optimiser_that_climbs_climbs(method: str) -> None:
+    for answer in answers("case_of_climbing", 2, method):
+        assert answer["last"] > answer["first"] + 0.5
+
+
+def test_expanded_buffers_stay_what_they_are() -> None:
+    for answer in answers("case_of_expanded_buffers", 2, "pull_gossip"):
+        assert answer["ids"] == [[0, 1, 2, 3]] * 2
+
+
+def test_the_scripts_own_handler_hears_its_signal() -> None:
+    for answer in answers("case_of_own_signals", 2, "all_reduce"):
+        assert answer["heard"] == ["inside", "after"]
+
+
+# ---------------------------------------------------------------------- models
+
+
+def test_parameters_in_one_memory_are_refused() -> None:
+    """Tied as one parameter they are fine, and so are neighbours in one vector."""
+    tied = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    tied[1].weight.data = tied[0].weight.data.t()
+    with pytest.raises(ConfigurationError, match=r"0\.weight and 1\.weight share memory"):
+        check_apart(trainable(tied))
+    tied[1].weight = tied[0].weight
+    check_apart(trainable(tied))
+    flat = torch.zeros(4)
+    check_apart([("low", nn.Parameter(flat[:2])), ("high", nn.Parameter(flat[2:]))])
+    with pytest.raises(ConfigurationError, match="low and high share memory"):
+        check_apart([("high", nn.Parameter(flat[1:])), ("low", nn.Parameter(flat[:2]))])
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (nn.Linear(2, 2, dtype=torch.complex64), r"weight is complex \(torch\.complex64\)"),
+        (nn.LazyLinear(2), "weight has no shape yet; run the model once on a batch"),
+    ],
+)
+def test_parameters_that_cannot_be_averaged_are_refused(model: nn.Module, sentence: str) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    with pytest.raises(ConfigurationError, match=sentence):
+        gossamer.join(model, optimizer, "all_reduce")
