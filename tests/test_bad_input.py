@@ -77,7 +77,7 @@ IMPOSSIBLE_VALUES = {
     "--samples 0": "samples must be at least 1, got 0",
     "--samples 9 --epochs 1": "give --epochs or --samples, not both",
     "--seed 9223372036854775808": "seed must have at most 63 bits, got 9223372036854775808",
-    "--method ssp:servers=5": "cannot be cut over 5 servers: its parameters are 4 tensors",
+    "--method ssp:servers=5": "the model has 4 parameter tensors and cannot be cut over 5 servers",
     "--seeds 0": "seeds must be at least 1, got 0",
     "--evaluations 0": "evaluations must be a finite number of at least 1, got 0",
     "--threads 0": "threads must be a finite number above 0, got 0",

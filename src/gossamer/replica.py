@@ -131,8 +131,8 @@ def cut(sizes: Sequence[int], parts: int) -> tuple[slice, ...]:
     """Consecutive ranges of a flat vector, about equal, cut at parameter boundaries only."""
     if parts > len(sizes):
         raise ConfigurationError(
-            f"the model cannot be cut over {parts} servers: its parameters are {len(sizes)} "
-            f"tensors; use at most servers={len(sizes)}"
+            f"the model has {len(sizes)} parameter tensors and cannot be cut over {parts} servers; "
+            f"use at most {len(sizes)}"
         )
     ends = list(accumulate(sizes))
     slices: list[slice] = []
