@@ -10,7 +10,9 @@ import torch
 
 from gossamer import simulate
 from gossamer.methods import METHODS
+from gossamer.real.job import Diary
 from gossamer.real.lone import LoneTransport
+from gossamer.real.part import work
 from gossamer.real.training import Training
 from gossamer.replica import Replica
 from gossamer.settings import make_settings
@@ -70,3 +72,22 @@ def test_what_others_see_in_the_middle_of_a_step_belongs_together(tmp_path: Path
     found = training.own_output()
     assert torch.equal(found.value, training._replica.snapshot())
     assert found.weight == training._replica.weight == 0.5 ** len(seen)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_ends_a_worker_in_a_sentence_when_its_results_find_no_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines of progress can wait for room, the last ones cannot."""
+    settings = make_settings(TASK, "all_reduce", Cluster(workers=1), epochs=0.1)
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers" / "0.jsonl").symlink_to("/dev/full")
+    diary = Diary(str(tmp_path), 0)
+    diary.write("progress", {})
+    with pytest.raises(OSError, match="No space left"):
+        diary.write("row", {})
+    said: list[str] = []
+    status = work(job_of(settings, TASK, None, tmp_path), LoneTransport(), diary, said.append)
+    assert status == 1
+    assert said == [f"there is no room for more in {tmp_path}: make some, or choose other --runs"]
+    assert capsys.readouterr().err.strip() == said[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 import time
 from collections.abc import Callable
@@ -50,8 +51,10 @@ def work(
 def _sentence(error: Error | OSError, job: Job, size: int) -> str:
     """Servers are numbered after the workers, which nobody outside needs to know."""
     if isinstance(error, OSError):
-        place, why = error.filename or job.folder, error.strerror or error
-        return f"nothing more can be written to {place}: {why}; make room, or choose other --runs"
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return f"{type(error).__name__}: {error}"
+        place = error.filename or job.folder
+        return f"there is no room for more in {place}: make some, or choose other --runs"
     spec = parse_method(job.method)
     if not isinstance(error, PeerLost) or not spec.method.has_server:
         return str(error)
