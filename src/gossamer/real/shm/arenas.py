@@ -6,13 +6,12 @@ up straight from the arenas. Why nothing is read too early or overwritten too so
 
 A process waits for its own stream before it posts. So what is posted lies complete in the GPU's
 memory and stays there, mapped by the others, whatever becomes of its process: one that died after
-posting has contributed, one that died before has not, and all survivors see the same. Streams that
-wait for each other's events would spare that one wait; but the event of a process that is killed
-is never reached, and the streams of all others would wait for it for ever.
+posting has contributed, one that died before has not, and all survivors see the same. `ahead` says
+how that one wait is spared where the GPU allows it.
 
 Reading is only asked of the GPU. The process says that it needs nobody's contribution any longer
 when it finds its stream done with it: at the latest at its next post, which waits for the stream
-anyway. An arena has room for two values of the largest size.
+anyway. An arena has room for two values of the largest size, and more for those who go ahead.
 Who writes a third has seen everybody's post of the second, and with it everybody's word that the
 first has been read; so in step with the others nobody ever waits for room.
 
@@ -41,6 +40,8 @@ from gossamer.real.transport import Store
 
 IN_ARENA = 1 << 62
 """In a place on the board: it is one in the arena, not in main memory."""
+OFFSET = (1 << 60) - 1
+"""What of a place says where it is; the rest says what is there."""
 _SMALL_BYTES = 1 << 20
 
 
@@ -59,7 +60,7 @@ class Arenas:
         self._control = control
         self._store = store
         self._gpu = gpu
-        self._capacity = 2 * aligned(largest) + _SMALL_BYTES
+        self._capacity = 3 * aligned(largest) + _SMALL_BYTES
         self._room = Room(0, self._capacity)
         self._blocks: dict[int, Block] = {}
         self._refused: set[int] = set()
@@ -68,20 +69,33 @@ class Arenas:
 
     def take(self, length: int, members: Sequence[int]) -> int | None:
         """Room for a value where all living members can read it, or None."""
-        if self._rank not in self._blocks:
-            self._make_own()
-        for member in members:
-            is_gone = self._control.is_gone(member)
-            if not is_gone and not self._boards[member].opened[self._rank]:
-                return None
+        if not self.is_open_to(members):
+            return None
         offset = self._room.take(length)
         return None if offset is None else offset | IN_ARENA
 
+    def is_open_to(self, members: Sequence[int]) -> bool:
+        """Whether all of them who live can read this process's."""
+        if self._rank not in self._blocks:
+            self._make_own()
+        return all(
+            self._boards[member].opened[self._rank] or self._control.is_gone(member)
+            for member in members
+        )
+
+    def are_together(self, members: Sequence[int]) -> bool:
+        """Whether this process can read those of all who live, on its own GPU."""
+        return all(
+            self._control.is_gone(member) if block is None else block.device == self.device
+            for member in members
+            for block in (self._blocks.get(member),)
+        )
+
     def give_back(self, place: int) -> None:
-        self._room.give_back(place & ~IN_ARENA)
+        self._room.give_back(place & OFFSET)
 
     def tensor(self, member: int, place: int, count: int, dtype: torch.dtype) -> Tensor:
-        return self._blocks[member].tensor(place & ~IN_ARENA, count, dtype)
+        return self._blocks[member].tensor(place & OFFSET, count, dtype)
 
     def finish_writing(self) -> None:
         """What was asked of the GPU in this thread is done, and can be posted."""

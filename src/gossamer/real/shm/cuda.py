@@ -6,13 +6,13 @@ A handle is a few numbers and bytes; it travels through the store as text and no
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable
-from functools import cache
+from mmap import mmap
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+
+from gossamer.real.shm.signals import Signals, cuda_signals
 
 
 class Mark(Protocol):
@@ -70,6 +70,10 @@ class Gpu(Protocol):
 
     def open_mark(self, handle: str) -> Mark: ...
 
+    def signals(self, memory: mmap, start: int, length: int) -> Signals | None:
+        """What lets its streams wait for words in that memory; None where they cannot."""
+        ...
+
 
 class Cuda:
     """A GPU of this machine."""
@@ -123,6 +127,9 @@ class Cuda:
     def open_mark(self, handle: str) -> Mark:
         events: Any = torch.cuda.Event
         return events.from_ipc_handle(self.device, bytes.fromhex(handle))
+
+    def signals(self, memory: mmap, start: int, length: int) -> Signals | None:
+        return cuda_signals(self.device, memory, start, length)
 
 
 class _Streams:
@@ -183,21 +190,3 @@ class _CudaMark:
 def gpu_for(device: torch.device) -> Gpu | None:
     """What to ask for memory of that kind, where it is a GPU's."""
     return Cuda(device) if device.type == "cuda" else None
-
-
-@cache
-def average_in_one_pass(device: torch.device) -> Callable[[Tensor, Tensor], None] | None:
-    """Makes two vectors of 32 bits there their mean; None where there is no way to. Torch's own
-    operations would read and write five vectors for it, this does four."""
-    try:
-        import triton  # pyright: ignore[reportMissingImports]
-
-        from gossamer.real.shm.kernels import compiled_average
-
-        # Triton would keep what it compiles in the home folder, where nobody asked for it.
-        with triton.knobs.cache.scope(), tempfile.TemporaryDirectory() as folder:
-            triton.knobs.cache.dir = folder
-            return compiled_average(device)
-    except Exception:
-        # No Triton, another one, no compiler, a GPU unknown to it: all the same to who asks.
-        return None

@@ -1,4 +1,4 @@
-"""The one kernel of our own, in Triton, which comes with torch wherever torch drives a GPU.
+"""The kernels of our own, in Triton, which comes with torch wherever torch drives a GPU.
 
 To be imported only by those who can do without it.
 """
@@ -46,3 +46,44 @@ def compiled_average(device: torch.device) -> Callable[[Tensor, Tensor], None]:
 
     average(*zeros)
     return average
+
+
+@triton.jit(do_not_specialize=["number", "count", "parts"])
+def _mean(table, left, result, number, count, parts, block: tl.constexpr) -> None:  # noqa: ANN001
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    is_inside = at < count
+    total = tl.zeros([block], tl.float32)
+    added = 0.0
+    for part in range(parts):
+        value = tl.load(table + 2 * part).to(tl.pointer_type(tl.float32))
+        left_at = tl.load(left + tl.load(table + 2 * part + 1))
+        is_out = (left_at > 0) & (left_at <= number)
+        some = tl.load(value + at, mask=is_inside)
+        # The first as it is: added to zero, a negative zero would lose its sign.
+        total = tl.where(is_out, total, tl.where(added > 0.0, total + some, some))
+        added += tl.where(is_out, 0.0, 1.0)
+    tl.store(result + at, tl.div_rn(total, added + tl.zeros([block], tl.float32)), mask=is_inside)
+
+
+def compiled_mean(device: torch.device) -> Callable[[Tensor, int, int, Tensor], None]:
+    """See `mean_in_one_pass`."""
+    zeros = torch.zeros(_BLOCK, device=device)
+    left = torch.zeros(1, dtype=torch.int64, device=device)
+    table = torch.tensor([[zeros.data_ptr(), 0]], device=device)
+    with torch.cuda.device(device):
+        kernel = _mean[(1,)](table, left, zeros, 0, _BLOCK, 1, block=_BLOCK)
+    index = zeros.device.index
+
+    def mean(table: Tensor, left: int, number: int, result: Tensor) -> None:
+        if torch.cuda.current_device() != index:
+            with torch.cuda.device(device):
+                return mean(table, left, number, result)
+        count = result.numel()
+        grid = (-(-count // _BLOCK), 1, 1)
+        # Addresses: of a tensor Triton would first ask CUDA where it is.
+        places = (table.data_ptr(), left, result.data_ptr())
+        kernel[grid](*places, number, count, len(table), _BLOCK)
+        return None
+
+    mean(table, left.data_ptr(), 0, zeros)
+    return mean

@@ -14,6 +14,7 @@ class Block:
     """Bytes, in main memory or a GPU's, seen as tensors."""
 
     def __init__(self, whole: Tensor) -> None:
+        self.device = whole.device
         self._bytes = whole
         self._tensors: dict[tuple[int, int, torch.dtype], Tensor] = {}
 

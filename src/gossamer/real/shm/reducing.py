@@ -7,7 +7,7 @@ adds up its own chunk for all, if there are processors for all of them; otherwis
 twice is work that somebody else waits for, it is added up once for all of them (`making`). What its
 maker is not at, dead or merely busy elsewhere, is made by whoever needs it, so nobody ever waits
 for a member that has posted and turned to something else. Values on a GPU that the processes share
-are in `arenas`.
+are in `arenas` and `ahead`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from torch import Tensor
 
 from gossamer.errors import ProtocolError
 from gossamer.pending import Pending
-from gossamer.real.shm.arenas import IN_ARENA, Arenas
+from gossamer.real.shm.ahead import AHEAD, Ahead
+from gossamer.real.shm.arenas import IN_ARENA, OFFSET, Arenas
 from gossamer.real.shm.board import Board, Room
 from gossamer.real.shm.chunks import Chunks
 from gossamer.real.shm.layout import CELLS
@@ -57,6 +58,8 @@ class Reducing:
         self._bell = control.reductions[rank]
         self._stop = stop
         self._arenas = arenas
+        self.ahead: Ahead | None = None
+        """Where streams can wait for each other."""
         self._posts = Posts(boards, control, self._bell, stop)
         self._making = Making(rank, boards, control)
         self._chunks = Chunks(rank, boards, control, stop)
@@ -107,16 +110,19 @@ class Reducing:
 
     def _post(self, operation: Operation, value: Tensor | Scattered) -> None:
         own, cell, kind = self._own, operation.cell, operation.kind
+        scale = 1.0 if operation.offset & AHEAD else kind.scale
         if isinstance(value, Scattered):
             pieces = self._pieces(kind, value, self._rank, operation.offset)
-            value.write_into(pieces, kind.scale)
+            value.write_into(pieces, scale)
         else:
             target = self._value(kind, self._rank, operation.offset)
-            if kind.scale == 1.0:
+            if scale == 1.0:
                 target.copy_(value.detach().reshape(-1))
             else:
-                torch.mul(value.detach().reshape(-1).to(target.device), kind.scale, out=target)
-        if kind.is_on_gpu and self._arenas is not None:
+                torch.mul(value.detach().reshape(-1).to(target.device), scale, out=target)
+        if operation.offset & AHEAD and self.ahead is not None:
+            self.ahead.raise_signal(operation)
+        elif kind.is_on_gpu and self._arenas is not None:
             self._arenas.finish_writing()
             self._note_what_was_read()
         own.offsets[cell] = operation.offset
@@ -130,13 +136,14 @@ class Reducing:
     def _make_room(self, operation: Operation) -> None:
         """A cell, and bytes for the value and for this process's chunk of the result."""
         kind = operation.kind
-        is_scarce = kind.is_on_gpu or kind.nbytes > _SMALL_BYTES or len(self._posted) >= _FEW
-        if not is_scarce and self._cells and self._settle_down(operation):
+        place = self._place_ahead(operation)
+        is_scarce = place is None and (kind.is_on_gpu or kind.nbytes > _SMALL_BYTES)
+        if not is_scarce and len(self._posted) < _FEW and self._settle_down(operation, place):
             return
         while True:
             seen = self._bell.value
             self._reclaim()
-            if self._cells and self._settle_down(operation):
+            if self._cells and self._settle_down(operation, place):
                 return
             self._note_what_was_read()
             if not any(self._is_finished(posted) for posted in self._posted):
@@ -147,12 +154,22 @@ class Reducing:
             self._stop.check()
             self._bell.wait(seen, 1e-3)
 
-    def _settle_down(self, operation: Operation) -> bool:
+    def _place_ahead(self, operation: Operation) -> int | None:
+        """Where its value goes ahead, if it can."""
+        ahead = self.ahead
+        if ahead is None or not operation.kind.is_on_gpu:
+            return None
+        if not all(posted.is_settled or self._is_finished(posted) for posted in self._posted):
+            return None
+        return ahead.place(operation)
+
+    def _settle_down(self, operation: Operation, place: int | None) -> bool:
         """Whether there were bytes for it; a cell there must be."""
-        offset = self._take(operation.kind)
+        offset = self._take(operation.kind) if place is None else place
         if offset is None:
             return False
-        operation.offset, operation.cell = offset, self._take_cell(operation.number)
+        operation.offset = offset | operation.order
+        operation.cell = self._take_cell(operation.number)
         return True
 
     def _take_cell(self, number: int) -> int:
@@ -183,9 +200,10 @@ class Reducing:
             if self._is_finished(operation) and self._is_over(operation):
                 self._own.keys[operation.cell] = 0
                 if operation.offset & IN_ARENA and self._arenas is not None:
-                    self._arenas.give_back(operation.offset)
+                    if not operation.offset & AHEAD:
+                        self._arenas.give_back(operation.offset)
                 else:
-                    self._room.give_back(operation.offset)
+                    self._room.give_back(operation.offset & OFFSET)
                 self._cells.add(operation.cell)
             else:
                 kept.append(operation)
@@ -221,6 +239,10 @@ class Reducing:
                 self._posts.wait(operation)
             self._check_lengths(operation)
             result = self._lend(operation) if operation.kind.is_by_one else None
+            if operation.kind.is_on_gpu and self.ahead is not None:
+                result = self.ahead.settle(operation)
+                if result is not None:
+                    self._finish(operation)
             if result is None:
                 result = self._put_in_place(operation)
                 if result is None:
@@ -229,6 +251,7 @@ class Reducing:
                     self._arenas.mark_reading(operation)
                 else:
                     self._finish(operation)
+            operation.is_settled = True
             pending.resolve(result)
             # It refers to itself through this; the result is to go when its last user lets go.
             pending.settle = pending.on_cancel = None
@@ -257,7 +280,10 @@ class Reducing:
         return sorted(offsets)
 
     def _values(self, operation: Operation) -> list[Tensor]:
-        return [self._value(operation.kind, *source) for source in self._sources(operation)]
+        kind = operation.kind
+        values = [(self._value(kind, *source), source[1]) for source in self._sources(operation)]
+        # Who goes ahead leaves it to the sum to be divided.
+        return [value * kind.scale if place & AHEAD else value for value, place in values]
 
     def _check_lengths(self, operation: Operation) -> None:
         nbytes = operation.kind.nbytes
@@ -273,7 +299,7 @@ class Reducing:
         if place & IN_ARENA and self._arenas is not None:
             value = self._arenas.tensor(member, place, kind.count, kind.dtype)
             return value if kind.is_on_gpu else value.cpu()
-        return self._boards[member].memory.tensor(place, kind.count, kind.dtype)
+        return self._boards[member].memory.tensor(place & OFFSET, kind.count, kind.dtype)
 
     def _make(self, operation: Operation, *, is_last: bool) -> bool:
         """What is left of the result, for everybody; whether there was any."""
@@ -314,6 +340,8 @@ class Reducing:
         has to point at another place."""
         scattered, kind = operation.scattered, operation.kind
         if scattered is None or not kind.is_by_each:
+            return None
+        if kind.is_on_gpu and any(place & AHEAD for _, place in self._sources(operation)):
             return None
         is_of_two = kind.is_of_pair and len(operation.found) == 2
         if kind.is_on_gpu and not is_of_two:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from mmap import mmap
 
-from gossamer.real.shm.layout import LINE
+from gossamer.real.shm.layout import LINE, PAGE, aligned
 from gossamer.real.shm.system import Bell
 
 FRESH, OPEN, CLOSED, DEAD = range(4)
@@ -33,6 +33,14 @@ class Control:
             ]
 
         self.frames, self.room, self.reductions = bells(1), bells(2), bells(3)
+        words = self._states[_signals_at(size) // 8 :]
+        self.signals, self.left = words[:size], words[size : 2 * size]
+        """By process, for GPUs whose streams wait for each other; see `ahead`."""
+
+    def signal_memory(self) -> tuple[mmap, int, int]:
+        """Where those words are: whole pages, from where on, and how many bytes."""
+        start = _signals_at(self.size)
+        return self._memory, start, control_bytes(self.size) - start
 
     def state(self, process: int) -> int:
         return self._states[process * _WORDS_PER_PROCESS]
@@ -50,7 +58,11 @@ class Control:
 
 
 def control_bytes(size: int) -> int:
-    return 4 * LINE * size
+    return _signals_at(size) + aligned(2 * 8 * size, PAGE)
+
+
+def _signals_at(size: int) -> int:
+    return aligned(4 * LINE * size, PAGE)
 
 
 class Segments:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.pending import Pending
+from gossamer.real.shm.ahead import Ahead
 from gossamer.real.shm.arenas import Arenas
 from gossamer.real.shm.board import TURN_BYTES, Board, Room
 from gossamer.real.shm.cuda import gpu_for
@@ -107,8 +108,14 @@ class ShmTransport:
         self._close_files()
         control.set_state(rank, OPEN)
         self._wait_for_others(stop)
-        if gpu is not None:
+        if gpu is not None and arenas is not None:
+            signals = gpu.signals(*control.signal_memory())
+            self.store.add("signals", int(signals is not None))
             self._windows.share_gpu_memory(gpu, initial, self.store)
+            # By now everybody has said whether it can wait for signals.
+            if signals is not None and self.store.add("signals", 0) == self.size:
+                ahead = Ahead(rank, boards, arenas, control, signals, self.store, stop)
+                self._reducing.ahead = ahead
         self._receiving.start()
         self._is_open = True
 
@@ -135,7 +142,13 @@ class ShmTransport:
         for source in others:
             unpacking = Unpacking(memories[source], released(source, rank))
             readers[source] = RingReader(ring(source, rank), control.room[source], unpacking.open)
-        self._receiving = Receiving(rank, readers, control, listener, stop, self._sending.drop)
+        self._receiving = Receiving(
+            rank, readers, control, listener, stop, self._sending.drop, self._release
+        )
+
+    def _release(self, dead: int) -> None:
+        if self._reducing.ahead is not None:
+            self._reducing.ahead.release(dead)
 
     def _wait_for_others(self, stop: StopToken) -> None:
         bell = self._control.reductions[self.rank]
@@ -206,6 +219,8 @@ class ShmTransport:
         if self._is_open:
             self._sending.close()
             self._windows.finish()
+            if self._reducing.ahead is not None:
+                self._reducing.ahead.finish()
         self._control.set_state(self.rank, CLOSED)
         if self._is_open:
             self._receiving.close()

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost, ProtocolError
-from gossamer.real.shm.cuda import Gpu, average_in_one_pass
+from gossamer.real.shm.cuda import Gpu
 from gossamer.real.shm.layout import Layout, Place
 from gossamer.real.shm.memory import Block, Memory
+from gossamer.real.shm.one_pass import average_in_one_pass
 from gossamer.real.shm.segments import Control
 from gossamer.real.shm.system import SPARE_WORD, RobustLock
 from gossamer.real.shm.turns import Turns

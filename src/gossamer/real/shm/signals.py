@@ -1,0 +1,105 @@
+"""Words that the streams of a GPU set and wait for by themselves.
+
+An event of CUDA's would do the same, but for one thing: that of a process which was killed is never
+reached, and nobody can reach it in its place. These words lie in main memory that the processes
+share. Whoever finds out that one will never be set sets it himself, without asking a GPU whose
+streams all stand still.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from mmap import mmap
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from gossamer.real.shm.one_pass import Mean, mean_in_one_pass
+
+_NO_WISHES = 0
+"""Of CUDA: a stream goes on when a word is at least what it waits for."""
+
+
+class Signals(Protocol):
+    """What makes the streams of one GPU wait; a word is known by its number."""
+
+    def present(self) -> int:
+        """Which stream works now for this thread."""
+        ...
+
+    def set(self, word: int, value: int) -> None:
+        """Once the present stream has come to it."""
+        ...
+
+    def wait(self, word: int, value: int) -> None:
+        """The present stream goes on when the word is no less; the caller goes on at once."""
+        ...
+
+    def address(self, word: int) -> int:
+        """Where kernels find it."""
+        ...
+
+    def copy(self, words: int, target: Tensor) -> None:
+        """As many as there is room for, from that one on, once the present stream comes to it."""
+        ...
+
+    def mean(self) -> Mean | None:
+        """What adds up vectors of 32 bits in the present stream; None where there is no way to."""
+        ...
+
+
+class CudaSignals:
+    """By the driver's own calls: torch has no words for them."""
+
+    def __init__(
+        self, device: torch.device, driver: ctypes.CDLL, memory: mmap, start: int, length: int
+    ) -> None:
+        self._device = device
+        index = cast(int | None, device.index)
+        self._index = torch.cuda.current_device() if index is None else index
+        self._set, self._wait = driver.cuStreamWriteValue64_v2, driver.cuStreamWaitValue64_v2
+        for call in (self._set, self._wait):
+            call.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint)
+        self._copy = driver.cuMemcpyHtoDAsync_v2
+        self._copy.argtypes = (ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+        self._place = ctypes.c_char.from_buffer(memory, start)
+        place, there = ctypes.c_void_p(ctypes.addressof(self._place)), ctypes.c_uint64()
+        _check(driver.cuMemHostRegister_v2(place, ctypes.c_size_t(length), _NO_WISHES))
+        _check(driver.cuMemHostGetDevicePointer_v2(ctypes.byref(there), place, 0))
+        self._here, self._there = ctypes.addressof(self._place), there.value
+
+    def present(self) -> int:
+        return cast(Any, torch)._C._cuda_getCurrentRawStream(self._index)
+
+    def set(self, word: int, value: int) -> None:
+        _check(self._set(self.present(), self._there + 8 * word, value, _NO_WISHES))
+
+    def wait(self, word: int, value: int) -> None:
+        _check(self._wait(self.present(), self._there + 8 * word, value, _NO_WISHES))
+
+    def address(self, word: int) -> int:
+        return self._there + 8 * word
+
+    def copy(self, words: int, target: Tensor) -> None:
+        length = 8 * target.numel()
+        _check(self._copy(target.data_ptr(), self._here + 8 * words, length, self.present()))
+
+    def mean(self) -> Mean | None:
+        return mean_in_one_pass(self._device)
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        raise RuntimeError(f"CUDA refused to let streams wait for each other (error {result})")
+
+
+def cuda_signals(device: torch.device, memory: mmap, start: int, length: int) -> Signals | None:
+    """Words in that memory; None where this GPU cannot have such."""
+    try:
+        torch.cuda.synchronize(device)  # from here on this thread is one that drives the GPU
+        # These calls give the interpreter lock away: where much is asked of a GPU they wait for
+        # room, and the thread that hears of deaths must not wait for them.
+        return CudaSignals(device, ctypes.CDLL("libcuda.so.1"), memory, start, length)
+    except (OSError, AttributeError, RuntimeError):
+        return None
