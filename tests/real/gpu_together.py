@@ -52,6 +52,7 @@ class Together:
         segments = create_segments(size)
         files = [[os.dup(file) for file in segments.fds] for _ in range(size)]
         segments.close()
+        self.segments = segments
         store = OneStore()
         self.gpus = gpus
         self.transports = [ShmTransport(rank, size, files[rank], store) for rank in range(size)]

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from gossamer.real.binding import Binding
 from gossamer.real.shm import ahead
 from gossamer.real.shm.ahead import AHEAD
-from gossamer.real.shm.segments import DEAD
 from gossamer.rules import mean_in_order
 from transport_tools import values_of
 
@@ -49,7 +48,7 @@ class Trio(Together):
         return [bool(place & AHEAD) for place in self.places()]
 
     def kill(self, rank: int) -> None:
-        self.transports[0]._control.set_state(rank, DEAD)
+        self.segments.mark_dead(rank)
 
     def remaining(self, rank: int, values: list[Tensor]) -> list[Tensor]:
         """The means of those who are left."""
@@ -167,16 +166,28 @@ def test_what_the_dead_had_written_counts(trio: Trio) -> None:
         assert trio.ahead()[:2] == [True, True]
 
 
-def test_a_release_by_another_is_not_taken_for_a_contribution(trio: Trio) -> None:
-    """Who comes later finds the signal set by the first; what was agreed on stands."""
+def test_a_release_is_not_taken_for_a_contribution(trio: Trio) -> None:
+    """The signal of the dead is set in their place; how far they had come is known all the same."""
     trio.round()
     trio.kill(2)
-    one, control = trio.transports[0]._reducing.ahead, trio.transports[0]._control
+    one = trio.transports[0]._reducing.ahead
     assert one is not None
-    assert not one._wait_for(2, 3)  # waits for the release
-    assert one._wait_for(2, 2)
-    one.release(2)
-    assert control.left.tolist() == [0, 0, 3]
+    assert not one._words.has_come(2, 3)  # waits for the release
+    assert one._words.has_come(2, 2)
+
+
+def test_windows_are_shared_in_turns(trio: Trio) -> None:
+    """No addition is lost and averages keep the sum, with nobody waiting for a stream."""
+    before = [gpu.finished for gpu in trio.gpus]
+    for number in range(27):
+        trio.transports[number % SIZE].accumulate(number // 3 % SIZE, torch.ones(WIDTH))
+    assert [float(t.window(r).sum()) for r, t in enumerate(trio.transports)] == [9.0 * WIDTH] * 3
+    trio.transports[0].window(0).add_(torch.arange(float(WIDTH)))
+    for number in range(12):
+        trio.transports[number % SIZE].average(number % SIZE, (number + 1) % SIZE)
+    total = sum(t.window(r).double() for r, t in enumerate(trio.transports))
+    assert torch.equal(total, 27.0 + torch.arange(float(WIDTH), dtype=torch.float64))
+    assert [gpu.finished for gpu in trio.gpus] == before
 
 
 def test_a_mean_of_gradients_is_lent_to_the_descent(trio: Trio) -> None:

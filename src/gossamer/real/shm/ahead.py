@@ -11,18 +11,13 @@ process had begun before was asked of the stream that is waited for. Whoever has
 operation to which everybody's posts were in order is behind everybody's reading of all earlier
 ones. Where that is not so a value goes the other way, by `arenas`; each post says how it went.
 
-Deaths. The signal of a process that was killed stays where it is, and the streams of the others
-wait. So whoever hears of the death looks how far it has come, agrees with the others that this was
-the last operation it has contributed to, writes that down where all look when they have waited for
-the signal, and then sets the signal itself. The kernel leaves out what was never written, and
-everybody's does, as no stream was let through before. What the dead had asked of the GPU must be
-over by then. The system tears its queues down before it tells of its end; to be sure, its signal is
-looked at until it has not moved for some time.
+Deaths. Streams that wait for a process that was killed are let go once it is written down how far
+it had come (`words`). The kernel that adds up leaves out what was never written, and everybody's
+does, as no stream was let through before.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,18 +28,14 @@ from gossamer.real.shm.arenas import Arenas
 from gossamer.real.shm.board import Board
 from gossamer.real.shm.one_pass import Mean
 from gossamer.real.shm.operation import Kind, Operation
-from gossamer.real.shm.segments import Control
 from gossamer.real.shm.signals import Signals
-from gossamer.real.shm.system import fence
-from gossamer.real.transport import Scattered, StopToken, Store
+from gossamer.real.shm.words import Words
+from gossamer.real.transport import Scattered
 
 AHEAD = 1 << 61
 """In a place on the board: the value is there once the signal says so."""
 ORDERED = 1 << 60
 """There: all reading that the process had begun before comes before this value."""
-_NEVER = 1 << 62
-"""Beyond all numbers."""
-_STILL_S, _LOOK_S = 0.03, 0.005
 _MOST = 1 << 31
 """Elements that the kernel cannot count any more."""
 _SMALL = 1 << 20
@@ -62,17 +53,15 @@ class Ahead:
     """Those of one process; it goes ahead in one group, the first that it could do so in."""
 
     def __init__(
-        self, rank: int, boards: Mapping[int, Board], arenas: Arenas, control: Control,
-        signals: Signals, store: Store, stop: StopToken,
+        self, rank: int, boards: Mapping[int, Board], arenas: Arenas, words: Words,
+        signals: Signals,
     ) -> None:  # fmt: skip
         self._rank = rank
         self._boards = boards
         self._arenas = arenas
-        self._control = control
+        self._words = words
         self._signals = signals
-        self._store = store
-        self._stop = stop
-        self._left = torch.zeros(control.size, dtype=torch.int64, device=arenas.device)
+        self._left = torch.zeros(len(boards), dtype=torch.int64, device=arenas.device)
         """By process: the number from which on what it posted is left out; 0 for the living. A copy
         on the GPU."""
         self._members: tuple[int, ...] = ()
@@ -140,7 +129,7 @@ class Ahead:
             if slot.place == operation.offset:
                 slot.used_in = operation.number
         self._raised = operation.number + 1
-        self._signals.set(self._rank, self._raised)
+        self._words.set(self._rank, self._raised)
 
     def settle(self, operation: Operation) -> Tensor | Scattered | None:
         """The mean, if everybody went ahead; else None, and the values of those who did are there
@@ -158,7 +147,7 @@ class Ahead:
         if said & AHEAD and not self._is_hopeless:
             return self._settle_ahead(operation, places)
         for member, place in places:
-            if place & AHEAD and not self._wait_for(member, operation.number + 1):
+            if place & AHEAD and not self._words.has_come(member, operation.number + 1):
                 del found[member]
         return None
 
@@ -169,7 +158,7 @@ class Ahead:
         kind, number = operation.kind, operation.number + 1
         for member, _ in places:
             if member != self._rank:
-                self._signals.wait(member, number)
+                self._words.wait(member, number)
         left = self._left_at(kind)
         scattered = operation.scattered
         lent = None if scattered is None else self._lendable(kind, scattered)
@@ -185,10 +174,9 @@ class Ahead:
     def _left_at(self, kind: Kind) -> int:
         """The address of what the kernel leaves out, as of when the stream comes to it. A large
         kernel would fetch it from main memory ten thousand times."""
-        words = self._control.size
         if kind.count <= _SMALL:
-            return self._signals.address(words)
-        self._signals.copy(words, self._left)
+            return self._signals.address(self._words.left)
+        self._signals.copy(self._words.left, self._left)
         return self._left.data_ptr()
 
     def _lendable(self, kind: Kind, scattered: Scattered) -> tuple[Tensor, Sequence[Tensor]] | None:
@@ -211,32 +199,9 @@ class Ahead:
             table = self._tables[places] = torch.tensor(rows, device=self._arenas.device)
         return table
 
-    def _wait_for(self, member: int, number: int) -> bool:
-        """Whether that process's value is there; waits until it is or never will be."""
-        signals, left = self._control.signals, self._control.left
-        while signals[member] < number:
-            self._stop.check()
-            time.sleep(1e-4)
-        return not 0 < left[member] <= number
-
-    def release(self, process: int) -> None:
-        """That process has died; let the streams go on that wait for it."""
-        signals = self._control.signals
-        seen, since = signals[process], time.monotonic()
-        while time.monotonic() < since + _STILL_S:
-            time.sleep(_LOOK_S)
-            if signals[process] != seen:
-                seen, since = signals[process], time.monotonic()
-        last = int(self._store.agree(f"last signal of {process}", str(seen)))
-        self._control.left[process] = last + 1
-        fence()  # who sees the signal sees this
-        signals[process] = _NEVER
-
     def finish(self) -> None:
         """What this process has posted is there: nobody will wait for it when it has gone."""
-        while self._control.signals[self._rank] < self._raised:
-            self._stop.check()
-            time.sleep(1e-4)
+        self._words.has_come(self._rank, self._raised)
 
 
 def _nothing() -> None:

@@ -23,9 +23,8 @@ class Receiving:
 
     def __init__(
         self, rank: int, rings: Mapping[int, RingReader], control: Control, listener: Listener,
-        stop: StopToken, drop: Callable[[int], None], release: Callable[[int], None],
+        stop: StopToken, drop: Callable[[int], None],
     ) -> None:  # fmt: skip
-        """Of a death `drop` is told before the listener, and `release` after it."""
         self.lost: frozenset[int] = frozenset()
         self._rank = rank
         self._rings = rings
@@ -34,7 +33,6 @@ class Receiving:
         self._listener = listener
         self._stop = stop
         self._drop = drop
-        self._release = release
         self._to_self: deque[memoryview] = deque()
         self._is_closing = False
         self._launcher = os.getppid()
@@ -86,7 +84,6 @@ class Receiving:
                 self.lost |= {source}
                 self._drop(source)
                 self._listener.lost(source)
-                self._release(source)
         for _ in range(len(self._to_self)):
             came = True
             self._listener.frame(self._rank, self._to_self.popleft())

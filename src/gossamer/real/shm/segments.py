@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 from mmap import mmap
+from threading import Thread
 
 from gossamer.real.shm.layout import LINE, PAGE, aligned
 from gossamer.real.shm.system import Bell
+from gossamer.real.shm.words import count_of_words, release
 
 FRESH, OPEN, CLOSED, DEAD = range(4)
 _NAME = "gossamer"
@@ -33,13 +35,12 @@ class Control:
             ]
 
         self.frames, self.room, self.reductions = bells(1), bells(2), bells(3)
-        words = self._states[_signals_at(size) // 8 :]
-        self.signals, self.left = words[:size], words[size : 2 * size]
-        """By process, for GPUs whose streams wait for each other; see `ahead`."""
+        self.words = self._states[_words_at(size) // 8 :]
+        """For GPUs whose streams wait for each other; see `words`."""
 
-    def signal_memory(self) -> tuple[mmap, int, int]:
-        """Where those words are: whole pages, from where on, and how many bytes."""
-        start = _signals_at(self.size)
+    def memory_of_words(self) -> tuple[mmap, int, int]:
+        """Whole pages of it: from where on, and how many bytes."""
+        start = _words_at(self.size)
         return self._memory, start, control_bytes(self.size) - start
 
     def state(self, process: int) -> int:
@@ -58,10 +59,10 @@ class Control:
 
 
 def control_bytes(size: int) -> int:
-    return _signals_at(size) + aligned(2 * 8 * size, PAGE)
+    return _words_at(size) + aligned(8 * count_of_words(size), PAGE)
 
 
-def _signals_at(size: int) -> int:
+def _words_at(size: int) -> int:
     return aligned(4 * LINE * size, PAGE)
 
 
@@ -75,8 +76,11 @@ class Segments:
 
     def mark_dead(self, rank: int) -> None:
         """A process has ended; unless it had closed its transport, everybody hears of a death."""
-        if self._control.state(rank) < CLOSED:
-            self._control.set_state(rank, DEAD)
+        control = self._control
+        if control.state(rank) < CLOSED:
+            control.set_state(rank, DEAD)
+            # Takes some time, in which other workers want to be heard.
+            Thread(target=release, args=(control.words, control.size, rank), daemon=True).start()
 
     def close(self) -> None:
         """Let go of the files; processes that still use the memory keep it."""

@@ -14,7 +14,7 @@ from gossamer.pending import Pending
 from gossamer.real.shm.ahead import Ahead
 from gossamer.real.shm.arenas import Arenas
 from gossamer.real.shm.board import TURN_BYTES, Board, Room
-from gossamer.real.shm.cuda import gpu_for
+from gossamer.real.shm.cuda import Gpu, gpu_for
 from gossamer.real.shm.layout import (
     PARCELS,
     RING_BYTES,
@@ -23,6 +23,7 @@ from gossamer.real.shm.layout import (
     lay_out,
     window_bytes,
 )
+from gossamer.real.shm.line import Line
 from gossamer.real.shm.memory import Memory
 from gossamer.real.shm.parcels import Packing, Unpacking
 from gossamer.real.shm.receiving import Receiving
@@ -31,6 +32,7 @@ from gossamer.real.shm.rings import RingReader, RingWriter
 from gossamer.real.shm.segments import CLOSED, FRESH, OPEN, Control, is_segment
 from gossamer.real.shm.sending import Sending
 from gossamer.real.shm.windows import Windows
+from gossamer.real.shm.words import SUMS, TURNS, Words
 from gossamer.real.store import TcpStore
 from gossamer.real.transport import Listener, Parts, StopToken, Store, Window
 
@@ -109,13 +111,7 @@ class ShmTransport:
         control.set_state(rank, OPEN)
         self._wait_for_others(stop)
         if gpu is not None and arenas is not None:
-            signals = gpu.signals(*control.signal_memory())
-            self.store.add("signals", int(signals is not None))
-            self._windows.share_gpu_memory(gpu, initial, self.store)
-            # By now everybody has said whether it can wait for signals.
-            if signals is not None and self.store.add("signals", 0) == self.size:
-                ahead = Ahead(rank, boards, arenas, control, signals, self.store, stop)
-                self._reducing.ahead = ahead
+            self._share_gpu(gpu, boards, arenas, initial, stop)
         self._receiving.start()
         self._is_open = True
 
@@ -142,13 +138,23 @@ class ShmTransport:
         for source in others:
             unpacking = Unpacking(memories[source], released(source, rank))
             readers[source] = RingReader(ring(source, rank), control.room[source], unpacking.open)
-        self._receiving = Receiving(
-            rank, readers, control, listener, stop, self._sending.drop, self._release
-        )
+        self._receiving = Receiving(rank, readers, control, listener, stop, self._sending.drop)
 
-    def _release(self, dead: int) -> None:
-        if self._reducing.ahead is not None:
-            self._reducing.ahead.release(dead)
+    def _share_gpu(
+        self, gpu: Gpu, boards: Mapping[int, Board], arenas: Arenas, initial: Mapping[int, Tensor],
+        stop: StopToken,
+    ) -> None:  # fmt: skip
+        rank, control, store, line = self.rank, self._control, self.store, None
+        signals = gpu.signals(*control.memory_of_words())
+        store.add("signals", int(signals is not None))
+        self._windows.share_gpu_memory(gpu, initial, store)
+        # By now everybody has said whether its streams can wait; all do, or none does.
+        if signals is not None and store.add("signals", 0) == self.size:
+            sums = Words(SUMS, control.words, self.size, signals, stop)
+            turns = Words(TURNS, control.words, self.size, signals, stop)
+            self._reducing.ahead = Ahead(rank, boards, arenas, sums, signals)
+            line = Line(rank, turns, signals)
+        self._windows.take_turns(gpu, store, line)
 
     def _wait_for_others(self, stop: StopToken) -> None:
         bell = self._control.reductions[self.rank]

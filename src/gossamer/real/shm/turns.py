@@ -6,7 +6,8 @@ step itself. So whoever leaves sets a mark behind its work and writes down that 
 Who comes next and finds itself has nothing to wait for but its own streams; who finds another
 waits, before it asks for anything, until the GPU has passed the other's mark, or the other is gone.
 It waits itself instead of letting its stream wait: the mark of a process that was killed is never
-reached, and a stream cannot be told so.
+reached, and a stream cannot be told so. Where the GPU has signals, which can be set in the place of
+the dead, there is a `line`, and streams wait.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from __future__ import annotations
 import time
 
 from gossamer.real.shm.cuda import Gpu, Mark, OwnMark
+from gossamer.real.shm.line import Line
 from gossamer.real.shm.segments import Control
 from gossamer.real.transport import StopToken, Store
 
 _NOBODY = 0
+_NUMBER = 1 << 16
 
 
 class Turns:
@@ -25,9 +28,11 @@ class Turns:
 
     def __init__(
         self, rank: int, end: int, last: memoryview, gpu: Gpu, store: Store, control: Control,
-        stop: StopToken,
+        stop: StopToken, line: Line | None = None, *, is_near: bool = True,
     ) -> None:  # fmt: skip
-        """`last` is one shared word: the process before, counted from 1."""
+        """`last` is one shared word: the process before, counted from 1, and from `_NUMBER` on the
+        number of its turn, if streams can wait for that. Then there is a `line`, everywhere; its
+        streams are those of this process's GPU, where the window need not be (`is_near`)."""
         self._rank = rank
         self._end = end
         self._last = last
@@ -35,6 +40,8 @@ class Turns:
         self._store = store
         self._control = control
         self._stop = stop
+        self._line = line
+        self._is_near = is_near
         self._own: OwnMark | None = None
         self._is_shared = True
         self._marks: dict[int, Mark] = {}
@@ -44,6 +51,12 @@ class Turns:
         last = self._last[0]
         if last == _NOBODY:
             return False
+        if self._line is not None and last >= _NUMBER:
+            process, number = last % _NUMBER - 1, last // _NUMBER
+            if self._control.is_gone(process) or not self._is_near:
+                return not self._line.has_ended(process, number)
+            self._line.follow(process, number)
+            return False
         if last == self._rank + 1:
             if self._own is not None:
                 self._own.precede()
@@ -51,6 +64,11 @@ class Turns:
         return not self._has_passed(last - 1)
 
     def end(self) -> None:
+        line = self._line if self._is_near else None
+        number = None if line is None else line.end_turn()
+        if number is not None:
+            self._last[0] = number * _NUMBER + self._rank + 1
+            return
         if self._own is None and self._is_shared:
             self._share()
         if self._own is None:
@@ -63,6 +81,8 @@ class Turns:
     def finish(self) -> None:
         """Wait for all that this process asked for here."""
         self._gpu.finish()
+        if self._line is not None:
+            self._line.finish()
 
     def _has_passed(self, process: int) -> bool:
         """Wait for the GPU; False if that will never be, or nobody can tell any more."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from gossamer.errors import PeerLost, ProtocolError
 from gossamer.real.shm.cuda import Gpu
 from gossamer.real.shm.layout import Layout, Place
+from gossamer.real.shm.line import Line
 from gossamer.real.shm.memory import Block, Memory
 from gossamer.real.shm.one_pass import average_in_one_pass
 from gossamer.real.shm.segments import Control
@@ -88,6 +89,7 @@ class Windows:
         self._rank = rank
         self._control = control
         self._stop = stop
+        self._line: Line | None = None
         self._shared = {
             end: _Shared(memories[process], place, stop)
             for process, layout in layouts.items()
@@ -96,7 +98,8 @@ class Windows:
 
     @property
     def torn_updates(self) -> int:
-        return sum(shared.torn_updates for shared in self._shared.values())
+        torn = sum(shared.torn_updates for shared in self._shared.values())
+        return torn if self._line is None else torn + self._line.torn_updates
 
     def process(self, end: int) -> int:
         return self._shared[end].process
@@ -122,10 +125,16 @@ class Windows:
             if end not in initial:
                 memory = gpu.open(self._handle(end, store))
                 shared.data = Block(memory).tensor(0, shared.window.numel, shared.window.dtype)
+
+    def take_turns(self, gpu: Gpu, store: Store, line: Line | None) -> None:
+        """At those windows; with a line, streams wait for each other."""
+        self._line = line
+        for end, shared in self._shared.items():
             there = gpu.at(shared.data.device)
             shared.turns = Turns(
-                self._rank, end, shared.last, there, store, self._control, self._stop
-            )
+                self._rank, end, shared.last, there, store, self._control, self._stop, line,
+                is_near=shared.data.device == gpu.device,
+            )  # fmt: skip
 
     def _handle(self, end: int, store: Store) -> str:
         until = time.monotonic() + _PATIENCE_S
