@@ -9,6 +9,7 @@ streams all stand still.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from mmap import mmap
 from typing import Any, Protocol, cast
 
@@ -19,6 +20,7 @@ from gossamer.real.shm.one_pass import Mean, mean_in_one_pass
 
 _NO_WISHES = 0
 """Of CUDA: a stream goes on when a word is at least what it waits for."""
+_NO_CONTEXT = 201
 
 
 class Signals(Protocol):
@@ -68,25 +70,36 @@ class CudaSignals:
         _check(driver.cuMemHostRegister_v2(place, ctypes.c_size_t(length), _NO_WISHES))
         _check(driver.cuMemHostGetDevicePointer_v2(ctypes.byref(there), place, 0))
         self._here, self._there = ctypes.addressof(self._place), there.value
+        self._context = ctypes.c_void_p()
+        _check(driver.cuCtxGetCurrent(ctypes.byref(self._context)))
+        self._drive = driver.cuCtxSetCurrent
 
     def present(self) -> int:
         return cast(Any, torch)._C._cuda_getCurrentRawStream(self._index)
 
     def set(self, word: int, value: int) -> None:
-        _check(self._set(self.present(), self._there + 8 * word, value, _NO_WISHES))
+        self._ask(self._set, self.present(), self._there + 8 * word, value, _NO_WISHES)
 
     def wait(self, word: int, value: int) -> None:
-        _check(self._wait(self.present(), self._there + 8 * word, value, _NO_WISHES))
+        self._ask(self._wait, self.present(), self._there + 8 * word, value, _NO_WISHES)
 
     def address(self, word: int) -> int:
         return self._there + 8 * word
 
     def copy(self, words: int, target: Tensor) -> None:
         length = 8 * target.numel()
-        _check(self._copy(target.data_ptr(), self._here + 8 * words, length, self.present()))
+        self._ask(self._copy, target.data_ptr(), self._here + 8 * words, length, self.present())
 
     def mean(self) -> Mean | None:
         return mean_in_one_pass(self._device)
+
+    def _ask(self, call: Callable[..., int], *arguments: int) -> None:
+        result = call(*arguments)
+        if result == _NO_CONTEXT:
+            # The first that this thread asks of the GPU; torch would have seen to it by itself.
+            _check(self._drive(self._context))
+            result = call(*arguments)
+        _check(result)
 
 
 def _check(result: int) -> None:
