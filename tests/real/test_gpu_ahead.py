@@ -122,14 +122,13 @@ def test_one_with_another_stream_is_waited_for(trio: Trio) -> None:
     assert seen[-1] == [False] * SIZE
 
 
-def test_without_the_kernel_one_reads_what_the_others_put_ahead(
+def test_where_one_has_no_kernel_nobody_goes_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It posts what is written; who finds such among the rest goes the same way."""
+    """Its order is never known, so nobody goes ahead, and no memory is kept for it."""
     trio = Trio(tmp_path, monkeypatch, without_kernel=[1])
-    seen = [trio.round() for _ in range(3)]
-    assert seen[0] == [True, False, True]
-    assert all(not ahead[1] for ahead in seen)
+    for _ in range(4):
+        assert trio.round() == [False] * SIZE
     trio.close()
 
 
@@ -149,6 +148,40 @@ def test_what_the_dead_had_only_asked_for_is_left_out_by_all(
     means = trio.remaining(2, values)
     for mean in means:
         assert torch.equal(mean, mean_in_order(values[:2]))
+
+
+def test_a_member_in_main_memory_waits_for_what_others_put_ahead(trio: Trio) -> None:
+    """Where values are differs between workers: it takes part without a stream."""
+    trio.round()
+    values = trio.values()
+    quiet = trio.each[0].own
+    started = [trio.transports[r].all_reduce(values[r], range(SIZE)) for r in (1, 2)]
+    assert quiet.words[0] == 2
+    elsewhere = trio.transports[0]._reducing
+    elsewhere._arenas, arenas = None, elsewhere._arenas
+    elsewhere._kinds.clear()
+    last = trio.transports[0].all_reduce(values[0], range(SIZE))
+    elsewhere._arenas = arenas
+    for pending in (*started, last):
+        assert torch.equal(settled(pending), mean_in_order(values))
+
+
+def test_only_some_sizes_have_places_of_their_own(trio: Trio) -> None:
+    """Places are kept for good; what comes beyond goes the other way."""
+    seen = [trio.round(count) for count in (1, 2, 3, 4, 5, 6, 1, 5)]
+    assert [ahead[0] for ahead in seen] == [True] * 4 + [False] * 2 + [True, False]
+
+
+def test_a_cancelled_reduction_brings_nothing(trio: Trio) -> None:
+    """Its mean must not be taken for that of a gradient."""
+    bindings = [_binding(rank) for rank in range(SIZE)]
+    trio.reduce([binding.new_gradient() for binding in bindings])
+    pendings = trio.start([binding.new_gradient() for binding in bindings])
+    settle = pendings[0].settle
+    assert settle is not None
+    pendings[0].cancel()
+    settle()
+    assert bindings[0]._lent is None
 
 
 def test_what_the_dead_had_written_counts(trio: Trio) -> None:

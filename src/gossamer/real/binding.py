@@ -120,6 +120,11 @@ class Binding:
     def initial(self) -> Tensor:
         return torch.cat([p.detach().reshape(-1).to("cpu", self.dtype) for p in self.parameters])
 
+    def let_gpu_finish(self) -> None:
+        """What was asked of it may still be to do; in other streams than this thread's, too."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def attach(self, window: Tensor, *, is_private: bool) -> None:
         """From now on the module trains coupled to this window."""
         self._window = window

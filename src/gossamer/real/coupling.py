@@ -168,10 +168,8 @@ class Coupling:
         self._everyone_is_here()
 
     def _everyone_is_here(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # what was asked of it has not been done yet
-        here = self.transport.all_reduce(torch.zeros(1), range(self.size))
-        self._driver.wait(here, "beginning")
+        self._binding.let_gpu_finish()
+        self._driver.wait(self.transport.all_reduce(torch.zeros(1), range(self.size)), "beginning")
 
     def _stale_of(self, end: int) -> Callable[[int], None]:
         """What to do with the staleness of a gradient that this end applies."""
@@ -214,6 +212,7 @@ class Coupling:
     def finish(self) -> None:
         """The loop is over: wait for the others, answering; then hold the output model."""
         try:
+            self._binding.let_gpu_finish()
             self._core.let_go()
             self._main.close()
             self.worker.finish()
@@ -326,6 +325,7 @@ class Coupling:
 
     def _own_output(self) -> Output:
         # May run in the receiving thread at any moment, in the middle of a step too.
+        self._binding.let_gpu_finish()
         statistics = self._statistics
         if statistics is None:
             statistics = flat_statistics(self._model)

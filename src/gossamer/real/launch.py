@@ -275,6 +275,9 @@ class Launcher:
             if process.rank not in noted and (ended := process.poll()) is not None:
                 self.ended.append(ended)
                 self._read_last_words(ended.rank)
+                if ended.status < 0 and process.has_left_others:
+                    # First: they may keep alive what it had asked of a GPU.
+                    process.signal(signal.SIGKILL)
                 if self._segments is not None:
                     # Also of one that ended well: it may have left without closing its transport.
                     self._segments.mark_dead(ended.rank)
@@ -283,8 +286,6 @@ class Launcher:
 
     def _tell_others(self, process: Process, ended: Ended) -> None:
         self._meeting.tell_dead(ended.rank, ended.how)
-        if ended.status < 0 and process.has_left_others:
-            process.signal(signal.SIGKILL)
         if self._ending.status is not None:
             return
         self.deaths.append(ended.rank)

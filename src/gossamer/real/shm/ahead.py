@@ -9,7 +9,8 @@ Room. Each process has two places, used in turn. Its stream may write into one a
 have read what lay there, which nobody needs to say. A post is in order (`ORDERED`) if all that its
 process had begun before was asked of the stream that is waited for. Whoever has settled an
 operation to which everybody's posts were in order is behind everybody's reading of all earlier
-ones. Where that is not so a value goes the other way, by `arenas`; each post says how it went.
+ones. Where that is not so, or has never been, a value goes the other way, by `arenas`; each post
+says how it went.
 
 Deaths. Streams that wait for a process that was killed are let go once it is written down how far
 it had come (`words`). The kernel that adds up leaves out what was never written, and everybody's
@@ -39,7 +40,7 @@ ORDERED = 1 << 60
 _MOST = 1 << 31
 """Elements that the kernel cannot count any more."""
 _SMALL = 1 << 20
-_TABLES = 64
+_SIZES, _TABLES = 4, 64
 
 
 @dataclass
@@ -65,16 +66,17 @@ class Ahead:
         """By process: the number from which on what it posted is left out; 0 for the living. A copy
         on the GPU."""
         self._members: tuple[int, ...] = ()
-        self._stream = 0
+        self._stream: int | None = None
+        """The one that reads and writes here; another's order with it is not known."""
         self._mean: Mean | None = None
         self._is_hopeless = self._is_open = False
         self._slots: dict[int, list[_Slot]] = {}
         """By how many elements a value has."""
         self._raised = 0
-        self._read_before = 0
+        self._read_before = -1
         """What lay in a place in an operation before this one has been read, or will have been when
         the stream comes to write there."""
-        self._results: dict[Kind, tuple[Scattered, Tensor, Sequence[Tensor]]] = {}
+        self._results: dict[int, tuple[Scattered, Tensor, Sequence[Tensor]]] = {}
         self._tables: dict[tuple[tuple[int, int], ...], Tensor] = {}
 
     def place(self, operation: Operation) -> int | None:
@@ -87,12 +89,9 @@ class Ahead:
             return None
         operation.order = ORDERED
         self._is_open = self._is_open or self._are_open()
-        if not self._is_open or kind.dtype != torch.float32:
+        if not self._is_open or kind.dtype != torch.float32 or self._read_before < 0:
             return None
-        slots = self._slots.get(kind.count)
-        if slots is None:
-            slots = self._slots[kind.count] = self._take(kind)
-        for slot in slots:
+        for slot in self._slots.get(kind.count) or self._take(kind):
             if slot.used_in < self._read_before:
                 return slot.place
         return None
@@ -107,18 +106,30 @@ class Ahead:
         if self._members or kind.dtype != torch.float32:
             return False
         self._mean = self._signals.mean()
-        if self._mean is None:
+        self._keep_to_one_stream()
+        if self._mean is None or self._is_hopeless:
             self._is_hopeless = True
             return False
-        self._members, self._stream = kind.members, self._signals.present()
+        self._members = kind.members
         return True
 
+    def _keep_to_one_stream(self) -> None:
+        stream = self._signals.present()
+        if self._stream is None:
+            self._stream = stream
+        self._is_hopeless = self._is_hopeless or stream != self._stream
+
     def _take(self, kind: Kind) -> list[_Slot]:
-        """Both or none: with one it would be as slow as the other way."""
+        """Both or none: with one it would be as slow as the other way. They are kept for good, so
+        not for every size that may come."""
+        if len(self._slots) >= _SIZES or not 0 < kind.count < _MOST:
+            return []
         places = [self._arenas.take(kind.nbytes, kind.members) for _ in range(2)]
         taken = [place for place in places if place is not None]
-        if len(taken) == 2 and 0 < kind.count < _MOST:
-            return [_Slot(place | AHEAD | ORDERED) for place in taken]
+        if len(taken) == 2:
+            slots = [_Slot(place | AHEAD | ORDERED) for place in taken]
+            self._slots[kind.count] = slots
+            return slots
         for place in taken:
             self._arenas.give_back(place)
         return []
@@ -139,9 +150,8 @@ class Ahead:
         said = AHEAD | ORDERED
         for _, place in places:
             said &= place
-        if self._members and self._signals.present() != self._stream:
-            # The order of two streams is not known here: from now on it is never relied on.
-            self._is_hopeless = True
+        if operation.kind.is_on_gpu:
+            self._keep_to_one_stream()
         if said & ORDERED and operation.kind.members == self._members:
             self._read_before = operation.number
         if said & AHEAD and not self._is_hopeless:
@@ -159,17 +169,16 @@ class Ahead:
         for member, _ in places:
             if member != self._rank:
                 self._words.wait(member, number)
-        left = self._left_at(kind)
+        table, left = self._table(kind, places), self._left_at(kind)
         scattered = operation.scattered
         lent = None if scattered is None else self._lendable(kind, scattered)
-        if lent is not None and scattered is not None:
-            flat, pieces = lent
-            if scattered.lend(operation.edition, pieces, _nothing):
-                self._mean(self._table(kind, places), left, number, flat)
-                return scattered
-        result = torch.empty(kind.count, dtype=kind.dtype, device=self._arenas.device)
-        self._mean(self._table(kind, places), left, number, result)
-        return result.view(operation.shape)
+        if lent is None or scattered is None:
+            result = torch.empty(kind.count, dtype=kind.dtype, device=self._arenas.device)
+            self._mean(table, left, number, result)
+            return result.view(operation.shape)
+        flat, pieces = lent
+        self._mean(table, left, number, flat)
+        return scattered if scattered.lend(operation.edition, pieces, _nothing) else flat.clone()
 
     def _left_at(self, kind: Kind) -> int:
         """The address of what the kernel leaves out, as of when the stream comes to it. A large
@@ -182,10 +191,10 @@ class Ahead:
     def _lendable(self, kind: Kind, scattered: Scattered) -> tuple[Tensor, Sequence[Tensor]] | None:
         """One vector for all means of that gradient: the stream has descended along the last one
         when it comes to write the next."""
-        known = self._results.get(kind)
+        known = self._results.get(kind.count)
         if known is None:
             flat = torch.empty(kind.count, dtype=kind.dtype, device=self._arenas.device)
-            known = self._results[kind] = (scattered, flat, scattered.cut(flat))
+            known = self._results[kind.count] = (scattered, flat, scattered.cut(flat))
         return known[1:] if known[0] is scattered else None
 
     def _table(self, kind: Kind, places: tuple[tuple[int, int], ...]) -> Tensor:
@@ -201,7 +210,7 @@ class Ahead:
 
     def finish(self) -> None:
         """What this process has posted is there: nobody will wait for it when it has gone."""
-        self._words.has_come(self._rank, self._raised)
+        self._words.finish(self._rank, self._raised)
 
 
 def _nothing() -> None:

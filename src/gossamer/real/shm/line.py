@@ -58,4 +58,4 @@ class Line:
 
     def finish(self) -> None:
         """Wait for all turns of this process: nobody will wait for them when it has gone."""
-        self._words.has_come(self._rank, self._number)
+        self._words.finish(self._rank, self._number)

@@ -237,9 +237,11 @@ class Reducing:
                 self._wait_for_all_parts(operation)
             else:
                 self._posts.wait(operation)
+            if pending.done:
+                return  # cancelled meanwhile: what came of it is for nobody
             self._check_lengths(operation)
             result = self._lend(operation) if operation.kind.is_by_one else None
-            if operation.kind.is_on_gpu and self.ahead is not None:
+            if result is None and self.ahead is not None:
                 result = self.ahead.settle(operation)
                 if result is not None:
                     self._finish(operation)
@@ -341,7 +343,7 @@ class Reducing:
         scattered, kind = operation.scattered, operation.kind
         if scattered is None or not kind.is_by_each:
             return None
-        if kind.is_on_gpu and any(place & AHEAD for _, place in self._sources(operation)):
+        if self.ahead is not None and any(at & AHEAD for _, at in self._sources(operation)):
             return None
         is_of_two = kind.is_of_pair and len(operation.found) == 2
         if kind.is_on_gpu and not is_of_two:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from mmap import mmap
+from mmap import PAGESIZE, mmap
 from typing import Any, Protocol, cast
 
 import torch
@@ -68,6 +68,7 @@ class CudaSignals:
         self._place = ctypes.c_char.from_buffer(memory, start)
         place, there = ctypes.c_void_p(ctypes.addressof(self._place)), ctypes.c_uint64()
         _check(driver.cuMemHostRegister_v2(place, ctypes.c_size_t(length), _NO_WISHES))
+        self._unregister = driver.cuMemHostUnregister
         _check(driver.cuMemHostGetDevicePointer_v2(ctypes.byref(there), place, 0))
         self._here, self._there = ctypes.addressof(self._place), there.value
         self._context = ctypes.c_void_p()
@@ -93,7 +94,16 @@ class CudaSignals:
     def mean(self) -> Mean | None:
         return mean_in_one_pass(self._device)
 
+    def forget(self) -> None:
+        """The memory is as any other again."""
+        _check(self._unregister(ctypes.c_void_p(self._here)))
+
     def _ask(self, call: Callable[..., int], *arguments: int) -> None:
+        if cast(Any, torch)._C._cuda_getDevice() != self._index:
+            # A number of a stream means another one on another GPU.
+            with torch.cuda.device(self._index):
+                self._ask(call, *arguments)
+            return
         result = call(*arguments)
         if result == _NO_CONTEXT:
             # The first that this thread asks of the GPU; torch would have seen to it by itself.
@@ -107,12 +117,29 @@ def _check(result: int) -> None:
         raise RuntimeError(f"CUDA refused to let streams wait for each other (error {result})")
 
 
+def _try_out(device: torch.device, driver: ctypes.CDLL) -> None:
+    """Raises RuntimeError where a GPU has no such words: it need not."""
+    memory = mmap(-1, PAGESIZE)
+    tried = CudaSignals(device, driver, memory, 0, PAGESIZE)
+    try:
+        tried.set(0, 1)
+        tried.wait(0, 1)
+        torch.cuda.synchronize(device)
+    finally:
+        tried.forget()
+    if memory[0] != 1:
+        raise RuntimeError("a GPU has not set a word in main memory")
+
+
 def cuda_signals(device: torch.device, memory: mmap, start: int, length: int) -> Signals | None:
     """Words in that memory; None where this GPU cannot have such."""
     try:
-        torch.cuda.synchronize(device)  # from here on this thread is one that drives the GPU
+        torch.cuda.synchronize(device)  # from here on there is a context for it
         # These calls give the interpreter lock away: where much is asked of a GPU they wait for
         # room, and the thread that hears of deaths must not wait for them.
-        return CudaSignals(device, ctypes.CDLL("libcuda.so.1"), memory, start, length)
+        driver = ctypes.CDLL("libcuda.so.1")
+        with torch.cuda.device(device):
+            _try_out(device, driver)
+            return CudaSignals(device, driver, memory, start, length)
     except (OSError, AttributeError, RuntimeError):
         return None

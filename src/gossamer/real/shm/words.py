@@ -23,7 +23,7 @@ SUMS, TURNS = range(2)
 _PURPOSES = 2
 _NEVER = 1 << 62
 """Beyond all numbers."""
-_STILL_S, _LOOK_S = 0.03, 0.005
+_STILL_S, _LOOK_S, _GUARD_S = 0.03, 0.005, 10.0
 
 
 def count_of_words(size: int) -> int:
@@ -45,8 +45,13 @@ def release(words: memoryview, size: int, dead: int) -> None:
     for at, last in zip(own, seen, strict=True):
         words[at + size] = last + 1
     fence()  # who sees the signal sees this
-    for at in own:
-        words[at] = _NEVER
+    until = time.monotonic() + _GUARD_S
+    while time.monotonic() < until:
+        # Should the dead have left somebody behind who keeps its queues alive, they may come to set
+        # it once more.
+        for at in own:
+            words[at] = _NEVER
+        time.sleep(_LOOK_S)
 
 
 class Words:
@@ -79,6 +84,11 @@ class Words:
             self._stop.check()
             time.sleep(1e-4)
         return not self.is_left_out(process, number)
+
+    def finish(self, process: int, number: int) -> None:
+        """Wait until that process, this one, has come so far: it has asked for it."""
+        while self._come[process] < number:
+            time.sleep(1e-4)
 
     def is_left_out(self, process: int, number: int) -> bool:
         """Whether it is known that it will never come so far."""
