@@ -122,6 +122,23 @@ def test_one_with_another_stream_is_waited_for(trio: Trio) -> None:
     assert seen[-1] == [False] * SIZE
 
 
+def test_a_stream_that_has_read_before_the_first_sum_counts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it reads may still be under way when another stream posts."""
+    gpus = [Signalling(tmp_path) for _ in range(SIZE)]
+    trio = Together(SIZE, gpus, monkeypatch)
+    gpus[1].own.stream = 2
+    trio.reduce([values_of(rank, WIDTH).to(torch.float64) for rank in range(SIZE)])
+    gpus[1].own.stream = 1
+    for number in range(4):
+        values = [values_of(rank, WIDTH, number) for rank in range(SIZE)]
+        for mean in trio.reduce(values):
+            assert torch.equal(mean, mean_in_order(values))
+        assert not any(place & AHEAD for place in trio.places())
+    trio.close()
+
+
 def test_where_one_has_no_kernel_nobody_goes_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

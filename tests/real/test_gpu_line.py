@@ -42,7 +42,8 @@ class Two:
         self.control = self.segments._control
         self.signals = [Noting(self.control) for _ in range(2)]
         self.gpus = [MainMemory(folder) for _ in range(2)]
-        last, stop, store = memoryview(bytearray(8)).cast("Q"), StopToken(), OneStore()
+        self.stop = stop = StopToken()
+        last, store = memoryview(bytearray(8)).cast("Q"), OneStore()
         self.lines = [
             Line(rank, Words(TURNS, self.control.words, 2, signals, stop), signals)
             for rank, signals in enumerate(self.signals)
@@ -127,6 +128,17 @@ def test_who_has_left_in_good_order_has_ended_its_turns(two: Two) -> None:
     two.turns[0].finish()
     two.control.set_state(0, CLOSED)
     assert not two.turn(1)
+
+
+def test_who_leaves_waits_for_its_gpu_though_all_is_to_stop(two: Two) -> None:
+    """It has asked for it, so it will come; others must find its turns ended."""
+    two.signals[0].is_silent = True
+    two.turn(0)
+    two.stop.set()
+    later = threading.Timer(0.05, lambda: two.signals[0].words.__setitem__(4, 1))
+    later.start()
+    two.turns[0].finish()
+    assert two.signals[0].words[4] == 1
 
 
 def test_who_is_on_another_gpu_waits_itself(tmp_path: Path) -> None:
