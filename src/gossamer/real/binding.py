@@ -18,57 +18,14 @@ from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
 from gossamer.real.descent import Descent
-from gossamer.real.memory import take_elements
-from gossamer.real.transport import Scattered
+from gossamer.real.loop_gradient import LoopGradient, joined
 from gossamer.replica import Layout
 
 Views = list[Tensor]
 
 
-class LoopGradient(Scattered):
-    """The gradient that lies in the parameters' `.grad`, flattened only if somebody looks.
-
-    A method that only descends along it, or hands it to a reduction, saves a copy of the model.
-    """
-
-    binding: Binding
-
-    @staticmethod
-    def of(binding: Binding) -> LoopGradient:
-        token = torch.empty(0).as_subclass(LoopGradient)
-        token.binding = binding
-        token.count, token.kind = binding.layout.total, binding.dtype
-        token.write_into, token.places = binding.write_gradient, binding.gradient_places
-        token.lend, token.cut = binding.lend_gradient, binding.cut
-        token.home = binding.home
-        token.edition = 0
-        return token
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        flat = [_flat(value) for value in args]
-        options = {name: _flat(value) for name, value in (kwargs or {}).items()}
-        with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
-            return func(*flat, **options)
-
-
-def _flat(value: Any) -> Any:
-    if isinstance(value, LoopGradient):
-        return value.binding.flat_gradient()
-    if isinstance(value, list | tuple):
-        return type(value)(_flat(one) for one in value)  # pyright: ignore[reportUnknownVariableType]
-    return value
-
-
-def joined(pieces: Sequence[Tensor]) -> Tensor:
-    """One vector; a large one lies in memory that was used before."""
-    first = pieces[0]
-    if first.device.type != "cpu":
-        return torch.cat(list(pieces))
-    whole = take_elements(sum(piece.numel() for piece in pieces), first.dtype)
-    return torch.cat(list(pieces), out=whole)
+def _keep() -> None:
+    """Memory that lasts for as long as somebody holds it need not be given back."""
 
 
 def _dense(gradient: Tensor) -> Tensor:
@@ -220,11 +177,23 @@ class Binding:
                 torch.mul(gradient, factor, out=place)
 
     def _write_any_gradient(self, target: Sequence[Tensor], scale: float) -> None:
-        for parameter, place in zip(self.parameters, target, strict=True):
-            if parameter.grad is None:
+        self.write_part(range(len(self.parameters)), target, scale)
+
+    def write_part(self, numbers: range, target: Sequence[Tensor], scale: float) -> None:
+        """The gradients of some parameters, whatever they are like."""
+        for number, place in zip(numbers, target, strict=True):
+            gradient = self.parameters[number].grad
+            if gradient is None:
                 place.zero_()
             else:
-                place.copy_(_dense(parameter.grad.detach())).mul_(scale)
+                place.copy_(_dense(gradient.detach()))
+                if scale != 1.0:
+                    place.mul_(scale)
+
+    def cut_part(self, numbers: range, flat: Tensor) -> Views:
+        pieces = flat.split([self._sizes[number] for number in numbers])
+        shapes = [self.layout.shapes[number] for number in numbers]
+        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
     def new_gradient(self) -> LoopGradient:
         self._give_back()
@@ -254,6 +223,13 @@ class Binding:
         if self.gradient_places(edition) is None:
             return False
         self._lent = (pieces, give_back)
+        return True
+
+    def borrow(self, pieces: Sequence[Tensor]) -> bool:
+        """Let a mean that lies elsewhere stand for this step's gradient, if it can."""
+        if not self.is_uniform or self._plain_gradients() is None:
+            return False
+        self._lent = (pieces, _keep)
         return True
 
     def take_lent(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, cast
@@ -16,6 +15,7 @@ from gossamer.methods import MethodSpec, for_role
 from gossamer.pending import Pending
 from gossamer.real.binding import Binding
 from gossamer.real.books import Books
+from gossamer.real.buckets import Buckets
 from gossamer.real.checking import Watch, check_alike
 from gossamer.real.cores import OwnCore
 from gossamer.real.descent import lay_out_state
@@ -24,6 +24,7 @@ from gossamer.real.group_roles import role_in_group
 from gossamer.real.grouping import Grouping
 from gossamer.real.hub import Hub, Plan
 from gossamer.real.loop_replica import LoopReplica
+from gossamer.real.loop_state import resume_loop, state_of_loop
 from gossamer.real.outputs import (
     Output,
     combined,
@@ -131,6 +132,7 @@ class Coupling:
         self._binding.attach(window, is_private=is_shared and not is_alone)
         lay_out_state(self._optimizer)
         self._watch = Watch(self._model, self._binding)
+        self.buckets = Buckets(self._binding, self.transport, self._driver, self._advance)
         guard = self.transport.guard(self.rank) if is_shared else None
         stale = self._stale_of(self.rank)
         self.replica = LoopReplica(self._binding, window, self._optimizer, guard, stale)
@@ -144,7 +146,7 @@ class Coupling:
             gradient=self._gradient, telling=self._telling, grouping=self._grouping,
         )  # fmt: skip
         if loaded is not None:
-            self._resume(loaded)
+            resume_loop(loaded, self.worker, self.replica)
         role = for_role(self.method.worker, self.options)
         self._main = role_in_group(
             self.worker, cast(Replica, self.replica), self.method.worker, role, self._grouping,
@@ -214,6 +216,7 @@ class Coupling:
         try:
             self._binding.let_gpu_finish()
             self._core.let_go()
+            self.buckets.close()
             self._main.close()
             self.worker.finish()
             self.hub.announce_end()
@@ -236,6 +239,7 @@ class Coupling:
         """The loop failed: the module keeps what this worker has, and the others see a death when
         this process ends. A closed transport would look like a worker that left in good order."""
         self._core.let_go()
+        self.buckets.close()
         self._binding.detach(self.transport.window(self.rank) / self.replica.weight)
         explain_no_more()
         self._stop.set()
@@ -269,6 +273,7 @@ class Coupling:
         self.replica.skips_infinite = skips_infinite
         # A schedule must not complain where a server descends instead of this optimiser.
         self._optimizer._opt_called = True
+        self.buckets.complete()
         wanted.resolve(self._travelling() if self.plan.slices else self._binding.new_gradient())
         self._advance()
         self._binding.let_go()
@@ -295,7 +300,7 @@ class Coupling:
             self._binding.load(self.replica.window)
         if self.replica.uses_weight:
             self._weighted = (self.replica.snapshot(), self.replica.weight)
-        self._wanted = Gradient("gradient")
+        self._wanted = self.buckets.gradient()
         return self._wanted
 
     def _advance(self) -> None:
@@ -377,24 +382,7 @@ class Coupling:
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "step": self.worker.step,
-            "weight": self.replica.weight,
-            "version": self.replica.version,
-            "memory": {name: tensor.clone() for name, tensor in self.replica.memory.items()},
-            "value": self.replica.snapshot(),
-            "random": json.dumps(self.worker.rng.getstate()),
-            "servers": {str(end): server.state_dict() for end, server in self._servers.items()},
-        }
+        return state_of_loop(self.worker, self.replica, self._servers)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._loaded = state
-
-    def _resume(self, state: dict[str, Any]) -> None:
-        self.worker.step = int(state["step"])
-        self.replica.version = int(state["version"])
-        self.replica.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}
-        if state["weight"] != 1.0:
-            self.replica.weight = float(state["weight"])
-        version, numbers, spare = json.loads(state["random"])
-        self.worker.rng.setstate((version, tuple(numbers), spare))

@@ -189,11 +189,16 @@ class JoinedWorker:
     @contextlib.contextmanager
     def accumulate(self) -> Generator[None]:
         """Inside, `step()` and clipping do nothing: gradients add up over several batches."""
-        self._is_accumulating = True
+        self._accumulate(True)
         try:
             yield
         finally:
-            self._is_accumulating = False
+            self._accumulate(False)
+
+    def _accumulate(self, is_accumulating: bool) -> None:
+        self._is_accumulating = is_accumulating
+        if self.coupling is not None and self._is_open:
+            self.coupling.buckets.is_accumulating = is_accumulating
 
     def clip_grad_norm_(self, max_norm: float, scope: str = "local") -> Tensor | None:
         """Clip this worker's gradient now ("local"; returns its norm), or the combined one when it

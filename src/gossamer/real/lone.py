@@ -35,6 +35,7 @@ class LoneTransport:
 
     name = "alone"
     averages_at_once = False
+    reduces_meanwhile = False
     rank = 0
     size = 1
     lost: frozenset[int] = frozenset()

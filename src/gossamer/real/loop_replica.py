@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.optimisers import clip_one
-from gossamer.real.binding import Binding, LoopGradient, joined
+from gossamer.real.binding import Binding
 from gossamer.real.descent import Descent
+from gossamer.real.loop_gradient import LoopGradient, joined
 
 
 class LoopReplica:
@@ -85,9 +86,7 @@ class LoopReplica:
         is_infinite = self.skips_infinite and not bool(torch.isfinite(gradient).all())
         if self.skips_this or is_infinite:
             return
-        if not isinstance(gradient, LoopGradient):
-            is_sparse = isinstance(self._optimizer, torch.optim.SparseAdam)
-            self._binding.set_gradient(gradient, is_sparse=is_sparse)
+        self._stand_in(gradient)
         if clip is not None:
             self._binding.take_lent()
             nn.utils.clip_grad_norm_(self._binding.parameters, clip)
@@ -95,6 +94,15 @@ class LoopReplica:
             self._before_step()
         self._binding.descend(self._descent, self._guard)
         self.version += 1
+
+    def _stand_in(self, gradient: Tensor) -> None:
+        """Unless it is the loop's own, let it take the place of that one."""
+        if isinstance(gradient, LoopGradient):
+            if gradient.along is None or self._binding.borrow(gradient.along):
+                return
+            gradient = gradient.vector()
+        is_sparse = isinstance(self._optimizer, torch.optim.SparseAdam)
+        self._binding.set_gradient(gradient, is_sparse=is_sparse)
 
     def clipped(self, gradient: Tensor) -> Tensor:
         clip, self.clip = self.clip, None

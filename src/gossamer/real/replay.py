@@ -75,6 +75,7 @@ class ReplayTransport:
 
     name = "replay"
     averages_at_once = False
+    reduces_meanwhile = False
     lost: frozenset[int] = frozenset()
     torn_updates = 0
 

@@ -203,6 +203,7 @@ class ShapedTransport:
     def __init__(self, inner: Transport, links: Links) -> None:
         self.name, self.rank, self.size = inner.name, inner.rank, inner.size
         self.averages_at_once = False
+        self.reduces_meanwhile = inner.reduces_meanwhile
         self._inner = inner
         self._links = links
         self._clock = _Clock()

@@ -175,7 +175,10 @@ class Sum:
         self._is_by_each = False
         self.streams: dict[int, Stream] = {}
         self.pieces: dict[tuple[int, int], dict[int, Tensor]] = {}
-        self._result: Tensor
+        self._result: Tensor | None = None
+        """A copy of what is kept, for a caller that may change its own."""
+        self._lend: Callable[[Tensor], Tensor] | None = None
+        """Where the caller only reads what is kept."""
         self._shape: Sequence[int] = ()
         self._home = torch.device("cpu")
         self._pending: Pending[Tensor]
@@ -192,11 +195,10 @@ class Sum:
         """
         self._pending = pending
         if isinstance(value, Scattered):
-            # Where nobody looks at it as one vector it is copied only once.
-            self._shape = (value.count,)
+            # Where nobody looks at it as one vector it is copied only once, and its mean never.
             self.value = take_elements(value.count, value.kind)
             value.write_into(value.cut(self.value), 1.0)
-            self.kept, self._result = self._like_value(), self._like_value()
+            self.kept, self._lend = self._like_value(), value.lent
         else:
             self._shape, self._home = value.shape, value.device
             if stays:
@@ -313,7 +315,8 @@ class Sum:
     def landed(self, part: slice) -> None:
         """The engine has put that part of the mean into `kept`."""
         with self.lock:
-            if self.attempt == 0:  # else somebody died, and the sum is done again by messages
+            # Else somebody died, and the sum is done again by messages.
+            if self.attempt == 0 and self._result is not None:
                 self._result[part].copy_(self.kept[part])
                 finish_stream(self._result)
 
@@ -324,9 +327,13 @@ class Sum:
         kept = self.kept[at : at + mean.numel()]
         if kept.data_ptr() != mean.data_ptr():
             kept.copy_(mean)
-        self._result[at : at + mean.numel()].copy_(mean)
+        if self._result is not None:
+            self._result[at : at + mean.numel()].copy_(mean)
 
     def resolve(self) -> None:
-        """Hand out the result: a copy of what is kept, as the caller may change its own."""
+        """Hand out the result."""
         self.pieces.clear()
-        self._pending.resolve(self._result.reshape(self._shape).to(self._home))
+        if self._result is not None:
+            self._pending.resolve(self._result.reshape(self._shape).to(self._home))
+        elif self._lend is not None:
+            self._pending.resolve(self._lend(self.kept))

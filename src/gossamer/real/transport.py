@@ -79,6 +79,14 @@ class Scattered(Tensor):
     lend: Callable[[int, Sequence[Tensor], Callable[[], None]], bool]
     """Says that the result for the value of that edition lies in pieces elsewhere, which are only
     to be read, and what to call when they have been; False where there are no `places` for it."""
+    lent: Callable[[Tensor], Tensor]
+    """A result that lies in a vector elsewhere, for as long as somebody holds it, and is only to be
+    read. Makes a value of its own, so any thread may ask for it."""
+    is_continued = False
+    """Whether it goes on with a value whose first part was reduced before."""
+    confirmed: Callable[[Callable[[], Pending[Tensor]]], Pending[Tensor]] | None = None
+    """For a part that is reduced before the whole is known to stay as it is: starts the reduction,
+    and does it again where the whole did change."""
 
 
 class Listener(Protocol):
@@ -118,6 +126,9 @@ class Transport(Protocol):
     averages_at_once: bool
     """Whether the thread that asks for an average makes it before it goes on: one that a step asks
     for then never falls between a forward and a backward pass."""
+    reduces_meanwhile: bool
+    """Whether a reduction goes on while nobody waits for it: then a gradient's first parts are on
+    their way while backward makes the last."""
 
     @property
     def store(self) -> Store: ...

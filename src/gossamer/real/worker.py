@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -216,13 +217,15 @@ class RealWorker:
 
     def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
         members = range(self.size) if over is None else over
-        if tuple(members) != self._inside:
-            self._books.exchanges += 1
-        share = 2 * (len(members) - 1) / len(members)
         # Looking at a gradient in pieces would put it together.
         is_scattered = isinstance(value, Scattered)
+        if tuple(members) != self._inside and not (is_scattered and value.is_continued):
+            self._books.exchanges += 1
+        share = 2 * (len(members) - 1) / len(members)
         size = value.count * value.kind.itemsize if is_scattered else value.nbytes
         self._books.bytes += round(share * size)
+        if is_scattered and value.confirmed is not None:
+            return value.confirmed(partial(self._hub.transport.all_reduce, value, members))
         return self._hub.transport.all_reduce(value, members)
 
     def _tag(self, kind: str, members: Sequence[int]) -> Tag:

@@ -50,6 +50,7 @@ class MpiTransport:
 
     name = "mpi"
     averages_at_once = True
+    reduces_meanwhile = False
     torn_updates = 0
 
     def __init__(self, *, reduction: str = FIXED, mapped: bool | None = None) -> None:

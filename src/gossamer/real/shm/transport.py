@@ -45,6 +45,7 @@ class ShmTransport:
 
     name = "shm"
     averages_at_once = True
+    reduces_meanwhile = False
 
     def __init__(self, rank: int, size: int, files: Sequence[int], store: Store) -> None:
         """`files` are those of `Segments.fds`; they belong to the transport from here on."""

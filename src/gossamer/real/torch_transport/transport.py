@@ -36,6 +36,7 @@ class TorchTransport:
 
     name = "torch"
     averages_at_once = False
+    reduces_meanwhile = True
     torn_updates = 0
 
     def __init__(self, meeting: Meeting, reduction: str = "auto") -> None:
