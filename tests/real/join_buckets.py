@@ -42,6 +42,7 @@ def nothing(worker: gossamer.JoinedWorker, step: int) -> None:
 def loop(
     rank: int, between: Between = nothing, *, backward: Callable[..., object] | None = None,
     make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, steps: int = STEPS,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train, and tell with how many parts on their way each step was entered."""
     buckets._BYTES = 60  # the bytes of a layer, about
@@ -59,7 +60,9 @@ def loop(
             between(worker, step)
             parts = worker.coupling.buckets
             sent.append(parts._sent if parts._waiting else 0)
-            worker.step()
+            worker.step(scaler)
+            if scaler is not None:
+                scaler.update()
         exchanges = worker.coupling.books.exchanges
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     return {"digest": digest(model), "sent": sent, "exchanges": exchanges}
@@ -155,6 +158,17 @@ def case_of_data_changed_late(rank: int) -> dict[str, Any]:
 
 
 def case_of_a_scaler(rank: int) -> dict[str, Any]:
+    """Unscaling by 1 changes nothing, and by 2 it does; torch counts neither as a change."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=3)
+
+    def backward(worker: gossamer.JoinedWorker, step: int) -> None:
+        scaler.scale(loss_of(worker.model, *batch(rank, step))).backward()
+
+    return loop(rank, backward=backward, scaler=scaler)
+
+
+def case_of_unscaling(rank: int) -> dict[str, Any]:
+    """By the loop itself, which then makes a step of ordinary gradients."""
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
 
     def backward(worker: gossamer.JoinedWorker, step: int) -> None:

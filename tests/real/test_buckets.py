@@ -18,7 +18,7 @@ ALWAYS = ["parts", "parts_with_adam", "a_combined_clip", "accumulating"]
 """Loops that leave their gradients alone between backward and step."""
 UNTIL = {
     "a_clip": 1, "one_who_clips_once": 5, "two_backward_passes": 1, "a_gradient_replaced": 3,
-    "a_batch_left_out": 4, "data_changed": 1, "a_scaler": 1,
+    "a_batch_left_out": 4, "data_changed": 1, "a_scaler": 1, "unscaling": 1,
 }  # fmt: skip
 """Loops that change them, and after how many steps nothing is sent early any more."""
 LEFT_OUT, LATER, STALE = "a_layer_left_out", "data_changed_late", "all_reduce:stale=1"

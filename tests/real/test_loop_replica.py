@@ -14,6 +14,7 @@ from torch import nn
 from gossamer.real.binding import Binding
 from gossamer.real.coupling import Coupling
 from gossamer.real.loop_replica import LoopReplica
+from gossamer.worker import Gradient
 
 decays = st.sampled_from([0.0, 0.25, 0.5])
 
@@ -76,7 +77,8 @@ def test_a_point_is_loaded_from_a_window_that_is_being_changed() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     replica = LoopReplica(binding, window, optimizer, _Taken())
     window.add_(1.0)
-    coupling: Any = SimpleNamespace(_binding=binding, replica=replica)
+    parts = SimpleNamespace(gradient=lambda: Gradient("gradient"))
+    coupling: Any = SimpleNamespace(_binding=binding, replica=replica, buckets=parts)
     gradient = Coupling._gradient(coupling, cast(Any, replica), None)  # pyright: ignore[reportPrivateUsage]
     assert torch.equal(binding.initial(), window)
     assert gradient is coupling._wanted

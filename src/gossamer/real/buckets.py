@@ -131,13 +131,14 @@ class Buckets:
         self._sent += 1
         self._waiting[self._sent - 1].resolve(part)
 
-    def complete(self) -> None:
-        """The loop makes its step: what has not been handed over is as it is now."""
+    def complete(self, *, is_changed: bool) -> None:
+        """The loop makes its step: what has not been handed over is as it is now. `is_changed`:
+        gradients have been unscaled, which torch does not count as a change."""
         if not self._waiting:
             return
         if self._failure is not None:
             raise self._failure
-        self._is_changed = self._is_changed or self._has_changed()
+        self._is_changed = self._is_changed or is_changed or self._has_changed()
         self._is_first = False
         while self._sent < len(self._parts):
             self._hand_over()

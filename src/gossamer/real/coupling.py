@@ -273,7 +273,7 @@ class Coupling:
         self.replica.skips_infinite = skips_infinite
         # A schedule must not complain where a server descends instead of this optimiser.
         self._optimizer._opt_called = True
-        self.buckets.complete()
+        self.buckets.complete(is_changed=skips_infinite)
         wanted.resolve(self._travelling() if self.plan.slices else self._binding.new_gradient())
         self._advance()
         self._binding.let_go()

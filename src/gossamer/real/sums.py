@@ -23,6 +23,8 @@ _SHORT = 1 << 14
 """Bytes up to which a vector has one owner: dividing it would cost more messages than it saves."""
 _FEW, _BY_EACH = 8, 1 << 16
 """Members up to which, and bytes to receive up to which, all add up everything by themselves."""
+_BY_BOTH = 1 << 20
+"""Bytes up to which two do: beyond it adding up takes longer than waiting for the other's half."""
 _BLOCK = 1 << 16
 """Elements that a second pass finds in the cache."""
 
@@ -73,9 +75,12 @@ def contributors_of(
 def is_by_each(nbytes: int, members: int) -> bool:
     """Whether everybody sends its whole value to everybody: one way instead of there and back.
 
-    Two have to send as many bytes either way; more would send the more the more they are.
+    Two have to send as many bytes either way, but each adds up everything; more would send the more
+    the more they are.
     """
-    return members == 2 or (members <= _FEW and (members - 1) * nbytes <= _BY_EACH)
+    if members == 2:
+        return nbytes <= _BY_BOTH
+    return members <= _FEW and (members - 1) * nbytes <= _BY_EACH
 
 
 def parts_of(length: int, size: int, members: Sequence[int], turn: int) -> dict[int, slice]:
