@@ -43,6 +43,7 @@ REFUSED = {
     "": "missing argument 'SCRIPT'",
     "--method ad_psdg worker.py": "unknown method 'ad_psdg'; did you mean 'ad_psgd'?",
     "-n 2 --method sync_server:backups=2 worker.py": "backups must be fewer than the workers",
+    "-n 4 --method ad_psgd:groups=3 worker.py": "groups must divide the number of workers, got",
     "-n 3 --method ad_psgd:topology=bipartite_ring worker.py": "bipartite_ring",
     "--transport tcp worker.py": "unknown transport 'tcp'; did you mean 'torch'?",
     "--transport mpi worker.py": "run `mpirun -n 2 python SCRIPT` instead of `gossamer run`",

@@ -154,18 +154,23 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("transport", ["shm", "torch"])
+@pytest.mark.parametrize(
+    ("transport", "asked"),
+    [("shm", signal.SIGINT), ("torch", signal.SIGINT), ("shm", signal.SIGTERM)],
+)
 def test_an_interrupted_run_stays_readable_and_leaves_nobody(
-    tmp_path: Path, transport: str
+    tmp_path: Path, transport: str, asked: signal.Signals
 ) -> None:
-    """Ctrl-C: exit code 130, the folder with what was measured so far, no process left."""
+    """Ctrl-C: exit code 130, the folder with what was measured so far, no process left. SIGTERM,
+    which schedulers send, does the same."""
     with Running(tmp_path, "-n", "2", "--transport", transport) as running:
         running.wait_for_a_row()
         workers = running.workers()
-        running.process.send_signal(signal.SIGINT)
+        running.process.send_signal(asked)
         status, err = running.finish()
-    assert status == 130
-    assert err.strip().splitlines()[-1] == "interrupted; what was recorded so far is kept"
+    assert status == 128 + asked
+    if asked == signal.SIGINT:
+        assert err.strip().splitlines()[-1] == "interrupted; what was recorded so far is kept"
     assert len(workers) >= 2
     assert all(is_gone(pid) for pid in workers)
     folder = running.folder()

@@ -17,6 +17,7 @@ from gossamer.commands import launching
 from gossamer.commands import options as given
 from gossamer.commands.console import err
 from gossamer.errors import ConfigurationError
+from gossamer.groups import even_groups
 from gossamer.methods import parse_method
 from gossamer.real.hosts import Hosts
 from gossamer.real.launch import Launch, Launcher
@@ -80,6 +81,8 @@ def run(
         raise ConfigurationError(f"-n must be at least 1, got {workers}")
     chosen = None if method is None else parse_method(method)
     if chosen is not None:
+        if isinstance(chosen.groups, int) and chosen.groups:
+            even_groups(workers * nnodes, chosen.groups)
         chosen.resolve(workers * nnodes, _MANY_STEPS)
     launch = Launch(
         command_of(script, arguments or (), is_module=is_module), workers, hosts=hosts,

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import shutil
+import signal
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -270,7 +271,10 @@ def _both(first: Callable[[Row], None], second: Callable[[Row], None]) -> Callab
 
 
 def _how(status: int) -> str:
-    return {0: "finished", _INTERRUPTED: "interrupted", 3: "deadline"}.get(status, "failed")
+    # A scheduler that wants its machine back sends SIGTERM, a terminal that is closed SIGHUP.
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    asked = {128 + number: "interrupted" for number in signals}
+    return {0: "finished", 3: "deadline", **asked}.get(status, "failed")
 
 
 def _show(result: TrainingResult) -> None:

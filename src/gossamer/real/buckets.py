@@ -56,6 +56,7 @@ class Buckets:
         self._turns = cycle(range(len(binding.parameters)))
         self._waiting: list[Gradient] = []
         """The parts that were promised to the method for this step."""
+        self._started: list[_Started] = []
         is_here = binding.is_uniform and binding.device.type == "cpu"
         if transport.reduces_meanwhile and is_here and len(ranges) > 1:
             self._listen()
@@ -70,16 +71,17 @@ class Buckets:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._waiting = []
 
     # ------------------------------------------------------------------ the method's side
 
     def gradient(self) -> Gradient:
         """What the method awaits next."""
-        if any(not mean.done for mean in self._means()):
+        if any(not started.mean.done for started in self._started):
             # It leaves its means for later, so nothing is left to hide behind backward.
             self._conclude()
             self.close()
-        self._waiting = []
+        self._waiting, self._started = [], []
         return _InParts(self) if self._hooks else Gradient("gradient")
 
     def promise(self) -> Sequence[Pending[Tensor]]:
@@ -92,7 +94,6 @@ class Buckets:
         self._looked_at = next(self._turns)
         self._is_changed = False
         self._failure: BaseException | None = None
-        self._started: list[_Started] = []
         self._verdict: Pending[Tensor] | None = None
         return self._waiting
 
@@ -161,9 +162,6 @@ class Buckets:
         return False
 
     # ------------------------------------------------------------------ reductions
-
-    def _means(self) -> list[Pending[Tensor]]:
-        return [started.mean for started in self._started] if self._waiting else []
 
     def _confirmed(self, reduce: Callable[[], Pending[Tensor]]) -> Pending[Tensor]:
         """A reduction whose result counts only if what went into it has not changed since."""
