@@ -169,25 +169,24 @@ def windows(device: torch.device) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def averages(device: torch.device) -> dict[str, Any]:
-    """Of large windows, which a GPU averages in one pass: the bits of torch's own operation."""
-    large = LARGE[device.type]
-    us = Processes(device, large)
+def averages(device: torch.device, count: int) -> dict[str, Any]:
+    """Of windows, which a GPU averages in one pass: the bits of torch's own operation."""
+    us = Processes(device, count)
     own = us.transport.window(us.rank)
     wrong = 0
     for number in range(20):
         with us.transport.guard(us.rank):
-            own.copy_(us.value(us.rank, large, number, torch.float32))
+            own.copy_(us.value(us.rank, count, number, torch.float32))
         us.meet()
         active = number % us.size
         passive = (active + 1) % us.size
         if us.rank == active:
             finished(us.transport.average(active, passive))
         us.meet()
-        expected = us.value(active, large, number, torch.float32)
-        expected.lerp_(us.value(passive, large, number, torch.float32), 0.5)
+        expected = us.value(active, count, number, torch.float32)
+        expected.lerp_(us.value(passive, count, number, torch.float32), 0.5)
         if us.rank not in (active, passive):
-            expected = us.value(us.rank, large, number, torch.float32)
+            expected = us.value(us.rank, count, number, torch.float32)
         wrong += not torch.equal(own, expected)
     is_in_one_pass = device.type == "cuda" and average_in_one_pass(device) is not None
     us.meet()
@@ -315,7 +314,7 @@ def main() -> None:
     name, _, detail = case.partition("/")
     works: dict[str, Callable[[], dict[str, Any]]] = {
         "reduce": lambda: reduce(device), "windows": lambda: windows(device),
-        "averages": lambda: averages(device),
+        "averages": lambda: averages(device, LARGE[device.type] if detail == "large" else WIDTH),
         "survive": lambda: survive(device, detail), "train": lambda: train(device, detail),
     }  # fmt: skip
     try:

@@ -74,7 +74,8 @@ class Plan:
     def conformance(self) -> dict[str, Any]:
         """Every case, in two waves: more processes than that would only wait for the GPU."""
         sums = [(f"reduce p={size}", "reduce", size) for size in (2, 3, 4)]
-        others = [("windows", "windows", 3), ("averages", "averages", 3)]
+        others = [("windows", "windows", 3)]
+        others += [(f"{size} averages", f"averages/{size}", 3) for size in ("small", "large")]
         others += [(name, f"survive/{name}", 3) for name in DEATHS]
         others += [
             (f"train {variant.method}", f"train/{variant.method}", 2)

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from gpu_together import OneStore
-from main_memory import MainMemory, MainSignals
+from gpu_together import OneStore, Together
+from main_memory import MainMemory, MainSignals, Signalling
 
 from gossamer.real.shm import create_segments
 from gossamer.real.shm.line import Line
@@ -76,6 +76,48 @@ def test_who_comes_next_lets_its_stream_wait(two: Two) -> None:
     assert [gpu.finished for gpu in two.gpus] == [0, 0]
 
 
+def test_a_turn_that_has_ended_is_not_waited_for(two: Two) -> None:
+    """Asking the GPU to wait takes longer than looking."""
+    assert not two.turn(0)
+    assert not two.turn(1)
+    assert two.signals[1].waits == []
+    assert two.lines[1].torn_updates == 0
+
+
+def test_one_turn_ends_at_two_windows(tmp_path: Path) -> None:
+    """Whoever comes to the second waits for the same signal, which is set once."""
+    two = Two(tmp_path)
+    two.signals[0].is_silent = True
+    number = two.turns[0].end()
+    assert number == 1
+    assert two.turns[0].end(number) == 1
+    assert two.signals[0].values == [1]
+    assert not two.turn(1)
+    assert two.signals[1].waits == [1]
+
+
+def test_averaging_two_windows_is_one_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the process that averages; the other's streams are asked for nothing."""
+    gpus = [Signalling(tmp_path) for _ in range(2)]
+    two = Together(2, gpus, monkeypatch)
+    first, second = (two.transports[rank].window(rank) for rank in range(2))
+    for window, value in ((first, 1.0), (second, 3.0)):
+        window.fill_(value)
+    asked: list[tuple[int, int]] = []
+    set_word = gpus[0].own.set
+
+    def noting(word: int, value: int) -> None:
+        asked.append((word, value))
+        set_word(word, value)
+
+    gpus[0].own.set = noting
+    for _ in range(3):
+        two.transports[0].average(0, 1)
+    assert len(asked) == 3
+    assert [float(window.mean()) for window in (first, second)] == [2.0, 2.0]
+    two.close()
+
+
 def test_who_comes_again_has_nothing_to_wait_for(two: Two) -> None:
     """Its stream does everything in order."""
     for _ in range(3):
@@ -86,6 +128,7 @@ def test_who_comes_again_has_nothing_to_wait_for(two: Two) -> None:
 
 def test_another_stream_of_the_same_process_waits_for_the_first(two: Two) -> None:
     """And the end of its turn is told by a mark, as its order with the first is not known."""
+    two.signals[0].is_silent = True
     two.turn(0)
     two.signals[0].stream = 2
     assert not two.turn(0)

@@ -41,7 +41,9 @@ def compiled_average(device: torch.device) -> Callable[[Tensor, Tensor], None]:
             with torch.cuda.device(device):
                 return average(mine, theirs)
         count = mine.numel()
-        kernel[(-(-count // _BLOCK), 1, 1)](mine, theirs, count, _BLOCK)
+        grid = (-(-count // _BLOCK), 1, 1)
+        # Addresses: of a tensor Triton would first ask CUDA where it is.
+        kernel[grid](mine.data_ptr(), theirs.data_ptr(), count, _BLOCK)
         return None
 
     average(*zeros)
@@ -80,7 +82,6 @@ def compiled_mean(device: torch.device) -> Callable[[Tensor, int, int, Tensor], 
                 return mean(table, left, number, result)
         count = result.numel()
         grid = (-(-count // _BLOCK), 1, 1)
-        # Addresses: of a tensor Triton would first ask CUDA where it is.
         places = (table.data_ptr(), left, result.data_ptr())
         kernel[grid](*places, number, count, len(table), _BLOCK)
         return None

@@ -63,20 +63,26 @@ class Turns:
             return False
         return not self._has_passed(last - 1)
 
-    def end(self) -> None:
+    def end(self, number: int | None = None) -> int | None:
+        """What the turn is known by, if streams can wait for it: the given number, if it ends with
+        another that has it, which was the last thing to be asked of the present stream."""
         line = self._line if self._is_near else None
-        number = None if line is None else line.end_turn()
+        if line is None:
+            number = None
+        elif number is None:
+            number = line.end_turn()
         if number is not None:
             self._last[0] = number * _NUMBER + self._rank + 1
-            return
+            return number
         if self._own is None and self._is_shared:
             self._share()
         if self._own is None:
             self._gpu.finish()
             self._last[0] = _NOBODY
-            return
+            return None
         self._own.record()
         self._last[0] = self._rank + 1
+        return None
 
     def finish(self) -> None:
         """Wait for all that this process asked for here."""

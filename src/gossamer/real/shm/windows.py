@@ -29,8 +29,8 @@ from gossamer.real.transport import StopToken, Store
 _PATIENCE_S = 60.0
 _BLOCK = 1 << 16
 """Elements that two passes over the same data find in the cache again."""
-_LARGE, _TOO_LARGE = 1 << 20, 1 << 31
-"""Elements that a GPU's kernel is worth starting for, and that it cannot count any more."""
+_TOO_MANY = 1 << 31
+"""Elements that a GPU's kernel cannot count any more."""
 
 
 class _Shared:
@@ -55,7 +55,7 @@ class _Shared:
     @cached_property
     def in_one_pass(self) -> Callable[[Tensor, Tensor], None] | None:
         """What averages it, on a GPU, with another."""
-        is_fit = self.data.dtype == torch.float32 and _LARGE <= self.data.numel() < _TOO_LARGE
+        is_fit = self.data.dtype == torch.float32 and 0 < self.data.numel() < _TOO_MANY
         return average_in_one_pass(self.data.device) if is_fit else None
 
     def __enter__(self) -> None:
@@ -72,11 +72,38 @@ class _Shared:
     def __exit__(self, *error: object) -> None:
         if self.turns is None:
             self.lock.release()
-            return
+        else:
+            self.leave()
+
+    def leave(self, turn: int | None = None) -> int | None:
+        """The number of the turn that ends here, if it has one: that of another window, if it ends
+        there too."""
         try:
-            self.turns.end()
+            return None if self.turns is None else self.turns.end(turn)
         finally:
             self.lock.release()
+
+
+class _Both:
+    """Two windows together, taken in order of ends, so nobody waits crosswise; left by one turn."""
+
+    def __init__(self, first: _Shared, second: _Shared) -> None:
+        self._first, self._second = first, second
+
+    def __enter__(self) -> None:
+        self._first.__enter__()
+        try:
+            self._second.__enter__()
+        except BaseException:
+            self._first.leave()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        turn = None
+        try:
+            turn = self._second.leave()
+        finally:
+            self._first.leave(turn)
 
 
 class Windows:
@@ -95,6 +122,7 @@ class Windows:
             for process, layout in layouts.items()
             for end, place in layout.places.items()
         }
+        self._pairs: dict[tuple[int, int], _Both] = {}
 
     @property
     def torn_updates(self) -> int:
@@ -171,17 +199,32 @@ class Windows:
             shared.data[start:stop].add_(delta.to(shared.data.device))
 
     def average(self, own: int, peer: int) -> None:
-        """Both become their mean; locks are taken in order of ends, so nobody waits crosswise."""
+        """Both become their mean."""
         if own == peer:
             return
         mine, theirs = self._shared[own], self._shared[peer]
+        if mine.turns is None:
+            with self._shared[min(own, peer)], self._shared[max(own, peer)]:
+                _average(mine, theirs)
+            return
         # Before the locks: the first time it is made takes a second.
         in_one_pass = mine.in_one_pass if mine.data.is_cuda else None
-        with self._shared[min(own, peer)], self._shared[max(own, peer)]:
+        with self._both(own, peer):
             if in_one_pass is not None and mine.data.device == theirs.data.device:
                 in_one_pass(mine.data, theirs.data)
-                return
-            is_together = mine.data.device == theirs.data.device
-            for some, others in zip(mine.blocks, theirs.blocks, strict=True):
-                some.lerp_(others if is_together else others.to(some.device), 0.5)
-                others.copy_(some)
+            else:
+                _average(mine, theirs)
+
+    def _both(self, own: int, peer: int) -> _Both:
+        pair = self._pairs.get((own, peer))
+        if pair is None:
+            first, second = sorted((own, peer))
+            pair = self._pairs[own, peer] = _Both(self._shared[first], self._shared[second])
+        return pair
+
+
+def _average(mine: _Shared, theirs: _Shared) -> None:
+    is_together = mine.data.device == theirs.data.device
+    for some, others in zip(mine.blocks, theirs.blocks, strict=True):
+        some.lerp_(others if is_together else others.to(some.device), 0.5)
+        others.copy_(some)

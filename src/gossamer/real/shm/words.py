@@ -76,7 +76,9 @@ class Words:
 
     def wait(self, process: int, number: int) -> None:
         """The present stream does; whether it was the process that set it is known afterwards."""
-        self._signals.wait(self._first + process, number)
+        # Where it has come already, what its stream did before is there for all to see.
+        if self._come[process] < number:
+            self._signals.wait(self._first + process, number)
 
     def has_come(self, process: int, number: int) -> bool:
         """Whether that process has come so far; waits until it has, or never will."""
