@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -137,4 +138,28 @@ def test_a_part_made_by_two_has_the_same_bits(parts: int, files: list[int]) -> N
         for part in range(parts):
             group.makings[rank]._make_part(group.operations[rank], part)
         group.boards[rank].published[5] = making._ALL
+    group.check()
+
+
+def test_who_makes_a_part_again_changes_nothing_of_it(files: list[int]) -> None:
+    """Two may take it at once; the one who is first says that it is there, and all read it while
+    the other is still at it."""
+    group = Group(100_000, files)
+    group.make(0, is_last=True)
+    expected, result = mean_in_order(group.values), group.result(0)
+    is_over = threading.Event()
+
+    def make_again() -> None:
+        while not is_over.is_set():
+            for part in range(making._PARTS):
+                group.makings[1]._make_part(group.operations[1], part)
+
+    others = [threading.Thread(target=make_again) for _ in range(2)]
+    for other in others:
+        other.start()
+    wrong = sum(not torch.equal(result, expected) for _ in range(1000))
+    is_over.set()
+    for other in others:
+        other.join()
+    assert wrong == 0
     group.check()

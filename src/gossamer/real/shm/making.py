@@ -3,7 +3,8 @@
 Who posts last makes the parts of it from the front on. Who waits and finds that all have posted
 takes a part from the back: its processor has nothing better to do. All is put together in one
 place, behind what the first contributor put in, where it is given back only when every member is
-done with it. A part made twice, because two took it at once or its maker died, has the same bits.
+done with it. A part may be made twice, because two took it at once or its maker died, and be read
+while it is made again: so every number is written there once by each, and has the same bits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 
 from gossamer.real.shm.board import Board
 from gossamer.real.shm.layout import aligned
-from gossamer.real.shm.means import mean
+from gossamer.real.shm.means import mean_at_once
 from gossamer.real.shm.operation import PROCESSORS, Operation
 from gossamer.real.shm.segments import Control
 from gossamer.real.shm.system import fence
@@ -88,4 +89,4 @@ class Making:
         first, offset = sources[0]
         place = self.result_at(operation, offset) + at
         result = boards[first].memory.tensor(place, end - start, kind.dtype)
-        mean(values, result, kind.divisor(values))
+        mean_at_once(values, result, kind.divisor(values))

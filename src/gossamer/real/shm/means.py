@@ -10,6 +10,8 @@ from torch import Tensor
 from gossamer.real.transport import Scattered
 
 _BLOCK = 1 << 18
+_NEAR = 1 << 16
+"""Elements that stay in the nearest caches."""
 
 
 def whole(value: Tensor | Scattered) -> Tensor:
@@ -42,3 +44,20 @@ def mean(values: Sequence[Tensor], result: Tensor, divisor: float) -> None:
         result.add_(value)
     if divisor != 1.0:
         result.div_(divisor)
+
+
+def mean_at_once(values: Sequence[Tensor], result: Tensor, divisor: float) -> None:
+    """The same bits, of which none is written to the result before it is the last: others may be
+    reading there what somebody else has made of the same values, or be making it."""
+    own = result.new_empty(min(result.numel(), _NEAR))
+    for at in range(0, result.numel(), _NEAR):
+        block = slice(at, min(at + _NEAR, result.numel()))
+        first, *others = [value[block] for value in values]
+        total, target = own[: len(first)], result[block]
+        for number, other in enumerate(others, start=1):
+            is_last = number == len(others) and divisor == 1.0
+            torch.add(first if number == 1 else total, other, out=target if is_last else total)
+        if not others:
+            target.copy_(first)
+        elif divisor != 1.0:
+            torch.div(total, divisor, out=target)
