@@ -245,12 +245,16 @@ class Turns:
         steps = statistics.median(speeds) / (1 if self._sleep else plain.size)
         return {
             name: {
-                "over_plain": statistics.median(ratios), "least": min(ratios), "most": max(ratios),
+                **spread(ratios),
                 "exchanges_per_step": self._exchanges[name], "plain_steps_per_second": steps,
                 "slowest_over_mean": statistics.median(self._slowest[name]),
             }
             for name, ratios in found.items()
         }  # fmt: skip
+
+
+def spread(ratios: Sequence[float]) -> dict[str, float]:
+    return {"over_plain": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
 
 
 def find_mpirun() -> str | None:

@@ -7,6 +7,9 @@
 Every section runs in a process of its own with its own limit, so that one that hangs costs only
 itself, and the results so far are written after each. How ratios are made: `real.py`. Synchronous
 methods are given numbers of steps and not times, so that all of their workers make equally many.
+What processes happen to get when they start, cores and memory, they keep for as long as they live,
+and there it moves a ratio by a tenth: `--draws` measures with new ones so many times, and gives the
+median of the draws' medians.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import json
 import os
 import platform
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -50,11 +54,15 @@ _CLEANING_S = 20.0
 class Plan:
     """What is measured, on what, and how often."""
 
-    def __init__(self, device: str, rounds: int, *, is_quick: bool) -> None:
-        self.device = device
-        self.rounds = 1 if is_quick else rounds
-        self.seconds = {model: 0.1 if is_quick else time for model, time in SECONDS.items()}
-        self.methods = METHODS[:3] if is_quick else METHODS
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.device: str = given.device
+        self.rounds: int = 1 if given.quick else given.rounds
+        self.draws: int = given.draws
+        self.seconds = {model: 0.1 if given.quick else time for model, time in SECONDS.items()}
+        chosen = given.methods.split(",") if given.methods else [each.name for each in METHODS]
+        self.methods = [each for each in METHODS if each.name in chosen]
+        if given.quick:
+            self.methods = self.methods[:3]
 
     @property
     def sections(self) -> dict[str, tuple[float, Callable[[], dict[str, Any]]]]:
@@ -115,10 +123,14 @@ class Plan:
 
     def coupled(self, model: str, size: int) -> dict[str, Any]:
         """Speed over the plain loop."""
-        variants = (PLAIN, *self.methods)
-        plain, *others = groups = [Group(v, size, model, self.device) for v in variants]
-        with together(groups):
-            return Turns(self.seconds[model]).ratios(plain, others, self.rounds)
+
+        def draw() -> dict[str, Any]:
+            variants = (PLAIN, *self.methods)
+            plain, *others = groups = [Group(v, size, model, self.device) for v in variants]
+            with together(groups):
+                return Turns(self.seconds[model]).ratios(plain, others, self.rounds)
+
+        return _over_all([draw() for _ in range(self.draws)])
 
     def exchange(self) -> dict[str, Any]:
         """Milliseconds for a replica of 45 MB, and what the library takes of a step."""
@@ -135,10 +147,32 @@ class Plan:
 
     def straggler(self) -> dict[str, Any]:
         """Worker 0's speed beside one that sleeps four steps' time after each step."""
-        variants = (PLAIN, *METHODS[:3], DDP)
-        plain, *others = groups = [Group(v, 2, "mlp", self.device) for v in variants]
-        with together(groups):
-            return straggling(plain, others, self.seconds["mlp"], self.rounds)
+
+        def draw() -> dict[str, Any]:
+            variants = (PLAIN, *self.methods[:3], DDP)
+            plain, *others = groups = [Group(v, 2, "mlp", self.device) for v in variants]
+            with together(groups):
+                return straggling(plain, others, self.seconds["mlp"], self.rounds)
+
+        found = [draw() for _ in range(self.draws)]
+        return found[0] | {"variants": _over_all([one["variants"] for one in found])}
+
+
+def _over_all(draws: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of several draws, for each variant: the median of their medians, the least and the most."""
+    found: dict[str, Any] = {}
+    for name, first in draws[0].items():
+        rows = [draw[name] for draw in draws]
+        medians = [row["over_plain"] for row in rows]
+        found[name] = first | {
+            "over_plain": statistics.median(medians),
+            "least": min(row["least"] for row in rows), "most": max(row["most"] for row in rows),
+            "draws": medians,
+            "plain_steps_per_second": statistics.median(
+                row["plain_steps_per_second"] for row in rows
+            ),
+        }  # fmt: skip
+    return found
 
 
 def _judged(name: str, size: int, folder: Path, said: str) -> dict[str, Any]:
@@ -191,8 +225,9 @@ def tell(name: str, section: dict[str, Any]) -> None:
     else:
         for variant, row in found.get("variants", found).items():
             plain = row["plain_steps_per_second"]
+            draws = " ".join(f"{median:.2f}" for median in row["draws"])
             print(f"  {variant:16} {row['over_plain']:.2f} ({row['least']:.2f}-{row['most']:.2f}) "
-                  f"of {plain:.0f}/s", flush=True)  # fmt: skip
+                  f"of {plain:.0f}/s; draws {draws}", flush=True)  # fmt: skip
 
 
 def _end(number: int, frame: object) -> None:
@@ -206,19 +241,23 @@ def main() -> None:
     parser.add_argument("--sections", help="some of them, separated by commas")
     parser.add_argument("--limit", type=float, default=LIMIT_S)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--draws", type=int, default=1)
+    parser.add_argument("--methods", help="some of them, separated by commas")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    sections = Plan(arguments.device, arguments.rounds, is_quick=arguments.quick).sections
+    sections = Plan(arguments).sections
     if arguments.only:
         signal.signal(signal.SIGTERM, _end)
         arguments.json.write_text(json.dumps(sections[arguments.only][1]()))
         return
     until = time.monotonic() + arguments.limit
     passed_on = ["--device", arguments.device, "--rounds", str(arguments.rounds)]
+    passed_on += ["--draws", str(arguments.draws)]
+    passed_on += ["--methods", arguments.methods] if arguments.methods else []
     passed_on += ["--quick"] if arguments.quick else []
-    longer = max(1.0, arguments.rounds / ROUNDS)
+    longer = arguments.draws * max(1.0, arguments.rounds / ROUNDS)
     machine = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine()
     report: dict[str, Any] = {
         "machine": f"{machine}, torch {torch.__version__}, {os.cpu_count()} cores",
