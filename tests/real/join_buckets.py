@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import random
 import signal
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +17,13 @@ from join_habits import refusal
 from torch import Tensor, nn
 
 import gossamer
-from gossamer.real import buckets
+from gossamer.errors import ProtocolError
+from gossamer.methods import METHODS
+from gossamer.pending import gather
+from gossamer.real import buckets, coupling
+from gossamer.replica import Replica
+from gossamer.rules import join_buckets
+from gossamer.worker import Worker
 
 STEPS = 12
 PARTS = 3
@@ -157,6 +167,73 @@ def case_of_data_changed_late(rank: int) -> dict[str, Any]:
     return {"said": refusal(lambda: loop(rank, between, steps=40))}
 
 
+def case_of_no_numbers(rank: int) -> dict[str, Any]:
+    """A run that has diverged goes on, as it would with gradients in one piece."""
+
+    def backward(worker: gossamer.JoinedWorker, step: int) -> None:
+        factor = float("nan") if step > 2 else 1.0
+        (factor * loss_of(worker.model, *batch(rank, step))).backward()
+
+    return loop(rank, backward=backward)
+
+
+def case_of_a_change_before_sending(rank: int) -> dict[str, Any]:
+    """What torch does not count is harmless where nothing was sent: the last layer has no gradient,
+    and its part is the first."""
+
+    def between(worker: gossamer.JoinedWorker, step: int) -> None:
+        if step > 1:
+            change_data(worker, 1e-4)
+
+    def backward(worker: gossamer.JoinedWorker, step: int) -> None:
+        inputs, _ = batch(rank, step)
+        worker.model.second(worker.model.first(inputs)).square().mean().backward()
+
+    return loop(rank, between, backward=backward)
+
+
+def case_of_memory(rank: int) -> dict[str, Any]:
+    """Whoever reduces at the end keeps nothing of what was sent in the step before."""
+    seen: list[Any] = []
+
+    def between(worker: gossamer.JoinedWorker, step: int) -> None:
+        worker.clip_grad_norm_(0.3)
+        assert not any(gradient() is not None for gradient in seen)
+        seen[:] = [weakref.ref(parameter.grad) for parameter in worker.model.parameters()]
+
+    return loop(rank, between)
+
+
+def case_of_one_who_cannot(rank: int) -> dict[str, Any]:
+    """Then nobody sends parts: all must do alike."""
+    if rank == 1:
+        coupling.can_send_parts = lambda binding, transport: False
+    return loop(rank)
+
+
+def case_of_going_on_stale(rank: int) -> dict[str, Any]:
+    """With a mean on its way that is applied before that of the first gradient is awaited."""
+    buckets._BYTES = 60
+    model = Forked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+    worker = gossamer.join(model, optimizer)
+    worker.load_state_dict({
+        "method": str(worker.method), "rank": rank, "size": worker.size, "passes": [],
+        "step": 1, "weight": 1.0, "version": 1, "value": flat, "servers": {},
+        "memory": {"0": torch.full((count,), 0.1 * (rank + 1))},
+        "random": json.dumps(random.Random(0).getstate()),
+    })  # fmt: skip
+    with worker:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, *batch(rank, step)).backward()
+            worker.clip_grad_norm_(0.3)
+            worker.step()
+    return {"digest": digest(model)}
+
+
 def case_of_a_scaler(rank: int) -> dict[str, Any]:
     """Unscaling by 1 changes nothing, and by 2 it does; torch counts neither as a change."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=3)
@@ -202,3 +279,39 @@ def case_of_a_death_in_backward(rank: int) -> dict[str, Any]:
         loss_of(worker.model, *batch(rank, step)).backward()
 
     return loop(rank, backward=backward)
+
+
+async def awaits_a_part(w: Worker, x: Replica) -> None:
+    """Wrong: the mean of a part before the gradient."""
+    for _ in w.steps():
+        gradient = w.gradient(x)
+        means = [await w.all_reduce(await bucket) for bucket in gradient.buckets()]
+        await gradient
+        x.descend_(join_buckets(means))
+
+
+async def changes_a_part(w: Worker, x: Replica) -> None:
+    """Wrong: what is made of a part is sent before the gradient stands."""
+    for _ in w.steps():
+        gradient = w.gradient(x)
+        means = [w.all_reduce((await bucket) * 0.5) for bucket in gradient.buckets()]
+        await gradient
+        x.descend_(join_buckets(await gather(means)))
+
+
+def said_of(method: Callable[..., Any], rank: int) -> dict[str, Any]:
+    """What its author is told at the first step."""
+    METHODS["all_reduce"] = dataclasses.replace(METHODS["all_reduce"], worker=method)
+    try:
+        loop(rank, steps=1)
+    except ProtocolError as error:
+        return {"said": str(error)}
+    return {"said": ""}
+
+
+def case_of_awaiting_a_part(rank: int) -> dict[str, Any]:
+    return said_of(awaits_a_part, rank)
+
+
+def case_of_changing_a_part(rank: int) -> dict[str, Any]:
+    return said_of(changes_a_part, rank)

@@ -8,21 +8,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from join_buckets import PARTS, STEPS
 from programs import answers_of
+from torch import nn
+
+from gossamer.real import buckets
+from gossamer.real.binding import Binding
 
 pytestmark = pytest.mark.timeout(200)
 
 EARLY, LATE = "all_reduce", "all_reduce:overlap=false"
-ALWAYS = ["parts", "parts_with_adam", "a_combined_clip", "accumulating"]
+ALWAYS = ["parts", "parts_with_adam", "a_combined_clip", "accumulating", "no_numbers"]
 """Loops that leave their gradients alone between backward and step."""
 UNTIL = {
     "a_clip": 1, "one_who_clips_once": 5, "two_backward_passes": 1, "a_gradient_replaced": 3,
     "a_batch_left_out": 4, "data_changed": 1, "a_scaler": 1, "unscaling": 1,
+    "memory": 1,
 }  # fmt: skip
 """Loops that change them, and after how many steps nothing is sent early any more."""
 LEFT_OUT, LATER, STALE = "a_layer_left_out", "data_changed_late", "all_reduce:stale=1"
-COMPARED = [*ALWAYS, *UNTIL, LEFT_OUT, "an_end_after_backward"]
+NEVER = ["one_who_cannot", "a_change_before_sending"]
+"""Loops in which nothing is sent before the step."""
+COMPARED = [*ALWAYS, *UNTIL, *NEVER, LEFT_OUT, "an_end_after_backward"]
+MISUSES = {
+    "awaiting_a_part": "awaited before the gradient",
+    "changing_a_part": "can only be reduced as it is before the gradient is there",
+}
 DEATH = "a_death_in_backward"
 GROUPS = [
     *((f"case_of_{name}", 2, method, "torch") for name in COMPARED for method in (EARLY, LATE)),
@@ -30,6 +42,9 @@ GROUPS = [
     ("case_of_parts", 2, STALE, "torch"), ("case_of_parts", 2, f"{STALE},overlap=false", "torch"),
     ("case_of_parts", 2, EARLY, "shm"), (f"case_of_{LATER}", 2, EARLY, "torch"),
     (f"case_of_{DEATH}", 3, EARLY, "torch"),
+    ("case_of_going_on_stale", 2, STALE, "torch"),
+    ("case_of_going_on_stale", 2, f"{STALE},overlap=false", "torch"),
+    *((f"case_of_{name}", 2, EARLY, "torch") for name in MISUSES),
 ]  # fmt: skip
 
 
@@ -101,6 +116,36 @@ def test_a_method_that_leaves_its_means_for_later_sends_nothing_early(found) -> 
     assert only_digest(early) == only_digest(workers(found, "parts", f"{STALE},overlap=false"))
     for answer in early:
         assert answer["sent"] == [PARTS] + [0] * (STEPS - 1)
+
+
+def test_what_is_applied_first_after_going_on_is_not_sent_again(found) -> None:
+    """The gradient that was clipped is reduced anew before another takes its place."""
+    early, late = (
+        only_digest(workers(found, "going_on_stale", method))
+        for method in (STALE, f"{STALE},overlap=false")
+    )
+    assert early == late
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_nothing_is_sent_before_the_step(found, name: str) -> None:
+    for answer in workers(found, name, EARLY):
+        assert answer["sent"] == [0] * STEPS
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_a_method_that_misuses_parts_is_told(found, name: str) -> None:
+    for answer in workers(found, name, EARLY):
+        assert MISUSES[name] in answer["said"]
+
+
+def test_parameters_without_numbers_are_in_a_part_with_others(monkeypatch) -> None:
+    monkeypatch.setattr(buckets, "_BYTES", 8)
+    named = [(str(n), nn.Parameter(torch.zeros(size))) for n, size in enumerate((0, 0, 3, 1, 2))]
+    assert buckets._ranges(Binding(named)) == [range(4, 5), range(4)]
+    assert buckets._ranges(Binding(named[:2])) == [range(2)]
+    monkeypatch.setattr(buckets, "_BYTES", 4)
+    assert buckets._ranges(Binding(named)) == [range(4, 5), range(3, 4), range(3)]
 
 
 def test_where_nothing_goes_on_by_itself_gradients_stay_in_one_piece(found) -> None:

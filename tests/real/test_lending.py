@@ -187,3 +187,50 @@ def test_a_mean_that_is_lent_stays_until_it_is_given_back(trio: list[ShmTranspor
     expected = last.after_a_step_along(mean)
     last.binding.descend(last.descent, nullcontext())
     assert torch.equal(last.window, expected)
+
+
+def test_a_mean_made_in_another_thread_leaves_the_loop_s_gradients_alone(
+    trio: list[ShmTransport],
+) -> None:
+    """The loop goes on meanwhile (`w.within`), and reads and writes them."""
+    loops = [Loop(20 + rank, torch.optim.SGD) for rank in MEMBERS]
+    own = [loop.gradient for loop in loops]
+    results = [reduce(trio[rank], loops[rank].binding.new_gradient(), MEMBERS) for rank in MEMBERS]
+    found: dict[int, Tensor] = {}
+    in_all(lambda rank: found.update({rank: results[rank]()}))
+    for rank, loop in enumerate(loops):
+        assert torch.equal(found[rank], mean_in_order(own))
+        assert loop.binding._lent is None
+        assert torch.equal(loop.gradient, own[rank])
+
+
+def test_who_gave_up_on_a_sum_is_out_of_it_before_its_room_is_used_again(
+    trio: list[ShmTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = trio[0]._reducing
+    go_on, is_there, made = threading.Event(), threading.Event(), list[object]()
+    wait = first._posts.wait
+
+    def wait_and_linger(operation: Any) -> None:
+        wait(operation)
+        is_there.set()
+        assert go_on.wait(20.0)
+
+    monkeypatch.setattr(first._posts, "wait", wait_and_linger)
+    monkeypatch.setattr(first, "_make", lambda *made_of, **_: made.append(made_of))
+    pending = trio[0].all_reduce(torch.ones(COUNT), MEMBERS)
+    assert pending.settle is not None
+    settling = threading.Thread(target=pending.settle)
+    settling.start()
+    pending.cancel()
+    others = [reduce(trio[rank], torch.ones(COUNT), MEMBERS) for rank in (1, 2)]
+    assert [float(result().mean()) for result in others] == [1.0, 1.0]
+    assert is_there.wait(20.0)
+    (operation,) = first._posted
+    first._reclaim()
+    assert not first._is_finished(operation)
+    go_on.set()
+    settling.join()
+    assert made == []
+    first._reclaim()
+    assert first._is_finished(operation)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from gossamer.real.shm import making
+from gossamer.real.shm import making, means
 from gossamer.real.shm.board import Board
 from gossamer.real.shm.layout import lay_out
 from gossamer.real.shm.making import Making
@@ -162,4 +162,27 @@ def test_who_makes_a_part_again_changes_nothing_of_it(files: list[int]) -> None:
     for other in others:
         other.join()
     assert wrong == 0
+    group.check()
+
+
+@pytest.mark.parametrize("divisor", [1.0, 0.25, 0.5, 3.0])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_all_at_once_or_in_place_it_is_the_same_mean(count: int, divisor: float) -> None:
+    """Also of one who is left, and had halved what it put in for two."""
+    values = [torch.randn(150_000) for _ in range(count)]
+    expected, result = torch.empty(150_000), torch.empty(150_000)
+    means.mean(values, expected, divisor)
+    means.mean_at_once(values, result, divisor)
+    assert torch.equal(result, expected)
+
+
+def test_who_fails_at_a_part_leaves_it_to_others(
+    files: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(20_000, files)
+    with monkeypatch.context() as patch:
+        patch.setattr(making, "mean_at_once", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            group.make(0)
+    assert group.make(1)
     group.check()

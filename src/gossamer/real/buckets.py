@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.errors import ConfigurationError
+from gossamer.errors import ConfigurationError, ProtocolError
 from gossamer.pending import Pending
 from gossamer.real.binding import Binding
 from gossamer.real.driver import Driver
@@ -36,9 +36,11 @@ class Buckets:
     """The parts of one worker's gradients."""
 
     def __init__(
-        self, binding: Binding, transport: Transport, driver: Driver, go_on: Callable[[], None]
-    ) -> None:
-        """`go_on` runs the method on, to where it wants the next part."""
+        self, binding: Binding, transport: Transport, driver: Driver, go_on: Callable[[], None], *,
+        is_agreed: bool,
+    ) -> None:  # fmt: skip
+        """`go_on` runs the method on, to where it wants the next part; `is_agreed`: all workers
+        can send parts."""
         self._binding = binding
         self._transport = transport
         self._driver = driver
@@ -49,7 +51,7 @@ class Buckets:
         self._parts = [LoopGradient.part(binding, numbers) for numbers in ranges]
         for number, part in enumerate(self._parts):
             part.is_continued = number > 0
-            part.confirmed = self._confirmed
+            part.confirmed, part.check_look = self._confirmed, self._check_look
         self._part_of = {number: at for at, part in enumerate(ranges) for number in part}
         self._hooks: list[Any] = []
         self._is_first = True
@@ -57,8 +59,11 @@ class Buckets:
         self._waiting: list[Gradient] = []
         """The parts that were promised to the method for this step."""
         self._started: list[_Started] = []
-        is_here = binding.is_uniform and binding.device.type == "cpu"
-        if transport.reduces_meanwhile and is_here and len(ranges) > 1:
+        self._arrivals: dict[int, tuple[Tensor, int]] = {}
+        """By parameter: its gradient when it came, and which of its versions that was."""
+        self._copies: dict[int, Tensor] = {}
+        self._is_complete = False
+        if is_agreed:
             self._listen()
 
     def _listen(self) -> None:
@@ -71,17 +76,20 @@ class Buckets:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._waiting = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._waiting, self._arrivals, self._copies = [], {}, {}
 
     # ------------------------------------------------------------------ the method's side
 
     def gradient(self) -> Gradient:
         """What the method awaits next."""
-        if any(not started.mean.done for started in self._started):
+        if self.conclude():
             # It leaves its means for later, so nothing is left to hide behind backward.
-            self._conclude()
             self.close()
-        self._waiting, self._started = [], []
+        self._forget()
+        self._started = []
         return _InParts(self) if self._hooks else Gradient("gradient")
 
     def promise(self) -> Sequence[Pending[Tensor]]:
@@ -89,8 +97,7 @@ class Buckets:
         self._waiting = [Gradient("gradient") for _ in self._parts]
         self._missing = [len(part.numbers) for part in self._parts]
         self._sent = 0
-        self._arrivals: dict[int, tuple[Tensor, int]] = {}
-        self._copies: dict[int, Tensor] = {}
+        self._is_complete = False
         self._looked_at = next(self._turns)
         self._is_changed = False
         self._failure: BaseException | None = None
@@ -104,28 +111,36 @@ class Buckets:
         gradient = parameter.grad
         if not self._waiting or self.is_accumulating or gradient is None:
             return
-        if number in self._arrivals:
+        if self._failure is not None:
+            return  # `step()` says so
+        if self._is_sent(number):
             self._is_changed = True  # a second backward pass
         elif not gradient.is_sparse and not gradient.requires_grad:
+            if number not in self._arrivals:
+                self._missing[self._part_of[number]] -= 1
             self._arrivals[number] = (gradient, gradient._version)
             if self._is_first or number == self._looked_at:
                 self._copies[number] = self._sample(gradient).clone()
-            self._missing[self._part_of[number]] -= 1
             self._send()
 
+    def _is_sent(self, number: int) -> bool:
+        return self._part_of[number] < self._sent
+
     def _sample(self, gradient: Tensor) -> Tensor:
-        flat = gradient.reshape(-1)
-        return flat if self._is_first else flat[:_LOOK]
+        """As bytes: what is no number is not even equal to itself."""
+        flat = gradient.detach().reshape(-1)
+        return (flat if self._is_first else flat[:_LOOK]).view(torch.uint8)
 
     def _send(self) -> None:
         try:
             while self._sent < len(self._parts) and not self._missing[self._sent]:
                 self._hand_over()
                 self._go_on()
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
             # Not through the user's backward pass: `step()` raises it.
             self._failure = error
-            self._missing[self._sent :] = [1] * (len(self._parts) - self._sent)
 
     def _hand_over(self) -> None:
         part = self._parts[self._sent]
@@ -140,23 +155,25 @@ class Buckets:
         if self._failure is not None:
             raise self._failure
         self._is_changed = self._is_changed or is_changed or self._has_changed()
-        self._is_first = False
+        self._is_first, self._is_complete = False, True
         while self._sent < len(self._parts):
             self._hand_over()
 
     def _has_changed(self) -> bool:
         parameters = self._binding.parameters
-        for number, (gradient, version) in self._arrivals.items():
+        sent = {number: come for number, come in self._arrivals.items() if self._is_sent(number)}
+        for number, (gradient, version) in sent.items():
             if parameters[number].grad is not gradient or gradient._version != version:
                 return True
-        for number, copy in self._copies.items():
-            if not torch.equal(self._sample(self._arrivals[number][0]), copy):
+        for number, (gradient, _) in sent.items():
+            copy = self._copies.get(number)
+            if copy is not None and not torch.equal(self._sample(gradient), copy):
                 if self._is_first:
                     return True
                 raise ConfigurationError(
                     f"the gradient of parameter {self._binding.layout.names[number]} was changed "
-                    "through .data between backward and worker.step(), after a part of it had been"
-                    " sent to the other workers, and perhaps in steps before; change the .grad "
+                    "through .data between backward and worker.step(), after it had been sent to "
+                    "the other workers, and perhaps in steps before; change the .grad "
                     "itself in place (p.grad.clamp_(...)), or use all_reduce:overlap=false"
                 )
         return False
@@ -170,8 +187,20 @@ class Buckets:
         self._started.append(started)
         return started.mean
 
+    def conclude(self) -> bool:
+        """Before anything takes the place of the gradients: whether a mean was still awaited."""
+        is_open = any(not started.mean.done for started in self._started)
+        if is_open:
+            self._conclude()
+        return is_open
+
     def _conclude(self) -> None:
         """All parts are on their way: does everybody's gradient still stand?"""
+        if not self._is_complete:
+            raise ProtocolError(
+                "the mean of a gradient's part was awaited before the gradient, whose other parts "
+                "are still to come; await the gradient first"
+            )
         if self._verdict is None:
             changed = torch.tensor([float(self._is_changed)])
             self._verdict = self._transport.all_reduce(changed, range(self._transport.size))
@@ -180,6 +209,14 @@ class Buckets:
             self.close()
             for started in self._started:
                 started.do_again()
+
+    def _check_look(self) -> None:
+        """Of what was made of a part nobody would know whether it still stands."""
+        if not self._is_complete:
+            raise ProtocolError(
+                "a part of a gradient can only be reduced as it is before the gradient is there; "
+                "await the gradient first, or do not ask for its buckets"
+            )
 
     def _settle(self, started: _Started) -> None:
         self._conclude()
@@ -220,6 +257,12 @@ class _Started:
         self.mean.settle = None
 
 
+def can_send_parts(binding: Binding, transport: Transport) -> bool:
+    """Whether this worker can; all must do alike."""
+    is_here = binding.is_alike and binding.device.type == "cpu"
+    return transport.reduces_meanwhile and is_here and len(_ranges(binding)) > 1
+
+
 def _ranges(binding: Binding) -> list[range]:
     """The parameters of each part, in the order in which backward comes to them: last first."""
     size = binding.dtype.itemsize
@@ -227,7 +270,11 @@ def _ranges(binding: Binding) -> list[range]:
     end, held = len(binding.parameters), 0
     for number in reversed(range(end)):
         held += binding.layout.sizes[number] * size
-        if held >= _BYTES or number == 0:
+        if held >= _BYTES:
             found.append(range(number, end))
             end, held = number, 0
+    if held or not found:
+        found.append(range(end))
+    elif end:  # what has no numbers is no part of its own
+        found[-1] = range(found[-1].stop)
     return found

@@ -15,7 +15,7 @@ from gossamer.methods import MethodSpec, for_role
 from gossamer.pending import Pending
 from gossamer.real.binding import Binding
 from gossamer.real.books import Books
-from gossamer.real.buckets import Buckets
+from gossamer.real.buckets import Buckets, can_send_parts
 from gossamer.real.checking import Watch, check_alike
 from gossamer.real.cores import OwnCore
 from gossamer.real.descent import lay_out_state
@@ -122,7 +122,7 @@ class Coupling:
             own |= {end: loaded["servers"][str(end)]["value"] for end in own if end >= self.size}
         self.hub.offer("untrained", lambda: pack_bytes(untrained(self._model)))
         self.hub.open(windows, own)
-        self._share_beginning()
+        are_in_parts = self._share_beginning()
         if self._telling is not None:
             self._telling.begin()
         window = self.transport.window(self.rank)
@@ -132,10 +132,14 @@ class Coupling:
         self._binding.attach(window, is_private=is_shared and not is_alone)
         lay_out_state(self._optimizer)
         self._watch = Watch(self._model, self._binding)
-        self.buckets = Buckets(self._binding, self.transport, self._driver, self._advance)
         guard = self.transport.guard(self.rank) if is_shared else None
         stale = self._stale_of(self.rank)
         self.replica = LoopReplica(self._binding, window, self._optimizer, guard, stale)
+        self.buckets = Buckets(
+            self._binding, self.transport, self._driver, self._advance, is_agreed=are_in_parts
+        )
+        if are_in_parts:
+            self.replica.before_descent = self.buckets.conclude
         self.hub.offer("output", self._own_output)
         for end in self.plan.hosted_by(self.rank):
             if end >= self.size:
@@ -156,8 +160,9 @@ class Coupling:
         self._stepped_at = time.monotonic()
         self._advance()
 
-    def _share_beginning(self) -> None:
-        """Everyone starts from the model of worker 0, unless from a checkpoint of its own."""
+    def _share_beginning(self) -> bool:
+        """Everyone starts from the model of worker 0, unless from a checkpoint of its own. Whether
+        all of them can send gradients in parts."""
         own = self.transport.window(self.rank)
         if self.rank != 0 and self._loaded is None:
             pending = self.transport.read(0)
@@ -167,11 +172,11 @@ class Coupling:
             for end in self.plan.hosted_by(self.rank)[1:]:
                 self.transport.window(end).copy_(own[self.plan.slices[end - self.size]])
         # Nobody may change anything before everyone has read it.
-        self._everyone_is_here()
-
-    def _everyone_is_here(self) -> None:
         self._binding.let_gpu_finish()
-        self._driver.wait(self.transport.all_reduce(torch.zeros(1), range(self.size)), "beginning")
+        cannot = torch.tensor([float(not can_send_parts(self._binding, self.transport))])
+        agreed = self.transport.all_reduce(cannot, range(self.size))
+        self._driver.wait(agreed, "beginning")
+        return not float(agreed.result())
 
     def _stale_of(self, end: int) -> Callable[[int], None]:
         """What to do with the staleness of a gradient that this end applies."""

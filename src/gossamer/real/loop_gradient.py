@@ -25,6 +25,8 @@ class LoopGradient(Scattered):
     """Of the parameters that it is the gradient of."""
     along: Sequence[Tensor] | None = None
     """Where a mean lies that was made of it, only to be read; None: in the `.grad`s."""
+    check_look: Callable[[], None] | None = None
+    """Raises where it is too early to look at it."""
 
     @staticmethod
     def of(binding: Binding) -> LoopGradient:
@@ -57,6 +59,8 @@ class LoopGradient(Scattered):
         """All of it in one piece."""
         if self.along is not None:
             return joined([piece.reshape(-1) for piece in self.along])
+        if self.check_look is not None:
+            self.check_look()
         if len(self.numbers) == len(self.binding.parameters):
             return self.binding.flat_gradient()
         whole = take_elements(self.count, self.kind)

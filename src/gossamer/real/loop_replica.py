@@ -40,6 +40,8 @@ class LoopReplica:
         """A gradient scaler is in use: infinite gradients are its way of finding the scale."""
         self.skips_this = False
         """The gradient of this step was infinite and travels as zero; here it is none."""
+        self.before_descent: Callable[[], object] | None = None
+        """Called before another gradient takes the place of the loop's own."""
         self._binding = binding
         self._optimizer = optimizer
         self._descent = Descent(optimizer, binding.parameters)
@@ -97,6 +99,8 @@ class LoopReplica:
 
     def _stand_in(self, gradient: Tensor) -> None:
         """Unless it is the loop's own, let it take the place of that one."""
+        if self.before_descent is not None:
+            self.before_descent()
         if isinstance(gradient, LoopGradient):
             if gradient.along is None or self._binding.borrow(gradient.along):
                 return

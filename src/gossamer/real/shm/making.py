@@ -59,7 +59,11 @@ class Making:
             if self._is_taken(operation, part):
                 continue
             own.working[cell] |= 1 << part
-            self._make_part(operation, part)
+            try:
+                self._make_part(operation, part)
+            except BaseException:
+                own.working[cell] &= ~(1 << part)  # or all would wait for it
+                raise
             fence()
             own.published[cell] |= 1 << part
             has_made = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -52,12 +53,26 @@ def mean_at_once(values: Sequence[Tensor], result: Tensor, divisor: float) -> No
     own = result.new_empty(min(result.numel(), _NEAR))
     for at in range(0, result.numel(), _NEAR):
         block = slice(at, min(at + _NEAR, result.numel()))
-        first, *others = [value[block] for value in values]
-        total, target = own[: len(first)], result[block]
+        total, *others = [value[block] for value in values]
+        target = result[block]
+        near = own[: len(target)]
         for number, other in enumerate(others, start=1):
             is_last = number == len(others) and divisor == 1.0
-            torch.add(first if number == 1 else total, other, out=target if is_last else total)
-        if not others:
-            target.copy_(first)
-        elif divisor != 1.0:
+            total = torch.add(total, other, out=target if is_last else near)
+        if divisor != 1.0:
             torch.div(total, divisor, out=target)
+        elif not others:
+            target.copy_(total)
+
+
+def add_other_half(places: Sequence[Tensor], halves: Sequence[Tensor]) -> None:
+    """To this process's own pieces, which are nearer than what it posted of them. Halving is exact
+    (but below 1e-37) and two add up the same in either order: both get the same bits."""
+    if places[0].is_cuda:
+        together = cast(Any, torch)
+        together._foreach_mul_(places, 0.5)
+        # The other's may have gone through main memory.
+        together._foreach_add_(places, [half.to(places[0].device) for half in halves])
+        return
+    for place, half in zip(places, halves, strict=True):
+        torch.add(half, place, alpha=0.5, out=place)

@@ -95,6 +95,8 @@ class Operation:
         self.found: dict[int, int] = {}
         """The cells of the members that have posted."""
         self.settling = threading.Lock()
+        self.thread = threading.get_ident()
+        """That has started it."""
         self.is_settled = False
         self.is_abandoned = False
 

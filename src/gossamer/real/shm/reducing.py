@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from gossamer.real.shm.board import Board, Room
 from gossamer.real.shm.chunks import Chunks
 from gossamer.real.shm.layout import CELLS
 from gossamer.real.shm.making import Making
-from gossamer.real.shm.means import mean, whole
+from gossamer.real.shm.means import add_other_half, mean, whole
 from gossamer.real.shm.operation import Kind, Operation
 from gossamer.real.shm.posts import Posts
 from gossamer.real.shm.results import Results
@@ -195,7 +195,7 @@ class Reducing:
     def _reclaim(self) -> None:
         kept: list[Operation] = []
         for operation in self._posted:
-            if operation.is_abandoned and self._posts.are_complete(operation, is_thorough=True):
+            if operation.is_abandoned and self._is_left_alone(operation):
                 self._finish(operation)
             if self._is_finished(operation) and self._is_over(operation):
                 self._own.keys[operation.cell] = 0
@@ -208,6 +208,15 @@ class Reducing:
             else:
                 kept.append(operation)
         self._posted = kept
+
+    def _is_left_alone(self, operation: Operation) -> bool:
+        """One that was cancelled: whether all have posted, and no thread here is still at it."""
+        if not operation.settling.acquire(blocking=False):
+            return False
+        try:
+            return self._posts.are_complete(operation, is_thorough=True)
+        finally:
+            operation.settling.release()
 
     def _note_what_was_read(self) -> None:
         if self._arenas is not None:
@@ -233,6 +242,8 @@ class Reducing:
         with operation.settling:
             if pending.done:
                 return
+            if threading.get_ident() != operation.thread:
+                operation.scattered = None  # its places belong to a loop that goes on meanwhile
             if operation.kind.is_by_one:
                 self._wait_for_all_parts(operation)
             else:
@@ -316,7 +327,7 @@ class Reducing:
         self._posts.wait(operation)
         vigil = Vigil(self._bell, self._stop)
         is_first = True
-        while True:
+        while not operation.is_abandoned:
             seen = self._bell.value
             if self._making.is_over(operation):
                 return
@@ -354,7 +365,7 @@ class Reducing:
         if is_of_two:
             other = kind.others[0]
             offset = self._boards[other].offsets[operation.found[other]]
-            _add_other_half(places, self._pieces(kind, scattered, other, offset))
+            add_other_half(places, self._pieces(kind, scattered, other, offset))
             return scattered
         sources = self._sources(operation)
         pieces = [self._pieces(kind, scattered, *source) for source in sources]
@@ -382,16 +393,3 @@ class Reducing:
     def _ring(self, kind: Kind) -> None:
         for member in kind.others:
             self._control.reductions[member].ring()
-
-
-def _add_other_half(places: Sequence[Tensor], halves: Sequence[Tensor]) -> None:
-    """To this process's own pieces, which are nearer than what it posted of them. Halving is exact
-    (but below 1e-37) and two add up the same in either order: both get the same bits."""
-    if places[0].is_cuda:
-        together = cast(Any, torch)
-        together._foreach_mul_(places, 0.5)
-        # The other's may have gone through main memory.
-        together._foreach_add_(places, [half.to(places[0].device) for half in halves])
-        return
-    for place, half in zip(places, halves, strict=True):
-        torch.add(half, place, alpha=0.5, out=place)

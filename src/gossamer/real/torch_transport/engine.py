@@ -48,6 +48,7 @@ class GroupEngine:
         self._queues: dict[Members, SimpleQueue[Order | None]] = {}
         self._threads: dict[Members, threading.Thread] = {}
         self._lock = threading.Lock()
+        self._is_closing = False
 
     def __call__(self, order: Order) -> None:
         members = order.members
@@ -71,6 +72,7 @@ class GroupEngine:
 
     def close(self, seconds: float) -> None:
         """A thread that wakes inside Gloo while the interpreter ends would abort the process."""
+        self._is_closing = True
         until = time.monotonic() + seconds
         for thread in self._let_go(lambda members: True):
             if thread is not threading.current_thread():
@@ -88,6 +90,8 @@ class GroupEngine:
     def _work(self, members: Members, queue: SimpleQueue[Order | None]) -> None:
         group: Any = None
         while (order := queue.get()) is not None:
+            if self._is_closing:
+                continue  # nobody awaits it any more
             try:
                 if order.is_wanted():
                     if group is None:
@@ -95,13 +99,17 @@ class GroupEngine:
                     self._fulfil(group, order)
             except RuntimeError as error:
                 until = time.monotonic() + _GRACE_S
-                while order.is_wanted() and time.monotonic() < until:
+                while self._may_be_a_death(order) and time.monotonic() < until:
                     time.sleep(_LOOK_S)
                 reason = f"{self._name}'s all-reduce failed: {error}"
                 order.finished(PeerLost(members[0], reason))
             else:
                 order.finished(None)
             del order  # its tensors are not to be kept until the next one comes
+
+    def _may_be_a_death(self, order: Order) -> bool:
+        """Of which this process will hear, and begin the sum again without this engine."""
+        return order.is_wanted() and not self._is_closing
 
 
 def gloo_engine(meeting: Meeting) -> GroupEngine:
