@@ -26,8 +26,24 @@ MPIRUN += ["--oversubscribe", "-n", "2", sys.executable]
 PYTHON = [sys.executable]
 
 
+ABORTED = "terminate called without an active exception"
+"""What torch's own DDP says when it aborts at the end of its process, its result printed: once in
+a dozen or two runs of two processes on a busy machine, with a barrier before the end too."""
+
+
 def accuracies(command: list[str]) -> list[float]:
-    """What the workers print; all of them are gone afterwards."""
+    """What the workers print; all of them are gone afterwards. A script in which torch alone is at
+    work has three tries, if it aborts like that."""
+    status, out, err = end_of(command)
+    for _ in range(2 if command[-1].endswith("ddp.py") else 0):
+        if status == 0 or ABORTED not in err:
+            break
+        status, out, err = end_of(command)
+    assert status == 0, err[-3000:]
+    return [float(number) for number in re.findall(r"accuracy ([\d.]+) %", out)]
+
+
+def end_of(command: list[str]) -> tuple[int, str, str]:
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"),
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -42,8 +58,7 @@ def accuracies(command: list[str]) -> list[float]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    assert process.returncode == 0, err[-3000:]
-    return [float(number) for number in re.findall(r"accuracy ([\d.]+) %", out)]
+    return process.returncode, out, err
 
 
 @pytest.mark.parametrize(
