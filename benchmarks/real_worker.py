@@ -25,6 +25,8 @@ from gossamer.real.join import JoinedWorker, join
 
 _FEW = 200
 """Steps of one block where single calls are timed."""
+_CORES = 4
+"""Of a worker that computes on a GPU: for its own thread, that of backward and those of engines."""
 
 
 class Conductor:
@@ -140,6 +142,18 @@ def _serve(conductor: Conductor, orders: dict[str, Callable[..., dict[str, Any]]
         conductor.tell(answer)
 
 
+def _keep_to_cores(rank: int, size: int) -> None:
+    """Worker 0 of every group to the same cores, and so on.
+
+    Beside a GPU the processor is what a small model waits for, and some cores are twice as fast as
+    others, whose siblings work for somebody else: what a group happened to get would be measured.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    share = min(_CORES, len(cores) // size)
+    if share:
+        os.sched_setaffinity(0, cores[rank * share : (rank + 1) * share])
+
+
 def _joined(arguments: argparse.Namespace, module: Any, optimizer: Any) -> JoinedWorker:
     return join(module, optimizer, arguments.method, seed=0, steps=100_000)
 
@@ -155,7 +169,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.device(arguments.device)
-    rank = discover().rank
+    here = discover()
+    rank = here.rank
+    if device.type == "cuda":
+        _keep_to_cores(rank, here.size)
     with contextlib.ExitStack() as stack:
         if arguments.kind == "exchange":
             flat = Flat().to(device)

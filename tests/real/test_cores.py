@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from gossamer.real import cores
 from gossamer.real.cores import OwnCore, core_of
+from gossamer.real.environment import Environment
 
 
 def test_cores_are_shared_out_evenly() -> None:
@@ -49,8 +51,20 @@ def test_a_thread_is_kept_to_its_core_until_it_is_let_go() -> None:
 
 
 @pytest.mark.usefixtures("_one_thread")
+def test_workers_of_torchrun_keep_to_cores_where_all_are_on_one_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    size = 2 * len(allowed)
+    monkeypatch.setattr(cores, "discover", lambda: Environment("torchrun", 0, size, 0, size))
+    OwnCore(_transport("torch", 0, size), is_synchronous=True)
+    assert os.sched_getaffinity(0) == {allowed[0]}
+
+
+@pytest.mark.usefixtures("_one_thread")
 @pytest.mark.parametrize(
-    ("name", "is_synchronous", "threads"), [("torch", True, 1), ("shm", False, 1), ("shm", True, 2)]
+    ("name", "is_synchronous", "threads"),
+    [("torch", True, 1), ("mpi", True, 1), ("shm", False, 1), ("shm", True, 2)],
 )
 def test_who_waits_for_nobody_or_needs_more_than_one_core_goes_where_it_likes(
     name: str, is_synchronous: bool, threads: int

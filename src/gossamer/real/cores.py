@@ -2,7 +2,8 @@
 
 Of four workers on two processors a scheduler may put three on one for a tenth of a second; the
 fourth, which waits, is busy looking whether they have come, so its processor never seems idle. All
-four then make their steps at the pace of the three.
+four then make their steps at the pace of the three. And where who waits does sleep, one of four is
+often late, and computes alone while the other processor has nothing to do.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from gossamer.real.environment import discover
 from gossamer.real.transport import Transport
 
 
@@ -22,13 +24,20 @@ def core_of(rank: int, size: int, cores: Sequence[int]) -> int | None:
     return cores[rank % len(cores)]
 
 
+def _is_on_one_host(transport: Transport) -> bool:
+    """All workers, as far as can be told; mpirun has its own way to bind processes."""
+    if transport.name == "torch":
+        return discover().local_size == transport.size
+    return transport.name == "shm"
+
+
 class OwnCore:
-    """Keeps the thread that made it to one core, until it is let go."""
+    """Keeps the thread that made it to one core, and those that it starts, until it is let go."""
 
     def __init__(self, transport: Transport, *, is_synchronous: bool) -> None:
         self._before: set[int] = set()
-        # Only of these are all on one machine; and a worker of several threads needs several cores.
-        if not is_synchronous or transport.name != "shm" or torch.get_num_threads() > 1:
+        # A worker of several threads needs several cores.
+        if not is_synchronous or torch.get_num_threads() > 1 or not _is_on_one_host(transport):
             return
         allowed = os.sched_getaffinity(0)
         core = core_of(transport.rank, transport.size, sorted(allowed))

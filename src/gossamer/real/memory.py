@@ -18,7 +18,7 @@ _SMALL = 1 << 16
 _KINDS = 16
 _KEPT_BYTES = 128 << 20
 _KEPT_BLOCKS = 8
-_LOOKS = 4
+_LOOKS = 16
 
 
 class Memory:

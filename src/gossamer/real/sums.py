@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -29,6 +30,11 @@ _BLOCK = 1 << 16
 """Elements that a second pass finds in the cache."""
 
 
+UNDER_WAY = 32 << 20
+"""A sum is begun only when those before it that this process has not finished weigh no more."""
+_LEAST_WEIGHT = UNDER_WAY >> 6
+
+
 class Order(NamedTuple):
     """A mean that an engine is to make."""
 
@@ -38,11 +44,16 @@ class Order(NamedTuple):
     target: Tensor
     is_wanted: Callable[[], bool]
     """False once a death has changed the sum. It must not be begun then: what an engine begins
-    says to the others that this process has finished all that their engines made before."""
+    says to the others that this process has finished most of what their engines made before."""
     landed: Callable[[slice], None]
     """To be told which part of the mean stands in the target now."""
     finished: Callable[[BaseException | None], None]
     """To be called at the end, with an error where there is none."""
+
+
+def weight_of(nbytes: int) -> int:
+    """Of a sum under way; short ones are not to be many either."""
+    return max(nbytes, _LEAST_WEIGHT)
 
 
 def key_of(members: Sequence[int]) -> int:
@@ -126,8 +137,8 @@ class Group:
         self.kept: dict[int, Tensor] = {}
         """Means that another member may still lack."""
         self._heard: dict[int, int] = {}
-        self._by_engine = -1
-        """The last that an engine made."""
+        self._by_engine: deque[tuple[int, int]] = deque()
+        """The last sums that an engine made, each with its weight."""
 
     def has_finished(self, number: int) -> bool:
         return number < self.low or number in self.done
@@ -140,11 +151,18 @@ class Group:
         del self.open[own.number]
         self.kept[own.number] = own.kept
         if is_by_engine:
-            # Engines work in order: all have finished what theirs made before this one, though
-            # perhaps not what went by messages.
-            self.kept.pop(self._by_engine, None)
-            self._by_engine = own.number
+            self._by_engine.append((own.number, weight_of(own.kept.nbytes)))
+            self._forget_engines()
         self._forget(own.rank, gone)
+
+    def _forget_engines(self) -> None:
+        """All have begun the last one, and so have finished what was more than `UNDER_WAY` before
+        it; though perhaps not what went by messages."""
+        before = sum(weight for _, weight in self._by_engine) - self._by_engine[-1][1]
+        while before > UNDER_WAY:
+            number, weight = self._by_engine.popleft()
+            self.kept.pop(number, None)
+            before -= weight
 
     def heard(self, source: int, low: int, rank: int, gone: frozenset[int]) -> None:
         """Another member has finished everything below `low`."""

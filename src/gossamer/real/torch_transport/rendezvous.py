@@ -103,7 +103,7 @@ class Meeting:
         return TcpStore(cast(TCPStore, PrefixStore(self.prefix, engine)))
 
 
-def make_group(
+def _make_group(
     meeting: Meeting, engine: TCPStore, name: str, members: tuple[int, ...], threads: int = 1
 ) -> ProcessGroupGloo:
     """A Gloo group of these processes; all of them make it, and wait here for each other."""
@@ -133,6 +133,12 @@ class Lanes:
         return self.upwards if rank < peer else self.downwards
 
 
+def make_lanes(meeting: Meeting, engine: TCPStore, name: str, members: tuple[int, ...]) -> Lanes:
+    """All members make them, and wait here for each other."""
+    up, down = (_make_group(meeting, engine, f"{name}/{way}", members) for way in ("up", "down"))
+    return Lanes(up, down)
+
+
 def meet(meeting: Meeting, engine: TCPStore, check: Callable[[], None]) -> Lanes:
     """The connections of all processes, once all have come.
 
@@ -155,8 +161,7 @@ def meet(meeting: Meeting, engine: TCPStore, check: Callable[[], None]) -> Lanes
     def make() -> None:
         try:
             store = meeting.connect_again()
-            lanes = (make_group(meeting, store, name, everybody) for name in ("up", "down"))
-            made.append(Lanes(*lanes))
+            made.append(make_lanes(meeting, store, "links", everybody))
         except BaseException as error:
             made.append(error)
 
