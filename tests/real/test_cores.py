@@ -57,6 +57,10 @@ def test_workers_of_torchrun_keep_to_cores_where_all_are_on_one_host(
     allowed = sorted(os.sched_getaffinity(0))
     size = 2 * len(allowed)
     monkeypatch.setattr(cores, "discover", lambda: Environment("torchrun", 0, size, 0, size))
+    monkeypatch.setattr(os, "cpu_count", lambda: max(allowed) + 2)
+    OwnCore(_transport("torch", 0, size), is_synchronous=True)
+    assert os.sched_getaffinity(0) == set(allowed)  # somebody has bound this one
+    monkeypatch.setattr(os, "cpu_count", lambda: len(allowed))
     OwnCore(_transport("torch", 0, size), is_synchronous=True)
     assert os.sched_getaffinity(0) == {allowed[0]}
 

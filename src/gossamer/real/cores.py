@@ -25,14 +25,17 @@ def core_of(rank: int, size: int, cores: Sequence[int]) -> int | None:
 
 
 def _is_on_one_host(transport: Transport) -> bool:
-    """All workers, as far as can be told; mpirun has its own way to bind processes."""
+    """All workers, and nobody has given this one cores of its own, as far as can be told; mpirun
+    has its own way to bind processes."""
     if transport.name == "torch":
-        return discover().local_size == transport.size
+        is_free = os.sched_getaffinity(0) == set(range(os.cpu_count() or 0))
+        return is_free and discover().local_size == transport.size
     return transport.name == "shm"
 
 
 class OwnCore:
-    """Keeps the thread that made it to one core, and those that it starts, until it is let go."""
+    """Keeps the thread that made it to one core until it is let go. What the thread starts
+    meanwhile keeps to that core, too, and is not let go."""
 
     def __init__(self, transport: Transport, *, is_synchronous: bool) -> None:
         self._before: set[int] = set()

@@ -212,7 +212,11 @@ class Reduction:
     def _by_engine(self, own: Sum, error: BaseException | None) -> None:
         if error is None:
             self._finish(own, 0, is_by_engine=True)
-        elif own.is_first_attempt():  # else somebody died, and it is done again by messages
+            return
+        # Not in the middle of `lost`: who asks next whether a later sum is wanted must be told no.
+        with self._lock:
+            is_failed = own.is_first_attempt()  # else somebody died: it is done again by messages
+        if is_failed:
             own.fail(error)
 
     def _finish(self, own: Sum, attempt: int, *, is_by_engine: bool = False) -> None:

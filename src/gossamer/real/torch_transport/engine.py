@@ -41,10 +41,13 @@ class GroupEngine:
         self._fulfil = fulfil
         self._groups: dict[Members, MakingGroup] = {}
         self._lock = threading.Lock()
+        self._is_closed = False
 
     def __call__(self, order: Order) -> None:
         members = order.members
         with self._lock:
+            if self._is_closed:
+                return  # nobody awaits it any more
             group = self._groups.get(members)
             if group is None:
                 group = MakingGroup(self._name, members, self._make, self._fulfil)
@@ -54,8 +57,9 @@ class GroupEngine:
     def lost(self, process: int) -> None:
         """It died, and what it took part in has been begun again by messages.
 
-        Letting go of a group closes its connections. Members whose engines still wait for this one
-        wake up by that; they would otherwise do so when it ends, perhaps at their own end.
+        Letting go of a group closes its connections, once what has been added up is collected or
+        has failed. Members whose engines still wait for this one wake up by that; they would
+        otherwise do so when it ends, perhaps at their own end.
         """
         for group in self._of(lambda members: process in members):
             group.let_go(is_closing=False)
@@ -63,6 +67,8 @@ class GroupEngine:
     def close(self, seconds: float) -> None:
         """A thread that wakes inside Gloo while the interpreter ends would abort the process."""
         until = time.monotonic() + seconds
+        with self._lock:
+            self._is_closed = True
         groups = self._of(lambda members: True)
         for group in groups:
             group.let_go(is_closing=True)

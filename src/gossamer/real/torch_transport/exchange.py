@@ -37,6 +37,9 @@ class Exchange:
         self._size = size
         self._others = [place for place in range(size) if place != own]
         self._numbers = count()
+        self.given_up: list[Any] = []
+        """What was asked of Gloo for sums that were broken off, as long as the connections are in
+        use: where nobody took what comes, nothing that is behind it would come either."""
 
     def fulfil(self, order: Order) -> Making:
         """Say what will be sent and what there is room for; then, at each turn, add up a piece.
@@ -49,7 +52,7 @@ class Exchange:
         shares = self._shares(value, is_whole=is_by_all)
         sends = [self._send(value[piece], to, tag) for to in self._others for piece in shares[to]]
         means = [] if is_by_all else self._means_of_others(target, shares, tag + 1)
-        rest = _Rest(order, means, sends)
+        rest = _Rest(self, order, means, sends)
         coming = self._coming(value, shares[self._own], tag)
         ahead = deque(islice(coming, _AHEAD))
         try:
@@ -64,10 +67,8 @@ class Exchange:
                     sends += [self._send(target[piece], to, tag + 1) for to in self._others]
                 order.landed(piece)
         except BaseException:
-            # Gloo must let go of the memory before others use it.
-            receives = []
-            ahead.clear()
-            rest.close()
+            self.given_up.append(ahead)
+            rest.give_up()
             raise
         if is_by_all:
             _wait_for(sends)
@@ -112,7 +113,10 @@ class Exchange:
 class _Rest:
     """What is left of a sum once its own share is added up: to get the others' and to send."""
 
-    def __init__(self, order: Order, means: list[tuple[slice, Any]], sends: list[Any]) -> None:
+    def __init__(
+        self, exchange: Exchange, order: Order, means: list[tuple[slice, Any]], sends: list[Any]
+    ) -> None:
+        self._exchange = exchange
         self._order, self._means, self._sends = order, means, sends
 
     def wait(self) -> None:
@@ -121,9 +125,8 @@ class _Rest:
             self._order.landed(piece)
         _wait_for(self._sends)
 
-    def close(self) -> None:
-        self._means.clear()
-        self._sends.clear()
+    def give_up(self) -> None:
+        self._exchange.given_up.append((self._means, self._sends))
 
 
 def _pieces(start: int, end: int, element_size: int) -> list[slice]:

@@ -31,8 +31,8 @@ class Rest(Protocol):
         """Raises RuntimeError where it does not come."""
         ...
 
-    def close(self) -> None:
-        """Let go of the memory, though it may not have come."""
+    def give_up(self) -> None:
+        """It is not waited for any more, or has failed."""
         ...
 
 
@@ -71,7 +71,7 @@ class MakingGroup:
 
     def let_go(self, *, is_closing: bool) -> None:
         """Nothing comes any more; `is_closing`: and nobody awaits what has come."""
-        self._is_closing = is_closing
+        self._is_closing = self._is_closing or is_closing
         self._asked.put(None)
 
     def join(self, until: float) -> None:
@@ -142,12 +142,14 @@ class MakingGroup:
             try:
                 if rest is not None and order.is_wanted():
                     rest.wait()
+                elif rest is not None:
+                    rest.give_up()
             except RuntimeError as error:
+                assert rest is not None
+                rest.give_up()
                 self._failed(order, error)
             else:
                 order.finished(None)
-            if rest is not None:
-                rest.close()
             self._ended.put(weight_of(order.value.nbytes))
             del left, order, rest
 
