@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import IO, Any
 
 _BURST = "72kb"
-"""A whole packet of the sender's segmentation must fit, with a header for each part: else the shaper
-cuts it up, and one core of the machine does nothing else."""
+"""A packet of the sender's segmentation must fit, with a header for each part: else the shaper cuts
+it up, and one core of the machine does nothing else."""
 _QUEUE = "4mb"  # what a crowded link holds back before it drops
 _ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 _GRACE_S = 3.0
