@@ -104,14 +104,14 @@ class Meeting:
 
 
 def _make_group(
-    meeting: Meeting, engine: TCPStore, name: str, members: tuple[int, ...], threads: int = 1
+    meeting: Meeting, engine: TCPStore, name: str, members: tuple[int, ...], device: Any
 ) -> ProcessGroupGloo:
     """A Gloo group of these processes; all of them make it, and wait here for each other."""
     engine_class: Any = ProcessGroupGloo
     options = engine_class._Options()
-    options._devices = [_device(meeting.host, meeting.port)]
+    options._devices = [device]
     options._timeout = FOR_EVER
-    options._threads = threads
+    options._threads = 1
     store = PrefixStore(f"{meeting.prefix}/{name}", engine)
     return ProcessGroupGloo(store, members.index(meeting.rank), len(members), options)
 
@@ -135,7 +135,10 @@ class Lanes:
 
 def make_lanes(meeting: Meeting, engine: TCPStore, name: str, members: tuple[int, ...]) -> Lanes:
     """All members make them, and wait here for each other."""
-    up, down = (_make_group(meeting, engine, f"{name}/{way}", members) for way in ("up", "down"))
+    device = _device(meeting.host, meeting.port)  # one thread of Gloo's for both
+    up, down = (
+        _make_group(meeting, engine, f"{name}/{way}", members, device) for way in ("up", "down")
+    )
     return Lanes(up, down)
 
 
