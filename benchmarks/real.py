@@ -41,6 +41,7 @@ OF_TORCH = (
     Variant("pull_gossip on torch", "join", "pull_gossip", "torch"),
     Variant("ad_psgd on torch", "join", "ad_psgd", "torch"),
     Variant("all_reduce on torch", "join", "all_reduce", "torch", True),
+    Variant("all_reduce on torch, by Gloo", "join", "all_reduce", "torch", True, "engine"),
     Variant("local_sgd, period 4, on torch", "join", "local_sgd:period=4", "torch", True),
 )
 BARE_GET = Variant("bare MPI, Get", "bare", "get", "mpi")
@@ -171,7 +172,7 @@ def full_measure(device: str, models: Sequence[str], rounds: int) -> dict[str, A
     found: dict[str, Any] = {"skipped": skipped, "coupled": {}, "straggler": {}, "exchange": {}}
     slow_variants = (DDP, SHM_GOSSIP, SHM_AD_PSGD, *([BARE_GET] if "mpi" in families else []))
     for model in models:
-        few = rounds if model == "mlp" else max(3, rounds // 3)
+        few = rounds if model == "mlp" else max(3, rounds // 2)
         for size in (2, 4):
             case: dict[str, Any] = {}
             for family, variants in families.items():

@@ -39,6 +39,8 @@ class Variant:
     method: str = ""
     transport: str = ""
     is_synchronous: bool = False
+    reduction: str = "auto"
+    """GOSSAMER_REDUCTION of the torch transport."""
 
 
 class Group:
@@ -74,6 +76,7 @@ class Group:
             run = "from gossamer.cli import main; main()"
             command = [sys.executable, "-c", run, "run", "-n", str(size), "--transport", transport,
                        "--", *worker]  # fmt: skip
+            environment |= {"GOSSAMER_REDUCTION": self.variant.reduction}
         else:
             variables = [
                 environment | {"RANK": str(rank), "WORLD_SIZE": str(size)} for rank in range(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -15,6 +16,7 @@ from gossamer.commands import doctor
 from gossamer.errors import ConfigurationError
 from gossamer.real.environment import Environment
 from gossamer.real.torch_transport.collectives import (
+    Place,
     agree_on_collectives,
     choose_collectives,
     own_gpu,
@@ -38,15 +40,54 @@ class Facts:
         return self.facts.get(key)
 
 
-GPUS = st.lists(st.sampled_from(["no GPU", "no NCCL", "GPU-a", "GPU-b", "GPU-c"]), max_size=4)
+GPUS = st.lists(
+    st.sampled_from(["no GPU", "no NCCL", "GPU-a", "GPU-b", "GPU-c"]), min_size=1, max_size=4
+)
+ALIKE = st.builds(lambda gpu, count: [gpu] * count, st.just("no GPU"), st.integers(1, 4))
 
 
-@settings(max_examples=50, deadline=None)
-@given(GPUS.filter(bool))
-def test_nccl_is_used_exactly_where_every_worker_has_a_gpu_of_its_own(gpus: list[str]) -> None:
-    """Two of its processes on one GPU would hang; without a GPU there is nothing to use."""
+def places(gpus: list[str], neighbours: int = 1) -> list[Place]:
+    return [Place(gpu, neighbours) for gpu in gpus]
+
+
+@settings(max_examples=100, deadline=None)
+@given(GPUS | ALIKE, st.integers(1, 4))
+def test_the_best_that_all_have_is_used(gpus: list[str], neighbours: int) -> None:
+    """Two of NCCL's processes on one GPU would hang, and without a GPU there is nothing to use;
+    memory is shared by those of one host, and holds no GPU's values."""
     has_own = len(set(gpus)) == len(gpus) and all(gpu.startswith("GPU") for gpu in gpus)
-    assert choose_collectives("auto", gpus)[0] == ("nccl" if has_own else "engine")
+    is_near = set(gpus) == {"no GPU"} and neighbours == len(gpus)
+    expected = "nccl" if has_own else "shared" if is_near else "engine"
+    assert choose_collectives("auto", places(gpus, neighbours))[0] == expected
+
+
+def test_nothing_is_shared_where_one_launcher_says_otherwise() -> None:
+    """Each host's says how many it has; all must be on the first."""
+    mixed = [Place("no GPU", 3), Place("no GPU", 3), Place("no GPU", 1)]
+    assert choose_collectives("auto", mixed)[0] == "engine"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "neighbours", "why"),
+    [
+        (["no GPU", "GPU-a"], 2, "worker 1 computes on a GPU"),
+        (["no GPU", "no GPU"], 1, "worker 0 has 1 of 2 workers on its host"),
+    ],
+)
+def test_memory_that_cannot_be_shared_is_refused_with_its_reason(
+    gpus: list[str], neighbours: int, why: str
+) -> None:
+    """Where it was asked for."""
+    with pytest.raises(ConfigurationError, match=why):
+        choose_collectives("shared", places(gpus, neighbours))
+
+
+def test_without_linux_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other systems have no memory without a name that others may open."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    chosen, why = choose_collectives("auto", places(["no GPU"] * 2, 2))
+    assert chosen == "engine"
+    assert "needs Linux, and this is darwin" in why
 
 
 @pytest.mark.parametrize(
@@ -59,15 +100,18 @@ def test_nccl_is_used_exactly_where_every_worker_has_a_gpu_of_its_own(gpus: list
 )
 def test_a_choice_that_cannot_work_is_refused_with_its_reason(gpus: list[str], why: str) -> None:
     """Asked for, NCCL says what is in its way; unasked, the same is why it is not used."""
-    assert choose_collectives("auto", gpus) == ("engine", why)
+    chosen, reason = choose_collectives("auto", places(gpus))
+    assert chosen == "engine"
+    assert reason.startswith(why)
     with pytest.raises(ConfigurationError, match=why):
-        choose_collectives("nccl", gpus)
+        choose_collectives("nccl", places(gpus))
 
 
 @pytest.mark.parametrize("wanted", ["fixed", "engine"])
 def test_what_was_asked_for_is_used_whatever_gpus_there_are(wanted: str) -> None:
     """Somebody may want the same bits everywhere, or no NCCL."""
-    assert choose_collectives(wanted, ["GPU-a", "GPU-b"])[0] == wanted
+    assert choose_collectives(wanted, places(["GPU-a", "GPU-b"]))[0] == wanted
+    assert choose_collectives(wanted, places(["no GPU"] * 2, 2))[0] == wanted
 
 
 def test_a_worker_on_the_cpu_says_so_without_looking_for_gpus() -> None:
@@ -78,17 +122,17 @@ def test_a_worker_on_the_cpu_says_so_without_looking_for_gpus() -> None:
 
 def test_all_workers_choose_alike_once_all_have_spoken() -> None:
     """Nobody concludes anything from half of the answers."""
-    store, chosen = Facts(**{"gpu/0": "GPU-a"}), list[str]()
+    store, chosen = Facts(**{"place/0": "3 GPU-a"}), list[str]()
 
     def choose() -> None:
-        cpu = torch.device("cpu")
-        chosen.append(agree_on_collectives("auto", cpu, 1, 3, store, StopToken().check))
+        own = Place("no GPU", 3)
+        chosen.append(agree_on_collectives("auto", own, 1, 3, store, StopToken().check))
 
     thread = threading.Thread(target=choose)
     thread.start()
     thread.join(0.05)
     assert chosen == []
-    store.agree("gpu/2", "GPU-b")
+    store.agree("place/2", "3 GPU-b")
     thread.join(5.0)
     assert chosen == ["engine"]
 

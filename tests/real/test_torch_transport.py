@@ -30,10 +30,21 @@ TOGETHER = [law.name for law in SCENARIOS.values() if not law.apart]
 APART = [law for law in SCENARIOS.values() if law.apart]
 BY_ENGINE = "scenario_a_death_while_others_wait_in_an_all_reduce"
 FIXED = {"GOSSAMER_REDUCTION": "fixed"}
+WORDS = ("reduce", "survived", "gone")
+OF_SUMS = [law for law in SCENARIOS.values() if any(word in law.name for word in WORDS)]
+"""What sums have to do with."""
+
+
+def shared(size: int) -> dict[str, str]:
+    """What makes their sums be taken in memory: their launcher says that they are on one host."""
+    return {"GOSSAMER_REDUCTION": "shared", "GOSSAMER_LOCAL_SIZE": str(size)}
+
+
 GROUPS = [
     (3, TOGETHER, FIXED),
     *((law.size, [law.name], FIXED) for law in APART),
     (3, [BY_ENGINE], {"GOSSAMER_REDUCTION": "engine"}),
+    *((law.size, [law.name], shared(law.size)) for law in OF_SUMS),
 ]
 LIMIT_S = 110
 HERE = Path(__file__).parent
@@ -84,7 +95,13 @@ def test_torch_transport_keeps_the_law(law: Scenario, answers: list[Any]) -> Non
 
 def test_a_death_breaks_the_engine_but_not_the_sum(answers: list[Any]) -> None:
     """Who waits in Gloo's own all-reduce for a process that dies gets the survivors' mean."""
-    check(SCENARIOS[BY_ENGINE], answers[-1])
+    check(SCENARIOS[BY_ENGINE], answers[-1 - len(OF_SUMS)])
+
+
+@pytest.mark.parametrize("place", range(-len(OF_SUMS), 0), ids=[law.name for law in OF_SUMS])
+def test_sums_in_memory_that_is_shared_keep_the_law(place: int, answers: list[Any]) -> None:
+    """Deaths, farewells and stops of processes whom Gloo connects reach the sums beside it."""
+    check(OF_SUMS[place], answers[place])
 
 
 def test_torchrun_starts_it_with_its_own_store(tmp_path: Path) -> None:
@@ -114,6 +131,9 @@ def test_both_launchers_are_understood() -> None:
     assert Meeting.from_environment(torchrun) == Meeting(1, 4, "a", 7, "gossamer/2")
     ours = {"GOSSAMER_STORE": "[::1]:9", "GOSSAMER_RANK": "0", "GOSSAMER_SIZE": "2"}
     assert Meeting.from_environment(torchrun | ours) == Meeting(0, 2, "::1", 9, has_notices=True)
+    near = torchrun | {"LOCAL_WORLD_SIZE": "4"}
+    assert Meeting.from_environment(near).neighbours == 4
+    assert Meeting.from_environment(near | ours | {"GOSSAMER_LOCAL_SIZE": "2"}).neighbours == 2
 
 
 def test_an_unknown_reduction_is_refused_with_the_nearest_name() -> None:

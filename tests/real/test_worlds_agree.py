@@ -127,11 +127,13 @@ def test_torch_gives_the_simulators_bits() -> None:
     check_bits(groups, run_groups(groups))
 
 
+@pytest.mark.parametrize("reduction", ["engine", "shared"])
 @pytest.mark.parametrize("workers", [2, 3, 4])
-def test_gloos_exchanges_give_the_simulators_bits(workers: int) -> None:
-    """What a pair sends whole and more send in parts is added in order of rank either way."""
+def test_other_sums_over_torch_give_the_simulators_bits(workers: int, reduction: str) -> None:
+    """What Gloo's pairs send whole and more send in parts, and what is added up in shared memory,
+    is added in order of rank every way."""
     groups = [
-        Group(method, workers, "torch", choices=SHORT, reduction="engine")
+        Group(method, workers, "torch", choices=SHORT, reduction=reduction)
         for method in ("all_reduce", "local_sgd")
     ]
     check_bits(groups, run_groups(groups))

@@ -203,7 +203,6 @@ class ShapedTransport:
     def __init__(self, inner: Transport, links: Links) -> None:
         self.name, self.rank, self.size = inner.name, inner.rank, inner.size
         self.averages_at_once = False
-        self.reduces_meanwhile = inner.reduces_meanwhile
         self._inner = inner
         self._links = links
         self._clock = _Clock()
@@ -217,6 +216,10 @@ class ShapedTransport:
     @property
     def store(self) -> Store:
         return self._inner.store
+
+    @property
+    def reduces_meanwhile(self) -> bool:
+        return self._inner.reduces_meanwhile
 
     @property
     def lost(self) -> frozenset[int]:

@@ -126,12 +126,15 @@ class Transport(Protocol):
     averages_at_once: bool
     """Whether the thread that asks for an average makes it before it goes on: one that a step asks
     for then never falls between a forward and a backward pass."""
-    reduces_meanwhile: bool
-    """Whether a reduction goes on while nobody waits for it: then a gradient's first parts are on
-    their way while backward makes the last."""
 
     @property
     def store(self) -> Store: ...
+
+    @property
+    def reduces_meanwhile(self) -> bool:
+        """Whether a reduction goes on while nobody waits for it: then a gradient's first parts are
+        on their way while backward makes the last. Known once it is open."""
+        ...
 
     def open(
         self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,

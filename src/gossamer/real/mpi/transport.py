@@ -22,11 +22,12 @@ from gossamer.real.mpi.doorbell import Doorbell
 from gossamer.real.mpi.engine import MPI, require_threads
 from gossamer.real.mpi.meeting import meet
 from gossamer.real.mpi.memory import Memory
-from gossamer.real.mpi.one_host import SharedSums, share_sums
+from gossamer.real.mpi.one_host import share_sums
 from gossamer.real.mpi.patience import Patience, busy_time
 from gossamer.real.mpi.pool import Pool
 from gossamer.real.mpi.post import Post
 from gossamer.real.mpi.reductions import FIXED, REDUCTIONS, Reductions
+from gossamer.real.shm.shared_sums import SharedSums
 from gossamer.real.transport import Listener, Parts, StopToken, Store, Window
 
 
@@ -155,7 +156,9 @@ class MpiTransport:
 
     def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
         now = self._now
-        return (now.shared or now.reductions).start(value, members)
+        if now.shared is not None and now.shared.has_room_for(value):
+            return now.shared.start(value, members)
+        return now.reductions.start(value, members)
 
     def close(self) -> None:
         """Say goodbye and return; the process stays reachable until all have done so.

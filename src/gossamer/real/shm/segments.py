@@ -2,7 +2,8 @@
 
 The launcher makes it without a name and hands it down as open files: nothing is left behind by any
 death, its own included. Of the control words each has one writer at a time: a process its own
-state, the launcher the states of the dead.
+state, the launcher the states of the dead. Under other launchers process 0 makes it
+(`shared_sums`), and whoever learns of a death writes that one's state: all write the same.
 """
 
 from __future__ import annotations
@@ -96,9 +97,9 @@ def create_segments(size: int) -> Segments:
     return Segments(tuple(fds))
 
 
-def is_segment(file: int) -> bool:
+def is_segment(file: int, process: int | str = "self") -> bool:
     """Whether this number still stands for such memory, and not for a file of the program's own."""
     try:
-        return os.readlink(f"/proc/self/fd/{file}").startswith(f"/memfd:{_NAME} ")
+        return os.readlink(f"/proc/{process}/fd/{file}").startswith(f"/memfd:{_NAME} ")
     except OSError:
         return False

@@ -46,6 +46,8 @@ class Meeting:
     """No launcher keeps a store, so process 0 does."""
     has_notices: bool = False
     """Our own launcher keeps the store, and writes there who has died."""
+    neighbours: int = 1
+    """The processes on this host, with this one, as far as the launcher says."""
 
     @staticmethod
     def from_environment(variables: Mapping[str, str] | None = None) -> Meeting:
@@ -54,7 +56,10 @@ class Meeting:
             host, _, port = found["GOSSAMER_STORE"].rpartition(":")
             names = ("GOSSAMER_RANK", "GOSSAMER_SIZE")
             rank, size = (_number(found, name) for name in names)
-            return Meeting(rank, size, host.strip("[]"), int(port), has_notices=True)
+            return Meeting(
+                rank, size, host.strip("[]"), int(port), has_notices=True,
+                neighbours=_number(found, "GOSSAMER_LOCAL_SIZE", "1"),
+            )  # fmt: skip
         rank, size, port = (_number(found, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
         # torchrun starts workers again after a failure, with the same store.
         prefix = f"gossamer/{found.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -63,7 +68,10 @@ class Meeting:
         if slurm_address(found) == f"{host}:{port}":
             # The ports of two steps may coincide, and other tasks than 0 would not notice.
             prefix = f"{prefix}/{slurm_name(found)}"
-        return Meeting(rank, size, host, port, prefix, hosts_store=not kept and rank == 0)
+        return Meeting(
+            rank, size, host, port, prefix, hosts_store=not kept and rank == 0,
+            neighbours=_number(found, "LOCAL_WORLD_SIZE", "1"),
+        )  # fmt: skip
 
     def connect(self) -> TCPStore:
         """A connection of its own: one that waits would keep other threads from using it."""
@@ -200,8 +208,8 @@ def _own_address(host: str, port: int) -> str:
         return str(towards.getsockname()[0])
 
 
-def _number(found: Mapping[str, str], name: str) -> int:
-    text = found.get(name)
+def _number(found: Mapping[str, str], name: str, default: str | None = None) -> int:
+    text = found.get(name, default)
     if text is None or not text.isdigit():
         raise ConfigurationError(
             f"the torch transport needs {name} to be a number, got {text!r}; "

@@ -1,4 +1,8 @@
-"""`TorchTransport`: links to all peers, and on top of them windows and sums."""
+"""`TorchTransport`: links to all peers, and on top of them windows and sums.
+
+Where all are on one host the sums are made in memory beside the links, which bring the word of who
+has died.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -21,12 +26,21 @@ from gossamer.real.losses import Loss, Losses
 from gossamer.real.notices import Attendance, Notices
 from gossamer.real.reduction import Reduction
 from gossamer.real.store import TcpStore
-from gossamer.real.torch_transport.collectives import REDUCTIONS, agree_on_collectives
+from gossamer.real.torch_transport.collectives import (
+    REDUCTIONS,
+    Place,
+    agree_on_collectives,
+    no_shared_memory,
+    own_gpu,
+)
 from gossamer.real.torch_transport.engine import GroupEngine, gloo_engine, nccl_engine
 from gossamer.real.torch_transport.link import Link, LinkStream
 from gossamer.real.torch_transport.rendezvous import Meeting, meet
 from gossamer.real.transport import Listener, Parts, StopToken, Window
 from gossamer.real.wire import Receiver
+
+if TYPE_CHECKING:
+    from gossamer.real.shm.shared_sums import SharedSums
 
 _FAREWELL_S = 2.0
 
@@ -36,7 +50,6 @@ class TorchTransport:
 
     name = "torch"
     averages_at_once = False
-    reduces_meanwhile = True
     torn_updates = 0
 
     def __init__(self, meeting: Meeting, reduction: str = "auto") -> None:
@@ -49,6 +62,7 @@ class TorchTransport:
         self.store: TcpStore = meeting.enter(self._engine)
         self._reduction_name = reduction
         self._adder: GroupEngine | None = None
+        self._shared: SharedSums | None = None
         self._links: dict[int, Link] = {}
         self._lost: frozenset[int] = frozenset()
         self._to_self: SimpleQueue[bytes | None] = SimpleQueue()
@@ -70,12 +84,20 @@ class TorchTransport:
         device = windows[self.rank].home
         notices = TcpStore(self._engine) if self._meeting.has_notices else None
         check = Attendance(stop, notices).check
+        place = Place(own_gpu(device), self._meeting.neighbours)
         chosen = agree_on_collectives(
-            self._reduction_name, device, self.rank, self.size, self.store, check
+            self._reduction_name, place, self.rank, self.size, self.store, check
         )
+        if chosen == "shared":
+            # Only Linux has what this needs.
+            from gossamer.real.torch_transport.one_host import share_sums
+
+            self._shared = share_sums(self.rank, self.size, windows, self.store, stop, check)
+            if self._shared is None and self._reduction_name == "shared":
+                raise no_shared_memory("one of the workers could not have it or open it")
         if chosen == "nccl":
             self._adder = nccl_engine(self._meeting, device, lambda: self._lost)
-        elif chosen == "engine":
+        elif chosen != "fixed" and self._shared is None:
             self._adder = gloo_engine(self._meeting)
         self._losses = Losses(self.store, self._learn)
         self._active = ActiveWords(self, windows, initial)
@@ -107,6 +129,10 @@ class TorchTransport:
         self._is_open = True
         # A receiving thread that wakes while the interpreter ends would abort the process.
         atexit.register(_leave_if_there, weakref.ref(self))
+
+    @property
+    def reduces_meanwhile(self) -> bool:
+        return self._shared is None
 
     @property
     def lost(self) -> frozenset[int]:
@@ -146,6 +172,8 @@ class TorchTransport:
         return self._active.average(own, peer)
 
     def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+        if self._shared is not None and self._shared.has_room_for(value):
+            return self._shared.start(value, members)
         return self._reduction.start(value, members)
 
     def close(self) -> None:
@@ -160,6 +188,8 @@ class TorchTransport:
         if not self._is_open:
             return
         self._notices.stop()
+        if self._shared is not None:
+            self._shared.close()
         if is_dead:
             epoch = self._losses.died(self.rank)
         else:
@@ -198,6 +228,8 @@ class TorchTransport:
     def _learn(self, epoch: int, loss: Loss) -> None:
         """A line of the list of losses, in the same order in every process."""
         process = loss.process
+        if self._shared is not None:
+            self._shared.lost(process)
         if process == self.rank:
             return
         error = PeerLost(process, "it died" if loss.is_dead else "it has left")
