@@ -2,12 +2,15 @@
 
     python benchmarks/real.py                     three quarters of an hour on two cores
     python benchmarks/real.py --quick --json      the main figures in under a minute
+    python benchmarks/real.py --only shm/2 --models mlp --rounds 45    some rows again, for longer
     PYTHONPATH=src python benchmarks/real.py --device cuda    processes that share one GPU
 
 Each variant runs in p processes of its own, started as a user starts them, and takes turns with p
 processes of the plain loop. A ratio is that of one phase to the two of the plain loop around it;
-the median over rounds is reported, with the least and the most. With --json one JSON object is the
-last line; --write FILE keeps it, with the tables as Markdown beside it.
+the median over rounds is reported, with the least and the most; and beside it those of the rounds
+in which the processors shared a cache and in which they did not, as a virtual machine may be moved.
+With --json one JSON object is the last line; --write FILE keeps it, with the tables as Markdown
+beside it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cache_lines import cores_share_a_cache
 from real_conductor import Group, Turns, Variant, awake, find_mpirun, together
 from real_report import as_markdown
 
@@ -75,7 +79,8 @@ def coupled(
     """Speed over the plain loop, all workers alike."""
     plain, *others = groups = [Group(v, size, model, device) for v in (PLAIN, *variants)]
     with together(groups):
-        return Turns(SECONDS[model]).ratios(plain, others, rounds)
+        is_near = cores_share_a_cache if device == "cpu" else lambda: None
+        return Turns(SECONDS[model]).ratios(plain, others, rounds, is_near)
 
 
 def straggling(
@@ -158,17 +163,48 @@ def quick_measure(device: str, rounds: int) -> dict[str, Any]:
         }
 
 
-def full_measure(device: str, models: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Everything, variant families one after the other."""
-    skipped: dict[str, str] = {}
-    families: dict[str, tuple[Variant, ...]] = {
+def families_of(device: str) -> tuple[dict[str, tuple[Variant, ...]], dict[str, str]]:
+    """Those that take turns with each other; and what is left out, and why."""
+    families = {
         "shm": (DDP, LONELY, SHM_GOSSIP, SHM_AD_PSGD, SHM_ALL_REDUCE), "torch": (DDP, *OF_TORCH),
     }  # fmt: skip
     reason = "processes that share a GPU go through host memory" if device != "cpu" else None
     if (missing := reason or why_no_mpi()) is None:
-        families["mpi"] = OF_MPI
-    else:
-        skipped["mpi"] = missing
+        return {**families, "mpi": OF_MPI}, {}
+    return families, {"mpi": missing}
+
+
+def coupled_family(
+    family: str, variants: tuple[Variant, ...], size: int, model: str, device: str, rounds: int
+) -> dict[str, Any]:
+    """Its variants over the plain loop, and over DDP where that is among them."""
+    if family == "shm" and model == "mlp" and device == "cpu":
+        variants = (*variants, *BY_HAND.values())
+    results = coupled(variants, size, model, device, rounds)
+    for name, result in results.items():
+        result["family"] = family
+        if DDP.name in results and name != DDP.name:
+            result["over_ddp"] = result["over_plain"] / results[DDP.name]["over_plain"]
+    return results
+
+
+def some_measure(only: str, models: Sequence[str], device: str, rounds: int) -> dict[str, Any]:
+    """The rows of one family at one number of workers, as in shm/2."""
+    family, _, size = only.partition("/")
+    families, skipped = families_of(device)
+    if family not in families or not size.isdigit():
+        raise SystemExit(f"--only wants one of {', '.join(families)} and p, as in shm/2: {only!r}")
+    found: dict[str, Any] = {}
+    for model in models:
+        case = coupled_family(family, families[family], int(size), model, device, rounds)
+        _beside_bare(case)
+        found[model] = {size: case}
+    return {"coupled": found, "skipped": skipped, "straggler": {}, "exchange": {}}
+
+
+def full_measure(device: str, models: Sequence[str], rounds: int) -> dict[str, Any]:
+    """Everything, variant families one after the other."""
+    families, skipped = families_of(device)
     found: dict[str, Any] = {"skipped": skipped, "coupled": {}, "straggler": {}, "exchange": {}}
     slow_variants = (DDP, SHM_GOSSIP, SHM_AD_PSGD, *([BARE_GET] if "mpi" in families else []))
     for model in models:
@@ -176,15 +212,9 @@ def full_measure(device: str, models: Sequence[str], rounds: int) -> dict[str, A
         for size in (2, 4):
             case: dict[str, Any] = {}
             for family, variants in families.items():
-                if family == "shm" and model == "mlp" and device == "cpu":
-                    variants = (*variants, *BY_HAND.values())
-                results = coupled(variants, size, model, device, few)
+                results = coupled_family(family, variants, size, model, device, few)
                 # DDP stands beside each family; the first one is shown, all are compared with.
-                for name, result in results.items():
-                    if DDP.name in results and name != DDP.name:
-                        ddp = results[DDP.name]["over_plain"]
-                        result["over_ddp"] = result["over_plain"] / ddp
-                    case.setdefault(name, result | {"family": family})
+                case |= {name: row for name, row in results.items() if name not in case}
             _beside_bare(case)
             found["coupled"].setdefault(model, {})[str(size)] = case
         found["straggler"][model] = straggler_case(slow_variants, model, device, few)
@@ -237,17 +267,21 @@ def main() -> None:
     parser.add_argument("--models", default="mlp,resnet18")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", metavar="FAMILY/P", help="shm/2: the rows of shm at p=2 alone")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
+    models = arguments.models.split(",")
     if arguments.quick:
         found = quick_measure(arguments.device, arguments.rounds or 4)
+    elif arguments.only:
+        found = some_measure(arguments.only, models, arguments.device, arguments.rounds or 11)
     else:
-        models = arguments.models.split(",")
         found = full_measure(arguments.device, models, arguments.rounds or 11)
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine()
     machine = f"{name}, {os.cpu_count()} cores, torch {torch.__version__}, 1 thread per worker"
-    found = {"machine": machine, **headline(found), **found}
+    figures = {} if arguments.only else headline(found)
+    found = {"machine": machine, **figures, **found}
     print(as_markdown(found))
     if arguments.write:
         arguments.write.parent.mkdir(parents=True, exist_ok=True)

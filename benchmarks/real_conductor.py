@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -232,14 +232,18 @@ class Turns:
             self.phase(group)
 
     def ratios(
-        self, plain: Group, others: Sequence[Group], rounds: int
-    ) -> dict[str, dict[str, Any]]:
-        """Every phase of a variant stands between two of the plain loop."""
+        self, plain: Group, others: Sequence[Group], rounds: int,
+        is_near: Callable[[], bool | None] = lambda: None,
+    ) -> dict[str, dict[str, Any]]:  # fmt: skip
+        """Every phase of a variant stands between two of the plain loop. `is_near` is asked before
+        each round whether the machine's processors share a cache just now."""
         for group in (plain, *others):
             self.warm_up(group)
         found: dict[str, list[float]] = {group.variant.name: [] for group in others}
         speeds: list[float] = [self.phase(plain)]
+        nearness: list[bool | None] = []
         for _ in range(rounds):
+            nearness.append(is_near())
             for group in others:
                 rate = self.phase(group)
                 before = speeds[-1]
@@ -248,7 +252,7 @@ class Turns:
         steps = statistics.median(speeds) / (1 if self._sleep else plain.size)
         return {
             name: {
-                **spread(ratios),
+                **spread(ratios), **_by_nearness(ratios, nearness),
                 "exchanges_per_step": self._exchanges[name], "plain_steps_per_second": steps,
                 "slowest_over_mean": statistics.median(self._slowest[name]),
             }
@@ -258,6 +262,16 @@ class Turns:
 
 def spread(ratios: Sequence[float]) -> dict[str, float]:
     return {"over_plain": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+
+
+def _by_nearness(ratios: Sequence[float], nearness: Sequence[bool | None]) -> dict[str, Any]:
+    """The median of those rounds in which the processors shared a cache, and of the others."""
+    found: dict[str, Any] = {}
+    for name, wanted in (("near", True), ("far", False)):
+        chosen = [ratio for ratio, near in zip(ratios, nearness, strict=True) if near is wanted]
+        if chosen:
+            found[name] = {"over_plain": statistics.median(chosen), "rounds": len(chosen)}
+    return found
 
 
 def find_mpirun() -> str | None:

@@ -25,12 +25,13 @@ def as_markdown(found: dict[str, Any]) -> str:
         lines += _time_to_loss(found["time_to_loss"])
     if found["exchange"]:
         lines += _exchange(found["exchange"])
-    beyond = found["step_overhead_us"]
-    lines += [
-        f"A step without communication takes {abs(beyond):.1f} us "
-        f"{'more' if beyond > 0 else 'less'} than `optimizer.step()`.",
-        "",
-    ]
+    if "step_overhead_us" in found:
+        beyond = found["step_overhead_us"]
+        lines += [
+            f"A step without communication takes {abs(beyond):.1f} us "
+            f"{'more' if beyond > 0 else 'less'} than `optimizer.step()`.",
+            "",
+        ]
     lines += [f"Not measured: {what}, because {why}.\n" for what, why in found["skipped"].items()]
     return "\n".join([*lines, f"Machine: {found['machine']}."]) + "\n"
 
@@ -52,8 +53,9 @@ def _coupled(model: str, sizes: dict[str, Any]) -> list[str]:
         "-most).",
         "",
         f"| | {' | '.join(f'p={size}' for size in sizes)} | exchanges started per step | "
-        "slowest worker over the mean | over DDP | over bare MPI | over by hand |",
-        "|---" * (len(sizes) + 6) + "|",
+        "slowest worker over the mean | over DDP | over bare MPI | over by hand | "
+        "cores share a cache: yes, no (rounds) |",
+        "|---" * (len(sizes) + 7) + "|",
     ]
     for name in first:
         cells = [_ratio(case.get(name)) for case in sizes.values()]
@@ -63,8 +65,14 @@ def _coupled(model: str, sizes: dict[str, Any]) -> list[str]:
             or "-"
             for key in keys
         ]
+        cells.append(" / ".join(_near_and_far(case[name]) for case in sizes.values()))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return [*lines, ""]
+
+
+def _near_and_far(row: dict[str, Any]) -> str:
+    found = [row.get(name) for name in ("near", "far")]
+    return ", ".join(f"{one['over_plain']:.2f} ({one['rounds']})" if one else "-" for one in found)
 
 
 def _straggler(model: str, case: dict[str, Any]) -> list[str]:
