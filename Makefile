@@ -4,7 +4,7 @@
 # make slow   the long tests: thousands of random-fault seeds
 # make hosts  the tests on several hosts: network namespaces, as root
 # make browser  the tests of the page in a real Chromium, installed from Debian if it is not there
-# make bench  speed as ratios within one run: the simulator, then real workers (three quarters of an hour)
+# make bench  speed as ratios within one run: the simulator, then real workers (an hour)
 
 PYTHON ?= python3
 VENV := .venv

@@ -1,6 +1,6 @@
 """Real workers against the plain loop, DDP and bare MPI scripts, as ratios within one run.
 
-    python benchmarks/real.py                     three quarters of an hour on two cores
+    python benchmarks/real.py                     an hour on two cores
     python benchmarks/real.py --quick --json      the main figures in under a minute
     python benchmarks/real.py --only shm/2 --models mlp --rounds 45    some rows again, for longer
     PYTHONPATH=src python benchmarks/real.py --device cuda    processes that share one GPU
