@@ -85,6 +85,8 @@ class Buckets:
 
     def gradient(self) -> Gradient:
         """What the method awaits next."""
+        if not self._hooks and not self._started:
+            return Gradient("gradient")  # always in one piece: there is nothing to forget
         if self.conclude():
             # It leaves its means for later, so nothing is left to hide behind backward.
             self.close()

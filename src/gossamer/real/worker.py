@@ -219,7 +219,8 @@ class RealWorker:
         members = range(self.size) if over is None else over
         # Looking at a gradient in pieces would put it together.
         is_scattered = isinstance(value, Scattered)
-        if tuple(members) != self._inside and not (is_scattered and value.is_continued):
+        is_inside = bool(self._inside) and tuple(members) == self._inside
+        if not is_inside and not (is_scattered and value.is_continued):
             self._books.exchanges += 1
         share = 2 * (len(members) - 1) / len(members)
         size = value.count * value.kind.itemsize if is_scattered else value.nbytes
