@@ -149,6 +149,22 @@ def measure_link(made: Hosts) -> dict[str, float]:
     return json.loads(written)
 
 
+def measure_exchange(
+    made: Hosts, plan: Plan, model_bytes: int, bandwidth: float
+) -> dict[str, float]:
+    """What an all-reduce moves, by plain sockets; and what a fair share of the links would take."""
+    script, share = str(HERE / "reality_link.py"), model_bytes // WORKERS
+    command = [*NICE, sys.executable, script, "exchange"]
+    started = [
+        made.start(host, [*command, str(host), "29310", str(share), str(plan.seconds), *made.names])
+        for host in range(WORKERS)
+    ]
+    found = [json.loads(process.communicate(timeout=60)[0])["seconds"] for process in started]
+    made.started.clear()
+    fair = 2 * (WORKERS - 1) * share / bandwidth
+    return {"seconds": statistics.mean(found), "fair_seconds": fair}
+
+
 # ---------------------------------------------------------------------------------- prediction
 
 
@@ -183,7 +199,9 @@ def predict(cluster: Cluster, plan: Plan, method: str, slow: str) -> float:
 
 def compare(made: Hosts, plan: Plan, methods: tuple[str, ...]) -> dict[str, Any]:
     ports = iter(range(29400, 29999))
+    parameters = sum(p.numel() for p in make_task(TASK).make_model().parameters())
     link = measure_link(made)
+    exchange = measure_exchange(made, plan, 4 * parameters, link["bandwidth"])
     alone = run_real(made, plan, "ensemble", "", next(ports))
     cluster = describe(link, alone)
     print(f"link {link['bandwidth'] / 1e6:.1f} MB/s, {1e6 * link['latency']:.0f} us; gradient "
@@ -203,16 +221,17 @@ def compare(made: Hosts, plan: Plan, methods: tuple[str, ...]) -> dict[str, Any]
             rows.append(row)
             print(f"{case:14} {row['method']:12} predicted {predicted:6.2f} s  measured "
                   f"{measured:6.2f} s  error {100 * row['error']:+5.1f} %", flush=True)  # fmt: skip
-    parameters = sum(p.numel() for p in make_task(TASK).make_model().parameters())
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
         "plan": dataclasses.asdict(plan), "task": TASK, "model_bytes": 4 * parameters,
-        "link": link, "alone": alone, "cluster": cluster.as_dict(), "rows": rows,
+        "link": link, "exchange": exchange, "alone": alone, "cluster": cluster.as_dict(),
+        "rows": rows,
     }  # fmt: skip
 
 
 def as_markdown(found: dict[str, Any]) -> str:
     plan, link, alone = found["plan"], found["link"], found["alone"]
+    exchange = found["exchange"]
     lines = [
         f"{WORKERS} hosts, links of {plan['mbit']:g} Mbit/s: {link['bandwidth'] / 1e6:.1f} MB/s "
         f"and {1e6 * link['latency']:.0f} us measured. A gradient takes "
@@ -241,6 +260,10 @@ def as_markdown(found: dict[str, Any]) -> str:
         f"Mean absolute error {100 * statistics.mean(errors):.0f} %, largest "
         f"{100 * max(errors):.0f} %; {sum(error <= 0.15 for error in errors)} of {len(errors)} "
         "within 15 %.",
+        "",
+        "What an all-reduce moves, every host's parts to all others and back, takes plain sockets "
+        f"{1e3 * exchange['seconds']:.0f} ms after a pause of a gradient's length; "
+        f"a fair share of the links would be {1e3 * exchange['fair_seconds']:.0f} ms.",
         "",
         f"Machine: {found['machine']}.",
         "",

@@ -1,6 +1,12 @@
-"""What a link carries, by plain sockets: `reality_link.py serve PORT` and `measure HOST PORT`.
+"""What links carry, by plain sockets and nothing else.
 
-`measure` prints JSON: bytes per second of one long transfer, and half the time of a round trip.
+    reality_link.py serve PORT, on another host measure HOST PORT
+        bytes per second of one long transfer, and half the time of a round trip
+    reality_link.py exchange RANK PORT BYTES PAUSE HOST HOST ..., on all of them
+        seconds in which every host sends so many bytes to every other, twice, after a pause: what
+        an all-reduce of a vector in as many parts as there are hosts moves
+
+Both print JSON.
 """
 
 from __future__ import annotations
@@ -9,10 +15,13 @@ import json
 import socket
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Sequence
 
 LENGTH = 24 << 20
 ROUND_TRIPS = 200
+EXCHANGES = 15
 _CHUNK = 1 << 20
 
 
@@ -44,6 +53,42 @@ def measure(host: str, port: int) -> dict[str, float]:
     return {"bandwidth": LENGTH / seconds, "latency": statistics.median(trips) / 2}
 
 
+def exchange(
+    rank: int, port: int, length: int, pause: float, hosts: Sequence[str]
+) -> dict[str, float]:
+    others = _all_connected(rank, port, hosts)
+    times: list[float] = []
+    for _ in range(EXCHANGES):
+        time.sleep(pause)
+        _to_all(others, 1)  # all are there
+        began = time.monotonic()
+        _to_all(others, length)
+        _to_all(others, length)
+        times.append(time.monotonic() - began)
+    return {"seconds": statistics.median(times)}
+
+
+def _all_connected(rank: int, port: int, hosts: Sequence[str]) -> list[socket.socket]:
+    """A connection with each other host; in no order that anybody needs."""
+    with socket.create_server(("", port)) as listening:
+        found = [_reach(host, port) for host in hosts[:rank]]
+        found += [listening.accept()[0] for _ in hosts[rank + 1 :]]
+    for connection in found:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return found
+
+
+def _to_all(others: Sequence[socket.socket], length: int) -> None:
+    """Both ways at once, with all of them at once."""
+    content = bytes(length)
+    threads = [threading.Thread(target=_receive, args=(one, length)) for one in others]
+    threads += [threading.Thread(target=one.sendall, args=(content,)) for one in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def _timed(connection: socket.socket, content: bytes) -> float:
     began = time.monotonic()
     connection.sendall(content)
@@ -63,7 +108,12 @@ def _reach(host: str, port: int) -> socket.socket:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        serve(int(sys.argv[2]))
+    what, *given = sys.argv[1:]
+    if what == "serve":
+        serve(int(given[0]))
+    elif what == "measure":
+        print(json.dumps(measure(given[0], int(given[1]))))
     else:
-        print(json.dumps(measure(sys.argv[2], int(sys.argv[3]))))
+        own_rank, own_port, share, seconds, *names = given
+        found = exchange(int(own_rank), int(own_port), int(share), float(seconds), names)
+        print(json.dumps(found))
