@@ -122,6 +122,7 @@ def test_the_epoch_does_not_go_back_with_what_the_dead_had_left() -> None:
     assert sorted(done) == list(range(samples))
     assert epochs == sorted(epochs)
     assert epochs[-1] == pytest.approx(39 / 40)
+    assert first.epoch == 1.0  # the run is over: all of it
 
 
 class CountingStore(LocalStore):
@@ -217,4 +218,5 @@ def test_rounds_without_deaths_end_at_the_budget() -> None:
     while rounds.open_step(steps):
         steps += 1
     assert steps == 10
+    assert rounds.epoch == 1.0
     assert isinstance(rounds.next_batch(), np.ndarray)

@@ -56,9 +56,9 @@ class Rounds:
         if self._claimed >= self._samples:
             # Who is known by now to have died has not done what it was counted for.
             self._keep(self._live_at((block + 1) * BLOCK))
+        self.epoch = self._claimed / self._data_size
         if self._claimed >= self._samples:
             return False
-        self.epoch = self._claimed / self._data_size
         self._claimed += self._batch * len(self._members or ())
         self._rounds[1] += 1
         return True
@@ -126,6 +126,8 @@ class Leases:
         if not self._leased:
             self._leased = self._take()
         if not self._leased:
+            # What is not done yet others have.
+            self.epoch = self._last * self._batch / self._data_size
             return False
         # Not back to the beginning, and to its learning rate, with what one who died had left.
         self.epoch = max(self.epoch, self._leased[0] * self._batch / self._data_size)
