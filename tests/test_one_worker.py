@@ -121,7 +121,8 @@ class Alone:
 
 
 def easgd() -> Tensor:
-    plain = Plain()
+    """The penalty's gradient is taken where that of the loss is, before the pull."""
+    plain = Plain(decay=0.0)
     centre = plain.flat
     for step, batch in plain.batches():
         point = plain.flat
@@ -129,7 +130,7 @@ def easgd() -> Tensor:
             pull = 0.4 * (point - centre)
             plain.flat = point - pull
             centre = centre + pull
-        plain.descend(plain.flat_gradient(point, batch))
+        plain.descend(plain.flat_gradient(point, batch) + DECAY * point)
     return centre
 
 
@@ -150,8 +151,8 @@ def eamsgd() -> Tensor:
 
 
 def serial() -> Tensor:
-    """Plain SGD: such a server has no momentum and no decay unless the user asks for them."""
-    plain = Plain(momentum=0.0, decay=0.0)
+    """Such a server has the run's own optimiser, but for the momentum."""
+    plain = Plain(momentum=0.0)
     for _, batch in plain.batches():
         plain.step(batch)
     return plain.flat
@@ -176,7 +177,7 @@ def moving_average() -> Tensor:
 
 def compensated() -> Tensor:
     """Nothing has moved since the gradient's point, so that there is nothing to compensate."""
-    plain = Plain(momentum=0.0, decay=0.0)
+    plain = Plain(momentum=0.0)
     backup = plain.flat
     mean_square = torch.zeros_like(backup)
     for _, batch in plain.batches():
@@ -241,7 +242,7 @@ FORMS = {
     "softsync": Alone("n=1", heavy_ball),
     "staleness_aware": Alone("damping=exponential", serial),
     "dc_asgd": Alone("compensation=2,adaptive=true,mean_square=0.8", compensated),
-    "hogwild": Alone("pieces=3", serial),
+    "hogwild": Alone("pieces=3,keep_momentum=true", heavy_ball),
     "downpour": Alone("n_push=1", serial),
     "bmuf": Alone("period=4,block_momentum=0.6,zeta=0.9", bmuf),
     "slowmo": Alone("period=4,alpha=0.8,beta=0.5", slowmo),

@@ -275,30 +275,36 @@ def test_gradients_beyond_the_cap_are_dropped_and_counted(
 
 
 @few
-@given(st.integers(1, 5), st.booleans(), st.sampled_from([0.0, 0.5, 2.0]), seeds)
+@given(
+    st.integers(1, 5), st.sampled_from(["constant", "own", "shared"]),
+    st.sampled_from([0.0, 0.5, 2.0]), seeds,
+)  # fmt: skip
 def test_dc_asgd_is_its_recursion_on_the_gradients_as_they_arrive(
-    workers: int, adaptive: bool, compensation: float, seed: int
+    workers: int, form: str, compensation: float, seed: int
 ) -> None:
     """w <- w - eta (g + lambda g g (w - w_bak(m))), w_bak(m) being what worker m was given last and
-    lambda divided, where adaptive, by the root of the mean square of the gradients so far."""
-    spec = f"dc_asgd:compensation={compensation},adaptive={str(adaptive).lower()},mean_square=0.7"
+    lambda divided, where adaptive, by the root of the mean square of its gradients so far, from
+    zero on; where that is shared, of all gradients, without bias."""
+    adaptive = {"own": "adaptive=true", "shared": "adaptive=true,shared=true"}.get(form)
+    spec = f"dc_asgd:compensation={compensation},mean_square=0.7,{adaptive or 'adaptive=false'}"
     simulation = build(
         bowl(), spec, unequal(workers, seed), steps=8, seed=seed, engine="loop",
         learning_rate=0.3, optimiser="sgd", evaluations=1,
     )  # fmt: skip
     w = centre(simulation)
-    mean_square = torch.zeros_like(w)
+    squares: dict[int, Tensor] = {}
     gradients = 0
     backup: dict[int, Tensor] = {}
 
     def pushed(_: int, source: int, push: Push) -> None:
-        nonlocal w, mean_square, gradients
+        nonlocal w, gradients
         if push.gradient is not None:
             g = push.gradient.double()
             gradients += 1
-            mean_square = 0.7 * mean_square + 0.3 * g * g
-            unbiased = mean_square / (1 - 0.7**gradients)
-            strength = compensation / (unbiased + 1e-7).sqrt() if adaptive else compensation
+            whose = -1 if form == "shared" else source
+            squares[whose] = 0.7 * squares.get(whose, torch.zeros_like(g)) + 0.3 * g * g
+            mean = squares[whose] / (1 - 0.7**gradients) if form == "shared" else squares[whose]
+            strength = compensation / (mean + 1e-7).sqrt() if adaptive else compensation
             w = w - 0.3 * (g + strength * g * g * (w - backup[source]))
         backup[source] = w
 

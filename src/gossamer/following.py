@@ -176,7 +176,7 @@ class Follower:
         summary = {
             "method": str(settings.method), "task": settings.task.name,
             "workers": settings.cluster.workers, "seed": settings.seed,
-            "learning_rate": settings.learning_rate,
+            "learning_rate": settings.learning_rate, "notices": settings.notices(),
             "parameters_digest": None if parameters is None else digest_of(parameters),
             **(self.rows[-1] if self.rows else {}),
             **self._totals(staleness),

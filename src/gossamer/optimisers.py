@@ -57,11 +57,13 @@ class Optimiser(ABC):
         state: Mapping[str, Tensor],
         steps: Sequence[int],
         learning_rate: float | Tensor,
+        points: Tensor | None = None,
     ) -> None:
         """Update `parameters` and `state` in place, one row per worker.
 
         `steps` counts the updates that each row has had before this one. `learning_rate` is one
-        number for all rows, or a [rows, 1] tensor. `gradients` is only read.
+        number for all rows, or a [rows, 1] tensor. `gradients` is only read. `points` is where they
+        were taken, if elsewhere than at the parameters: the weight decay is that of those points.
         """
         assert len(steps) == parameters.shape[0], "one step count per row"
         if isinstance(learning_rate, Tensor):
@@ -69,7 +71,7 @@ class Optimiser(ABC):
             learning_rate = learning_rate.to(parameters)
         if steps:
             with torch.no_grad():
-                gradients = self._decay_(parameters, gradients, learning_rate)
+                gradients = self._decay_(parameters, gradients, learning_rate, points)
                 self._update_(parameters, gradients, state, steps, learning_rate)
 
     def penalised(self, gradients: Tensor, parameters: Tensor) -> Tensor:
@@ -79,10 +81,11 @@ class Optimiser(ABC):
         return gradients.add(parameters, alpha=self.weight_decay)
 
     def _decay_(
-        self, parameters: Tensor, gradients: Tensor, learning_rate: float | Tensor
-    ) -> Tensor:
+        self, parameters: Tensor, gradients: Tensor, learning_rate: float | Tensor,
+        points: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         """Apply the weight decay and return the gradients to go on with: here, of an L2 penalty."""
-        return self.penalised(gradients, parameters)
+        return self.penalised(gradients, parameters if points is None else points)
 
     @abstractmethod
     def _update_(
@@ -199,10 +202,14 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
     def _decay_(
-        self, parameters: Tensor, gradients: Tensor, learning_rate: float | Tensor
-    ) -> Tensor:
-        if self.weight_decay != 0.0:
-            parameters.mul_(1 - learning_rate * self.weight_decay)
+        self, parameters: Tensor, gradients: Tensor, learning_rate: float | Tensor,
+        points: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        rate = learning_rate * self.weight_decay
+        if self.weight_decay != 0.0 and points is None:
+            parameters.mul_(1 - rate)
+        elif self.weight_decay != 0.0 and points is not None:
+            parameters.sub_(points * rate)
         return gradients
 
 

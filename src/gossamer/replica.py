@@ -56,12 +56,15 @@ class Replica(Protocol):
         """x = value; only for methods in which nobody else touches x meanwhile."""
         ...
 
-    def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
+    def descend_(
+        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None
+    ) -> None:
         """One step of the replica's own optimiser (momentum, Adam, ...).
 
         `read` is the version at which the gradient's point was read, where the method knows it
         (a server), one for each gradient in a mean; the staleness that metrics report is
-        `version - read`.
+        `version - read`. `at` is the gradient's point where that is another than the present
+        value: the optimiser's weight decay is taken there, too.
         """
         ...
 

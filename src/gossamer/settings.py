@@ -12,7 +12,7 @@ import torch
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.evaluate import BUFFER_POLICIES
 from gossamer.methods import MethodSpec, parse_method
-from gossamer.optimisers import make_optimiser
+from gossamer.optimisers import Sgd, make_optimiser
 from gossamer.options import check_range
 from gossamer.replica import cut, trainable
 from gossamer.schedules import make_schedule
@@ -83,7 +83,8 @@ class Settings:
                 f"{self.task.name}; choose a smaller one"
             )
         # What a run would refuse when it is made is refused here, before anything is written.
-        make_optimiser(self.optimiser or "")
+        asked = make_optimiser(self.optimiser or "")
+        self.method.check_kind(isinstance(asked, Sgd), asked.name)
         make_schedule(self.schedule, epochs=self.epochs or 0.0, workers=self.cluster.workers)
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigurationError(f"seed must have at most 63 bits, got {self.seed}")
@@ -93,6 +94,14 @@ class Settings:
                 model = self.task.make_model()
             cut([parameter.numel() for _, parameter in trainable(model)], self.method.servers)
         self.method_options()
+
+    def notices(self) -> list[str]:
+        """What a user must be told of these settings."""
+        asked = make_optimiser(self.optimiser or "")
+        momentum = asked.momentum if isinstance(asked, Sgd) else 0.0
+        is_synchronous = self.method.method.is_synchronous(self.method_options())
+        notice = self.method.notice(momentum, is_synchronous=is_synchronous)
+        return [] if notice is None else [notice]
 
     def method_options(self) -> dict[str, Any]:
         """All options of the method in this run; with groups, between the groups."""

@@ -205,6 +205,8 @@ def _follow(
             if result is None:
                 keep_report(folder, has_failed=True)
     if result is not None:
+        for notice in result.summary["notices"]:
+            out.print(f"notice: {notice}", markup=False, soft_wrap=True)
         _show(result)
     if folder is not None:
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)

@@ -22,8 +22,8 @@ async def d_psgd(
     """Lian et al. 2017, D-PSGD: x_i <- sum_j W_ij x_j - eta g_i(x_i).
 
     Promises: the mean moves by the gradients only; a step waits for the neighbours. `overlap`
-    hides the exchange behind the gradient, which uses the un-mixed x_i; `adapt=before` mixes
-    x_j - eta g_j instead (adapt then combine), which cannot overlap.
+    hides the exchange behind the gradient, which uses the un-mixed x_i, as the weight decay does;
+    `adapt=before` mixes x_j - eta g_j instead (adapt then combine), which cannot overlap.
     """
     graph = Neighbourhood(topology, w)
     for t in w.steps():
@@ -31,15 +31,16 @@ async def d_psgd(
         if adapt == "before":
             x.descend_(await w.gradient(x))
             await _mix(w, x, now, t, _exchange(w, x.snapshot(), now, t))
-        elif overlap:
-            exchange = _exchange(w, x.snapshot(), now, t)
+            continue
+        mine = x.snapshot()
+        if overlap:
+            exchange = _exchange(w, mine, now, t)
             grad = await w.gradient(x)
-            await _mix(w, x, now, t, exchange)
-            x.descend_(grad)
         else:
             grad = await w.gradient(x)
-            await _mix(w, x, now, t, _exchange(w, x.snapshot(), now, t))
-            x.descend_(grad)
+            exchange = _exchange(w, mine, now, t)
+        await _mix(w, x, now, t, exchange)
+        x.descend_(grad, at=mine if exchange else None)
 
 
 def _exchange(

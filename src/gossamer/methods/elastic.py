@@ -27,7 +27,7 @@ async def easgd(
             point = x.snapshot()  # x <- x_i
             if t % period == 0:  # if tau divides t_i
                 await _exchange(w, x, centre, point, alpha, synchronous)
-        x.descend_(await _gradient(w, x, point))  # x_i <- x_i - eta g(x)
+        x.descend_(await _gradient(w, x, point), at=point)  # x_i <- x_i - eta g(x)
 
 
 async def eamsgd(

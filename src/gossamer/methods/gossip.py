@@ -63,8 +63,9 @@ async def push_sum(
             x.weight += message.payload.weight
 
     for t in w.steps():
-        point = x if x.weight == 1.0 else x.snapshot() / x.weight  # z_i = x_i / w_i
-        x.descend_(await w.gradient(point))  # the gradient moves the biased numerator
+        point = None if x.weight == 1.0 else x.snapshot() / x.weight  # z_i = x_i / w_i
+        grad = await w.gradient(x if point is None else point)
+        x.descend_(grad, at=point)  # gradient and decay of z_i move the biased numerator
         now = graph.among(w.live_at(t))
         peers = now.out_neighbours(w.rank, t)
         # Mass sent to whom nobody reaches would be lost. It gets word that it gets none, for it

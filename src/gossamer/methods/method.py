@@ -51,8 +51,11 @@ class Method:
     is_left_alone: Callable[[int, int, Options], bool] = lambda rank, workers, options: False
     """Of such a method: whether that rank is one whose parameters nobody changes but its own steps,
     whoever dies."""
-    server_optimiser: str = ""
-    """What a server descends with unless the user says otherwise; empty: as the workers do."""
+    leaves_out_momentum: bool = False
+    """Whether SGD descends without its momentum unless the user puts it back, because nobody waits
+    for anybody and momentum and delay multiply. All else of an optimiser is as it was asked for."""
+    own_momentum: str = ""
+    """The option that is the method's momentum, where it descends by SGD itself."""
     is_synchronous: Callable[[Options], bool] = lambda options: True
     suits: Callable[[int, int], dict[str, Any]] = lambda workers, steps: {}
     """Defaults that suit the run at hand, from the number of workers and of steps."""

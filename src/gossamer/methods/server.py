@@ -81,7 +81,7 @@ async def downpour(w: Worker, x: Replica, *, n_push: int = 1, n_fetch: int = 1) 
         accrued = grad if before is None else before + grad
         pushes, fetches = (t + 1) % n_push == 0, (t + 1) % n_fetch == 0
         if not fetches:
-            x.add_(grad, -x.learning_rate)  # the local copy moves on until the next fetch
+            x.descend_(grad.clone())  # the local copy moves on until the next fetch
         if fetches:
             x.assign_(await shards.push(accrued if pushes else None))  # the fetch rides on the push
         elif pushes:
@@ -175,30 +175,46 @@ async def dc_asgd_server(
     compensation: float = 0.04,
     adaptive: bool = False,
     mean_square: float = 0.95,
+    shared: bool = False,
 ) -> None:
     """Zheng et al. 2017, DC-ASGD: w <- w - eta (g + lambda g g (w - w_bak)).
 
     w_bak is what the worker was given when it computed g; `adaptive` divides lambda by the root
-    of a running mean of g squared (their DC-ASGD-a).
+    of a running mean of g squared (their DC-ASGD-a): each worker's own, from zero on, or with
+    `shared` one of all gradients, divided by the weight of those that are in it.
     """
     given: dict[int, Tensor] = {}
-    squares = x.memory.setdefault("squares", torch.zeros_like(x.snapshot()))
-    weight = x.memory.setdefault("weight", torch.zeros((), dtype=torch.float64))
     while True:
         message = await w.receive(INBOX)
         push = message.payload
         if isinstance(push, Left):
             given.pop(message.source, None)
+            x.memory.pop(f"squares {message.source}", None)
             continue
         if push.gradient is not None:
-            squares.mul_(mean_square).addcmul_(push.gradient, push.gradient, value=1 - mean_square)
-            weight.mul_(mean_square).add_(1).sub_(mean_square)  # of all gradients in the mean
-            mean = squares / max(float(weight), 1e-12)
-            scale = compensation / (mean + 1e-7).sqrt() if adaptive else compensation
+            scale: float | Tensor = compensation
+            if adaptive:
+                whose = None if shared else message.source
+                mean = mean_of_squares(x.memory, push.gradient, mean_square, whose)
+                scale = compensation / (mean + 1e-7).sqrt()
             drift = x.snapshot() - given[message.source]
             x.descend_(delay_compensated(push.gradient, drift, scale), read=push.read)
         given[message.source] = x.snapshot()
         answer(w, x, message)
+
+
+def mean_of_squares(
+    memory: dict[str, Tensor], gradient: Tensor, factor: float, worker: int | None
+) -> Tensor:
+    """After this gradient, one worker's or that of all."""
+    name = "squares" if worker is None else f"squares {worker}"
+    squares = memory.setdefault(name, torch.zeros_like(gradient))
+    squares.mul_(factor).addcmul_(gradient, gradient, value=1 - factor)
+    if worker is not None:
+        return squares
+    weight = memory.setdefault("weight", torch.zeros((), dtype=torch.float64))
+    weight.mul_(factor).add_(1).sub_(factor)
+    return squares / max(float(weight), 1e-12)
 
 
 async def ssp(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) -> None:
@@ -213,7 +229,8 @@ async def ssp(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) ->
             x.assign_(await shards.pull(clock=t))  # waits while the slowest is too far behind
         grad = await w.gradient(x)
         shards.send(grad, clock=t)
-        x.add_(grad, -x.learning_rate / (len(w.live) if divide else 1))
+        # By the server's own rule, along a copy: what was sent is the server's.
+        x.descend_(grad / (len(w.live) if divide else 1))
 
 
 async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) -> None:
@@ -260,10 +277,11 @@ async def hogwild(w: Worker, x: Replica, *, pieces: int = 8) -> None:
     """Recht et al. 2011, HOGWILD!: shared parameters without locks.
 
     Component-wise adds are atomic, so no update is lost; but an update lands in `pieces`, and who
-    reads meanwhile sees some of them.
+    reads meanwhile sees some of them. What is added is a step of the worker's own optimiser.
     """
     shards = Shards(w)
     for _ in w.steps():
-        x.assign_(torch.cat(await shards.read()))
-        grad = x.clipped(await w.gradient(x))
-        await shards.accumulate(grad * -x.learning_rate, pieces=pieces)
+        point = torch.cat(await shards.read())
+        x.assign_(point)
+        x.descend_(await w.gradient(x))
+        await shards.accumulate(x.snapshot() - point, pieces=pieces)

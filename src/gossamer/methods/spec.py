@@ -33,6 +33,8 @@ class MethodSpec:
     """Whether servers have machines of their own or sit on the workers'."""
     lower_momentum: bool = False
     """Lower the server's explicit momentum by what asynchrony itself adds."""
+    keep_momentum: bool = False
+    """Keep SGD's momentum where it is left out otherwise."""
 
     @property
     def name(self) -> str:
@@ -51,28 +53,55 @@ class MethodSpec:
             shown["placement"] = self.placement
         if self.lower_momentum:
             shown["lower_momentum"] = True
+        if self.keep_momentum:
+            shown["keep_momentum"] = True
         return print_spec(self.name, shown)
 
-    def optimiser_of_servers(
-        self, workers: Optimiser, ends: int, *, is_synchronous: bool
-    ) -> Optimiser:
-        """What servers descend with: chosen by the user, by the method, or as the workers do."""
-        chosen = self.server_optimiser or self.method.server_optimiser
-        optimiser = make_optimiser(chosen) if chosen else workers
-        if isinstance(optimiser, Sgd) and self.lower_momentum:
-            momentum = optimiser.momentum
-            lowered = self.momentum_of_servers(momentum, ends, is_synchronous=is_synchronous)
-            # Nesterov's form needs some momentum to look ahead with.
-            nesterov = optimiser.nesterov and lowered > 0
-            optimiser = dataclasses.replace(optimiser, momentum=lowered, nesterov=nesterov)
-        return optimiser
+    def optimiser(self, asked: Optimiser, ends: int, *, is_synchronous: bool) -> Optimiser:
+        """What the replicas of a run descend with, the workers' as well as the servers': the one
+        that was asked for, or named for the servers."""
+        chosen = make_optimiser(self.server_optimiser) if self.server_optimiser else asked
+        if not isinstance(chosen, Sgd):
+            return chosen
+        momentum = self.momentum(chosen.momentum, ends, is_synchronous=is_synchronous)
+        # Without momentum there is nothing to dampen or to look ahead with.
+        none: dict[str, Any] = {} if momentum else {"dampening": 0.0, "nesterov": False}
+        return dataclasses.replace(chosen, momentum=momentum, **none)
 
-    def momentum_of_servers(self, own: float, ends: int, *, is_synchronous: bool) -> float:
-        """What servers leave of the momentum that an SGD has of its own."""
-        if self.method.server_optimiser == "sgd" and not self.server_optimiser:
+    def momentum(self, own: float, ends: int, *, is_synchronous: bool) -> float:
+        """What is left of the momentum that an SGD has of its own."""
+        if self._is_without_momentum(is_synchronous):
             return 0.0
         is_lowered = self.lower_momentum and not is_synchronous
         return explicit_momentum(own, ends) if is_lowered else own
+
+    def _is_without_momentum(self, is_synchronous: bool) -> bool:
+        if self.method.own_momentum:
+            return True
+        is_chosen = bool(self.server_optimiser) or self.keep_momentum or self.lower_momentum
+        return self.method.leaves_out_momentum and not is_synchronous and not is_chosen
+
+    def notice(self, momentum: float, *, is_synchronous: bool) -> str | None:
+        """What a user must be told whose SGD has that momentum."""
+        if not momentum or not self._is_without_momentum(is_synchronous):
+            return None
+        if self.method.own_momentum:
+            return (
+                f"SGD's momentum of {momentum:g} is left out, because {self.name} has one of its "
+                f"own; set that by {self.method.own_momentum}="
+            )
+        return (
+            f"SGD's momentum of {momentum:g} is left out where nobody waits for anybody, because "
+            "momentum and delay multiply; keep_momentum=true in the method puts it back"
+        )
+
+    def check_kind(self, is_sgd: bool, name: str) -> None:
+        """Refuse an optimiser that the method could take nothing but the rate from."""
+        if self.method.own_momentum and not is_sgd:
+            raise ConfigurationError(
+                f"{self.name} descends by SGD with a momentum of its own "
+                f"({self.method.own_momentum}) and cannot use {name}; choose sgd, or another method"
+            )
 
     def resolve(self, workers: int, steps: int) -> dict[str, Any]:
         """All options for a run of that many workers and steps each."""
@@ -113,6 +142,11 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
     if server_side and not method.has_server:
         key = next(iter(server_side))
         raise ConfigurationError(f"{name} has no server, so {key} cannot be set")
+    for key in () if method.server is not None else ("server_optimiser", *_MOMENTUM):
+        if key in server_side and not (key in _MOMENTUM and method.leaves_out_momentum):
+            raise ConfigurationError(
+                f"{name} has no optimiser on its server, so {key} cannot be set; leave it out"
+            )
     options = _bind(method, given)
     _check(name, options)
     return MethodSpec(method, options, is_paper, groups, **_server_side(name, server_side))
@@ -132,7 +166,8 @@ def _bind(method: Method, given: dict[str, str]) -> dict[str, Any]:
     return values
 
 
-_SERVER_SIDE = ("server_optimiser", "servers", "placement", "lower_momentum")
+_MOMENTUM = ("lower_momentum", "keep_momentum")
+_SERVER_SIDE = ("server_optimiser", "servers", "placement", *_MOMENTUM)
 
 
 def _server_side(name: str, given: Mapping[str, str]) -> dict[str, Any]:
@@ -148,8 +183,9 @@ def _server_side(name: str, given: Mapping[str, str]) -> dict[str, Any]:
         if given["placement"] not in ("own", "workers"):
             raise unknown_name(f"{name} placement", given["placement"], ("own", "workers"))
         values["placement"] = given["placement"]
-    if "lower_momentum" in given:
-        values["lower_momentum"] = convert(given["lower_momentum"], bool, f"{name}: lower_momentum")
+    for key in _MOMENTUM:
+        if key in given:
+            values[key] = convert(given[key], bool, f"{name}: {key}")
     return values
 
 

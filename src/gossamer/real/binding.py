@@ -278,10 +278,16 @@ class Binding:
             own = view if is_fitting else view.to(parameter.device, parameter.dtype)
             parameter.grad = own.to_sparse(1) if is_sparse else own
 
-    def descend(self, descent: Descent, guard: AbstractContextManager[None]) -> None:
-        """One step of the user's optimiser on the window."""
+    def descend(
+        self, descent: Descent, guard: AbstractContextManager[None], at: Tensor | None = None
+    ) -> None:
+        """One step of the user's optimiser on the window; or `at` another point, and the window
+        moves by as much."""
         if not self.is_uniform:
-            self._descend_elsewhere(descent, guard)
+            self._descend_elsewhere(descent, guard, at)
+            return
+        if at is not None:
+            self._descend_apart(descent, guard, at)
             return
         places = self._places if self._private is None else self._window_views
         with guard:
@@ -291,19 +297,33 @@ class Binding:
             if self._private is None:
                 descent.step()
             else:
-                self._step_there(descent)
+                self._step_there(descent, self._window_views)
 
-    def _step_there(self, descent: Descent) -> None:
-        self._point(self._window_views)
+    def _step_there(self, descent: Descent, views: Views) -> None:
+        self._point(views)
         try:
             descent.step()
         finally:
-            self._point(self._private_views)
+            self._point(self._window_views if self._private is None else self._private_views)
 
-    def _descend_elsewhere(self, descent: Descent, guard: AbstractContextManager[None]) -> None:
+    def _descend_apart(
+        self, descent: Descent, guard: AbstractContextManager[None], at: Tensor
+    ) -> None:
+        """In memory that nobody sees."""
+        there = joined([at])
+        views = self._views(there)
+        if not descent.descend_at(views, None if self._lent is None else self._lent[0]):
+            self.take_lent()
+            self._step_there(descent, views)
+        with guard:
+            self._window.add_(there.sub_(at))
+
+    def _descend_elsewhere(
+        self, descent: Descent, guard: AbstractContextManager[None], at: Tensor | None
+    ) -> None:
         """The optimiser must work where the parameters are: step there and publish the change."""
         with guard:
-            self.load(self._window)
+            self.load(self._window if at is None else at)
             before = self.initial()
             descent.step()
             self._window.add_(self.initial().sub_(before))

@@ -26,7 +26,7 @@ from gossamer.errors import ConfigurationError
 
 Facts = dict[str, Any]
 Say = Callable[[str], None]
-_FORMAT = 1
+_FORMAT = 2
 _KEPT = 2
 """Of the newest ones; the one before the newest is there in case a disk fails."""
 MANIFEST = "manifest.json"

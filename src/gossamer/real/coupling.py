@@ -35,7 +35,7 @@ from gossamer.real.outputs import (
     untrained,
 )
 from gossamer.real.pace import LoopPace
-from gossamer.real.server_optimizer import OwnOptimiserReplica, server_replica
+from gossamer.real.server_optimizer import OwnOptimiserReplica, server_replica, worker_replica
 from gossamer.real.signals import explain_no_more, explain_on_signal
 from gossamer.real.slowness import Slowness, own_slow_factor
 from gossamer.real.telling import Telling, TellingHub
@@ -134,7 +134,10 @@ class Coupling:
         self._watch = Watch(self._model, self._binding)
         guard = self.transport.guard(self.rank) if is_shared else None
         stale = self._stale_of(self.rank)
-        self.replica = LoopReplica(self._binding, window, self._optimizer, guard, stale)
+        self.replica = worker_replica(
+            self.spec, self._binding, window, self._optimizer, guard, stale,
+            ends=self._grouping.ends, is_synchronous=self.is_synchronous,
+        )  # fmt: skip
         self.buckets = Buckets(
             self._binding, self.transport, self._driver, self._advance, is_agreed=are_in_parts
         )

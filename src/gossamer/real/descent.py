@@ -7,7 +7,8 @@ is done here, to the same bits. Any other optimiser makes its own steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -124,6 +125,33 @@ class Descent:
         if group["nesterov"]:
             return _together._foreach_add(direction, velocities, alpha=group["momentum"])
         return velocities
+
+
+Momentum = Callable[[float], float]
+"""What is left of the momentum of an SGD."""
+
+
+def slowed(options: dict[str, Any], momentum: Momentum) -> dict[str, Any]:
+    """The options of a group of torch's SGD. Without momentum there is nothing to dampen or to look
+    ahead with."""
+    left = momentum(options["momentum"])
+    none: dict[str, Any] = {} if left else {"dampening": 0.0, "nesterov": False}
+    return {**options, "momentum": left, **none}
+
+
+@contextmanager
+def slowing(optimizer: torch.optim.Optimizer, momentum: Momentum) -> Generator[None]:
+    """Inside, torch's SGD has what is left of its momentum; any other optimiser is as it was, for
+    its learning rate would be none for plain SGD."""
+    groups = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
+    before = [dict(group) for group in groups]
+    for group in groups:
+        group.update(slowed(group, momentum))
+    try:
+        yield
+    finally:
+        for group, own in zip(groups, before, strict=True):
+            group.update(own)
 
 
 def lay_out_state(optimizer: Any) -> None:

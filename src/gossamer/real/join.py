@@ -19,6 +19,8 @@ from gossamer.real.binding import Binding
 from gossamer.real.checking import check_apart, check_joinable
 from gossamer.real.coupling import Coupling
 from gossamer.real.environment import connect, discover
+from gossamer.real.output import say
+from gossamer.real.server_optimizer import momentum_left_out
 from gossamer.real.sharding import Passes, shard_of
 from gossamer.real.telling import Telling
 from gossamer.real.transport import Transport
@@ -70,7 +72,8 @@ def join(
     check_apart(named)
     binding = Binding(named)
     coupling = Coupling(connected, spec, model, binding, optimizer, given, steps, telling)
-    return JoinedWorker(model, optimizer, spec, coupling, given, telling)
+    notices = momentum_left_out(spec, optimizer, is_synchronous=coupling.is_synchronous)
+    return JoinedWorker(model, optimizer, spec, coupling, given, telling, notices)
 
 
 def _chosen(method: str | MethodSpec | None) -> MethodSpec | None:
@@ -90,6 +93,8 @@ class JoinedWorker:
     seed: int
     telling: Telling | None = None
     """Where there are callbacks."""
+    notices: Sequence[str] = ()
+    """What the user must be told; worker 0 says it when the loop begins."""
     _is_accumulating: bool = field(default=False, init=False)
     _was_open: bool = field(default=False, init=False)
     _is_open: bool = field(default=False, init=False)
@@ -121,6 +126,8 @@ class JoinedWorker:
         self._was_open = True
         if self.coupling is not None:
             self.coupling.begin()
+            for notice in self.notices if self.rank == 0 else ():
+                say(notice)
         elif self.telling is not None:
             self.telling.begin()
         self._is_open = True
@@ -152,6 +159,7 @@ class JoinedWorker:
             "workers": self.size,
             "seed": self.seed,
             "seconds": telling.seconds,
+            "notices": list(self.notices),
             **({"steps": telling.steps} if self.coupling is None else self.coupling.summary()),
         }
 

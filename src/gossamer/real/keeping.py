@@ -59,7 +59,7 @@ def save(folder: Path, parts: Parts, options: Mapping[str, Any]) -> None:
         state = replica.state_dict()
         tensors |= {f"{name}/{what}": state[what] for what in ("value", "optimiser")}
         tensors |= {f"{name}/memory/{what}": value for what, value in state["memory"].items()}
-        replicas[name] = {"version": state["version"], "weight": state["weight"]}
+        replicas[name] = {what: state[what] for what in ("version", "steps", "weight")}
     facts: Facts = {
         "step": parts.worker.step,
         "epoch": parts.pace.epoch,

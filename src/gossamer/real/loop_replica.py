@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from gossamer.optimisers import clip_one
 from gossamer.real.binding import Binding
-from gossamer.real.descent import Descent
+from gossamer.real.descent import Descent, Momentum, slowing
 from gossamer.real.loop_gradient import LoopGradient, joined
+from gossamer.real.replicas import WindowReplica
 
 
 class LoopReplica:
@@ -42,6 +43,10 @@ class LoopReplica:
         """The gradient of this step was infinite and travels as zero; here it is none."""
         self.before_descent: Callable[[], object] | None = None
         """Called before another gradient takes the place of the loop's own."""
+        self.momentum: Momentum | None = None
+        """What becomes of the momentum of torch's SGD, unless it stays as it is."""
+        self.rule: WindowReplica | None = None
+        """What descends instead of the loop's optimiser, where servers have another one."""
         self._binding = binding
         self._optimizer = optimizer
         self._descent = Descent(optimizer, binding.parameters)
@@ -81,12 +86,18 @@ class LoopReplica:
         with self._guard:
             self.window.copy_(value)
 
-    def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
+    def descend_(
+        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None
+    ) -> None:
         for version in (read,) if isinstance(read, int) else read:
             self._on_descend(self.version - version)
         clip, self.clip = self.clip, None
         is_infinite = self.skips_infinite and not bool(torch.isfinite(gradient).all())
         if self.skips_this or is_infinite:
+            return
+        self.version += 1
+        if self.rule is not None:
+            self.rule.descend_(clip_one(gradient, clip))
             return
         self._stand_in(gradient)
         if clip is not None:
@@ -94,8 +105,12 @@ class LoopReplica:
             nn.utils.clip_grad_norm_(self._binding.parameters, clip)
         if self._before_step is not None:
             self._before_step()
-        self._binding.descend(self._descent, self._guard)
-        self.version += 1
+        point = at if at is not None and any(self._decays()) else None
+        if self.momentum is None:
+            self._binding.descend(self._descent, self._guard, point)
+            return
+        with slowing(self._optimizer, self.momentum):
+            self._binding.descend(self._descent, self._guard, point)
 
     def _stand_in(self, gradient: Tensor) -> None:
         """Unless it is the loop's own, let it take the place of that one."""

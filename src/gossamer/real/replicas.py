@@ -37,6 +37,8 @@ class WindowReplica:
         self.memory: dict[str, Tensor] = {}
         self.window = window
         self.version = 0
+        self.steps = 0
+        """How many steps the optimiser has made since it knew nothing."""
         self.optimiser = optimiser
         self.state = {
             slot: torch.full_like(window, optimiser.initial(slot)).unsqueeze(0)
@@ -76,15 +78,19 @@ class WindowReplica:
         with self._guard:
             self.window.copy_(value)
 
-    def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
+    def descend_(
+        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None
+    ) -> None:
         for version in (read,) if isinstance(read, int) else read:
             self._on_descend(self.version - version)
         rows = self.clipped(gradient).unsqueeze(0)
         with self._guard:
             self.optimiser.descend_(
-                self.window.unsqueeze(0), rows, self.state, [self.version], self._learning_rate()
-            )
+                self.window.unsqueeze(0), rows, self.state, [self.steps], self._learning_rate(),
+                None if at is None else at.unsqueeze(0),
+            )  # fmt: skip
             self.version += 1
+            self.steps += 1
 
     def clipped(self, gradient: Tensor) -> Tensor:
         return clip_one(gradient, self._clip)
@@ -102,6 +108,7 @@ class WindowReplica:
             matrix[0].copy_(piece)
 
     def reset_optimiser_(self) -> None:
+        self.steps = 0
         for slot, matrix in self.state.items():
             matrix.fill_(self.optimiser.initial(slot))
 
@@ -126,6 +133,7 @@ class WindowReplica:
             return {
                 "value": self.window.clone(),
                 "version": self.version,
+                "steps": self.steps,
                 "weight": self.weight,
                 "optimiser": self.optimiser_state().clone(),
                 "memory": {name: tensor.clone() for name, tensor in self.memory.items()},
@@ -134,6 +142,7 @@ class WindowReplica:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """All but the value, which lies in the window before anybody can reach it."""
         self.version = int(state["version"])
+        self.steps = int(state["steps"])
         self._weight = float(state["weight"])
         self.load_optimiser_state_(state["optimiser"])
         self.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}

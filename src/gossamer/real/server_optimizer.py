@@ -1,4 +1,5 @@
-"""A server that descends with the user's own optimiser: its class, its groups, its slice."""
+"""What descends in a user's loop: a worker with the user's own optimiser, and a server with another
+of its class, with its groups, on its slice."""
 
 from __future__ import annotations
 
@@ -14,11 +15,38 @@ from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec
 from gossamer.optimisers import Optimiser, make_optimiser
 from gossamer.real.binding import Binding
+from gossamer.real.descent import Momentum, slowed
 from gossamer.real.loop_replica import LoopReplica
 from gossamer.real.replicas import WindowReplica
 
 Guard = AbstractContextManager[None]
-Momentum = Callable[[float], float]
+
+
+def momentum_left_out(
+    spec: MethodSpec, optimizer: torch.optim.Optimizer, *, is_synchronous: bool
+) -> list[str]:
+    """What the user must be told of this optimiser's momentum."""
+    is_sgd = isinstance(optimizer, torch.optim.SGD)
+    spec.check_kind(is_sgd, type(optimizer).__name__)
+    groups = optimizer.param_groups if is_sgd else []
+    most = max((float(group["momentum"]) for group in groups), default=0.0)
+    notice = spec.notice(most, is_synchronous=is_synchronous)
+    return [] if notice is None else [notice]
+
+
+def worker_replica(
+    spec: MethodSpec, binding: Binding, window: Tensor, optimizer: torch.optim.Optimizer,
+    guard: Guard | None, on_descend: Callable[[int], None], *, ends: int, is_synchronous: bool,
+) -> LoopReplica:  # fmt: skip
+    """It descends as the servers of its method do, where it does so between two reads of them."""
+    replica = LoopReplica(binding, window, optimizer, guard, on_descend)
+    if spec.server_optimiser:
+        chosen = make_optimiser(spec.server_optimiser)
+        rule = spec.optimiser(chosen, ends, is_synchronous=is_synchronous)
+        replica.rule = WindowReplica(window, rule, lambda: replica.learning_rate, guard=guard)
+    elif spec.method.leaves_out_momentum:
+        replica.momentum = lambda own: spec.momentum(own, ends, is_synchronous=is_synchronous)
+    return replica
 
 
 def server_replica(
@@ -30,12 +58,12 @@ def server_replica(
     if spec.server_optimiser:
         chosen = make_optimiser(spec.server_optimiser)
         return OwnOptimiserReplica.of(
-            spec.optimiser_of_servers(chosen, ends, is_synchronous=is_synchronous), window,
+            spec.optimiser(chosen, ends, is_synchronous=is_synchronous), window,
             lambda: worker.learning_rate, guard, on_descend,
         )  # fmt: skip
     return slice_optimizer(
         binding, optimizer, part, window, guard, on_descend,
-        momentum=lambda own: spec.momentum_of_servers(own, ends, is_synchronous=is_synchronous),
+        momentum=lambda own: spec.momentum(own, ends, is_synchronous=is_synchronous),
     )  # fmt: skip
 
 
@@ -71,7 +99,7 @@ def slice_optimizer(
     is_sgd = isinstance(optimizer, torch.optim.SGD)
 
     def options_of(group: dict[str, Any]) -> dict[str, Any]:
-        return _slowed(_options(group), momentum) if is_sgd else _options(group)
+        return slowed(_options(group), momentum) if is_sgd else _options(group)
 
     def twins_of(group: dict[str, Any]) -> list[nn.Parameter]:
         return [made[p] for p in group["params"] if p in made]
@@ -99,13 +127,6 @@ def slice_optimizer(
 def _options(group: dict[str, Any]) -> dict[str, Any]:
     """What a schedule may change; names of parameters are not."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
-
-
-def _slowed(options: dict[str, Any], momentum: Momentum) -> dict[str, Any]:
-    """Without momentum there is nothing to dampen or to look ahead with."""
-    left = momentum(options["momentum"])
-    none: dict[str, Any] = {} if left else {"dampening": 0.0, "nesterov": False}
-    return {**options, "momentum": left, **none}
 
 
 def _another(

@@ -75,6 +75,9 @@ class Training:
             else self._kept.options
         )
         self._is_synchronous = self._method.is_synchronous(self._options)
+        self._optimiser = self._spec.optimiser(
+            make_optimiser(job.optimiser), self._grouping.ends, is_synchronous=self._is_synchronous
+        )
         self._stop = StopToken()
         self.driver = Driver(self._stop)
         self._moments = Moments(self.size, self.books)
@@ -147,7 +150,7 @@ class Training:
         shared = self._method.shares_replica
         self._replica = WindowReplica(
             self._transport.window(self.rank),
-            make_optimiser(self.job.optimiser),
+            self._optimiser,
             self._learning_rate,
             clip=self.job.clip,
             guard=self._transport.guard(self.rank) if shared else None,
@@ -209,16 +212,12 @@ class Training:
         return self.job.learning_rate * self._schedule.factor(self._pace.epoch)
 
     def _start_servers(self) -> None:
-        optimiser = self._spec.optimiser_of_servers(
-            make_optimiser(self.job.optimiser), self._grouping.ends,
-            is_synchronous=self._is_synchronous,
-        )  # fmt: skip
         for end in self._plan.hosted_by(self.rank):
             if end < self.size:
                 continue
             replica = WindowReplica(
-                self._transport.window(end), optimiser, self._learning_rate, clip=self.job.clip,
-                guard=self._transport.guard(end), on_descend=self.books.stale,
+                self._transport.window(end), self._optimiser, self._learning_rate,
+                clip=self.job.clip, guard=self._transport.guard(end), on_descend=self.books.stale,
             )  # fmt: skip
             self.servers[end] = replica
             if self._kept is not None:

@@ -104,16 +104,14 @@ class Simulation:
         assert settings.epochs
         assert settings.learning_rate
         assert settings.optimiser
-        optimiser = make_optimiser(settings.optimiser)
+        synchronous = self._method.is_synchronous(options)
+        optimiser = settings.method.optimiser(
+            make_optimiser(settings.optimiser), self._ends, is_synchronous=synchronous
+        )
         workers = ReplicaStore(cluster.workers, model.initial, optimiser, clip=settings.clip)
         slices = self._slices()
-        synchronous = self._method.is_synchronous(options)
-        server_optimiser = settings.method.optimiser_of_servers(
-            optimiser, self._ends, is_synchronous=synchronous
-        )
         servers = tuple(
-            ReplicaStore(1, model.initial[part], server_optimiser, clip=settings.clip)
-            for part in slices
+            ReplicaStore(1, model.initial[part], optimiser, clip=settings.clip) for part in slices
         )
         buffers = model.initial_buffers.repeat(cluster.workers, 1)
         schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=cluster.workers)
@@ -321,7 +319,7 @@ class Simulation:
             "mean_width": world.desk.mean_width,
             "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),
-            "notices": list(self.engine.notices),
+            "notices": [*self.settings.notices(), *self.engine.notices],
         }
 
 

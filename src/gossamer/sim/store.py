@@ -39,8 +39,10 @@ class ReplicaStore:
             for slot in optimiser.slots
         }
         self.versions = [0] * rows
+        self.steps = [0] * rows
+        """How many steps each row's optimiser has made since it knew nothing."""
         self.clip = clip
-        self._queue: dict[int, tuple[Tensor, float]] = {}
+        self._queue: dict[int, tuple[Tensor, float, Tensor | None]] = {}
         self._points: dict[int, list[Point]] = {}
 
     def point(self, row: int) -> Point:
@@ -68,35 +70,48 @@ class ReplicaStore:
             point.value = value.clone()
         return value
 
-    def descend(self, row: int, gradient: Tensor, learning_rate: float) -> None:
+    def descend(
+        self, row: int, gradient: Tensor, learning_rate: float, at: Tensor | None = None
+    ) -> None:
+        """Along a gradient that was taken `at` a point, if elsewhere than at the row."""
         self.writable(row)
-        self._queue[row] = (gradient, learning_rate)
+        self._queue[row] = (gradient, learning_rate, at if self.optimiser.weight_decay else None)
         self.versions[row] += 1
 
     def flush(self) -> None:
-        """Apply every queued descent, those of one learning rate in one call."""
+        """Apply every queued descent, those of one kind in one call."""
         queue, self._queue = self._queue, {}
-        rates: dict[float, list[int]] = {}
-        for row, (_, rate) in queue.items():
-            rates.setdefault(rate, []).append(row)
-        for rate, rows in rates.items():
+        kinds: dict[tuple[float, bool], list[int]] = {}
+        for row, (_, rate, at) in queue.items():
+            kinds.setdefault((rate, at is None), []).append(row)
+        for (rate, _), rows in kinds.items():
             rows.sort()
-            self._descend_rows(rows, stack_rows([queue[row][0] for row in rows]), rate)
+            points = [at for row in rows if (at := queue[row][2]) is not None]
+            self._descend_rows(
+                rows, stack_rows([queue[row][0] for row in rows]), rate,
+                stack_rows(points) if points else None,
+            )  # fmt: skip
 
-    def _descend_rows(self, rows: list[int], gradients: Tensor, rate: float) -> None:
-        steps = [self.versions[row] - 1 for row in rows]
+    def _descend_rows(
+        self, rows: list[int], gradients: Tensor, rate: float, points: Tensor | None
+    ) -> None:
+        steps = [self.steps[row] for row in rows]
+        for row in rows:
+            self.steps[row] += 1
         if self.clip is not None:
             gradients = clip_rows(gradients, self.clip)
         first, last = rows[0], rows[-1] + 1
         if last - first == len(rows):
             # Neighbouring rows are updated where they lie.
             state = {slot: matrix[first:last] for slot, matrix in self.state.items()}
-            self.optimiser.descend_(self.parameters[first:last], gradients, state, steps, rate)
+            self.optimiser.descend_(
+                self.parameters[first:last], gradients, state, steps, rate, points
+            )
             return
         index = torch.tensor(rows, device=self.parameters.device)
         parameters = self.parameters[index]
         state = {slot: matrix[index] for slot, matrix in self.state.items()}
-        self.optimiser.descend_(parameters, gradients, state, steps, rate)
+        self.optimiser.descend_(parameters, gradients, state, steps, rate, points)
         self.parameters[index] = parameters
         for slot, matrix in self.state.items():
             matrix[index] = state[slot]
@@ -163,9 +178,11 @@ class SimulatedReplica:
     def assign_(self, value: Tensor) -> None:
         self.store.writable(self.row).copy_(value)
 
-    def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
+    def descend_(
+        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None
+    ) -> None:
         self._on_descend(self, (read,) if isinstance(read, int) else read)
-        self.store.descend(self.row, gradient, self._learning_rate())
+        self.store.descend(self.row, gradient, self._learning_rate(), at)
 
     def clipped(self, gradient: Tensor) -> Tensor:
         return clip_one(gradient, self.store.clip)
@@ -186,5 +203,6 @@ class SimulatedReplica:
 
     def reset_optimiser_(self) -> None:
         self.store.value(self.row)
+        self.store.steps[self.row] = 0
         for slot, matrix in self.store.state.items():
             matrix[self.row].fill_(self.store.optimiser.initial(slot))
