@@ -3,6 +3,7 @@ softsync and its staleness, compensated delays, backup workers."""
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from math import exp
 
@@ -176,6 +177,28 @@ def test_a_larger_bound_hides_random_stragglers_but_no_lasting_one() -> None:
     lasting = seconds(cluster_of(8, faults=[Fault("slow", worker=2, amount=10)]))
     assert min(lasting[:3]) > 0.9 * lasting[0]
     assert lasting[3] < 0.2 * lasting[0]
+
+
+@pytest.mark.parametrize("optimiser", ["adam:epsilon=0.0", "adagrad:epsilon=0.0"])
+@pytest.mark.parametrize("method", ["ssp", "ssp:divide=true", "downpour:n_fetch=3", "hogwild"])
+def test_what_a_worker_adds_between_two_reads_obeys_the_optimisers_rule(
+    method: str, optimiser: str
+) -> None:
+    """Adam and Adagrad do not care how large a loss is. Nor does a worker that has them: were its
+    own writes a gradient times the rate, a loss that is summed instead of averaged would throw it
+    far from where the server is."""
+
+    def end(factor: float) -> Tensor:
+        task = bowl()
+        scaled = dataclasses.replace(task, loss=lambda *given: factor * task.loss(*given))
+        simulation = build(
+            scaled, method, unequal(4, 3), steps=12, engine="loop", optimiser=optimiser,
+            learning_rate=0.05, evaluations=1,
+        )  # fmt: skip
+        simulation.run()
+        return centre(simulation)
+
+    torch.testing.assert_close(end(1000.0), end(1.0), rtol=1e-3, atol=1e-4)
 
 
 # ---------------------------------------------------------------------- softsync
