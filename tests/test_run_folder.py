@@ -53,8 +53,8 @@ def test_a_finished_run_is_written_down_whole(tmp_path: Path) -> None:
     """Configuration, one line per evaluation, the printed summary and a timeline."""
     said, folder = kept(tmp_path, "simulate", *SHORT, "--slow", "0=10", "--json")
     assert sorted(path.name for path in folder.iterdir()) == [
-        "config.json", "metrics.jsonl", "report.html", "report.png", "strip.json", "summary.json",
-        "trace.json",
+        "config.json", "metrics.jsonl", "model.safetensors", "report.html", "report.png",
+        "strip.json", "summary.json", "trace.json",
     ]  # fmt: skip
     assert str(folder) in said.out
     summary = read(folder / "summary.json")
