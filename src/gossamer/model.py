@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call  # pyright: ignore[reportUnknownVariableType]
-from torch.optim.swa_utils import update_bn  # pyright: ignore[reportUnknownVariableType]
 
+from gossamer.calibration import layers_with_statistics, recompute_
 from gossamer.keyed import key_of, with_keyed_dropout
 from gossamer.replica import Layout, trainable
 from gossamer.tasks import Task
@@ -131,14 +132,14 @@ class FlatModel:
         own = _named(module)
         for name, value in self._values(flat, buffers).items():
             own[name].detach().copy_(value)
-        update_bn(self._training_inputs(module, batches), module)
+        recompute_(layers_with_statistics(module), self._passes(module.train(), batches))
         return self.buffer_layout.pack([own[name] for name in self.buffer_layout.names])
 
     def _values(self, flat: Tensor, buffers: Tensor) -> dict[str, Tensor]:
         return {**self.layout.unpack(flat), **self.buffer_layout.unpack(buffers)}
 
-    def _training_inputs(self, module: nn.Module, batches: int) -> Iterator[Tensor]:
-        """The same ones every time, as a worker would see them."""
+    def _passes(self, module: nn.Module, batches: int) -> Iterator[Callable[[], object]]:
+        """Over the same training data every time, as a worker would see them."""
         train = self.task.train
         size = min(_SAMPLES, len(train))
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
@@ -147,7 +148,9 @@ class FlatModel:
             for name in self._key_names:
                 module.get_buffer(name).copy_(key)
             inputs = train.inputs[batch.to(self.device)]
-            yield inputs if self.task.augment is None else self.task.augment(inputs, key)
+            if self.task.augment is not None:
+                inputs = self.task.augment(inputs, key)
+            yield partial(module, inputs)
 
 
 def _named(module: nn.Module) -> dict[str, Tensor]:
