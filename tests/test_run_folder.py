@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from command_line import Said, gossamer, numbers_in, strict
 from gossamer import simulate
@@ -46,6 +48,15 @@ def kept(runs: Path, *arguments: str) -> tuple[Said, Path]:
     return said, only_folder(runs)
 
 
+def classified(folder: Path) -> float:
+    """The accuracy of the folder's model, loaded as anybody would load it."""
+    model = digits().make_model()
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    with torch.no_grad():
+        found = model.eval()(digits().test.inputs).argmax(-1)
+    return float((found == digits().test.targets).float().mean())
+
+
 # ---------------------------------------------------------------------- finished runs
 
 
@@ -53,8 +64,8 @@ def test_a_finished_run_is_written_down_whole(tmp_path: Path) -> None:
     """Configuration, one line per evaluation, the printed summary and a timeline."""
     said, folder = kept(tmp_path, "simulate", *SHORT, "--slow", "0=10", "--json")
     assert sorted(path.name for path in folder.iterdir()) == [
-        "config.json", "metrics.jsonl", "report.html", "report.png", "strip.json", "summary.json",
-        "trace.json",
+        "config.json", "metrics.jsonl", "model.safetensors", "report.html", "report.png",
+        "strip.json", "summary.json", "trace.json",
     ]  # fmt: skip
     assert str(folder) in said.out
     summary = read(folder / "summary.json")
@@ -64,6 +75,7 @@ def test_a_finished_run_is_written_down_whole(tmp_path: Path) -> None:
     assert len(rows) >= 4
     assert [row["virtual_seconds"] for row in rows] == sorted(r["virtual_seconds"] for r in rows)
     assert rows[-1]["loss"] == summary["loss"]
+    assert classified(folder) == pytest.approx(summary["accuracy"])
     assert read(folder / "config.json")["cluster"]["faults"] == ["slow 0=10"]
 
 
@@ -113,6 +125,11 @@ def test_a_comparison_keeps_every_run_and_a_picture(tmp_path: Path) -> None:
     assert (folder / "comparison.png").stat().st_size > 10_000
     for run in runs:
         assert read(folder / run / "summary.json")["ended"] == "finished"
+    best = read(folder / "summary.json")["ranking"][0]
+    first = folder / f"{best['method']}-lr{best['learning_rate']:g}-seed0"
+    model = "model.safetensors"
+    assert (folder / model).read_bytes() == (first / model).read_bytes()
+    assert classified(folder) == pytest.approx(read(first / "summary.json")["accuracy"])
 
 
 def test_a_reproduced_table_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

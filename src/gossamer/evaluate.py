@@ -8,17 +8,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.model import FlatModel, drawing_from
 
 BUFFER_POLICIES = {
+    "recomputed": "those of the output model itself, on batches of training data",
     "averaged": "the mean of the workers' statistics",
-    "recomputed": "recomputed for the output model on training data before evaluation",
     "local": "those of the first living worker",
 }
+_BATCHES = 8
 _CHUNK = 1000
 # Of the workers a sample is evaluated: they are there to see how far they lag behind the output.
 _MOST_WORKERS = 8
 _MOST_SAMPLES = 1000
+
+
+def buffer_policy(text: str) -> tuple[str, int]:
+    """A policy by name, and on how many batches it recomputes: `recomputed:16` says so."""
+    name, _, number = text.partition(":")
+    if name not in BUFFER_POLICIES:
+        raise unknown_name("buffers policy", name, BUFFER_POLICIES)
+    if not number and ":" not in text:
+        return name, _BATCHES
+    if name != "recomputed" or not number.isdecimal() or int(number) == 0:
+        raise ConfigurationError(
+            f"buffers policy {text!r} is not understood; only recomputed takes a number of "
+            "batches, at least 1, as in recomputed:16"
+        )
+    return name, int(number)
 
 
 @dataclass
@@ -45,10 +62,16 @@ class Held:
 class Evaluator:
     """Evaluates the model that the method declares as its output."""
 
-    def __init__(self, model: FlatModel, output: str, buffer_policy: str) -> None:
+    def __init__(
+        self, model: FlatModel, output: str, buffers: str, *, is_trained_itself: bool = False
+    ) -> None:
+        """`is_trained_itself`: every gradient is taken at the output model, so that the statistics
+        which the workers gather are its own and need not be recomputed."""
         self._model = model
         self._output = output
-        self._buffer_policy = buffer_policy
+        self._buffer_policy, self._batches = buffer_policy(buffers)
+        if is_trained_itself and self._buffer_policy == "recomputed":
+            self._buffer_policy = "averaged"
 
     def output_parameters(self, held: Held) -> Tensor:
         """The output model as a flat vector; an ensemble has none, so its mean stands in."""
@@ -122,23 +145,17 @@ class Evaluator:
         averaged = buffers.mean(0)
         if self._buffer_policy == "averaged":
             return averaged
-        train = self._model.task.train
-        sums = torch.zeros_like(averaged)
-        batches = train.inputs[: 8 * 128].split(128)
-        momentum = self._momentum()
-        for at, inputs in enumerate(batches):
-            targets = train.targets[at * 128 : at * 128 + len(inputs)]
-            key = torch.zeros((), dtype=torch.int64, device=inputs.device)
-            parameters = self._model.layout.unpack(output)
-            _, packed = self._model.loss(parameters, averaged, inputs, targets, key)
-            # A step leaves (1 - m) of the old and m of the batch's own; buffers that are no
-            # statistics come out as they went in.
-            sums.add_((packed - averaged * (1 - momentum)) / momentum)
-        return sums.div_(len(batches))
+        return self._model.recomputed(output, averaged, self._batches)
 
-    def _momentum(self) -> float:
-        for module in self._model.module.modules():
-            momentum = getattr(module, "momentum", None)
-            if isinstance(momentum, float):
-                return momentum
-        return 0.1
+    def state_dict(self, held: Held) -> dict[str, Tensor]:
+        """The output model by the names that the task's own model has, as it was scored; that of an
+        ensemble has every member's, as a `ModuleList` of them would name them."""
+        output = self.output_parameters(held)
+        if self._output != "ensemble":
+            with torch.no_grad(), drawing_from(0, output.device):
+                return self._model.state_dict(output, self._statistics(output, held.buffers))
+        return {
+            f"{number}.{name}": tensor
+            for number, (value, own) in enumerate(zip(held.workers, held.buffers, strict=True))
+            for name, tensor in self._model.state_dict(value, own).items()
+        }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer.callbacks import Callback
+from gossamer.outcome import MODEL, Outcome, read_model
 from gossamer.real.checkpoint import MANIFEST
 from gossamer.settings import Settings
 from gossamer.sim.simulation import Row, digest_of
@@ -30,15 +31,15 @@ class Entries(Protocol):
         ...
 
 
-@dataclass
-class TrainingResult:
+@dataclass(repr=False)
+class TrainingResult(Outcome):
     """What a real run gives back; `summary` is what `--json` prints and the run folder keeps."""
 
     settings: Settings
     summary: Row
     history: list[Row]
     parameters: Tensor | None
-    """The output model as a flat vector; None if nobody lived to give it."""
+    """The output model's trainable parameters as a flat vector; None if nobody lived to give it."""
     status: int
     """The launcher's exit code."""
     failure: str | None = None
@@ -46,12 +47,7 @@ class TrainingResult:
     staleness: dict[int, int] = field(default_factory=dict[int, int])
     strip: Row | None = None
     """Who computed and who waited for whom in the first moments."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["summary"][name]
-        except KeyError:
-            raise AttributeError(name) from None
+    state: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 class Follower:
@@ -184,8 +180,9 @@ class Follower:
         first = min(self.failures, key=lambda failure: failure["time"], default=None)
         failure = None if first is None else first["sentence"]
         return TrainingResult(
-            settings, summary, self.rows, parameters, status, failure, staleness, self._strip()
-        )
+            settings, summary, self.rows, parameters, status, failure, staleness, self._strip(),
+            read_model(self._folder.parent / MODEL) if output.exists() else {},
+        )  # fmt: skip
 
     def _strip(self) -> Row | None:
         """Up to the moment at which the first of the workers stopped writing them down."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call  # pyright: ignore[reportUnknownVariableType]
 
-from gossamer.keyed import with_keyed_dropout
+from gossamer.calibration import layers_with_statistics, recompute_
+from gossamer.keyed import key_of, with_keyed_dropout
 from gossamer.replica import Layout, trainable
 from gossamer.tasks import Task
+
+_SAMPLES = 128
+"""In each batch on which statistics are recomputed, whatever a worker's batch is: what a model
+makes of data at evaluation is nearer to what it makes of large batches."""
 
 
 @contextmanager
@@ -106,5 +113,45 @@ class FlatModel:
 
     def predict(self, flat: Tensor, buffers: Tensor, inputs: Tensor) -> Tensor:
         """Outputs in evaluation mode; the caller has put the module into it."""
-        state = {**self.layout.unpack(flat), **self.buffer_layout.unpack(buffers)}
-        return functional_call(self.module, state, (inputs,))
+        return functional_call(self.module, self._values(flat, buffers), (inputs,))
+
+    def state_dict(self, flat: Tensor, buffers: Tensor) -> dict[str, Tensor]:
+        """The model with these values, by the names of the task's own; parameters are views."""
+        values, own = self._values(flat, buffers), _named(self.module)
+        known = {id(own[name]): value for name, value in values.items()}
+        kept = self.module.state_dict(keep_vars=True).items()  # a tied parameter has several names
+        return {
+            name: known[id(tensor)] if id(tensor) in known else tensor.detach().clone()
+            for name, tensor in kept
+        }
+
+    def recomputed(self, flat: Tensor, buffers: Tensor, batches: int) -> Tensor:
+        """BatchNorm's statistics for these parameters: the mean over so many batches of training
+        data of each batch's own. Other buffers stay as they are."""
+        module = copy.deepcopy(self.module)
+        own = _named(module)
+        for name, value in self._values(flat, buffers).items():
+            own[name].detach().copy_(value)
+        recompute_(layers_with_statistics(module), self._passes(module.train(), batches))
+        return self.buffer_layout.pack([own[name] for name in self.buffer_layout.names])
+
+    def _values(self, flat: Tensor, buffers: Tensor) -> dict[str, Tensor]:
+        return {**self.layout.unpack(flat), **self.buffer_layout.unpack(buffers)}
+
+    def _passes(self, module: nn.Module, batches: int) -> Iterator[Callable[[], object]]:
+        """Over the same training data every time, as a worker would see them."""
+        train = self.task.train
+        size = min(_SAMPLES, len(train))
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+        for number, batch in enumerate(order.split(size)[: min(batches, len(train) // size)]):
+            key = torch.tensor(key_of(0, 0, number), device=self.device)
+            for name in self._key_names:
+                module.get_buffer(name).copy_(key)
+            inputs = train.inputs[batch.to(self.device)]
+            if self.task.augment is not None:
+                inputs = self.task.augment(inputs, key)
+            yield partial(module, inputs)
+
+
+def _named(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

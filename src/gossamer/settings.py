@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gossamer.errors import ConfigurationError, unknown_name
-from gossamer.evaluate import BUFFER_POLICIES
+from gossamer.evaluate import buffer_policy
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.optimisers import Sgd, make_optimiser
 from gossamer.options import check_range
@@ -43,7 +43,7 @@ class Settings:
     """Of torch on the CPU; another number may change the last bits, so it is a setting."""
     compiled: bool | None = None
     """None: on a GPU, when the run is long enough to pay for compiling."""
-    buffers: str = "averaged"
+    buffers: str = "recomputed"
     evaluations: int = 20
     """How many times the models are evaluated on the way."""
     model_bytes: int | None = None
@@ -74,8 +74,7 @@ class Settings:
         check_range("evaluations", self.evaluations, 1)
         if self.engine not in ENGINES:
             raise unknown_name("engine", self.engine, ENGINES)
-        if self.buffers not in BUFFER_POLICIES:
-            raise unknown_name("buffers policy", self.buffers, BUFFER_POLICIES)
+        buffer_policy(self.buffers)
         _check_device(self.device)
         if self.batch is not None and self.batch > len(self.task.train):
             raise ConfigurationError(

@@ -18,7 +18,6 @@ from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.following import Follower, TrainingResult, Watch
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.outer import meet, outer_job
-from gossamer.real import checkpoint
 from gossamer.real.checkpointing import Every
 from gossamer.real.environment import LAUNCHERS
 from gossamer.real.injection import Injection
@@ -171,7 +170,6 @@ def check_checkpoints(
         raise ConfigurationError("a record needs a run folder; leave out --runs none")
     if every is None and resume is None:
         return
-    checkpoint.require_safetensors()
     if every is not None:
         Every.parse(every)
     reason = None

@@ -124,12 +124,14 @@ def test_a_loop_that_raises_ends_alone(method: str) -> None:
     assert group["answers"][0] == group["answers"][2]
 
 
-def test_batch_norm_statistics_are_averaged() -> None:
-    """The output has the mean of the workers' running means."""
+def test_batch_norm_statistics_are_averaged_where_all_train_the_output() -> None:
+    """All-reduce has the mean of the workers' running means; a mean of models that are apart has
+    statistics of its own."""
     for size, method in ((2, "all_reduce"), (3, "pull_gossip")):
         found = answers("case_of_odd_models", size, method)
         own = torch.tensor([answer["own"] for answer in found])
-        torch.testing.assert_close(torch.tensor(found[0]["mean"]), own.mean(0))
+        is_mean = torch.allclose(torch.tensor(found[0]["mean"]), own.mean(0))
+        assert is_mean == (method == "all_reduce")
         assert not torch.equal(own[0], own[1])
 
 

@@ -72,7 +72,7 @@ def advise(
     split: given.SplitOption = "shuffled",
     device: given.DeviceOption = "cpu",
     threads: given.ThreadsOption = 1,
-    buffers: given.BuffersOption = "averaged",
+    buffers: given.BuffersOption = "recomputed",
     model_bytes: given.ModelBytesOption = None,
     data: given.DataOption = None,
     runs: given.RunsOption = Path("runs"),

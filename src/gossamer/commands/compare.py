@@ -43,7 +43,7 @@ def compare(
     device: given.DeviceOption = "cpu",
     threads: given.ThreadsOption = 1,
     compiled: given.CompileOption = None,
-    buffers: given.BuffersOption = "averaged",
+    buffers: given.BuffersOption = "recomputed",
     model_bytes: given.ModelBytesOption = None,
     data: given.DataOption = None,
     runs: given.RunsOption = Path("runs"),

@@ -123,6 +123,9 @@ class Comparison:
         self.show()
         if folder is not None:
             folder.write_summary(self.as_dict())
+            best = self.contest.rows()[0]
+            winner = self.entries[best["method"]].results[best["learning_rate"]][0]
+            folder.write_model(winner.state)  # of its first seed
             self.draw(folder.path / "comparison.png")
             out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
             keep_report(folder)

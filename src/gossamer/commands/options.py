@@ -127,7 +127,8 @@ CompileOption = Annotated[
 BuffersOption = Annotated[
     str,
     typer.Option(
-        "--buffers", help="BatchNorm statistics of the output: averaged, recomputed, local."
+        "--buffers",
+        help="BatchNorm statistics of the output: recomputed, recomputed:BATCHES, averaged, local.",
     ),
 ]
 ModelBytesOption = Annotated[

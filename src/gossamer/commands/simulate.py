@@ -59,7 +59,7 @@ def simulate(
     device: given.DeviceOption = "cpu",
     threads: given.ThreadsOption = 1,
     compiled: given.CompileOption = None,
-    buffers: given.BuffersOption = "averaged",
+    buffers: given.BuffersOption = "recomputed",
     evaluations: Annotated[
         int, typer.Option("--evaluations", help="Measured so often on the way.")
     ] = 20,

@@ -94,7 +94,7 @@ def train(
     clip: given.ClipOption = None,
     split: given.SplitOption = "shuffled",
     threads: given.ThreadsOption = 1,
-    buffers: given.BuffersOption = "averaged",
+    buffers: given.BuffersOption = "recomputed",
     evaluations: EvaluationsOption = 5,
     deadline: launching.DeadlineOption = None,
     record: RecordOption = False,

@@ -57,6 +57,9 @@ class Method:
     own_momentum: str = ""
     """The option that is the method's momentum, where it descends by SGD itself."""
     is_synchronous: Callable[[Options], bool] = lambda options: True
+    trains_output: Callable[[Options], bool] = lambda options: False
+    """Whether every worker takes every gradient at the output model itself: the statistics that
+    BatchNorm gathers are then that model's own, and those of a centre or of a mean are not."""
     suits: Callable[[int, int], dict[str, Any]] = lambda workers, steps: {}
     """Defaults that suit the run at hand, from the number of workers and of steps."""
     paper_values: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -64,6 +67,10 @@ class Method:
 
     about: str = ""
     """One line for those whose worker is a text shared by several methods."""
+
+    def is_trained_itself(self, ends: int, options: Options) -> bool:
+        """Whether the output model is the very one that so many workers take their gradients at."""
+        return self.trains_output(options) or (ends == 1 and self.output in ("mean", "server"))
 
     @property
     def summary(self) -> str:

@@ -73,6 +73,7 @@ _ROWS = (
         "all_reduce", "synchronous", "Jin et al. 2016, Algorithm 1", "mean",
         synchronous.all_reduce,
         Promises(True, "everyone", "stale", True, "2(p-1)/p", lambda p, o: _ring(p)),
+        trains_output=lambda options: True,
     ),
     Method(
         "d_psgd", "decentralised", "Lian et al. 2017", "mean", decentralised.d_psgd,
@@ -134,6 +135,7 @@ _ROWS = (
         server=server.sync_server,
         has_server=True,
         is_synchronous=lambda options: options["backups"] == 0,
+        trains_output=lambda options: options["backups"] == 0 and options["decay"] == 0.0,
         suits=lambda workers, steps: {"backups": 0, "decay": 0.0},
         about="Chen et al. 2016: a server that waits for a gradient of every worker (hardsync).",
     ),

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError
@@ -51,19 +52,7 @@ class Checkpoint:
         return rank if rank in self.facts else min(self.facts)
 
     def tensors_of(self, rank: int) -> dict[str, Tensor]:
-        return require_safetensors().load_file(str(_tensors(self.path, self.source_of(rank))))
-
-
-def require_safetensors() -> Any:
-    """The module, or one sentence on how to get it."""
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise ConfigurationError(
-            "checkpoints need safetensors, which is not installed; "
-            "use pip install 'gossamer[checkpoint]'"
-        ) from None
-    return safetensors.torch
+        return safetensors.torch.load_file(_tensors(self.path, self.source_of(rank)))
 
 
 def _tensors(folder: Path, rank: int) -> Path:
@@ -80,7 +69,7 @@ def _facts(folder: Path, rank: int) -> Path:
 def write(folder: Path, rank: int, tensors: Mapping[str, Tensor], facts: Facts) -> None:
     """One worker's part. Its facts come last: where they are, the tensors are."""
     folder.mkdir(parents=True, exist_ok=True)
-    data: bytes = require_safetensors().save(dict(tensors))
+    data = safetensors.torch.save(dict(tensors))
     _replace(_tensors(folder, rank), data)
     whole = {**facts, "format": _FORMAT, "tensors": _sum_of(data)}
     _replace(_facts(folder, rank), json.dumps(whole).encode())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from gossamer.errors import ConfigurationError, PeerLost
+from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec, for_role
 from gossamer.pending import Pending
 from gossamer.real.binding import Binding
@@ -22,19 +21,13 @@ from gossamer.real.descent import lay_out_state
 from gossamer.real.driver import Driver
 from gossamer.real.group_roles import role_in_group
 from gossamer.real.grouping import Grouping
+from gossamer.real.handout import Handout
 from gossamer.real.hub import Hub, Plan
 from gossamer.real.loop_replica import LoopReplica
 from gossamer.real.loop_state import resume_loop, state_of_loop
-from gossamer.real.outputs import (
-    Output,
-    combined,
-    flat_statistics,
-    load_statistics,
-    pack_bytes,
-    unpack_bytes_,
-    untrained,
-)
+from gossamer.real.outputs import Output, pack_bytes, unpack_bytes_, untrained
 from gossamer.real.pace import LoopPace
+from gossamer.real.recalibration import BATCHES, Recalibration
 from gossamer.real.server_optimizer import OwnOptimiserReplica, server_replica, worker_replica
 from gossamer.real.signals import explain_no_more, explain_on_signal
 from gossamer.real.slowness import Slowness, own_slow_factor
@@ -51,6 +44,7 @@ class Coupling:
     def __init__(
         self, transport: Transport, spec: MethodSpec, model: nn.Module, binding: Binding,
         optimizer: torch.optim.Optimizer, seed: int, steps: int, telling: Telling | None = None,
+        statistics_batches: int = BATCHES,
     ) -> None:  # fmt: skip
         self.rank, self.size = transport.rank, transport.size
         self.transport = transport
@@ -88,10 +82,7 @@ class Coupling:
         self._awaited: Pending[Any] | None = None
         """The gradient that the method awaits: the loop's own, or the mean of its group's."""
         self._loaded: dict[str, Any] | None = None
-        self._weighted: tuple[Tensor, float] | None = None
-        """Push-sum's numerator and weight as of the last gradient, which belong together."""
-        self._statistics: Tensor | None = None
-        """This worker's own, while its model visits the output."""
+        self._statistics_batches = statistics_batches
 
     @property
     def store(self) -> Store:
@@ -143,7 +134,7 @@ class Coupling:
         )
         if are_in_parts:
             self.replica.before_descent = self.buckets.conclude
-        self.hub.offer("output", self._own_output)
+        self.handout = self._make_handout()
         for end in self.plan.hosted_by(self.rank):
             if end >= self.size:
                 self._begin_server(end)
@@ -163,6 +154,17 @@ class Coupling:
         self._stepped_at = time.monotonic()
         self._advance()
 
+    def _make_handout(self) -> Handout:
+        own = self.method.output == "ensemble"
+        own = own or self.method.is_trained_itself(self._grouping.ends, self.options)
+        batches = Recalibration(self._model, self._statistics_batches, is_needed=not own)
+        # Within a period, or as far as a step takes to get around among neighbours.
+        most_behind = int(self.options.get("period", 1)) + self.size
+        return Handout(
+            self._model, self._binding, self.replica, self.hub, self._driver, self.method,
+            self._grouping, batches, most_behind=most_behind if self.is_synchronous else None,
+        )  # fmt: skip
+
     def _share_beginning(self) -> bool:
         """Everyone starts from the model of worker 0, unless from a checkpoint of its own. Whether
         all of them can send gradients in parts."""
@@ -171,7 +173,9 @@ class Coupling:
             pending = self.transport.read(0)
             self._driver.wait(pending, "beginning")
             own.copy_(pending.result())
-            unpack_bytes_(untrained(self._model), self._ask(0, "untrained"))
+            theirs = self.hub.call(0, "untrained")
+            self._driver.wait(theirs, "beginning")
+            unpack_bytes_(untrained(self._model), theirs.result())
             for end in self.plan.hosted_by(self.rank)[1:]:
                 self.transport.window(end).copy_(own[self.plan.slices[end - self.size]])
         # Nobody may change anything before everyone has read it.
@@ -227,17 +231,18 @@ class Coupling:
             self.buckets.close()
             self._main.close()
             self.worker.finish()
+            self.handout.end()
+            self.handout.recalibration.close()
             self.hub.announce_end()
             self.hub.ended.wait()
             self.hub.settle()
-            output = self.output()
+            output = self.handout.final()
             self.hub.announce_read()
             self.hub.read.wait()
         except BaseException:
             self.abandon()
             raise
-        self._binding.detach(output.value)
-        load_statistics(self._model, output.buffers)
+        self.handout.put(*output)
         lay_out_state(self._optimizer)
         explain_no_more()
         self._stop.set()
@@ -248,6 +253,7 @@ class Coupling:
         this process ends. A closed transport would look like a worker that left in good order."""
         self._core.let_go()
         self.buckets.close()
+        self.handout.recalibration.close()
         self._binding.detach(self.transport.window(self.rank) / self.replica.weight)
         explain_no_more()
         self._stop.set()
@@ -269,7 +275,7 @@ class Coupling:
         """The user's gradient is there: the method goes on to where it wants the next one."""
         wanted = self._wanted
         assert wanted is not None, "the method is over"
-        if self._statistics is not None:
+        if self.handout.is_visiting:
             raise ConfigurationError(
                 "worker.step() was called inside worker.consensus(), where the model is the output"
                 " and not what this worker trains; leave the `with` first"
@@ -284,6 +290,7 @@ class Coupling:
         self.buckets.complete(is_changed=skips_infinite)
         wanted.resolve(self._travelling() if self.plan.slices else self._binding.new_gradient())
         self._advance()
+        self.handout.stepped()
         self._binding.let_go()
         if self._slowness is not None:
             self._stepped_at = time.monotonic()
@@ -307,7 +314,7 @@ class Coupling:
             # is not there yet, and no step waits for it.
             self._binding.load(self.replica.window)
         if self.replica.uses_weight:
-            self._weighted = (self.replica.snapshot(), self.replica.weight)
+            self.handout.weighted = (self.replica.snapshot(), self.replica.weight)
         self._wanted = self.buckets.gradient()
         return self._wanted
 
@@ -333,59 +340,6 @@ class Coupling:
         """Whether only the loop can bring it: the mean of a group's gradients needs its own."""
         wanted = self._wanted
         return wanted is not None and not wanted.done and isinstance(pending, Gradient)
-
-    # ------------------------------------------------------------------ the output model
-
-    def _own_output(self) -> Output:
-        # May run in the receiving thread at any moment, in the middle of a step too.
-        self._binding.let_gpu_finish()
-        statistics = self._statistics
-        if statistics is None:
-            statistics = flat_statistics(self._model)
-        weighted = self._weighted
-        if weighted is not None:
-            return Output(*weighted, statistics)
-        return Output(self.replica.snapshot(), 1.0, statistics)
-
-    def output(self) -> Output:
-        """The method's output as of now; asks every living worker."""
-        if self.method.output == "ensemble":
-            return self._own_output()
-        found: list[Output] = []
-        for process in sorted(self._grouping.speaking(self.hub.live)):
-            try:
-                found.append(self._ask(process, "output"))
-            except PeerLost:
-                continue
-        if not found:
-            raise self._grouping.lost(self.hub.live)
-        servers = [
-            self._ask(self.plan.process_of(end), f"output {end}")
-            for end in range(self.size, self.plan.ends)
-        ]
-        return combined(self.method.output, found, servers)
-
-    def _ask(self, process: int, service: str) -> Any:
-        answer = self.hub.call(process, service)
-        self._driver.wait(answer, "output")
-        return answer.result()
-
-    @contextlib.contextmanager
-    def output_in_place(self) -> Generator[None]:
-        output = self.output()
-        before, here = self._statistics, flat_statistics(self._model)
-        self._statistics = here if before is None else before
-        point = [parameter.detach().clone() for parameter in self._binding.parameters]
-        was_private = self._binding.is_private
-        self._binding.make_private()
-        self._binding.load(output.value)
-        load_statistics(self._model, output.buffers)
-        try:
-            yield
-        finally:
-            load_statistics(self._model, here)
-            self._statistics = before
-            self._binding.restore(point, is_private=was_private)
 
     # ------------------------------------------------------------------ checkpoints
 

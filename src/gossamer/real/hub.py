@@ -150,7 +150,7 @@ class Hub:
         at = _HEADER.size + length
         name = bytes(data[_HEADER.size : at]).decode()
         if kind == _CALL:
-            self._services.serve(name, sender, reply_to)
+            self._services.serve(name, sender, reply_to, number)
             return
         tag: Tag = name if number == _NO_NUMBER else (name, number)
         value = decode(data[at:])
@@ -232,16 +232,17 @@ class Hub:
         except PeerLost:
             pass  # nobody is there to be told
 
-    def call(self, process: int, service: str) -> Pending[Any]:
-        """Ask a process for something that the thread receiving there can give."""
+    def call(self, process: int, service: str, about: int = 0) -> Pending[Any]:
+        """Ask a process for something that the thread receiving there can give; a service is told
+        what number it is about, unless that is 0."""
         if process == self.rank:
-            return self._services.ask(service)
+            return self._services.ask(service, about)
         number = self.next_request()
         arrival = Receive(service, process)
         answer = arrival.content()
         self.receive(self.rank, ("answer", number), arrival)
         label = service.encode()
-        header = _HEADER.pack(_CALL, process, self.rank, number, _NO_NUMBER, len(label))
+        header = _HEADER.pack(_CALL, process, self.rank, number, about, len(label))
         try:
             self.transport.send(process, [header + label])
         except PeerLost:
@@ -258,13 +259,14 @@ class Services:
 
     def __init__(self, answer: Callable[[int, int, Any], None]) -> None:
         self._answer = answer
-        self._known: dict[str, Callable[[], Any]] = {}
-        self._early: list[tuple[str, int, int]] = []
+        self._known: dict[str, Callable[..., Any]] = {}
+        self._early: list[tuple[str, int, int, int]] = []
         self._lock = threading.Lock()
 
-    def ask(self, service: str) -> Pending[Any]:
+    def ask(self, service: str, about: int = 0) -> Pending[Any]:
         """One that takes its time gives a pending itself."""
-        found = self._known[service]()
+        known = self._known[service]
+        found = known(about) if about else known()
         return found if isinstance(found, Pending) else Pending.resolved(service, found)
 
     def offer(self, service: str, function: Callable[[], Any]) -> None:
@@ -275,12 +277,12 @@ class Services:
         for call in early:
             self.serve(*call)
 
-    def serve(self, service: str, caller: int, number: int) -> None:
+    def serve(self, service: str, caller: int, number: int, about: int) -> None:
         with self._lock:
             if service not in self._known:
-                self._early.append((service, caller, number))
+                self._early.append((service, caller, number, about))
                 return
-        answer = self.ask(service)
+        answer = self.ask(service, about)
         answer.when_done(lambda: self._answer(caller, number, answer.result()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from gossamer.outcome import MODEL, write_model
 from gossamer.real.transport import Store
 
 _TELL_S = 1.0
@@ -87,8 +88,10 @@ class Diary:
             self._told += 1
             self._told_at = now
 
-    def keep_output(self, parameters: Tensor) -> None:
-        """The run's output model, beside the lines; there when it is whole."""
+    def keep_output(self, parameters: Tensor, state: Mapping[str, Tensor]) -> None:
+        """The run's output model: its parameters beside the lines, all of it in the run's folder;
+        there when it is whole."""
+        write_model(self.path.parent.with_name(MODEL), state)
         part = self.path.with_name(".output.npy")
         with part.open("wb") as file:
             np.save(file, parameters.numpy(), allow_pickle=False)

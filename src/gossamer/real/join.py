@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from gossamer.callbacks import Callback
 from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec, parse_method
+from gossamer.options import check_range
 from gossamer.real.binding import Binding
 from gossamer.real.checking import check_apart, check_joinable
 from gossamer.real.coupling import Coupling
 from gossamer.real.environment import connect, discover
 from gossamer.real.output import say
+from gossamer.real.recalibration import BATCHES
 from gossamer.real.server_optimizer import momentum_left_out
 from gossamer.real.sharding import Passes, shard_of
 from gossamer.real.telling import Telling
@@ -38,6 +40,7 @@ def join(
     steps: int = 1000,
     transport: str | Transport | None = None,
     callbacks: Sequence[Callback] = (),
+    statistics_batches: int = BATCHES,
 ) -> JoinedWorker:
     """Couple a training loop with those of the other workers.
 
@@ -47,6 +50,10 @@ def join(
     how many steps the loop will make: methods with a period choose one that suits. Every worker
     starts from the model of worker 0.
 
+    `statistics_batches` is how many of its batches each worker keeps, at most, to recompute
+    BatchNorm's statistics for the output model, which is not the one that it trains; with 0 the
+    output has the mean of the workers' statistics.
+
     `callbacks` hear of what happens in this process: its worker's steps, exchanges, stale and
     dropped gradients, the servers' that live here, deaths of other workers, and the end. Steps and
     the end are told in the thread of the loop; all else may come from another thread, such as the
@@ -54,6 +61,7 @@ def join(
     """
     spec = _chosen(method)
     check_joinable(model, optimizer)
+    check_range("statistics_batches", statistics_batches, 0)
     given = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
     if transport is None or isinstance(transport, str):
         is_alone = discover().size == 1
@@ -71,7 +79,9 @@ def join(
     named = trainable(model)
     check_apart(named)
     binding = Binding(named)
-    coupling = Coupling(connected, spec, model, binding, optimizer, given, steps, telling)
+    coupling = Coupling(
+        connected, spec, model, binding, optimizer, given, steps, telling, statistics_batches
+    )
     notices = momentum_left_out(spec, optimizer, is_synchronous=coupling.is_synchronous)
     return JoinedWorker(model, optimizer, spec, coupling, given, telling, notices)
 
@@ -238,14 +248,39 @@ class JoinedWorker:
     def consensus(self) -> Generator[nn.Module]:
         """Inside, the model is the method's output: the mean of workers, the centre, the server's.
 
-        No other worker need do the same; training goes on from where it was.
+        No other worker need do the same; training goes on from where it was. With a synchronous
+        method it is the output after the steps that this worker has made, for which it waits for
+        slower workers; those that are ahead, as workers of local SGD may be within a period, give
+        what they have. With an asynchronous one it is what every worker and server holds when it is
+        asked, each of them whole.
+
+        Its BatchNorm statistics are its own: recomputed on batches that this worker has trained on.
         """
         if self.coupling is None or (self._was_open and not self._is_open):
             yield self.model  # alone, or after the end, it is the output already
             return
         self._open_for("consensus")
-        with self.coupling.output_in_place():
+        with self.coupling.handout.in_place():
             yield self.model
+
+    def recalibrate(
+        self, batches: Iterable[Any], forward: Callable[[Any], object] | None = None
+    ) -> None:
+        """Recompute BatchNorm's statistics of the output model on these batches.
+
+        Needed only where the loop does not call `model(...)` itself in training mode, or where the
+        batches that it trained on are not to be used. In the loop: on the first of these for every
+        output from now on. Inside `consensus()`, or after the end: at once. A batch is passed as
+        `forward(batch)`, or else to the model: its first part, or by name if it is a mapping.
+        """
+        if self.coupling is None:
+            return  # alone, the statistics are those of the model that is trained
+        if not self._was_open:
+            self._open_for("recalibrate")
+        recalibration = self.coupling.handout.recalibration
+        recalibration.take(batches, forward)
+        if self._was_open and (not self._is_open or self.coupling.handout.is_visiting):
+            recalibration.recompute(warns=True)
 
     def state_dict(self) -> dict[str, Any]:
         """What the coupling adds to this worker's checkpoint, taken between two steps.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,19 @@ class Output:
     value: Tensor
     weight: float
     buffers: Tensor
+    counters: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    """Buffers that no mean can be made of, as bytes."""
 
 
 def combined(output: str, workers: Sequence[Output], servers: Sequence[Output]) -> Output:
     """Everyone who combines the same contributions gets the same bits."""
     buffers = mean_of([worker.buffers for worker in workers], [1.0] * len(workers))
+    counters = workers[0].counters  # as DDP has it: somebody's, the same for all
     if servers and output in ("centre", "server", "moving average"):
-        return Output(torch.cat([server.value.cpu() for server in servers]), 1.0, buffers)
-    return Output(mean_of([w.value for w in workers], [w.weight for w in workers]), 1.0, buffers)
+        value = torch.cat([server.value.cpu() for server in servers])
+    else:
+        value = mean_of([w.value for w in workers], [w.weight for w in workers])
+    return Output(value, 1.0, buffers, counters)
 
 
 def mean_of(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -43,21 +48,35 @@ def mean_of(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 # ---------------------------------------------------------------------- what is not trained
 
 
-def flat_statistics(model: nn.Module) -> Tensor:
-    """The buffers that a mean makes sense of, such as BatchNorm's, as one new vector."""
-    flat = [b.detach().reshape(-1).to("cpu", copy=True) for b in _statistics(model)]
-    return torch.cat(flat) if flat else torch.empty(0)
+@dataclass(frozen=True, slots=True)
+class Untrained:
+    """A copy of a model's buffers."""
 
+    statistics: Tensor
+    """Those that a mean makes sense of, such as BatchNorm's, as one vector."""
+    counters: Tensor
+    """The others, as bytes."""
 
-def load_statistics(model: nn.Module, flat: Tensor) -> None:
-    at = 0
-    for buffer in _statistics(model):
-        buffer.detach().copy_(flat[at : at + buffer.numel()].view_as(buffer))
-        at += buffer.numel()
+    @staticmethod
+    def of(model: nn.Module) -> Untrained:
+        flat = [b.detach().reshape(-1).to("cpu", copy=True) for b in _statistics(model)]
+        return Untrained(torch.cat(flat) if flat else torch.empty(0), pack_bytes(_counters(model)))
+
+    def load(self, model: nn.Module) -> None:
+        at = 0
+        for buffer in _statistics(model):
+            buffer.detach().copy_(self.statistics[at : at + buffer.numel()].view_as(buffer))
+            at += buffer.numel()
+        unpack_bytes_(_counters(model), self.counters)
 
 
 def _statistics(model: nn.Module) -> list[Tensor]:
     return [b for b in model.buffers() if b.is_floating_point() and not _is_expanded(b)]
+
+
+def _counters(model: nn.Module) -> list[Tensor]:
+    others = [b.detach() for b in model.buffers() if not b.is_floating_point()]
+    return [buffer for buffer in others if not _is_expanded(buffer)]
 
 
 def untrained(model: nn.Module) -> list[Tensor]:

@@ -65,7 +65,6 @@ class Training:
         self._grouping = Grouping.of(self._spec.groups, transport)
         self._model = FlatModel(task, torch.device("cpu"), seed=job.seed)
         self._buffers = self._model.initial_buffers.clone()
-        self._evaluator = Evaluator(self._model, self._method.output, job.buffers)
         self._schedule = make_schedule(job.schedule, epochs=job.epochs, workers=self.size)
         steps = max(1, -(-job.samples // (job.batch * self.size)))
         self._kept = Kept.of(job.resume, self.rank) if job.resume else None
@@ -78,6 +77,10 @@ class Training:
         self._optimiser = self._spec.optimiser(
             make_optimiser(job.optimiser), self._grouping.ends, is_synchronous=self._is_synchronous
         )
+        self._evaluator = Evaluator(
+            self._model, self._method.output, job.buffers,
+            is_trained_itself=self._method.is_trained_itself(self._grouping.ends, self._options),
+        )  # fmt: skip
         self._stop = StopToken()
         self.driver = Driver(self._stop)
         self._moments = Moments(self.size, self.books)
@@ -370,7 +373,8 @@ class Training:
             "consensus_distance": scores.consensus_distance,
         })  # fmt: skip
         if kind == "result":
-            self._diary.keep_output(self._evaluator.output_parameters(held))
+            output = self._evaluator.output_parameters(held)
+            self._diary.keep_output(output, self._evaluator.state_dict(held))
 
     def _conclude(self) -> None:
         assert self._diary is not None

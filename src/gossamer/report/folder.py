@@ -1,11 +1,12 @@
 """A run on disk, written as it goes: whatever ends a run, what it recorded stays readable.
 
-config.json     everything that decided the run
-metrics.jsonl   one line per evaluation
-progress.json   of a command that goes on where it was stopped: what is done so far
-summary.json    the result
-strip.json      who computed, waited and communicated in the first moments
-trace.json      a timeline that Perfetto and chrome://tracing open
+config.json        everything that decided the run
+metrics.jsonl      one line per evaluation
+progress.json      of a command that goes on where it was stopped: what is done so far
+summary.json       the result
+model.safetensors  the output model, as it was evaluated
+strip.json         who computed, waited and communicated in the first moments
+trace.json         a timeline that Perfetto and chrome://tracing open
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
+from torch import Tensor
+
 from gossamer.errors import ConfigurationError
+from gossamer.outcome import MODEL, write_model
 from gossamer.trace import Timeline
 
 
@@ -62,6 +66,9 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._write("summary.json", summary)
+
+    def write_model(self, state: Mapping[str, Tensor]) -> None:
+        write_model(self.path / MODEL, state)
 
     def write_strip(self, strip: dict[str, Any]) -> None:
         self._write("strip.json", strip, indent=None)

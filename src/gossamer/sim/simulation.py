@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from gossamer.evaluate import Evaluator, Held
 from gossamer.methods import Method, for_role
 from gossamer.model import FlatModel
 from gossamer.optimisers import make_optimiser
+from gossamer.outcome import Outcome
 from gossamer.replica import cut
 from gossamer.schedules import make_schedule
 from gossamer.settings import Settings
@@ -37,22 +38,17 @@ Row = dict[str, Any]
 _COMPILE_AFTER_GRADIENTS = 20_000
 
 
-@dataclass
-class Result:
+@dataclass(repr=False)
+class Result(Outcome):
     """What a run gives back. `summary` is what `--json` prints and the run folder keeps."""
 
     settings: Settings
     summary: Row
     history: list[Row]
     parameters: Tensor
-    """The output model as a flat vector."""
+    """The output model's trainable parameters as a flat vector."""
     staleness: dict[int, int] = field(default_factory=dict[int, int])
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["summary"][name]
-        except KeyError:
-            raise AttributeError(name) from None
+    state: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 class Simulation:
@@ -81,7 +77,10 @@ class Simulation:
             FlatModel(settings.task, device, seed=settings.seed) if model is None else model
         )
         self.engine = engine or make_engine(settings.engine, self.model, compiled=self._compiles())
-        self._evaluator = Evaluator(self.model, self._method.output, settings.buffers)
+        self._evaluator = Evaluator(
+            self.model, self._method.output, settings.buffers,
+            is_trained_itself=self._method.is_trained_itself(self._ends, options),
+        )  # fmt: skip
         self.world = World(self._parts(options), recorder, callbacks)
         self._spawn(options)
         self.history: list[Row] = []
@@ -205,7 +204,8 @@ class Simulation:
         summary = self._row()
         if self.settings.engine != "none":
             self._tell(summary)
-        parameters = self._evaluator.output_parameters(self._held())
+        held = self._held()
+        parameters = self._evaluator.output_parameters(held)
         summary = {
             "method": str(self.settings.method),
             "task": self.settings.task.name,
@@ -220,7 +220,10 @@ class Simulation:
         for callback in self.world.callbacks:
             callback.on_end(summary)
         tally = self.world.accounts.staleness.histogram
-        return Result(self.settings, summary, self.history, parameters, dict(sorted(tally.items())))
+        return Result(
+            self.settings, summary, self.history, parameters, dict(sorted(tally.items())),
+            self._evaluator.state_dict(held),
+        )  # fmt: skip
 
     def _progressed(self) -> None:
         if self.world.budget.epochs >= self._next_evaluation:
