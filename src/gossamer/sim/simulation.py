@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.callbacks import Callback
+from gossamer.errors import RunOver
 from gossamer.evaluate import Evaluator, Held
 from gossamer.methods import Method, for_role
 from gossamer.model import FlatModel
@@ -128,7 +129,8 @@ class Simulation:
                 settings.batch,
                 len(task.train),
                 synchronous=synchronous,
-                living=lambda: len(self.world.alive - self.world.ended),
+                living=lambda: self.world.alive - self.world.ended,
+                groups=split_groups(settings.method.groups, cluster),
             ),
             rates=Rates(settings.learning_rate, schedule),
             sampler=make_sampler(
@@ -181,7 +183,19 @@ class Simulation:
     ) -> None:
         replica = self.world.replicas[worker.rank]
         own = for_role(self._method.worker, options)
-        await grouped_roles(worker, replica, self._method.worker, own, groups)
+        ending = self.world.ending
+
+        async def text(handle: Any, x: Any, **options: Any) -> None:
+            """Once, and again if a worker that died has left something to do."""
+            while True:
+                try:
+                    await self._method.worker(handle, x, **options)
+                except RunOver:
+                    pass
+                if not ending.may_go_on or not await ending.goes_on(worker.rank):
+                    return
+
+        await grouped_roles(worker, replica, text, own, groups)
         self.world.end_worker(worker.rank)
 
     def run(self) -> Result:

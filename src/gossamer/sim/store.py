@@ -40,6 +40,8 @@ class ReplicaStore:
         }
         self.versions = [0] * rows
         self.clip = clip
+        self.on_change: Callable[[], None] = lambda: None
+        """Called before a row is changed."""
         self._queue: dict[int, tuple[Tensor, float]] = {}
         self._points: dict[int, list[Point]] = {}
 
@@ -63,6 +65,7 @@ class ReplicaStore:
 
     def writable(self, row: int) -> Tensor:
         """The row, about to be changed in place."""
+        self.on_change()
         value = self.value(row)
         for point in self._points.pop(row, ()):
             point.value = value.clone()
