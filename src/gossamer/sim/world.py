@@ -273,7 +273,7 @@ class World:
             for pending, owner in list(watching.items()):
                 if peer in self.unreachable.get(owner, ()):
                     pending.fail(PeerLost(peer, "unreachable for longer than the deadline"))
-        self.rendezvous.fail_separated()
+        self.rendezvous.reconsider()
 
     def _kill(self, rank: int) -> None:
         if rank not in self.alive:
