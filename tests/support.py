@@ -162,6 +162,28 @@ def before_each_descent(
         watch(replica)
 
 
+def watch_end(simulation: Simulation) -> tuple[list[int], list[int], list[int]]:
+    """The times, filled as the run goes, at which a replica was changed, a gradient begun and a
+    gradient delivered."""
+    world = simulation.world
+    changed, begun, delivered = [0], [0], [0]
+
+    def watch(holder: Any, name: str, times: list[int]) -> None:
+        usual = getattr(holder, name)
+
+        def watched(*arguments: Any) -> Any:
+            times.append(world.kernel.now)
+            return usual(*arguments)
+
+        setattr(holder, name, watched)
+
+    for store in (world.parts.workers, *world.parts.servers):
+        watch(store, "writable", changed)
+    watch(world.desk, "start", begun)
+    watch(world, "delivered", delivered)
+    return changed, begun, delivered
+
+
 def batches(task: Task, workers: int, batch: int, seed: int) -> Callable[[int], Tensor]:
     """The same batches that a synchronous run of that seed gives to its workers."""
     sampler = make_sampler(task.train.targets, workers, batch, "shuffled", seed, True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from gossamer.errors import PeerLost
 from gossamer.sim.faults import Fault, parse_fault
 from gossamer.sim.kernel import SECOND
 from support import bowl, build, cluster_of
@@ -41,3 +44,16 @@ def test_two_drops_at_once_both_take_their_toll() -> None:
         world.kernel.at(round(at * SECOND), lambda: seen.append(list(world.post.drops)))
     world.kernel.run()
     assert seen == [[0.5], [0.5, 0.25], [0.25], []]
+
+
+@pytest.mark.parametrize("method", ["diloco", "all_reduce", "easgd:synchronous=true"])
+@pytest.mark.parametrize("kills", [(), (parse_fault("kill", "3@0.74s"),)])
+def test_who_begins_to_wait_across_a_partition_after_the_deadline_learns_so(
+    method: str, kills: tuple[Fault, ...]
+) -> None:
+    """The other side counts as lost from the deadline on until the partition heals: also for a
+    collective that nobody had come to when the deadline passed, and if somebody dies meanwhile."""
+    faults = (partition("0,1,3|2@0.0034s"), *kills)
+    cluster = cluster_of(4, jitter=0.2, deadline=0.0, faults=faults)
+    with pytest.raises(PeerLost, match="unreachable for longer than the deadline"):
+        build(bowl(), method, cluster, steps=100, engine="none").run()

@@ -11,7 +11,7 @@ from gossamer.methods import METHODS
 from gossamer.sim.cluster import Cluster
 from gossamer.sim.faults import Fault
 from gossamer.sim.simulation import Simulation
-from support import bowl, build, cluster_of, digits, rows
+from support import bowl, build, centre, cluster_of, digits, racing, rows, scatter, total
 
 NODES = cluster_of(8, workers_per_machine=4)
 """Two machines of four workers each."""
@@ -127,6 +127,23 @@ def test_the_other_groups_survive_the_death_of_a_leader(name: str) -> None:
     own = [account.steps for account in simulation.world.accounts.workers]
     assert max(own[2], own[3]) < 15
     assert all(own[rank] > 25 for rank in (0, 1, 4, 5, 6, 7))
+
+
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.promises.keeps_mean])
+def test_the_mean_that_groups_keep_is_that_of_their_leaders(name: str) -> None:
+    """With zero gradients the sum of the leaders (with the centre) stays where the method promises
+    it; members are given their leader's point, so a sum over all rows would not."""
+    simulation = build(bowl(), f"{name}:groups=2", racing(8), steps=8, engine="none")
+    scatter(simulation)
+
+    def kept() -> torch.Tensor:
+        own = leaders(simulation).sum(0)
+        return own + centre(simulation) if simulation.world.parts.servers else own
+
+    before, all_before = kept(), total(simulation)
+    simulation.run()
+    assert (kept() - before).abs().max() < 1e-5
+    assert (total(simulation) - all_before).abs().max() > 0.1
 
 
 def test_groups_must_divide_the_workers() -> None:

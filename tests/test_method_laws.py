@@ -4,6 +4,7 @@ compared with the same recursion written with dense matrices."""
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from support import (
     scatter,
     spread,
     total,
+    unequal,
 )
 
 RATE = 0.05
@@ -283,3 +285,42 @@ def test_push_sum_counts_the_mass_that_dies() -> None:
 
     assert lost() == pytest.approx(0.0, abs=1e-9)
     assert lost(Fault("kill", at=0.07, worker=0)) > 0.1
+
+
+# ---------------------------------------------------------------------- rows
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "all_reduce", "sync_server", "d_psgd", "d_psgd:groups=2", "push_sum", "bmuf:period=2",
+        "local_sgd:period=3", "easgd:synchronous=true,period=2",
+    ],
+)  # fmt: skip
+def test_a_row_of_a_synchronous_run_holds_complete_rounds(method: str) -> None:
+    """The row after k rounds is that of a run that ends after k rounds, however far some workers
+    are ahead of others."""
+
+    def run(steps: int, evaluations: int) -> list[dict[str, Any]]:
+        simulation = build(
+            bowl(), method, unequal(4, 1), steps=steps, evaluations=evaluations, engine="loop"
+        )
+        return simulation.run().history
+
+    found = run(8, 4)
+    for rounds in (2, 4, 6, 8):
+        row = next(row for row in found if row["samples"] >= 16 * rounds)
+        alone = run(rounds, 1)[-1]
+        for key in ("samples", "epochs", "steps", "loss", "consensus_distance"):
+            assert row[key] == pytest.approx(alone[key], rel=1e-6), (rounds, key)
+    assert [row["samples"] for row in found] == [0, 32, 64, 96, 128]
+
+
+@pytest.mark.parametrize("method", ["all_reduce", "ad_psgd", "downpour", "easgd"])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_every_row_but_the_first_has_a_training_loss(method: str, workers: int) -> None:
+    """The summary, which is the last row, too: there are batches since the row before."""
+    simulation = build(bowl(), method, cluster_of(workers), steps=8, evaluations=4, engine="loop")
+    result = simulation.run()
+    assert [row["training_loss"] is None for row in result.history] == [True] + 4 * [False]
+    assert result.training_loss == result.history[-1]["training_loss"]

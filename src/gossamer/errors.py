@@ -6,7 +6,8 @@ Error
 ├── Late                    an operation did not finish within its deadline
 ├── Stalled                 nobody can go on: who waits for what, since when
 ├── ProtocolError           a method broke a rule of the Worker's words
-└── RunFailed               a worker's own code raised; carries the worker and the time
+├── RunFailed               a worker's own code raised; carries the worker and the time
+└── RunOver                 the samples are processed: this gradient is not computed
 """
 
 from __future__ import annotations
@@ -45,6 +46,16 @@ class ProtocolError(Error):
 
 class RunFailed(Error):
     """A worker's code raised; the original error is the cause."""
+
+
+class RunOver(Error):
+    """The run's samples are all processed, so the gradient asked for is not computed.
+
+    It ends the method's text. One that still holds something for others catches it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the run is over: all of its samples are processed")
 
 
 def unknown_name(kind: str, got: str, known: Iterable[str]) -> ConfigurationError:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.errors import ConfigurationError, PeerLost
+from gossamer.errors import ConfigurationError, PeerLost, RunOver
 from gossamer.pending import Pending
 from gossamer.replica import Replica
 from gossamer.worker import Gradient, Message, Tag, Worker
@@ -129,10 +129,15 @@ class GroupLeader:
 
         async def collect() -> None:
             w = self._inner
+            try:
+                own = w.gradient(point, batch)
+            except RunOver as over:
+                gradient.fail(over)
+                return
             sent = w.broadcast(point, root=w.rank, over=self._group)
-            own = await w.gradient(point, batch)
+            mine = await own
             await sent
-            gradient.resolve(await w.all_reduce(own, over=self._group))
+            gradient.resolve(await w.all_reduce(mine, over=self._group))
 
         self._inner.start(collect())
         return gradient

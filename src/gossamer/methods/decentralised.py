@@ -89,13 +89,13 @@ async def ad_psgd(
     async def train() -> None:
         steps = averaged = 0
         for _ in w.steps():
+            averaged += len(w.collect("averaged"))
+            while is_active() and averaged < least * (steps - 1):
+                await w.receive("averaged")
+                averaged += 1
             x.descend_(await w.gradient(x))
             if is_active():
                 w.send(w.rank, None, tag="stepped")
-                averaged += len(w.collect("averaged"))
-                while averaged < least * steps:
-                    await w.receive("averaged")
-                    averaged += 1
                 steps += 1
 
     async def average() -> None:

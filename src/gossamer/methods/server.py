@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gossamer.errors import RunOver
 from gossamer.methods.shards import Parameters, Push, Shards
 from gossamer.replica import Replica
 from gossamer.rules import delay_compensated, mean_in_order
@@ -75,21 +76,24 @@ async def downpour(w: Worker, x: Replica, *, n_push: int = 1, n_fetch: int = 1) 
     """Dean et al. 2012, Downpour SGD. Promises: nobody waits for another worker."""
     shards = Shards(w)
     x.assign_(await shards.pull())
-    for t in w.steps():
-        grad = await w.gradient(x)
-        before = x.memory.pop("accrued", None)
-        accrued = grad if before is None else before + grad
-        pushes, fetches = (t + 1) % n_push == 0, (t + 1) % n_fetch == 0
-        if not fetches:
-            x.descend_(grad.clone())  # the local copy moves on until the next fetch
-        if fetches:
-            x.assign_(await shards.push(accrued if pushes else None))  # the fetch rides on the push
-        elif pushes:
-            shards.send(accrued)
-        if not pushes:
-            x.memory["accrued"] = accrued
+    try:
+        for t in w.steps():
+            grad = await w.gradient(x)
+            before = x.memory.pop("accrued", None)
+            accrued = grad if before is None else before + grad
+            pushes, fetches = (t + 1) % n_push == 0, (t + 1) % n_fetch == 0
+            if not fetches:
+                x.descend_(grad.clone())  # the local copy moves on until the next fetch
+            if fetches:  # the fetch rides on the push
+                x.assign_(await shards.push(accrued if pushes else None))
+            elif pushes:
+                shards.send(accrued)
+            if not pushes:
+                x.memory["accrued"] = accrued
+    except RunOver:
+        pass  # in the middle of a gradient: what was accrued before it counts all the same
     if "accrued" in x.memory:
-        shards.send(x.memory["accrued"])
+        await shards.push(x.memory.pop("accrued"))
 
 
 async def downpour_server(
@@ -150,6 +154,10 @@ async def softsync_server(
         if len(held) >= c:
             mean = mean_in_order([gradient for _, gradient in held])
             x.descend_(mean / n if divide else mean, read=[push.read for push, _ in held])
+            held = []
+        elif not w.clients:  # the run is over, with too few for another update
+            for _ in held:
+                w.observe("dropped")
             held = []
         if isinstance(push, Push):
             answer(w, x, message)

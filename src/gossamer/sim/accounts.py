@@ -12,6 +12,7 @@ class WorkerAccount:
     """One worker's books, in nanoseconds and counts."""
 
     steps: int = 0
+    samples: int = 0
     computing_ns: int = 0
     waiting_ns: dict[str, int] = field(default_factory=dict[str, int])
     exchanges: int = 0

@@ -1,12 +1,16 @@
 """When a run ends: when all workers together have processed its samples.
 
 Never a fixed number of steps per worker: a slow worker must not set the end of an asynchronous
-run. Synchronous methods step in rounds, and a round that was opened is open to everybody.
+run. Synchronous methods step in rounds, and a round that was opened is open to everybody; so is
+the step of a group to its members. Samples are counted in whole batches, rounds and steps of
+groups: a batch of a few samples would not be one that batch normalisation can use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
+
+from gossamer.groups import Groups
 
 
 class Budget:
@@ -19,43 +23,99 @@ class Budget:
         data_size: int,
         *,
         synchronous: bool,
-        living: Callable[[], int],
+        living: Callable[[], Set[int]],
+        groups: Groups = (),
     ) -> None:
+        """`living` are the workers that have neither died nor ended."""
         self.samples = samples
         self.batch = batch
         self.processed = 0
         self.is_synchronous = synchronous
-        self._claimed = 0
         self._data_size = data_size
         self._living = living
+        self._groups = {group[0]: group for group in groups}
+        self._owing: dict[int, set[int]] = {}
+        """Of each group, by its leader: who has not delivered yet in the step that goes on."""
         self._is_closed = False
+        self._claimed = 0
         self._rounds: list[float] = []
         """For each round opened, the epoch at which it was."""
+        self._claims: list[int] = []
+        """For each round opened, the samples of all rounds up to its end."""
 
     @property
     def epochs(self) -> float:
-        return self.processed / self._data_size
+        return self.epochs_of(self.processed)
+
+    def epochs_of(self, samples: int) -> float:
+        return samples / self._data_size
 
     @property
     def is_spent(self) -> bool:
         return self.processed >= self.samples
 
+    @property
+    def promises(self) -> bool:
+        """Whether workers begin what others must complete: then a death may leave some of it."""
+        return self.is_synchronous or bool(self._groups)
+
+    @property
+    def _is_promised(self) -> bool:
+        """Whether all samples are processed or somebody's to process."""
+        owed = sum(map(len, self._owing.values()))
+        return self.processed + self.batch * owed >= self.samples
+
     def open_step(self, step: int) -> float | None:
         """The epoch at which this step begins, or None when the run is over."""
         if not self.is_synchronous:
-            return None if self.is_spent else self.epochs
+            return None if self._is_promised else self.epochs
         if step == len(self._rounds):
             if self._is_closed or self._claimed >= self.samples:
                 # A round needs everybody: once one worker was told the end, none opens any more.
                 self._is_closed = True
                 return None
-            self._rounds.append(self._claimed / self._data_size)
-            self._claimed += self.batch * self._living()
+            self._rounds.append(self.epochs_of(self._claimed))
+            self._claimed += self.batch * len(self._living())
+            self._claims.append(self._claimed)
         return self._rounds[step]
 
-    def give_back(self, steps: int) -> None:
-        """A worker left after so many steps: a later round makes up for what it owed.
+    def samples_after(self, step: int) -> int:
+        """The samples of all rounds up to the end of this one, if nobody dies in it."""
+        return self._claims[step]
+
+    def begin(self, rank: int) -> bool:
+        """Whether this worker may begin a gradient: one that nobody needs never begins."""
+        if self.is_synchronous:
+            return True
+        group = self._groups.get(rank)
+        if group is None:
+            return bool(self._groups) or not self.is_spent
+        if self._is_promised:
+            return False
+        self._owing[rank] = set(group) & self._living()
+        return True
+
+    def deliver(self, rank: int, samples: int) -> None:
+        self.processed += samples
+        self._owe_no_more(rank)
+
+    def give_back(self, rank: int, steps: int) -> None:
+        """A worker left after so many steps: others make up for what it owed.
 
         That is its share of the rounds that were opened, by itself or by others ahead of it.
         """
         self._claimed -= self.batch * max(0, len(self._rounds) - steps)
+        self._owe_no_more(rank)
+        self._owing.pop(rank, None)
+
+    def _owe_no_more(self, rank: int) -> None:
+        for owing in self._owing.values():
+            owing.discard(rank)
+
+    def reopen(self) -> bool:
+        """Everybody is at the end: whether there is something left, which a worker that died has
+        not done."""
+        self._is_closed = False
+        if self.is_synchronous:
+            return self._claimed < self.samples
+        return not self._is_promised

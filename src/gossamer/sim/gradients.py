@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gossamer.pending import Pending
 from gossamer.sim.engine import Engine
 from gossamer.sim.store import Point, ReplicaStore
 
@@ -23,13 +24,18 @@ Batch = NDArray[np.int64]
 class Request:
     """One started gradient."""
 
-    __slots__ = ("batch", "gradient", "key", "loss", "paused_ns", "point", "statistics", "worker")
+    __slots__ = (
+        "batch", "delivery", "gradient", "key", "loss", "paused_ns", "point", "statistics",
+        "worker",
+    )  # fmt: skip
 
     def __init__(self, worker: int, point: Point, batch: Batch, key: int) -> None:
         self.worker = worker
         self.point = point
         self.batch = batch
         self.key = key
+        self.delivery: Pending[Tensor] = Pending("gradient")
+        """What the worker awaits; set by the worker."""
         self.paused_ns = 0
         """How much later than planned it will be there, because its worker was paused."""
         self.gradient: Tensor | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gossamer.errors import Error, ProtocolError, RunFailed, Stalled
+from gossamer.errors import Error, ProtocolError, RunFailed, RunOver, Stalled
 from gossamer.pending import Pending
 from gossamer.trace import Digest
 
@@ -141,6 +141,8 @@ class Kernel:
 
     def _failed(self, task: Task, error: Exception) -> None:
         task.finished.fail(error)
+        if isinstance(error, RunOver) and not task.is_main:
+            return
         if isinstance(error, Error):
             raise error
         raise RunFailed(
@@ -148,12 +150,19 @@ class Kernel:
             f"{type(error).__name__}: {error}"
         ) from error
 
-    def end_tasks(self, worker: int, *, only_main: bool = False) -> None:
-        """Close the tasks of a worker that has died, or its main one when its run is over."""
+    def end_tasks(self, worker: int) -> None:
+        """Close the tasks of a worker that has died."""
         for task in self._tasks.get(worker, ()):
-            if not task.finished.done and (task.is_main or not only_main):
+            if not task.finished.done:
                 task.coroutine.close()
                 task.finished.cancel()
+
+    def interrupt_main(self, worker: int, error: Error) -> None:
+        """Raise this in a worker's main task, where it waits for anything but a gradient."""
+        for task in self._tasks.get(worker, ()):
+            parked = task.parked
+            if task.is_main and parked is not None and parked.label != "gradient":
+                parked.fail(error)
 
     def interrupt(self) -> None:
         """`KeyboardInterrupt` in place of the next event; may be called by a signal handler."""

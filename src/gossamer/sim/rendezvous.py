@@ -83,7 +83,7 @@ class Rendezvous:
         return pending
 
     def reconsider(self) -> None:
-        """Somebody died, ended or became reachable: what waited for them may go on."""
+        """Somebody died, ended, became reachable or counts as lost: what waited may go on."""
         for key, gathering in list(self._open.items()):
             if gathering.is_running and any(r in self._world.lost for r in gathering.arrived):
                 # Rebuilt over the survivors, from their copies.
@@ -92,21 +92,25 @@ class Rendezvous:
                 gathering.is_running = False
             self._consider(key, gathering)
 
-    def fail_separated(self) -> None:
-        """A partition outlasted the deadline: who waits across it learns so."""
-        separated = self._world.post.are_separated
-        for key, gathering in list(self._open.items()):
-            waiting = [rank for rank in gathering.arrived if rank not in self._world.lost]
-            expected = self._expected(gathering)
-            across = [r for r in expected if any(separated(rank, r) for rank in waiting)]
-            if gathering.is_running or not across:
-                continue
-            # All of them, also who can reach everybody: the gathering will not come about.
-            self._open.pop(key)
-            for rank in waiting:
-                peer = next((r for r in across if separated(rank, r)), across[0])
-                _, pending = gathering.arrived[rank]
-                pending.fail(PeerLost(peer, "unreachable for longer than the deadline"))
+    def _fail_across(self, key: Key, gathering: Gathering) -> bool:
+        """A partition has outlasted the deadline: who waits across it learns so, if it waited then
+        or came later."""
+        unreachable = self._world.unreachable
+        waiting = [rank for rank in gathering.arrived if rank not in self._world.lost]
+        across = {
+            rank: [r for r in self._expected(gathering) if r in unreachable.get(rank, ())]
+            for rank in waiting
+        }
+        some = next((found[0] for found in across.values() if found), None)
+        if some is None:
+            return False
+        # All of them, also who can reach everybody: the gathering will not come about.
+        self._open.pop(key, None)
+        for rank in waiting:
+            _, pending = gathering.arrived[rank]
+            peer = across[rank][0] if across[rank] else some
+            pending.fail(PeerLost(peer, "unreachable for longer than the deadline"))
+        return True
 
     def _expected(self, gathering: Gathering) -> list[int]:
         world = self._world
@@ -121,8 +125,9 @@ class Rendezvous:
             for _, pending in gathering.arrived.values():
                 pending.fail(PeerLost(gathering.root or 0))
             return
-        expected = self._expected(gathering)
-        if gathering.is_running or any(r not in gathering.arrived for r in expected):
+        if gathering.is_running or self._fail_across(key, gathering):
+            return
+        if any(r not in gathering.arrived for r in self._expected(gathering)):
             return
         members = [rank for rank in sorted(gathering.arrived) if rank not in world.lost]
         if not members:

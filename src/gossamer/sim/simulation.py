@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.callbacks import Callback
+from gossamer.errors import RunOver
 from gossamer.evaluate import Evaluator, Held
 from gossamer.methods import Method, for_role
 from gossamer.model import FlatModel
@@ -28,6 +29,7 @@ from gossamer.sim.gradients import GradientDesk
 from gossamer.sim.groups import Groups, grouped_roles, split_groups
 from gossamer.sim.interrupts import interrupted_between_events
 from gossamer.sim.kernel import SECOND
+from gossamer.sim.rounds import Complete, Rounds
 from gossamer.sim.store import ReplicaStore
 from gossamer.sim.worker import SimulatedWorker
 from gossamer.sim.world import Parts, Rates, World
@@ -87,7 +89,7 @@ class Simulation:
         self._next_evaluation = 0.0
         self._began = 0.0
         if settings.engine != "none":
-            self.world.on_progress = self._progressed
+            self._watch_progress()
 
     def _compiles(self) -> bool:
         chosen = self.settings.compiled
@@ -125,7 +127,8 @@ class Simulation:
                 settings.batch,
                 len(task.train),
                 synchronous=synchronous,
-                living=lambda: len(self.world.alive - self.world.ended),
+                living=lambda: self.world.alive - self.world.ended,
+                groups=split_groups(settings.method.groups, cluster),
             ),
             rates=Rates(settings.learning_rate, schedule),
             sampler=make_sampler(
@@ -178,7 +181,19 @@ class Simulation:
     ) -> None:
         replica = self.world.replicas[worker.rank]
         own = for_role(self._method.worker, options)
-        await grouped_roles(worker, replica, self._method.worker, own, groups)
+        ending = self.world.ending
+
+        async def text(handle: Any, x: Any, **options: Any) -> None:
+            """Once, and again if a worker that died has left something to do."""
+            while True:
+                try:
+                    await self._method.worker(handle, x, **options)
+                except RunOver:
+                    pass
+                if not ending.may_go_on or not await ending.goes_on(worker.rank):
+                    return
+
+        await grouped_roles(worker, replica, text, own, groups)
         self.world.end_worker(worker.rank)
 
     def run(self) -> Result:
@@ -198,8 +213,8 @@ class Simulation:
 
     def _run(self) -> Result:
         self._began = time.perf_counter()
-        if self.settings.engine != "none":
-            self._record()
+        if self.settings.engine != "none" and self._is_due(0):
+            self._tell(self._row())
         self.world.kernel.run()
         summary = self._row()
         if self.settings.engine != "none":
@@ -225,14 +240,26 @@ class Simulation:
             self._evaluator.state_dict(held),
         )  # fmt: skip
 
-    def _progressed(self) -> None:
-        if self.world.budget.epochs >= self._next_evaluation:
-            self._record()
+    def _watch_progress(self) -> None:
+        """In a synchronous run rows are made of complete rounds, else after a gradient."""
+        if self.world.budget.is_synchronous:
+            groups = split_groups(self.settings.method.groups, self.settings.cluster)
+            Rounds(self.world, groups, self._is_due, lambda found: self._tell(self._row(found)))
+        else:
+            self.world.on_progress = self._progressed
 
-    def _record(self) -> None:
-        assert self.settings.epochs
-        self._next_evaluation += self.settings.epochs / self.settings.evaluations
-        self._tell(self._row())
+    def _progressed(self) -> None:
+        if self._is_due(self.world.budget.processed):
+            self._tell(self._row())
+
+    def _is_due(self, samples: int) -> bool:
+        """Whether so many samples are worth a row; the last row is made at the end of the run."""
+        budget = self.world.budget
+        is_due = self._next_evaluation <= budget.epochs_of(samples) and samples < budget.samples
+        if is_due:
+            assert self.settings.epochs
+            self._next_evaluation += self.settings.epochs / self.settings.evaluations
+        return is_due
 
     def _tell(self, row: Row) -> None:
         self.history.append(row)
@@ -241,15 +268,19 @@ class Simulation:
         for callback in self.world.callbacks:
             callback.on_evaluation(row)
 
-    def _row(self) -> Row:
-        """One line of the metrics; every value names the model it speaks of by `output`."""
+    def _row(self, found: Complete | None = None) -> Row:
+        """One line of the metrics; every value names the model it speaks of by `output`.
+
+        Of a complete round, or of the moment.
+        """
         world, accounts = self.world, self.world.accounts
         losses, accounts.losses = accounts.losses, []
+        samples = world.budget.processed if found is None else found.samples
         row: Row = {
             "virtual_seconds": world.duration_ns / SECOND,
-            "epochs": world.budget.epochs,
-            "steps": accounts.steps,
-            "samples": world.budget.processed,
+            "epochs": world.budget.epochs_of(samples),
+            "steps": accounts.steps if found is None else found.steps,
+            "samples": samples,
             "output": self._method.output,
             "training_loss": float(torch.stack(losses).mean()) if losses else None,
             "mean_staleness": accounts.staleness.mean,
@@ -260,7 +291,7 @@ class Simulation:
             "waits_for": accounts.longest_wait,
         }
         if self.settings.engine != "none":
-            scores = self._evaluator.score(self._held())
+            scores = self._evaluator.score(self._held() if found is None else self._left(found))
             row |= {
                 "loss": scores.loss,
                 "accuracy": scores.accuracy,
@@ -275,13 +306,20 @@ class Simulation:
         alive = [rank for rank in world.speakers if rank in world.alive] or list(world.speakers)
         world.parts.workers.flush()
         parameters = world.parts.workers.parameters
-        servers = world.replicas[world.size :]
         return Held(
             parameters if len(alive) == world.size else parameters[alive],
             [world.replicas[rank].weight for rank in alive],
             world.desk.buffers[alive],
-            [server.snapshot() if server.output is None else server.output for server in servers],
+            self._held_by_servers(),
         )
+
+    def _left(self, found: Complete) -> Held:
+        """Servers have not gone on: that takes everybody, and one has only just ended the round."""
+        return Held(found.workers, found.weights, found.buffers, self._held_by_servers())
+
+    def _held_by_servers(self) -> list[Tensor]:
+        servers = self.world.replicas[self.world.size :]
+        return [held.snapshot() if held.output is None else held.output for held in servers]
 
     def _cards(self) -> list[dict[str, Any]]:
         """What each end has sent and got over the network, in bytes."""

@@ -42,6 +42,8 @@ class ReplicaStore:
         self.steps = [0] * rows
         """How many steps each row's optimiser has made since it knew nothing."""
         self.clip = clip
+        self.on_change: Callable[[], None] = lambda: None
+        """Called before a row is changed."""
         self._queue: dict[int, tuple[Tensor, float, Tensor | None]] = {}
         self._points: dict[int, list[Point]] = {}
 
@@ -65,6 +67,7 @@ class ReplicaStore:
 
     def writable(self, row: int) -> Tensor:
         """The row, about to be changed in place."""
+        self.on_change()
         value = self.value(row)
         for point in self._points.pop(row, ()):
             point.value = value.clone()

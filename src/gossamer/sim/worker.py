@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from gossamer.errors import Late, ProtocolError
+from gossamer.errors import Late, ProtocolError, RunOver
 from gossamer.keyed import key_of
 from gossamer.pending import Pending
 from gossamer.replica import Replica
@@ -35,7 +35,7 @@ class _Answer(Pending[Any]):
 class SimulatedGradient(Gradient):
     """A gradient under way, and the pieces that come out of it early."""
 
-    __slots__ = ("_started_ns", "_work_ns", "_world", "request")
+    __slots__ = ("_pieces", "_started_ns", "_work_ns", "_world", "request")
 
     def __init__(self, world: World, request: Request, work_ns: int) -> None:
         super().__init__("gradient")
@@ -43,10 +43,10 @@ class SimulatedGradient(Gradient):
         self._world = world
         self._work_ns = work_ns
         self._started_ns = world.kernel.now
+        self._pieces: list[Pending[Tensor]] = []
 
     def buckets(self) -> Sequence[Pending[Tensor]]:
         """Asked for right after the start, each piece comes at its share of the backward time."""
-        pieces: list[Pending[Tensor]] = []
         forward = self._world.cluster.compute.forward_share
         for bucket in self._world.parts.buckets:
             piece: Pending[Tensor] = Pending("bucket")
@@ -55,8 +55,13 @@ class SimulatedGradient(Gradient):
             self._world.kernel.at(
                 max(0, round(ready) - passed), self._ready, piece, bucket.start, bucket.end
             )
-            pieces.append(piece)
-        return pieces
+            self._pieces.append(piece)
+        return self._pieces
+
+    def fail(self, error: BaseException) -> None:
+        super().fail(error)
+        for piece in self._pieces:
+            piece.fail(error)
 
     def is_held_up(self, waited_ns: int, again: Callable[..., None], *arguments: Any) -> bool:
         """Whether its worker has been paused for longer than was waited; if so, `again` later."""
@@ -82,6 +87,7 @@ class SimulatedWorker:
         self.size = world.size if rank < world.size else len(world.speakers)
         self.rng = world.stream("worker", rank)
         self.step = 0
+        self._next = 0
         self._world = world
         self._compute_rng = world.stream("compute", rank)
         self._requests = 0
@@ -135,12 +141,14 @@ class SimulatedWorker:
         return self._world.kernel.now / SECOND
 
     def steps(self) -> Iterator[int]:
-        step = 0
-        while (epoch := self._world.budget.open_step(step)) is not None:
-            self._world.epochs[self.rank] = epoch
-            self.step = step
-            yield step
-            step += 1
+        world = self._world
+        while (epoch := world.budget.open_step(self._next)) is not None:
+            world.epochs[self.rank] = epoch
+            world.ending.between.add(self.rank)
+            self.step = self._next
+            yield self.step
+            world.on_step_end(self.rank, self.step)
+            self._next += 1
 
     def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> SimulatedGradient:
         world, kernel = self._world, self._world.kernel
@@ -150,6 +158,9 @@ class SimulatedWorker:
             point = Point(-1, at)
         else:
             raise ProtocolError(f"a gradient is taken at a tensor or a replica, got {type(at)}")
+        world.ending.between.discard(self.rank)
+        if not world.budget.begin(self.rank):
+            raise RunOver
         indices = world.parts.sampler.next(self.rank) if batch is None else np.asarray(batch)
         key = key_of(world.seed, self.rank, self._gradients)
         self._gradients += 1
@@ -158,7 +169,7 @@ class SimulatedWorker:
         world.outstanding.setdefault(self.rank, []).append(request)
         work_ns = world.draw_compute_ns(self.rank, self._compute_rng)
         after_ns = round(world.cluster.compute.unoverlapped_seconds * SECOND)
-        gradient = SimulatedGradient(world, request, work_ns)
+        request.delivery = gradient = SimulatedGradient(world, request, work_ns)
         kernel.at(work_ns + after_ns, self._deliver, gradient, kernel.now, work_ns + after_ns)
         if kernel.current is not None:
             kernel.current.gradient = gradient
@@ -294,6 +305,8 @@ class SimulatedWorker:
     def average(self, peer: int) -> Pending[None]:
         world = self._world
         done: Pending[None] = Pending("average", peer)
+        if world.ending.finished_ns is not None:
+            return done  # nobody needs it any more: the side loop waits for ever
         world.watch(done, self.rank)
         own, step = world.replicas[self.rank], self.step
         mine, asked_ns = own.snapshot(), world.kernel.now

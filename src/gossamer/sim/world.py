@@ -19,6 +19,7 @@ from gossamer.sim.accounts import Accounts, WorkerAccount
 from gossamer.sim.buckets import Bucket
 from gossamer.sim.budget import Budget
 from gossamer.sim.cluster import Cluster
+from gossamer.sim.ending import LABEL, Ending
 from gossamer.sim.faults import FOREVER, Fault
 from gossamer.sim.gradients import GradientDesk, Request
 from gossamer.sim.kernel import SECOND, Kernel, Task
@@ -103,8 +104,13 @@ class World:
         self.replicas += [self._replica(store, 0) for store in parts.servers]
         self.on_progress: Callable[[], None] = lambda: None
         """Called after each gradient that was delivered."""
-        self.finished_ns: int | None = None
-        """When an asynchronous run had processed its samples."""
+        self.on_departure: Callable[[], None] = lambda: None
+        """Called when a worker has ended or died."""
+        self.on_step_end: Callable[[int, int], None] = lambda rank, step: None
+        """Called when a worker has made a step, of that number."""
+        self.ending = Ending(self)
+        for store in (parts.workers, *parts.servers):
+            store.on_change = self.ending.changed
         self._pauses: dict[int, int] = {}
         self._watching: dict[int, dict[Pending[Any], int]] = {}
         self._views: list[tuple[int, frozenset[int]]] = [(0, frozenset(range(self.size)))]
@@ -180,39 +186,27 @@ class World:
         """A worker's main part is over."""
         self.ended.add(rank)
         self.ended_ns[rank] = self.kernel.now
-        self.budget.give_back(self.accounts.workers[rank].steps)
+        self.budget.give_back(rank, self.accounts.workers[rank].steps)
         self.rendezvous.reconsider()
+        self.on_departure()
         for server in range(self.size, self.ends):
             # Like the end of a connection: it arrives behind the pushes still on their way.
             self.post.carry(rank, server, 0, partial(self._tell_server, server, rank))
 
     def progressed(self) -> None:
-        """After each gradient; the one that completes the samples ends an asynchronous run."""
+        """After each gradient that was delivered."""
         self.on_progress()
-        if self.budget.is_synchronous or not self.budget.is_spent or self.finished_ns is not None:
-            return
-        self.finished_ns = self.kernel.now
-        if len(self.speakers) < self.size:
-            return  # a group ends together, when its leader dismisses it
-        for rank in sorted(self.alive - self.ended):
-            requests = self.outstanding.get(rank)
-            if requests:
-                # Whoever is still computing is cut short: a slow worker does not set the end.
-                for request in requests:
-                    self.desk.abort(request)
-                    self.parts.sampler.give_back(rank, request.batch)
-                requests.clear()
-                self.kernel.end_tasks(rank, only_main=True)
-                self.end_worker(rank)
+        self.ending.progressed()
 
     @property
     def duration_ns(self) -> int:
-        """The virtual time of the run so far, or of all of it."""
-        if self.finished_ns is not None:
-            return self.finished_ns
+        """The virtual time of the run so far, or of all of it: to the last change of a replica."""
         if not self.over:
             return self.kernel.now
-        return max((self.ended_ns[rank] for rank in self.alive), default=self.kernel.now)
+        end_ns = self.ending.finished_ns
+        if end_ns is None:
+            end_ns = max((self.ended_ns[rank] for rank in self.alive), default=self.kernel.now)
+        return max(end_ns, self.ending.changed_ns)
 
     @property
     def over(self) -> bool:
@@ -279,7 +273,7 @@ class World:
             for pending, owner in list(watching.items()):
                 if peer in self.unreachable.get(owner, ()):
                     pending.fail(PeerLost(peer, "unreachable for longer than the deadline"))
-        self.rendezvous.fail_separated()
+        self.rendezvous.reconsider()
 
     def _kill(self, rank: int) -> None:
         if rank not in self.alive:
@@ -293,7 +287,9 @@ class World:
             self.desk.abort(request)
             self.parts.sampler.give_back(rank, request.batch)
         if rank not in self.ended:
-            self.budget.give_back(self.accounts.workers[rank].steps)
+            self.budget.give_back(rank, self.accounts.workers[rank].steps)
+        self.ending.reconsider()
+        self.on_departure()
         self.kernel.at(round(self.cluster.failure_detection * SECOND), self._announce_death, rank)
 
     def _announce_death(self, rank: int) -> None:
@@ -350,7 +346,8 @@ class World:
         account = self.accounts.workers[rank]
         account.steps += 1
         account.computing_ns += computing_ns
-        self.budget.processed += len(request.batch)
+        account.samples += len(request.batch)
+        self.budget.deliver(rank, len(request.batch))
         if request.loss is not None:
             self.accounts.losses.append(request.loss)
         if self.recorder is not None:
@@ -365,7 +362,7 @@ class World:
         parked = task.parked
         if not task.is_main or task.worker >= self.size or parked is None:
             return
-        if parked.label in ("gradient", "bucket") or self.kernel.now == task.parked_since:
+        if parked.label in ("gradient", "bucket", LABEL) or self.kernel.now == task.parked_since:
             return
         waiting = self.accounts.workers[task.worker].waiting_ns
         whom = self._name_of(parked.peer)

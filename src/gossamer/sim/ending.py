@@ -1,0 +1,76 @@
+"""The end of a run: who is cut short there, and who goes on with what a dead worker has left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gossamer.errors import RunOver
+from gossamer.pending import Pending
+
+if TYPE_CHECKING:
+    from gossamer.sim.world import World
+
+LABEL = "end"
+"""Of what a worker awaits behind its last step: that is no waiting, for it has nothing to do."""
+
+
+class Ending:
+    """Knows when the samples were processed and when the last of them took effect."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.finished_ns: int | None = None
+        """When an asynchronous run had processed its samples."""
+        self.changed_ns = 0
+        """When a replica was last changed."""
+        self.between: set[int] = set()
+        """Who has opened a step and not begun its gradient."""
+        self._at_the_end: dict[int, Pending[bool]] = {}
+        is_mortal = any(fault.kind == "kill" for fault in world.cluster.faults)
+        self.may_go_on = is_mortal and world.budget.promises
+        """Whether somebody may die and leave what only others who wait for it can make up for."""
+
+    def changed(self) -> None:
+        self.changed_ns = self._world.kernel.now
+
+    def progressed(self) -> None:
+        """After each gradient; the one that completes the samples ends an asynchronous run.
+
+        Whoever is still computing is cut short: a slow worker does not set the end. Who waits for
+        something before its next gradient is too: that one is never computed. Only a group
+        completes the step that it has begun.
+        """
+        world, budget = self._world, self._world.budget
+        if budget.is_synchronous or not budget.is_spent or self.finished_ns is not None:
+            return
+        self.finished_ns = world.kernel.now
+        for rank in sorted(world.alive - world.ended):
+            requests = world.outstanding.get(rank)
+            if not requests:
+                if rank in self.between:
+                    world.kernel.interrupt_main(rank, RunOver())
+            elif not budget.promises:
+                for request in requests:
+                    world.desk.abort(request)
+                    world.parts.sampler.give_back(rank, request.batch)
+                cut_short = list(requests)
+                requests.clear()
+                for request in cut_short:
+                    request.delivery.fail(RunOver())
+
+    def goes_on(self, rank: int) -> Pending[bool]:
+        """Whether there is more to do, once everybody is at the end: a worker that died meanwhile
+        may have left something."""
+        answer = self._at_the_end[rank] = Pending[bool](LABEL)
+        self.reconsider()
+        return answer
+
+    def reconsider(self) -> None:
+        """Somebody came to the end, or died."""
+        world, waiting = self._world, self._at_the_end
+        expected = [r for r in world.speakers if r in world.alive and r not in world.ended]
+        if waiting and all(rank in waiting for rank in expected):
+            again = world.budget.reopen()
+            self._at_the_end = {}
+            for _, answer in sorted(waiting.items()):
+                answer.resolve(again)
