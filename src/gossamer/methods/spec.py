@@ -95,10 +95,7 @@ class MethodSpec:
 
     def resolve(self, workers: int, steps: int) -> dict[str, Any]:
         """All options for a run of that many workers and steps each."""
-        values = self.method.defaults() | self.method.suits(workers, steps)
-        if self.is_paper:
-            values |= self.method.paper_values
-        values |= self.options
+        values = self.method.values(workers, steps, self.options, is_paper=self.is_paper)
         if values.get("least", 0.0) > values.get("most", inf):
             raise ConfigurationError(
                 f"{self.name}: least must not be above most, got least={values['least']:g} and "
