@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from command_line import Said, gossamer
-from gossamer import simulate
+from gossamer import MethodSpec, simulate
 from gossamer.errors import ConfigurationError
+from gossamer.methods import METHODS, parse_method
 from gossamer.settings import make_settings
 from support import cluster_of, digits
 
@@ -243,3 +245,38 @@ def test_settings_are_whole_once_made() -> None:
     assert described["method_options"]["period"] >= 1
     grouped = make_settings("digits-mlp", "easgd:groups=2", "equal-8").as_dict()
     assert grouped["method_options"]["alpha"] == pytest.approx(0.9 / 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "others", "sentence"),
+    [
+        ("easgd", {"perod": 3}, {}, "unknown easgd option 'perod'; did you mean 'period'?"),
+        ("easgd", {"period": -1}, {}, "easgd: period must be at least 1, got -1"),
+        ("easgd", {"period": 2.5}, {}, "easgd: period must be a whole number, got '2.5'"),
+        ("easgd", {"alpha": float("nan")}, {}, "easgd: alpha must be a number, got 'nan'"),
+        ("local_sgd", {"state": "forgotten"}, {}, "unknown local_sgd state 'forgotten'"),
+        ("ensemble", {"period": 3}, {}, "method ensemble takes no options, got 'period'"),
+        ("d_psgd", {}, {"groups": -2}, "d_psgd: groups must be a number of groups or 'host'"),
+        ("d_psgd", {}, {"servers": 2}, "d_psgd has no server, so servers cannot be set"),
+        ("ssp", {}, {"servers": 0}, "ssp: servers must be at least 1, got 0"),
+        ("ssp", {}, {"placement": "workrs"}, "unknown ssp placement 'workrs'; did you mean"),
+        ("ssp", {}, {"server_optimiser": "sgdd"}, "unknown optimiser 'sgdd'; did you mean 'sgd'?"),
+    ],
+)
+def test_a_spec_made_in_python_is_refused_as_its_text_would_be(
+    method: str, options: dict[str, object], others: dict[str, Any], sentence: str
+) -> None:
+    """Names, types and ranges are checked where a spec is made, whoever makes it."""
+    with pytest.raises(ConfigurationError) as failure:
+        MethodSpec(METHODS[method], options, **others)
+    assert sentence in str(failure.value)
+
+
+def test_a_spec_made_in_python_is_the_spec_of_its_text() -> None:
+    """Both have the same options with the same types, and print alike."""
+    made = MethodSpec(METHODS["easgd"], {"alpha": 1, "period": 4, "synchronous": True}, groups=2)
+    read = parse_method("easgd:alpha=1,period=4,synchronous=true,groups=2")
+    assert (made, str(made)) == (read, str(read))
+    assert {key: type(value) for key, value in made.options.items()} == {
+        "alpha": float, "period": int, "synchronous": bool,
+    }  # fmt: skip

@@ -276,6 +276,7 @@ def test_methods_names_the_options_that_suit_the_run() -> None:
         ("backup_workers:backups=0", "backups, decay"),
         ("staleness_aware:n=1", "n, divide, damping"),
         ("bmuf:period=8", "period, block_momentum"),
+        ("diloco:period=8", "period, outer_rate, outer_momentum"),
         ("sync_server:backups=0", ""),
         ("softsync:n=1", ""),
     ):

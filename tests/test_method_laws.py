@@ -14,6 +14,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gossamer.methods import parse_method
 from gossamer.rules import OuterOptimiser
 from gossamer.sim.faults import Fault
 from gossamer.sim.simulation import Simulation
@@ -144,6 +145,48 @@ def test_outer_steps_without_momentum_are_local_sgd(special: str) -> None:
     """Rate 1 and momentum 0 turn every outer optimiser into plain periodic averaging."""
     run = partial(trained, workers=4, steps=12, optimiser="sgd:momentum=0.9")
     assert torch.equal(rows(run(special)), rows(run("local_sgd:period=3")))
+
+
+@pytest.mark.parametrize("method", ["diloco", "bmuf"])
+@pytest.mark.parametrize("period", [1, 2, 3, 4, 5, 8, 12, 16, 32])
+def test_the_default_outer_step_is_stable_at_every_period(method: str, period: int) -> None:
+    """On quadratics of all curvatures h, inner steps with momentum 0.9 and a rate of up to 0.35 / h
+    and the outer steps that follow from the period come to rest, whatever the number of workers."""
+    spec = parse_method(f"{method}:period={period}")
+    values = spec.resolve(64, 10_000)
+    if method == "diloco":
+        outer = OuterOptimiser(values["outer_rate"], values["outer_momentum"], nesterov=True)
+    else:
+        outer = OuterOptimiser(values["zeta"], values["block_momentum"], values["nesterov"])
+    curvature = torch.linspace(0.05, 0.35, 200, dtype=torch.float64)
+    start, velocity = torch.ones_like(curvature), torch.zeros_like(curvature)
+    for _ in range(400):
+        x = start
+        for _ in range(period):
+            velocity = 0.9 * velocity + curvature * x
+            x = x - velocity
+        start = outer.step(start, x)
+        velocity = velocity * (method == "diloco")  # block momentum resets it
+    assert float(start.abs().max()) < 1e-2
+
+
+def test_outer_steps_follow_the_period_and_the_workers() -> None:
+    """From local SGD's to the paper's values; what is given, and the paper's preset, stand."""
+
+    def outer(text: str, workers: int) -> tuple[float, float]:
+        values = parse_method(text).resolve(workers, 10_000)
+        return values["outer_rate"], values["outer_momentum"]
+
+    assert outer("diloco:period=500", 16) == pytest.approx((0.7, 0.9))
+    assert outer("diloco:period=500", 2) == pytest.approx((1 - 0.5 / 3, 0.5))
+    assert outer("diloco:period=500", 1) == pytest.approx((1.0, 0.0))
+    assert outer("diloco:period=8", 16) == pytest.approx((1 - 0.223 / 3, 0.223), abs=1e-3)
+    assert outer("diloco:period=8,outer_momentum=0.6", 16) == pytest.approx((0.8, 0.6))
+    assert outer("diloco:period=8,outer_rate=0.4", 16) == pytest.approx((0.4, 0.223), abs=1e-3)
+    assert outer("diloco:paper", 2) == outer("diloco:paper,period=8", 16) == (0.7, 0.9)
+    block = [parse_method(f"bmuf{o}").resolve(8, 225)["block_momentum"] for o in
+             (":paper", ":period=8", ":period=32", ":period=8,block_momentum=0.875")]  # fmt: skip
+    assert block == pytest.approx([0.875, 0.223, 0.875, 0.875], abs=1e-3)
 
 
 def test_a_vanishing_outer_momentum_tends_to_plain_averaging() -> None:

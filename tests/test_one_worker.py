@@ -246,7 +246,7 @@ FORMS = {
     "downpour": Alone("n_push=1", serial),
     "bmuf": Alone("period=4,block_momentum=0.6,zeta=0.9", bmuf),
     "slowmo": Alone("period=4,alpha=0.8,beta=0.5", slowmo),
-    "diloco": Alone("period=4", diloco),
+    "diloco": Alone("period=4,outer_rate=0.7,outer_momentum=0.9", diloco),
 }
 
 

@@ -220,6 +220,21 @@ def test_options_are_bound_to_the_keyword_only_parameters(function):
     assert bound == {"n_push": 3, "decay": None, "rule": "mean"}
 
 
+def test_values_from_python_are_held_to_the_types_too():
+    """As if they had been written down; only a type that has no spelling passes as it is."""
+
+    def own(*, rule: dict[str, int] | None = None, share: float = 0.5) -> None: ...
+
+    assert bind("method", "own", own, {"rule": {"a": 1}, "share": 1}) == {
+        "rule": {"a": 1},
+        "share": 1.0,
+    }
+    with pytest.raises(ConfigurationError, match="own: share must be a number, got 'half'"):
+        bind("method", "own", own, {"share": "half"})
+    with pytest.raises(ConfigurationError, match="own: rule cannot be written in a spec"):
+        bind("method", "own", own, {"rule": "a"})
+
+
 def test_a_dataclass_binds_and_prints_its_keyword_only_fields():
     """print_dataclass leaves out defaults and positional fields; bind reads the rest back."""
     thing = Thing(9, period=2, paper=True)

@@ -78,11 +78,13 @@ def convert(text: str, annotation: object, where: str) -> object:
 
 
 def bind(
-    kind: str, name: str, function: Callable[..., object], given: Mapping[str, str]
+    kind: str, name: str, function: Callable[..., object], given: Mapping[str, object]
 ) -> dict[str, object]:
     """Convert options to the types of the keyword-only parameters of a function or dataclass.
 
-    Only what is given is returned: defaults, and options that must be given, are the function's.
+    A value set from Python is held to what its spelling would be; one whose type has no spelling
+    is kept. Only what is given is returned: defaults, and options that must be given, are the
+    function's.
     """
     known = [
         parameter.name
@@ -95,7 +97,12 @@ def bind(
         if key not in known:
             raise unknown_name(f"{name} option", key, known)
     annotations = _annotations(function, given)
-    return {key: convert(text, annotations[key], f"{name}: {key}") for key, text in given.items()}
+    return {
+        key: value
+        if not (isinstance(value, str) or _has_spelling(annotations[key]))
+        else convert(_text(value), annotations[key], f"{name}: {key}")
+        for key, value in given.items()
+    }
 
 
 def check_range(where: str, value: float, least: float, below: float = math.inf) -> None:
@@ -194,6 +201,16 @@ def _composite_value(text: str, annotation: object) -> object:
     raise TypeError
 
 
+def _has_spelling(annotation: object) -> bool:
+    try:
+        _value("", annotation)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
+
+
 def _one_of(text: str, choices: tuple[object, ...]) -> object:
     for choice in choices:
         if _text(choice) == text:
@@ -221,7 +238,7 @@ def _expected(annotation: object) -> str:
     return " or ".join(_expected(member) for member in arguments)
 
 
-def _annotations(function: Callable[..., object], keys: Mapping[str, str]) -> dict[str, Any]:
+def _annotations(function: Callable[..., object], keys: Mapping[str, object]) -> dict[str, Any]:
     """The resolved annotations of the parameters named in `keys`.
 
     Those of other parameters stay untouched: they may name types that are imported for the type

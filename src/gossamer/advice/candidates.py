@@ -1,7 +1,8 @@
 """What advice may choose from: methods with their main settings, and one grid of learning rates.
 
 The menu is a table in order of importance: where a budget cannot pay for all of it, rows at the end
-go first. Every row gets the same rates, for the rate decides more than the method does.
+go first. Every row gets the same rates, for the rate decides more than the method does; so a row
+must train at one of them, and settings that need another grid (ssp:bound=16) are not here.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ MENU = (
     "softsync",
     "dc_asgd",
     "staleness_aware",
-    "ssp:bound=16,divide=true",
+    "ssp:bound=1,divide=true",
     "sync_server:servers=4",
     "pull_gossip",
     # Finer choices.

@@ -40,11 +40,9 @@ def described(method: Method) -> dict[str, Any]:
 def _chosen_for_the_run(method: Method) -> str:
     """The options whose default is not what every run takes when they are left out."""
     defaults = method.defaults()
-    suited = [method.suits(*run) for run in _RUNS]
+    suited = [method.values(*run, {}) for run in _RUNS]
     return ", ".join(
-        name
-        for name in defaults
-        if any(s.get(name, defaults[name]) != defaults[name] for s in suited)
+        name for name in defaults if any(values[name] != defaults[name] for values in suited)
     )
 
 

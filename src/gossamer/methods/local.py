@@ -65,8 +65,9 @@ async def bmuf(
 ) -> None:
     """Chen & Huo 2016, block momentum: D <- eta_b D + zeta (mean - start), x <- x + D.
 
-    With eta_b = 1 - 1/N the steady progress is that of N-worker SGD. The published Nesterov
-    recursion; local momentum is reset at every block, for it often diverges otherwise.
+    With eta_b = 1 - 1/N the steady progress is that of N-worker SGD; over blocks of a few steps so
+    much diverges, and the default is less. The published Nesterov recursion; local momentum is
+    reset at every block, for it often diverges otherwise.
     """
     await _outer_loop(
         w, x, OuterOptimiser(zeta, block_momentum, nesterov), period=period, state=state
@@ -86,7 +87,8 @@ async def diloco(
 ) -> None:
     """Douillard et al. 2023, DiLoCo: an outer Nesterov step on the mean displacement.
 
-    The inner optimiser's state stays with its worker and is never reset.
+    The inner optimiser's state stays with its worker and is never reset. The paper's 0.9 is for
+    hundreds of steps: rate and momentum follow the period and the workers unless they are given.
     """
     await _outer_loop(
         w, x, OuterOptimiser(outer_rate, outer_momentum, nesterov=True), period=period

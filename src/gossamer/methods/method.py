@@ -62,6 +62,9 @@ class Method:
     BatchNorm gathers are then that model's own, and those of a centre or of a mean are not."""
     suits: Callable[[int, int], dict[str, Any]] = lambda workers, steps: {}
     """Defaults that suit the run at hand, from the number of workers and of steps."""
+    follows: Callable[[int, Options, Options], dict[str, Any]] = lambda workers, values, given: {}
+    """Defaults that follow from the number of workers and from the other options, of which those in
+    `given` are the user's own. The paper's values follow from nothing."""
     paper_values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The paper's own values, chosen by the flag `paper`."""
 
@@ -79,6 +82,16 @@ class Method:
     def defaults(self) -> dict[str, Any]:
         """The options of all roles."""
         return options_of(self.worker) | (options_of(self.server) if self.server else {})
+
+    def values(
+        self, workers: int, steps: int, given: Options, *, is_paper: bool = False
+    ) -> dict[str, Any]:
+        """All options of a run of that many workers and steps each."""
+        values = self.defaults() | self.suits(workers, steps)
+        if is_paper:
+            return values | dict(self.paper_values) | dict(given)
+        values |= given
+        return values | self.follows(workers, values, given) | dict(given)
 
 
 def options_of(role: Role) -> dict[str, Any]:

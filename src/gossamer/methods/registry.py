@@ -60,6 +60,30 @@ def _outer(*, plain: bool) -> Promises:
     return dataclasses.replace(_AVERAGED, models_per_step=traffic, is_plain_alone=plain)
 
 
+def _steady_momentum(period: int) -> float:
+    """The most Nesterov momentum m that an outer step over so many inner ones stands.
+
+    Inner steps with the usual momentum of 0.9 swing past their goal: after a period they stand up
+    to q = 0.9^((period - 1) / 2) of the way beyond it, a displacement of 1 + q. On a quadratic the
+    outer step diverges for displacements above (2 + 2 m) / (1 + 2 m); hence m <= (1 - q) / (2 q).
+    """
+    q = 0.9 ** ((period - 1) / 2)
+    return min(1.0, (1 - q) / (2 * q))
+
+
+def _block_momentum(workers: int, values: Options, given: Options) -> dict[str, Any]:
+    steady = _steady_momentum(values["period"])
+    return {"block_momentum": min(values["block_momentum"], steady)}
+
+
+def _outer_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
+    """Between local SGD's (1, 0), for short periods, and the paper's (0.7, 0.9): momentum pays by
+    the noise that N workers average away, so its gain 1 / (1 - m) is at most N, as for BMUF."""
+    most = min(values["outer_momentum"], 1 - 1 / workers)
+    momentum = given.get("outer_momentum", min(most, _steady_momentum(values["period"])))
+    return {"outer_rate": 1 - momentum / 3, "outer_momentum": momentum}
+
+
 def _server(waits_for: str, staleness: str, *, bounded: bool = False) -> Promises:
     """A gradient up and the parameters down at every step, or at most that."""
     return Promises(
@@ -213,6 +237,8 @@ _ROWS = (
         has_server=True,
         leaves_out_momentum=True,
         is_synchronous=lambda options: False,
+        suits=lambda workers, steps: {"divide": workers > 1},
+        paper_values={"divide": False},
     ),
     Method(
         "local_sgd", "local updates", "Zinkevich et al. 2010; Lin et al. 2020", "mean",
@@ -225,6 +251,7 @@ _ROWS = (
         suits=lambda workers, steps: {
             "period": _period(steps, 8), "block_momentum": 1 - 1 / workers,
         },
+        follows=_block_momentum,
     ),
     Method(
         "slowmo", "local updates", "Wang et al. 2020", "mean", local.slowmo, _outer(plain=False),
@@ -235,6 +262,7 @@ _ROWS = (
         "diloco", "local updates", "Douillard et al. 2023", "mean", local.diloco,
         _outer(plain=False),
         suits=lambda workers, steps: {"period": _period(steps, 8)},
+        follows=_outer_step,
         paper_values={"period": 500},
     ),
     Method(

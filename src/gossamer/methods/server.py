@@ -97,10 +97,13 @@ async def downpour(w: Worker, x: Replica, *, n_push: int = 1, n_fetch: int = 1) 
 
 
 async def downpour_server(
-    w: Worker, x: Replica, *, n_push: int = 1, warm_start: float = 0.0, introduce: float = 0.0
-) -> None:
+    w: Worker, x: Replica, *, n_push: int = 1, n_fetch: int = 1, divide: bool = True,
+    warm_start: float = 0.0, introduce: float = 0.0,
+) -> None:  # fmt: skip
     """Apply every gradient as it comes; answer with the parameters after it.
 
+    What a worker accrues while it does not see the others' updates counts as one gradient, their
+    mean; without `divide` it is added up, as in the paper, and the rate must be smaller by so many.
     One worker trains alone for the share `warm_start` of the run's updates; the others come in one
     after the other over the share `introduce` that follows.
     """
@@ -113,7 +116,8 @@ async def downpour_server(
             waiting[message.source] = message
         elif isinstance(push, Push):
             if push.gradient is not None:
-                x.descend_(push.gradient, read=push.read)
+                apart = max(n_push, n_fetch) if divide else 1
+                x.descend_(push.gradient / apart, read=push.read)
             answer(w, x, message)
         order = sorted(w.clients)
         for rank in sorted(waiting):

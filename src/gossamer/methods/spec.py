@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -23,7 +23,7 @@ class MethodSpec:
 
     method: Method
     options: Mapping[str, Any]
-    """What was given; the rest is the method's defaults or suits the run."""
+    """What was given, as values or as text; the rest is the method's defaults or suits the run."""
     is_paper: bool = False
     groups: int | str = 0
     server_optimiser: str = ""
@@ -35,6 +35,25 @@ class MethodSpec:
     """Lower the server's explicit momentum by what asynchrony itself adds."""
     keep_momentum: bool = False
     """Keep SGD's momentum where it is left out otherwise."""
+
+    def __post_init__(self) -> None:
+        """However a spec is made, what is wrong with its options is said before anything runs."""
+        options = _bind(self.method, self.options)
+        _check(self.name, options)
+        object.__setattr__(self, "options", options)
+        if self.groups != "host" and (not isinstance(self.groups, int) or self.groups < 0):
+            raise ConfigurationError(
+                f"{self.name}: groups must be a number of groups or 'host', got {self.groups!r}"
+            )
+        _need_server(
+            self.method, [k for k in _SERVER_SIDE if getattr(self, k) != getattr(MethodSpec, k)]
+        )
+        if self.server_optimiser:
+            make_optimiser(self.server_optimiser)
+        if self.servers < 1:
+            raise ConfigurationError(f"{self.name}: servers must be at least 1, got {self.servers}")
+        if self.placement not in ("own", "workers"):
+            raise unknown_name(f"{self.name} placement", self.placement, ("own", "workers"))
 
     @property
     def name(self) -> str:
@@ -105,10 +124,7 @@ class MethodSpec:
 
     def resolve(self, workers: int, steps: int) -> dict[str, Any]:
         """All options for a run of that many workers and steps each."""
-        values = self.method.defaults() | self.method.suits(workers, steps)
-        if self.is_paper:
-            values |= self.method.paper_values
-        values |= self.options
+        values = self.method.values(workers, steps, self.options, is_paper=self.is_paper)
         if values.get("least", 0.0) > values.get("most", inf):
             raise ConfigurationError(
                 f"{self.name}: least must not be above most, got least={values['least']:g} and "
@@ -137,22 +153,15 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
         raise unknown_name("method", name, METHODS)
     method = METHODS[name]
     is_paper = given.pop("paper", "false") == "true"
-    groups = _groups(given.pop("groups", "0"), name)
-    server_side = {key: given.pop(key) for key in _SERVER_SIDE if key in given}
-    if server_side and not method.has_server:
-        key = next(iter(server_side))
-        raise ConfigurationError(f"{name} has no server, so {key} cannot be set")
-    for key in () if method.server is not None else ("server_optimiser", *_MOMENTUM):
-        if key in server_side and not (key in _MOMENTUM and method.leaves_out_momentum):
-            raise ConfigurationError(
-                f"{name} has no optimiser on its server, so {key} cannot be set; leave it out"
-            )
-    options = _bind(method, given)
-    _check(name, options)
-    return MethodSpec(method, options, is_paper, groups, **_server_side(name, server_side))
+    groups = given.pop("groups", "0")
+    server_side = _server_side(name, {key: given.pop(key) for key in _SERVER_SIDE if key in given})
+    _need_server(method, list(server_side))
+    return MethodSpec(
+        method, given, is_paper, int(groups) if groups.isdecimal() else groups, **server_side
+    )
 
 
-def _bind(method: Method, given: dict[str, str]) -> dict[str, Any]:
+def _bind(method: Method, given: Options) -> dict[str, Any]:
     """Options of any role; a name that no role knows is refused with the nearest that one does."""
     known = method.defaults()
     for key in given:
@@ -161,7 +170,7 @@ def _bind(method: Method, given: dict[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for role in (method.worker, method.server):
         if role is not None:
-            own = {key: text for key, text in given.items() if key in options_of(role)}
+            own = {key: value for key, value in given.items() if key in options_of(role)}
             values |= bind("method", method.name, role, own if known else given)
     return values
 
@@ -170,33 +179,29 @@ _MOMENTUM = ("lower_momentum", "keep_momentum")
 _SERVER_SIDE = ("server_optimiser", "servers", "placement", *_MOMENTUM)
 
 
+def _need_server(method: Method, given: Sequence[str]) -> None:
+    if given and not method.has_server:
+        raise ConfigurationError(f"{method.name} has no server, so {given[0]} cannot be set")
+    for key in () if method.server is not None else given:
+        is_rule = key == "server_optimiser" or key in _MOMENTUM
+        if is_rule and not (key in _MOMENTUM and method.leaves_out_momentum):
+            raise ConfigurationError(
+                f"{method.name} has no optimiser on its server, so {key} cannot be set; leave it "
+                "out"
+            )
+
+
 def _server_side(name: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """The options that every method with a server has."""
-    values: dict[str, Any] = {}
+    """The options that every method with a server has, from text."""
+    values: dict[str, Any] = dict(given)
     if "server_optimiser" in given:
         values["server_optimiser"] = str(make_optimiser(given["server_optimiser"]))
     if "servers" in given:
-        values["servers"] = servers = convert(given["servers"], int, f"{name}: servers")
-        if not isinstance(servers, int) or servers < 1:
-            raise ConfigurationError(f"{name}: servers must be at least 1, got {servers}")
-    if "placement" in given:
-        if given["placement"] not in ("own", "workers"):
-            raise unknown_name(f"{name} placement", given["placement"], ("own", "workers"))
-        values["placement"] = given["placement"]
+        values["servers"] = convert(given["servers"], int, f"{name}: servers")
     for key in _MOMENTUM:
         if key in given:
             values[key] = convert(given[key], bool, f"{name}: {key}")
     return values
-
-
-def _groups(text: str, name: str) -> int | str:
-    if text == "host":
-        return text
-    if not text.isdigit():
-        raise ConfigurationError(
-            f"{name}: groups must be a number of groups or 'host', got {text!r}"
-        )
-    return int(text)
 
 
 _CHOICES = {"state": ("local", "averaged", "reset"), "adapt": ("before", "after")}
