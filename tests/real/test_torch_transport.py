@@ -130,7 +130,13 @@ def test_both_launchers_are_understood() -> None:
     torchrun |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
     assert Meeting.from_environment(torchrun) == Meeting(1, 4, "a", 7, "gossamer/2")
     ours = {"GOSSAMER_STORE": "[::1]:9", "GOSSAMER_RANK": "0", "GOSSAMER_SIZE": "2"}
-    assert Meeting.from_environment(torchrun | ours) == Meeting(0, 2, "::1", 9, has_notices=True)
+    with pytest.raises(ConfigurationError, match=r"GOSSAMER_SECRET is not.*`gossamer run`"):
+        Meeting.from_environment(torchrun | ours)
+    ours["GOSSAMER_SECRET"] = "nobody else knows"
+    meeting = Meeting.from_environment(torchrun | ours)
+    secret = b"nobody else knows"
+    assert meeting == Meeting(0, 2, "::1", 9, has_notices=True, secret=secret)
+    assert "nobody" not in repr(meeting)
     near = torchrun | {"LOCAL_WORLD_SIZE": "4"}
     assert Meeting.from_environment(near).neighbours == 4
     assert Meeting.from_environment(near | ours | {"GOSSAMER_LOCAL_SIZE": "2"}).neighbours == 2
