@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import torch
 
 torch.set_num_threads(1)
+# What a launcher would hand to workers that tests start by themselves.
+os.environ["GOSSAMER_SECRET"] = "a secret of the tests alone"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -108,7 +108,7 @@ def run(
     size: int, place: Path, body: Callable[[], None], is_due: Callable[[], bool] = lambda: False
 ) -> tuple[list[int], list[str]]:
     """How the workers ended and what they wrote; all are killed when it is due."""
-    with store_apart() as port:
+    with store_apart(is_torchruns=True) as port:
         logs = [place / f"{rank}.txt" for rank in range(size)]
         pids: dict[int, int] = {}
         for rank in range(size):

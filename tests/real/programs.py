@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed import TCPStore
 
-from gossamer.real.store import serve
+from gossamer.real.keeper import Keeper
+from gossamer.real.secret import own_secret
 
 if TYPE_CHECKING:
     import pytest
@@ -106,14 +108,17 @@ def watch(
 
 
 @contextlib.contextmanager
-def store_apart() -> Iterator[int]:
+def store_apart(*, is_torchruns: bool = False) -> Iterator[int]:
     """The port of a store in a process of its own, for it has threads, and a fork of a process with
     threads may find their locks taken for ever."""
     reading, writing = os.pipe()
     program = os.getpid()
     keeper = os.fork()
     if keeper == 0:
-        store = serve()
+        if is_torchruns:
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        else:
+            store = Keeper(own_secret())
         os.write(writing, store.port.to_bytes(4, "little"))
         while True:
             signal.pause()

@@ -90,12 +90,13 @@ def test_another_program_at_the_rendezvous_is_not_waited_for() -> None:
 def test_nobody_starts_with_a_node_that_has_given_up() -> None:
     """A latecomer finds all names entered, and is refused nevertheless."""
     first, second = hosts(2, patience_s=0.2)
-    early = Launcher(Launch(["true"], 1, hosts=first))
+    early = Meeting(first, 1)
     with pytest.raises(Late, match="node 1 of 2 did not come"):
-        early.run()
+        early.wait_for_all()
     # Its store is still there, as that of a third host's launcher would be.
     with pytest.raises(Error, match="the hosts did not come together: node 0 waits no longer"):
-        Launcher(Launch(["true"], 1, hosts=second)).run()
+        Meeting(second, 1).wait_for_all()
+    assert early.close() == 0
 
 
 def test_nodes_that_contradict_each_other_are_refused() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.real.ending import exit_code
+from gossamer.real.hosts import Meeting
 from gossamer.real.injection import Injection, Kill, Pause
 from gossamer.real.launch import Launch, Launcher
 from gossamer.real.process import Ended
@@ -120,6 +121,7 @@ def test_workers_are_told_who_they_are(tmp_path: Path, capsys: pytest.CaptureFix
     injection = Injection({1: 4.0}, [Pause(0, 50.0, 0.5)], [Kill(0, 60.0)])
     launched(tmp_path, text, method="ad_psgd", seed=7, injection=injection, environment={"X": "1"})
     said = sorted(line.partition(" ")[2] for line in capsys.readouterr().out.splitlines())
+    secrets: set[str] = set()
     for rank, line in enumerate(sorted(said, key=lambda line: json.loads(line)["GOSSAMER_RANK"])):
         told = json.loads(line)
         host, _, port = told.pop("GOSSAMER_STORE").rpartition(":")
@@ -130,11 +132,14 @@ def test_workers_are_told_who_they_are(tmp_path: Path, capsys: pytest.CaptureFix
             "kill": [{"worker": 0, "at": 60.0}],
         }  # fmt: skip
         assert told.pop("GOSSAMER_EXPLAIN_DIR")
+        secrets.add(told.pop("GOSSAMER_SECRET"))
         assert told == {
             "GOSSAMER_RANK": str(rank), "GOSSAMER_SIZE": "2", "GOSSAMER_LOCAL_RANK": str(rank),
             "GOSSAMER_LOCAL_SIZE": "2", "GOSSAMER_TRANSPORT": "torch",
             "GOSSAMER_METHOD": "ad_psgd", "GOSSAMER_SEED": "7",
         }  # fmt: skip
+    (secret,) = secrets
+    assert len(secret) == 64
 
 
 # ---------------------------------------------------------------------- how it ends
@@ -165,8 +170,16 @@ def test_the_exit_code_is_that_of_the_first_failure(
     assert exit_code(ended, tolerates_deaths=True) == tolerant
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
+    """What the launcher writes into the store about deaths."""
+    deaths: dict[int, str] = {}
+    monkeypatch.setattr(Meeting, "tell_dead", lambda _, rank, how: deaths.update({rank: how}))
+    return deaths
+
+
 def test_a_failure_is_told_to_the_others_and_shown_again_at_the_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], told: dict[int, str]
 ) -> None:
     """The others go on; the exit code is the failing one's."""
     text = (
@@ -178,7 +191,7 @@ def test_a_failure_is_told_to_the_others_and_shown_again_at_the_end(
         "open(f'{here}/pid-1').read()): time.sleep(0.01)\n"
         "print('survived')"
     )
-    status, launcher = launched(tmp_path, text)
+    status, _ = launched(tmp_path, text)
     said = capsys.readouterr()
     assert status == 4
     assert "[0] survived" in said.out
@@ -186,19 +199,18 @@ def test_a_failure_is_told_to_the_others_and_shown_again_at_the_end(
     assert lines.count("[1] ValueError: bad thing") == 2
     assert lines[-1] == "[1] ValueError: bad thing"
     assert sum("worker 1 ended with exit code 4" in line for line in lines) == 2
-    assert launcher._meeting.store.get("dead/1") == "ended with exit code 4"
-    assert launcher._meeting.store.get("dead/0") is None
+    assert told == {1: "ended with exit code 4"}
 
 
 def test_a_death_on_purpose_is_no_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], told: dict[int, str]
 ) -> None:
     """And is told to the others as any death is."""
     text = f"if rank == 1:\n    {WAIT}"
     status, launcher = launched(tmp_path, text, injection=Injection(kills=[Kill(1, 0.2)]))
     assert status == 0
     assert "worker 1 was killed by SIGKILL" in capsys.readouterr().err
-    assert launcher._meeting.store.get("dead/1") == "was killed by SIGKILL"
+    assert told == {1: "was killed by SIGKILL"}
     ends = {(end.rank, end.status, end.is_planned) for end in launcher.ended}
     assert ends == {(0, 0, False), (1, -9, True)}
 

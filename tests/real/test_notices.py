@@ -7,6 +7,7 @@ from queue import SimpleQueue
 import pytest
 
 from gossamer.real.notices import Notices, tell_dead
+from gossamer.real.secret import own_secret
 from gossamer.real.store import TcpStore, serve
 
 pytestmark = pytest.mark.timeout(30)
@@ -14,8 +15,8 @@ pytestmark = pytest.mark.timeout(30)
 
 def test_each_death_is_noticed_once() -> None:
     """Also one that was written down before anybody looked; and nobody else is named."""
-    engine = serve()
-    told, died = TcpStore(engine), SimpleQueue[int]()
+    engine, told = serve(own_secret())
+    died = SimpleQueue[int]()
     tell_dead(told, 3, "killed by SIGKILL")
     notices = Notices(lambda: TcpStore.connect("127.0.0.1", engine.port), (1, 2, 3), died.put)
     notices.start()

@@ -21,6 +21,7 @@ from gossamer.real.reduction import MEAN, RESULT, Reduction
 from gossamer.real.sums import UNDER_WAY, Order, weight_of
 from gossamer.real.torch_transport.engine import GroupEngine
 from gossamer.real.torch_transport.making import Making
+from gossamer.real.transport import StopToken
 from gossamer.real.wire import PIECE
 from gossamer.rules import mean_in_order
 
@@ -60,7 +61,9 @@ class Process:
         self.rank = rank
         self.size = network.size
         self.lines = {peer: deque[Message]() for peer in range(self.size)}
-        self.losses = Losses(network.store, lambda epoch, loss: self.sums.lost(epoch, loss))
+        self.losses = Losses(
+            network.store, lambda epoch, loss: self.sums.lost(epoch, loss), self.size, StopToken()
+        )
         self.sums = Reduction(self, self.losses, engine)
 
     def begin(self, to: int, kind: int, head: bytes, length: int) -> Message:

@@ -19,6 +19,7 @@ from gossamer.real.transport import StopToken, Window
 from transport_tools import Recorder
 
 pytestmark = pytest.mark.timeout(30)
+SECRET = b"a secret of the tests alone"
 
 
 def by_hand(rank: int, port: int) -> Meeting:
@@ -117,20 +118,19 @@ def test_a_worker_that_died_before_all_had_met_is_named_at_once(
     come: Callable[[Meeting], None],
 ) -> None:
     """The others wait for it in vain; of several the first is the cause."""
-    engine = serve()
-    told = TcpStore(engine)
+    kept, told = serve(SECRET)
     tell_dead(told, 2, "ended with exit code 1")
     tell_dead(told, 1, "was killed by SIGTERM")
-    meeting = Meeting(0, 3, "127.0.0.1", engine.port, has_notices=True)
+    meeting = Meeting(0, 3, "127.0.0.1", kept.port, has_notices=True, secret=SECRET)
     with pytest.raises(PeerLost, match=r"worker 2 is lost: ended with exit code 1, before"):
         come(meeting)
 
 
 def test_who_came_and_died_before_all_were_connected_is_named_at_once() -> None:
     """All have come, but connections are made with the one that is not there any more."""
-    engine = serve()
-    meeting = Meeting(0, 2, "127.0.0.1", engine.port, has_notices=True)
-    meeting.store(engine).add("arrived", 1)
-    tell_dead(TcpStore(engine), 1, "was killed by SIGKILL")
+    kept, told = serve(SECRET)
+    meeting = Meeting(0, 2, "127.0.0.1", kept.port, has_notices=True, secret=SECRET)
+    meeting.store(meeting.connect()).add("arrived", 1)
+    tell_dead(told, 1, "was killed by SIGKILL")
     with pytest.raises(PeerLost, match="worker 1 is lost: was killed by SIGKILL"):
         only_meet(meeting)

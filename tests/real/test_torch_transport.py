@@ -16,13 +16,14 @@ import torch
 from programs import answers_of
 
 import transport_scenarios  # noqa: F401  # fills the table
-from gossamer.errors import ConfigurationError
+from gossamer.errors import ConfigurationError, Error
 from gossamer.real.finished import decode_finished, encode_finished
 from gossamer.real.losses import Loss, Losses
 from gossamer.real.memory import Memory
 from gossamer.real.sums import Group, contributors_of, mean_into, parts_of
 from gossamer.real.torch_transport import TorchTransport
 from gossamer.real.torch_transport.rendezvous import Meeting
+from gossamer.real.transport import StopToken
 from gossamer.rules import mean_in_order
 from transport_tools import SCENARIOS, Scenario
 
@@ -130,7 +131,13 @@ def test_both_launchers_are_understood() -> None:
     torchrun |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
     assert Meeting.from_environment(torchrun) == Meeting(1, 4, "a", 7, "gossamer/2")
     ours = {"GOSSAMER_STORE": "[::1]:9", "GOSSAMER_RANK": "0", "GOSSAMER_SIZE": "2"}
-    assert Meeting.from_environment(torchrun | ours) == Meeting(0, 2, "::1", 9, has_notices=True)
+    with pytest.raises(ConfigurationError, match=r"GOSSAMER_SECRET is not.*`gossamer run`"):
+        Meeting.from_environment(torchrun | ours)
+    ours["GOSSAMER_SECRET"] = "nobody else knows"
+    meeting = Meeting.from_environment(torchrun | ours)
+    secret = b"nobody else knows"
+    assert meeting == Meeting(0, 2, "::1", 9, has_notices=True, secret=secret)
+    assert "nobody" not in repr(meeting)
     near = torchrun | {"LOCAL_WORLD_SIZE": "4"}
     assert Meeting.from_environment(near).neighbours == 4
     assert Meeting.from_environment(near | ours | {"GOSSAMER_LOCAL_SIZE": "2"}).neighbours == 2
@@ -169,7 +176,7 @@ def test_losses_are_learnt_in_one_order_by_everybody() -> None:
     def listener(mine: list[tuple[int, int]]) -> Any:
         return lambda epoch, loss: mine.append((epoch, loss.process))
 
-    first, second = (Losses(shelf, listener(mine)) for mine in heard)
+    first, second = (Losses(shelf, listener(mine), 4, StopToken()) for mine in heard)
     first.died(3)
     second.died(2)
     second.died(3)
@@ -189,10 +196,35 @@ class BrokenShelf(Shelf):
         raise RuntimeError("connection reset by peer")
 
 
+def heard_by(heard: list[tuple[int, bool]], shelf: Shelf, stop: StopToken | None = None) -> Losses:
+    """The list of one of four processes."""
+    return Losses(
+        shelf, lambda epoch, loss: heard.append((loss.process, loss.is_dead)), 4,
+        stop or StopToken(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[9, true, false, {}]", "[1, 1, false, {}]", '[1, true, true, {"0,1": "x"}]', "[2", "{}"],
+)
+def test_a_forged_loss_is_one_sentence_and_changes_nothing(line: str) -> None:
+    """Whoever waits next raises it; nobody is taken for dead, also not one who is none of them."""
+    shelf, stop = Shelf(), StopToken()
+    heard: list[tuple[int, bool]] = []
+    shelf.values["losses/0"] = line
+    losses = heard_by(heard, shelf, stop)
+    losses.catch_up(1)
+    losses.died(2)
+    assert heard == []
+    with pytest.raises(Error, match=r"the store holds .* under 'losses/0' where one of 4 workers"):
+        stop.check()
+
+
 def test_a_farewell_is_heard_without_the_store() -> None:
     """torchrun was killed, and its store with it: nobody may wait for one whom it would name."""
     heard: list[tuple[int, bool]] = []
-    losses = Losses(BrokenShelf(), lambda epoch, loss: heard.append((loss.process, loss.is_dead)))
+    losses = heard_by(heard, BrokenShelf())
     losses.left(1, epoch=1)
     losses.left(1, epoch=1)
     assert heard == [(1, True)]
@@ -201,8 +233,8 @@ def test_a_farewell_is_heard_without_the_store() -> None:
 def test_a_farewell_that_the_list_has_is_no_death() -> None:
     shelf = Shelf()
     heard: list[tuple[int, bool]] = []
-    epoch = Losses(shelf, lambda epoch, loss: None).leaves(1, is_clean=True, taken={})
-    losses = Losses(shelf, lambda epoch, loss: heard.append((loss.process, loss.is_dead)))
+    epoch = heard_by([], shelf).leaves(1, is_clean=True, taken={})
+    losses = heard_by(heard, shelf)
     losses.left(1, epoch)
     assert heard == [(1, False)]
 

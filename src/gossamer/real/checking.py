@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
+from gossamer.real.believing import broken_value
 from gossamer.real.binding import Binding
 from gossamer.real.transport import Store
 
@@ -82,7 +83,11 @@ def check_alike(model: nn.Module, binding: Binding, store: Store) -> None:
     parts += [f"{name} {tuple(buffer.shape)}" for name, buffer in model.named_buffers()]
     sizes = f"{binding.layout.total} trained numbers of {binding.dtype} and {len(parts)} tensors"
     digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
-    agreed, theirs = json.loads(store.agree("model", json.dumps([digest, sizes])))
+    said = store.agree("model", json.dumps([digest, sizes]))
+    try:
+        agreed, theirs = json.loads(said)
+    except (ValueError, TypeError):
+        raise broken_value("model", said, "what the first worker's model is like") from None
     if agreed != digest:
         raise ConfigurationError(
             f"this worker's model is another than that of the first to come: it has {sizes}, that"

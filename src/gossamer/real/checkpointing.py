@@ -17,6 +17,7 @@ import torch
 
 from gossamer.errors import ConfigurationError
 from gossamer.real import checkpoint
+from gossamer.real.believing import number_from, numbers_from
 from gossamer.real.hub import Hub
 from gossamer.real.job import Job
 from gossamer.real.keeping import Parts, save
@@ -75,7 +76,9 @@ class InStep:
         per_step = max(1e-6, (now - then) / (step - before))
         ahead = max(1, min(_FARTHEST, int(self._every.amount / _ASKS / per_step)))
         proposal = f"{int(now >= self._next)} {ahead}"
-        decided, ahead = map(int, self._store.agree(f"checkpoint/{step}", proposal).split())
+        key = f"checkpoint/{step}"
+        agreed = self._store.agree(key, proposal)
+        decided, *_, ahead = numbers_from(key, agreed, " ")
         self._asked, self._ask_at = (step, now), step + ahead
         if not decided:
             return None
@@ -109,7 +112,8 @@ class OutOfStep:
     def due(self, step: int) -> int | None:
         if not self._is_time() or not self._have_all_made_the_last():
             return None
-        self._last = int(self._store.agree(f"checkpoint/{self._made}", str(self._name())))
+        key = f"checkpoint/{self._made}"
+        self._last = number_from(key, self._store.agree(key, str(self._name())))
         self._next = time.monotonic() + self._every.amount
         self._store.add(f"checkpoint/{self._made}/made", 1)
         self._made += 1

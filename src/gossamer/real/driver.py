@@ -70,8 +70,7 @@ class Driver:
     def check(self) -> None:
         if self._failure is not None:
             raise RunFailed(f"a side task failed: {self._failure}") from self._failure
-        if self.stop.is_set:
-            raise Stopped
+        self.stop.check()
 
     def drive(self, coroutine: Coroutine[Any, Any, T], task: str, at_end: Callable[[], None]) -> T:
         """To its end in this thread; `at_end` belongs to its last turn."""

@@ -10,18 +10,22 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gossamer.errors import ConfigurationError, Error, Late
+from gossamer.real.believing import number_from
+from gossamer.real.keeper import Keeper
 from gossamer.real.notices import tell_dead
-from gossamer.real.store import TcpStore, serve
+from gossamer.real.secret import new_secret, secret_file, secret_of_hosts
+from gossamer.real.store import NoGreeting, OwnStore, Stranger, TcpStore, serve
 
 _BEAT_S = 1.0
 _SILENCE_S = 15.0
 _RETRY_S = 0.1
+_TRY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,21 @@ class Meeting:
         self._last_beat = 0.0
         self._heard: dict[int, tuple[int, float]] = {}
         self._gone: dict[int, str] = {}
+        self.secret = new_secret() if hosts.count == 1 else secret_of_hosts()
+        self._keeper: Keeper | None = None
         if hosts.rank == 0:
-            self.store, port = _open(hosts)
+            self._keeper, self.store = _open(hosts, self.secret)
         else:
-            self.store, port = _reach(hosts), hosts.port
+            self.store = _reach(hosts, self.secret)
+        port = hosts.port if self._keeper is None else self._keeper.port
         self.address = f"{hosts.host}:{port}"
+
+    def close(self) -> int:
+        """Let go of the store, if it is kept here; how many strangers were refused there."""
+        if self._keeper is None:
+            return 0
+        self._keeper.close()
+        return self._keeper.strangers
 
     def wait_for_all(self) -> None:
         """Every launcher enters its name; the deadline's sentence names who has not."""
@@ -99,16 +113,20 @@ class Meeting:
             self._wait(shape)
         except BaseException:
             # Whoever comes later must not start with a launcher that has given up.
-            self.end_everywhere(1, f"node {hosts.rank} waits no longer")
+            with suppress(RuntimeError):
+                self.end_everywhere(1, f"node {hosts.rank} waits no longer")
             raise
 
     def _wait(self, shape: str) -> None:
         hosts = self._hosts
 
         def missing() -> list[int]:
-            if (said := self.store.get("launchers/end")) is not None:
-                raise Error(f"the hosts did not come together: {said.partition(' ')[2]}")
-            return [n for n in range(hosts.count) if self.store.get(f"launchers/{n}") is None]
+            try:
+                if (said := self.store.get("launchers/end")) is not None:
+                    raise Error(f"the hosts did not come together: {said.partition(' ')[2]}")
+                return [n for n in range(hosts.count) if self.store.get(f"launchers/{n}") is None]
+            except RuntimeError:
+                raise self._lost_store() from None
 
         if not _within(hosts.patience_s, lambda: not missing()):
             host = f"[{hosts.host}]" if ":" in hosts.host else hosts.host
@@ -137,11 +155,14 @@ class Meeting:
                 self._listen()
             said = self.store.get("launchers/end")
         except RuntimeError:
-            raise Error(f"node 0 is gone, and with it the store at {self.address}") from None
+            raise self._lost_store() from None
         if said is None:
             return None
         status, _, why = said.partition(" ")
-        return int(status), why
+        return number_from("launchers/end", status), why
+
+    def _lost_store(self) -> Error:
+        return Error(f"node 0 is gone, and with it the store at {self.address}")
 
     def leave(self, status: int, is_interrupted: Callable[[], bool]) -> list[str]:
         """This host is done. Node 0 keeps the store for as long as another host needs it.
@@ -180,45 +201,47 @@ class Meeting:
                     self.tell_dead(rank, "its host is gone")
 
 
-def _open(hosts: Hosts) -> tuple[TcpStore, int]:
+def _open(hosts: Hosts, secret: str) -> tuple[Keeper, TcpStore]:
     try:
-        engine = serve(hosts.host, hosts.port)
+        return serve(secret.encode(), hosts.host, hosts.port)
     except OSError as error:
         raise ConfigurationError(
             f"node 0 cannot listen on {hosts.host}:{hosts.port} ({error.strerror or error}); give "
             "--rendezvous an address of this host and a free port"
         ) from None
-    return TcpStore(engine), int(engine.port)
 
 
-def _reach(hosts: Hosts) -> TcpStore:
+def _reach(hosts: Hosts, secret: str) -> TcpStore:
+    found: list[TcpStore] = []
+    silent: list[NoGreeting] = []
+
     def answers() -> bool:
+        patience_s = min(_TRY_S, hosts.patience_s)
         try:
-            socket.create_connection((hosts.host, hosts.port), timeout=1.0).close()
-        except OSError:
-            return False
-        return True
+            found.append(TcpStore(OwnStore(hosts.host, hosts.port, secret.encode(), patience_s)))
+        except NoGreeting as error:
+            silent.append(error)
+        except RuntimeError:
+            silent.clear()
+        return bool(found)
 
-    if not _within(hosts.patience_s, answers):
-        raise Late(
-            f"node 0 did not open {hosts.host}:{hosts.port} within {hosts.patience_s:g} s; start "
-            "it there with --node-rank 0, and see that the address can be reached from here"
-        )
-    found: list[TcpStore | RuntimeError] = []
-
-    def connect() -> None:
-        try:
-            found.append(TcpStore.connect(hosts.host, hosts.port))
-        except RuntimeError as error:
-            found.append(error)
-
-    # In a thread, for torch listens to neither Ctrl-C nor our patience while it waits.
-    threading.Thread(target=connect, daemon=True).start()
-    if _within(hosts.patience_s, lambda: bool(found)) and isinstance(found[0], TcpStore):
+    try:
+        is_there = _within(hosts.patience_s, answers)
+    except Stranger as error:
+        raise ConfigurationError(
+            f"{error}; give --rendezvous the address that node 0 was given, and all hosts the same "
+            f"secret, in {secret_file()} or GOSSAMER_SECRET"
+        ) from None
+    if is_there:
         return found[0]
-    raise ConfigurationError(
-        f"something listens at {hosts.host}:{hosts.port} that is not node 0 of such a run; give "
-        "--rendezvous the address that node 0 was given"
+    if silent:
+        raise ConfigurationError(
+            f"something listens at {hosts.host}:{hosts.port} that is not node 0 of such a run; "
+            "give --rendezvous the address that node 0 was given"
+        )
+    raise Late(
+        f"node 0 did not open {hosts.host}:{hosts.port} within {hosts.patience_s:g} s; start "
+        "it there with --node-rank 0, and see that the address can be reached from here"
     )
 
 

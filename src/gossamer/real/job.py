@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from gossamer.outcome import MODEL, write_model
+from gossamer.real.believing import broken_value
 from gossamer.real.transport import Store
 
 _TELL_S = 1.0
@@ -129,6 +130,10 @@ class StoreEntries:
         self._read = 0
 
     def new(self) -> Iterator[dict[str, Any]]:
-        while (line := self._store.get(f"diary/{self._rank}/{self._read}")) is not None:
+        while (line := self._store.get(key := f"diary/{self._rank}/{self._read}")) is not None:
             self._read += 1
-            yield json.loads(line)
+            try:
+                entry = dict(json.loads(line))
+            except (ValueError, TypeError):
+                raise broken_value(key, line, f"a line of worker {self._rank}") from None
+            yield entry

@@ -136,6 +136,7 @@ class Launcher:
         with ExitStack() as stack:
             stack.callback(self._close)
             self._meeting = Meeting(self._launch.hosts, self._launch.workers)
+            stack.callback(self._close_store)
             self._meeting.wait_for_all()
             folder = self._launch.folder
             self._answers = stack.enter_context(
@@ -188,6 +189,7 @@ class Launcher:
             "GOSSAMER_LOCAL_RANK": local_rank,
             "GOSSAMER_LOCAL_SIZE": launch.workers,
             "GOSSAMER_STORE": self._meeting.address,
+            "GOSSAMER_SECRET": self._meeting.secret,
             "GOSSAMER_TRANSPORT": launch.chosen_transport,
             "GOSSAMER_METHOD": launch.method,
             "GOSSAMER_REDUCTION": os.environ.get("GOSSAMER_REDUCTION"),
@@ -356,6 +358,15 @@ class Launcher:
     def _repeat(self, rank: int) -> None:
         for line in self._output.last_words(rank):
             put(sys.stderr, f"[{rank}] {line}\n")
+
+    def _close_store(self) -> None:
+        if strangers := self._meeting.close():
+            are = (
+                "connection of a stranger was"
+                if strangers == 1
+                else "connections of strangers were"
+            )
+            say(f"{strangers} {are} refused")
 
     def _close(self) -> None:
         for process in self._processes:

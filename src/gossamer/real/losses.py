@@ -12,7 +12,9 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gossamer.real.transport import Store
+from gossamer.errors import Error
+from gossamer.real.believing import broken_value
+from gossamer.real.transport import StopToken, Store
 
 
 @dataclass(frozen=True)
@@ -30,17 +32,32 @@ class Loss:
         return json.dumps([self.process, self.is_dead, self.is_clean, dict(self.taken)])
 
     @staticmethod
-    def decode(text: str) -> Loss:
-        process, is_dead, is_clean, taken = json.loads(text)
+    def decode(text: str, key: str, size: int) -> Loss:
+        """Of one of `size` processes; the key is where it was found."""
+        expected = f"one of {size} workers that died or left"
+        try:
+            process, is_dead, is_clean, taken = json.loads(text)
+            counts = [process, *taken.values()]
+        except (ValueError, TypeError, AttributeError):
+            raise broken_value(key, text, expected) from None
+        are_counts = all(type(count) is int and count >= 0 for count in counts)
+        are_known = type(is_dead) is type(is_clean) is bool
+        if not are_counts or not are_known or process >= size:
+            raise broken_value(key, text, expected)
         return Loss(process, is_dead, is_clean, taken)
 
 
 class Losses:
     """This process's copy of the list; `apply` is called once for each line, in order."""
 
-    def __init__(self, store: Store, apply: Callable[[int, Loss], None]) -> None:
+    def __init__(
+        self, store: Store, apply: Callable[[int, Loss], None], size: int, stop: StopToken
+    ) -> None:
+        """Of `size` processes; `stop` tells them of a line that none of them has written."""
         self._store = store
         self._apply = apply
+        self._size = size
+        self._stop = stop
         self._lock = threading.RLock()
         self.known: list[Loss] = []
 
@@ -71,14 +88,14 @@ class Losses:
                     line = self._store.get(f"losses/{self.epoch}")
                 except RuntimeError:
                     return  # the store died with its host
-                if line is None:
+                if line is None or not self._is_learnt(line):
                     return
-                self._learn(Loss.decode(line))
 
     def _append(self, loss: Loss) -> int:
         with self._lock:
             while all(known.process != loss.process for known in self.known):
-                self._learn(Loss.decode(self._agree(loss)))
+                if not self._is_learnt(self._agree(loss)):
+                    break
             return self.epoch
 
     def _agree(self, loss: Loss) -> str:
@@ -88,6 +105,12 @@ class Losses:
         except RuntimeError:
             return mine  # the store died with its host: nobody is left to agree with
 
-    def _learn(self, loss: Loss) -> None:
+    def _is_learnt(self, line: str) -> bool:
+        try:
+            loss = Loss.decode(line, f"losses/{self.epoch}", self._size)
+        except Error as error:
+            self._stop.failure = self._stop.failure or error
+            return False
         self.known.append(loss)
         self._apply(self.epoch, loss)
+        return True

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from gossamer.errors import PeerLost
+from gossamer.real.believing import number_from
 from gossamer.real.store import TcpStore
 from gossamer.real.transport import StopToken
 
@@ -45,7 +46,7 @@ class Attendance:
         # The first, as the others may have died of that.
         if (rank := self._store.get(_FIRST)) is not None:
             how = self._store.get(f"dead/{rank}")
-            raise PeerLost(int(rank), f"{how}, before all workers had met")
+            raise PeerLost(number_from(_FIRST, rank), f"{how}, before all workers had met")
 
 
 class Notices:

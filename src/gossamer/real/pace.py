@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from gossamer.real.believing import number_from
 from gossamer.real.grouping import Grouping
 from gossamer.real.job import Job
 from gossamer.real.transport import Store
@@ -183,8 +184,9 @@ class Leases:
         return self._store.agree(f"lease/{number}/{turn}", mine) == mine
 
     def _holder(self, number: int, turn: int) -> int | None:
-        text = self._store.get(f"lease/{number}/{turn}")
-        return None if text is None else int(text)
+        key = f"lease/{number}/{turn}"
+        text = self._store.get(key)
+        return None if text is None else number_from(key, text, len(self._everyone))
 
     def _take_over(self) -> range:
         dead = self._everyone - self._live()
@@ -209,7 +211,8 @@ class Leases:
         """
         gaps, begin = self._open
         for rank in sorted(dead):
-            below = int(self._store.get(f"lease/below/{rank}") or self._count)
+            key = f"lease/below/{rank}"
+            below = number_from(key, self._store.get(key) or str(self._count))
             # Backwards in the order in which they were given out; what was begun came first.
             given = chain(range(begin, below)[::-1], (n for n in gaps[::-1] if n < below))
             for number in chain(given, self._begun):

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from gossamer.errors import ConfigurationError
+from gossamer.real.believing import numbers_from
 from gossamer.real.transport import Store
 
 T = TypeVar("T")
@@ -87,8 +88,9 @@ class Positions:
         mine, start = f"{group[0]} {self.width}", 0
         for lease in count():
             # Whoever of a group comes first claims it for all of them, and nobody waits.
-            claim = store.agree(f"{epoch} lease {lease}", mine)
-            width = int(claim.split()[1])
+            key = f"{epoch} lease {lease}"
+            claim = store.agree(key, mine)
+            width = numbers_from(key, claim, " ")[-1]
             if claim == mine:
                 yield from range(start, start + _LEASE * width, width)
             start += _LEASE * width

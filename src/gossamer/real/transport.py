@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gossamer.errors import Error
 from gossamer.pending import Pending
 
 Part = bytes | bytearray | memoryview
@@ -35,11 +36,15 @@ class StopToken:
 
     def __init__(self) -> None:
         self.is_set = False
+        self.failure: Error | None = None
+        """What a transport's own thread has found wrong: whoever waits raises it."""
 
     def set(self) -> None:
         self.is_set = True
 
     def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
         if self.is_set:
             raise Stopped
 

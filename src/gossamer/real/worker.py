@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gossamer.errors import PeerLost, ProtocolError
 from gossamer.pending import Pending
+from gossamer.real.believing import numbers_from
 from gossamer.real.books import Books
 from gossamer.real.grouping import Grouping
 from gossamer.real.hub import Hub
@@ -92,7 +93,7 @@ class RealWorker:
         if block not in self._agreed:
             proposal = ",".join(map(str, sorted(self._hub.live)))
             agreed = self._hub.transport.store.agree(f"live/{block}", proposal)
-            found = frozenset(int(rank) for rank in agreed.split(","))
+            found = frozenset(numbers_from(f"live/{block}", agreed, ",", self._workers))
             # The same object while nothing changes: methods compare by identity.
             before = self._agreed.get(block - 1)
             self._agreed = {block: before if before == found and before is not None else found}

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 
 import numpy as np
 
+from gossamer.real.keeper import Keeper
 from gossamer.real.mpi.engine import MPI
+from gossamer.real.secret import NONCE
 from gossamer.real.store import TcpStore, serve
 
 _LOOPBACK = "127.0.0.1"
 _NAME = 256
 
 
-def meet(communicator: MPI.Intracomm, *, one_host: bool) -> TcpStore:
-    """Collective. Process 0 keeps the store for as long as anybody is in the job."""
+def meet(communicator: MPI.Intracomm, *, one_host: bool) -> tuple[Keeper | None, TcpStore]:
+    """Collective. Process 0 keeps the store for as long as anybody is in the job; MPI tells the
+    others where it is and its secret."""
     names = np.zeros((communicator.size, _NAME), np.uint8)
     communicator.Allgather(_padded(MPI.Get_processor_name()), names)
     where = np.zeros(_NAME, np.uint8)
+    secret = np.frombuffer(bytearray(secrets.token_bytes(NONCE)), np.uint8)
+    communicator.Bcast(secret)
     if communicator.rank == 0:
-        served = serve(_LOOPBACK if one_host else _own_address([_text(name) for name in names]))
-        where[:] = _padded(f"{served.host}:{served.port}")
+        host = _LOOPBACK if one_host else _own_address([_text(name) for name in names])
+        keeper, store = serve(secret.tobytes(), host)
+        where[:] = _padded(f"{host}:{keeper.port}")
         communicator.Bcast(where)
-        return TcpStore(served)
+        return keeper, store
     communicator.Bcast(where)
     host, _, port = _text(where).rpartition(":")
-    return TcpStore.connect(host, int(port))
+    return None, TcpStore.connect(host, int(port), secret.tobytes())
 
 
 def address_towards(name: str) -> str | None:

@@ -77,7 +77,8 @@ class MpiTransport:
         self.is_mapped = self._one_host if mapped is None else mapped
         """Whether `read` lends the windows of others instead of fetching them."""
         self._reduction = reduction
-        self.store: Store = meet(self._frames, one_host=self._one_host)
+        self._keeper, store = meet(self._frames, one_host=self._one_host)
+        self.store: Store = store
         self._pool = Pool()
         self._opened: _Opened | None = None
         self._closed = False
@@ -198,3 +199,7 @@ class MpiTransport:
             MPI.COMM_WORLD.Abort(1)
         self._opened.post.join()
         self._opened.memory.free()
+        if self._keeper is not None:
+            self._keeper.close()
+            if self._keeper.strangers:
+                print(f"strangers refused: {self._keeper.strangers}", file=sys.stderr)

@@ -37,7 +37,9 @@ from gossamer.real.store import TcpStore
 from gossamer.real.transport import Listener, Parts, StopToken, Store, Window
 
 _DONE = Pending.resolved("window", None)
-_VARIABLES = ("GOSSAMER_RANK", "GOSSAMER_SIZE", "GOSSAMER_STORE", "GOSSAMER_SHM_FDS")
+_VARIABLES = (
+    "GOSSAMER_RANK", "GOSSAMER_SIZE", "GOSSAMER_STORE", "GOSSAMER_SHM_FDS", "GOSSAMER_SECRET",
+)  # fmt: skip
 
 
 class ShmTransport:
@@ -66,7 +68,7 @@ class ShmTransport:
                 f"the shm transport needs {', '.join(missing)} in the environment; start the"
                 " program with `gossamer run`"
             )
-        rank, size, store, files = (os.environ[name] for name in _VARIABLES)
+        rank, size, store, files, _ = (os.environ[name] for name in _VARIABLES)
         host, _, port = store.rpartition(":")
         fds = [int(file) for file in files.split(",")]
         if len(fds) != int(size) + 1:

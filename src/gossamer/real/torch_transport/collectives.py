@@ -16,6 +16,7 @@ import torch
 from torch import distributed
 
 from gossamer.errors import ConfigurationError, Late
+from gossamer.real.believing import number_from
 from gossamer.real.transport import Store
 
 REDUCTIONS = ("auto", "fixed", "engine", "shared", "nccl")
@@ -102,7 +103,11 @@ def agree_on_collectives(
 ) -> str:
     """Collective: every process tells where it computes, and all choose alike."""
     told = tell_all("place", f"{own.neighbours} {own.gpu}", rank, size, store, check)
-    places = [Place(gpu, int(count)) for count, _, gpu in (text.partition(" ") for text in told)]
+    parts = [text.partition(" ") for text in told]
+    places = [
+        Place(gpu, number_from(f"place/{other}", count))
+        for other, (count, _, gpu) in enumerate(parts)
+    ]
     return choose_collectives(wanted, places)[0]
 
 

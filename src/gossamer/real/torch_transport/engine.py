@@ -15,16 +15,21 @@ from typing import Any, cast
 
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import (
+    PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
+    Store,  # pyright: ignore[reportPrivateImportUsage]
+)
 
 from gossamer.real.sums import Order, key_of
 from gossamer.real.torch_transport.exchange import Exchange
 from gossamer.real.torch_transport.making import Making, MakingGroup, Members
-from gossamer.real.torch_transport.rendezvous import FOR_EVER, Meeting, make_lanes
+from gossamer.real.torch_transport.rendezvous import FOR_EVER, Meeting, leave_store, make_lanes
 from gossamer.real.wire import finish_stream
 
 _PAUSE_S = 2e-5
-_NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+# What NCCL does about errors by itself is to end the process; that is for us to decide. And its
+# monitor asks the store from a thread of its own, also while the interpreter ends.
+_QUIET_NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
 class GroupEngine:
@@ -32,13 +37,15 @@ class GroupEngine:
 
     def __init__(
         self, name: str, make: Callable[[Members], Any], fulfil: Callable[[Any, Order], Making], *,
-        is_on_gpu: bool,
+        is_on_gpu: bool, leave: Callable[[Members], None] = lambda members: None,
     ) -> None:  # fmt: skip
-        """`fulfil` does what a group is asked for; it raises RuntimeError where that failed."""
+        """`fulfil` does what a group is asked for; it raises RuntimeError where that failed.
+        `leave` ends the waiting of a group in the making for its members."""
         self.is_on_gpu = is_on_gpu
         self._name = name
         self._make = make
         self._fulfil = fulfil
+        self._leave = leave
         self._groups: dict[Members, MakingGroup] = {}
         self._lock = threading.Lock()
         self._is_closed = False
@@ -61,7 +68,8 @@ class GroupEngine:
         has failed. Members whose engines still wait for this one wake up by that; they would
         otherwise do so when it ends, perhaps at their own end.
         """
-        for group in self._of(lambda members: process in members):
+        for members, group in self._of(lambda members: process in members):
+            self._leave(members)
             group.let_go(is_closing=False)
 
     def close(self, seconds: float) -> None:
@@ -70,27 +78,38 @@ class GroupEngine:
         with self._lock:
             self._is_closed = True
         groups = self._of(lambda members: True)
-        for group in groups:
+        for members, group in groups:
+            self._leave(members)
             group.let_go(is_closing=True)
-        for group in groups:
+        for _, group in groups:
             group.join(until)
 
-    def _of(self, concerns: Callable[[Members], bool]) -> list[MakingGroup]:
+    def _of(self, concerns: Callable[[Members], bool]) -> list[tuple[Members, MakingGroup]]:
         if self.is_on_gpu:
             return []  # nobody waits inside of NCCL: those who wait look at who was lost
         with self._lock:
-            return [group for members, group in self._groups.items() if concerns(members)]
+            return [pair for pair in self._groups.items() if concerns(pair[0])]
 
 
 def gloo_engine(meeting: Meeting) -> GroupEngine:
     """On the host, in order of rank."""
 
+    stores: dict[Members, Store] = {}
+    left: set[Members] = set()
+
     def make(members: Members) -> Any:
-        name, store = f"sum/{key_of(members)}", meeting.connect_again()
-        lanes = make_lanes(meeting, store, name, members)
+        store = stores[members] = meeting.connect_again()
+        if members in left:
+            leave_store(store)
+        lanes = make_lanes(meeting, store, f"sum/{key_of(members)}", members)
         return Exchange(lanes, members.index(meeting.rank), len(members))
 
-    return GroupEngine("Gloo", make, Exchange.fulfil, is_on_gpu=False)
+    def leave(members: Members) -> None:
+        left.add(members)
+        if members in stores:
+            leave_store(stores[members])
+
+    return GroupEngine("Gloo", make, Exchange.fulfil, is_on_gpu=False, leave=leave)
 
 
 def nccl_engine(
@@ -99,23 +118,27 @@ def nccl_engine(
     """On GPUs of which each process has its own; `lost` are those known to have died."""
     # A stream of its own: one that others use would stand still with it when a member dies.
     stream = torch.cuda.Stream(device)
+    kept: list[Store] = []
+    """The groups hold on to them, but not to what is Python's in them."""
 
     def make(members: Members) -> Any:
         nccl = cast(Any, distributed).ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = FOR_EVER
         name = f"{meeting.prefix}/nccl/{key_of(members)}"
-        store = PrefixStore(name, meeting.connect_again())
-        # What NCCL does about errors by itself is to end the process; that is for us to decide.
-        before = os.environ.get(_NCCL_ERRORS)
-        os.environ[_NCCL_ERRORS] = "0"
+        connection = meeting.connect_again()
+        kept.append(connection)
+        store = PrefixStore(name, connection)
+        before = {variable: os.environ.get(variable) for variable in _QUIET_NCCL}
+        os.environ.update(_QUIET_NCCL)
         try:
             return nccl(store, members.index(meeting.rank), len(members), options)
         finally:
-            if before is None:
-                del os.environ[_NCCL_ERRORS]
-            else:
-                os.environ[_NCCL_ERRORS] = before
+            for variable, text in before.items():
+                if text is None:
+                    del os.environ[variable]
+                else:
+                    os.environ[variable] = text
 
     def fulfil(group: Any, order: Order) -> Making:
         yield  # one after the other: its kernels would not run at once

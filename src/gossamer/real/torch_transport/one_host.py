@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 
+from gossamer.real.believing import numbers_from
 from gossamer.real.shm.segments import Segments, create_segments
 from gossamer.real.shm.shared_sums import SharedSums, open_files
 from gossamer.real.torch_transport.collectives import Check, tell_all, wait_for
@@ -23,7 +24,8 @@ def share_sums(
             store.agree("sums/memory", " ".join(map(str, told)))
             if segments is not None:
                 at_end.callback(segments.close)
-        told = [int(number) for number in wait_for("sums/memory", 0, store, check).split()]
+        where = wait_for("sums/memory", 0, store, check)
+        told = numbers_from("sums/memory", where, " ") if where else []
         files = open_files(told[0], told[1:]) if told else []
         for file in files:
             at_end.callback(os.close, file)

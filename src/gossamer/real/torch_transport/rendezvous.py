@@ -7,30 +7,35 @@ torch.distributed is left alone.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
+import torch
 from torch.distributed import (  # public by its documentation, though not by its annotations
     PrefixStore,  # pyright: ignore[reportPrivateImportUsage]
     ProcessGroupGloo,
+    Store,  # pyright: ignore[reportPrivateImportUsage]
     TCPStore,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from gossamer.errors import ConfigurationError, Late
+from gossamer.errors import ConfigurationError, Error, Late
+from gossamer.real.secret import NONCE, PROOF, is_proof, own_secret, proof
 from gossamer.real.slurm import slurm_address, slurm_name
-from gossamer.real.store import TcpStore
+from gossamer.real.store import OwnStore, TcpStore
 from gossamer.real.transport import StopToken
 
 FOR_EVER = timedelta(days=3650)
 """An expired wait would close a pair for good, so none may expire."""
 _TIMEOUT = timedelta(seconds=300)
+_PROOF_TAG = (1 << 31) - 2
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class Meeting:
     """Our own launcher keeps the store, and writes there who has died."""
     neighbours: int = 1
     """The processes on this host, with this one, as far as the launcher says."""
+    secret: bytes | None = field(default=None, repr=False)
+    """What our own launcher's store, and every worker, asks for; other launchers know none."""
 
     @staticmethod
     def from_environment(variables: Mapping[str, str] | None = None) -> Meeting:
@@ -58,7 +65,7 @@ class Meeting:
             rank, size = (_number(found, name) for name in names)
             return Meeting(
                 rank, size, host.strip("[]"), int(port), has_notices=True,
-                neighbours=_number(found, "GOSSAMER_LOCAL_SIZE", "1"),
+                neighbours=_number(found, "GOSSAMER_LOCAL_SIZE", "1"), secret=own_secret(found),
             )  # fmt: skip
         rank, size, port = (_number(found, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
         # torchrun starts workers again after a failure, with the same store.
@@ -73,7 +80,7 @@ class Meeting:
             neighbours=_number(found, "LOCAL_WORLD_SIZE", "1"),
         )  # fmt: skip
 
-    def connect(self) -> TCPStore:
+    def connect(self) -> Store:
         """A connection of its own: one that waits would keep other threads from using it."""
         if not self.hosts_store:
             return self.connect_again()
@@ -92,11 +99,13 @@ class Meeting:
                 f"to meet: {reason}; set MASTER_PORT to a free port of that host for all workers"
             ) from error
 
-    def connect_again(self) -> TCPStore:
+    def connect_again(self) -> Store:
         """Another connection, as a client."""
+        if self.secret is not None:
+            return OwnStore(self.host, self.port, self.secret, _TIMEOUT.total_seconds())
         return TCPStore(self.host, self.port, is_master=False, timeout=_TIMEOUT)
 
-    def enter(self, engine: TCPStore) -> TcpStore:
+    def enter(self, engine: Store) -> TcpStore:
         """What this run keeps in the store; refused where another run's worker was before."""
         store = self.store(engine)
         own = _name(os.getpid())
@@ -107,12 +116,12 @@ class Meeting:
             )
         return store
 
-    def store(self, engine: TCPStore) -> TcpStore:
-        return TcpStore(cast(TCPStore, PrefixStore(self.prefix, engine)))
+    def store(self, engine: Store) -> TcpStore:
+        return TcpStore(engine, f"{self.prefix}/")
 
 
 def _make_group(
-    meeting: Meeting, engine: TCPStore, name: str, members: tuple[int, ...], device: Any
+    meeting: Meeting, engine: Store, name: str, members: tuple[int, ...], device: Any
 ) -> ProcessGroupGloo:
     """A Gloo group of these processes; all of them make it, and wait here for each other."""
     engine_class: Any = ProcessGroupGloo
@@ -136,21 +145,61 @@ class Lanes:
     upwards: ProcessGroupGloo
     """For what goes to processes of higher rank."""
     downwards: ProcessGroupGloo
+    store: Store
+    """The groups hold on to it, but not to what is Python's in it."""
 
     def towards(self, rank: int, peer: int) -> ProcessGroupGloo:
         return self.upwards if rank < peer else self.downwards
 
 
-def make_lanes(meeting: Meeting, engine: TCPStore, name: str, members: tuple[int, ...]) -> Lanes:
+def make_lanes(meeting: Meeting, engine: Store, name: str, members: tuple[int, ...]) -> Lanes:
     """All members make them, and wait here for each other."""
     device = _device(meeting.host, meeting.port)  # one thread of Gloo's for both
     up, down = (
         _make_group(meeting, engine, f"{name}/{way}", members, device) for way in ("up", "down")
     )
-    return Lanes(up, down)
+    if meeting.secret is not None:
+        for way, group in (("up", up), ("down", down)):
+            _prove(group, meeting.secret, f"{name}/{way}", members, meeting.rank)
+    return Lanes(up, down, engine)
 
 
-def meet(meeting: Meeting, engine: TCPStore, check: Callable[[], None]) -> Lanes:
+class Unproved(RuntimeError):
+    """Somebody else than the worker has come to one of its places."""
+
+
+def _prove(group: Any, secret: bytes, name: str, members: tuple[int, ...], rank: int) -> None:
+    """Everybody, on every connection, that it knows the secret: Gloo asks whoever connects to it
+    for nothing but a number that can be guessed."""
+    own = members.index(rank)
+    others = [place for place in range(len(members)) if place != own]
+    mine = {place: secrets.token_bytes(NONCE) for place in others}
+    theirs = _swap(group, mine, NONCE)
+
+    def who(place: int, towards: int) -> str:
+        return f"{name} {members[place]} {members[towards]}"
+
+    proofs = {at: proof(secret, who(own, at), theirs[at], mine[at]) for at in others}
+    for place, got in _swap(group, proofs, PROOF).items():
+        if not is_proof(got, secret, who(place, own), mine[place], theirs[place]):
+            raise Unproved(
+                f"who has come in the place of worker {members[place]} does not know the secret of "
+                "this run; start it again, where strangers cannot reach the workers' ports"
+            )
+
+
+def _swap(group: Any, mine: Mapping[int, bytes], length: int) -> dict[int, bytes]:
+    """As many bytes with each of them."""
+    rooms = {place: torch.empty(length, dtype=torch.uint8) for place in mine}
+    sent = {at: torch.frombuffer(bytearray(data), dtype=torch.uint8) for at, data in mine.items()}
+    works = [group.recv([room], place, _PROOF_TAG) for place, room in rooms.items()]
+    works += [group.send([data], place, _PROOF_TAG) for place, data in sent.items()]
+    for work in works:
+        work.wait()
+    return {place: bytes(room.tolist()) for place, room in rooms.items()}
+
+
+def meet(meeting: Meeting, engine: Store, check: Callable[[], None]) -> Lanes:
     """The connections of all processes, once all have come.
 
     `check` is called while others are waited for, and raises what makes that useless.
@@ -168,23 +217,39 @@ def meet(meeting: Meeting, engine: TCPStore, check: Callable[[], None]) -> Lanes
         time.sleep(0.005)
         arrived = facts.add("arrived", 0)
     made: list[Lanes | BaseException] = []
+    everybody = tuple(range(meeting.size))
+    store = meeting.connect_again()
 
     def make() -> None:
         try:
-            store = meeting.connect_again()
             made.append(make_lanes(meeting, store, "links", everybody))
         except BaseException as error:
             made.append(error)
 
-    everybody = tuple(range(meeting.size))
     maker = threading.Thread(target=make, name="gossamer connects", daemon=True)
     maker.start()
-    while maker.is_alive():
-        check()
+    limit = time.monotonic() + _TIMEOUT.total_seconds()
+    try:
+        while maker.is_alive():
+            check()
+            if time.monotonic() > limit:
+                raise Late(f"the workers were not connected within {_TIMEOUT}")
+            maker.join(StopToken.patience)
+    except BaseException:
+        leave_store(store)
         maker.join(StopToken.patience)
+        raise
+    if isinstance(made[0], Unproved):
+        raise Error(str(made[0]))
     if isinstance(made[0], BaseException):
         raise made[0]
     return made[0]
+
+
+def leave_store(store: Store) -> None:
+    """Wake who waits there. In torch's own nobody holds what the interpreter needs to end."""
+    if isinstance(store, OwnStore):
+        store.close()
 
 
 @cache

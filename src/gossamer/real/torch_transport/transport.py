@@ -99,7 +99,7 @@ class TorchTransport:
             self._adder = nccl_engine(self._meeting, device, lambda: self._lost)
         elif chosen != "fixed" and self._shared is None:
             self._adder = gloo_engine(self._meeting)
-        self._losses = Losses(self.store, self._learn)
+        self._losses = Losses(self.store, self._learn, self.size, stop)
         self._active = ActiveWords(self, windows, initial)
         self._reduction = Reduction(self, self._losses, self._adder)
         lanes = meet(self._meeting, self._engine, check)

@@ -1,0 +1,98 @@
+"""The secret of a run: who does not know it is a stranger, and changes nothing.
+
+The launcher makes it and hands it to its workers in the environment, which no other user can read;
+a command line all can. Both sides of a connection prove that they know it, and neither says it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gossamer.errors import ConfigurationError
+
+VARIABLE = "GOSSAMER_SECRET"
+NONCE = PROOF = 32
+"""Bytes of the random number that a proof answers, and of the proof."""
+_SHORTEST = 16
+
+
+def new_secret() -> str:
+    return secrets.token_hex(32)
+
+
+def proof(secret: bytes, who: str, *nonces: bytes) -> bytes:
+    """That `who`, and nobody else, knows the secret and has seen these numbers."""
+    return hmac.digest(secret, who.encode() + b"\0" + b"".join(nonces), hashlib.sha256)
+
+
+def is_proof(got: bytes, secret: bytes, who: str, *nonces: bytes) -> bool:
+    return hmac.compare_digest(got, proof(secret, who, *nonces))
+
+
+def own_secret(variables: Mapping[str, str] | None = None) -> bytes:
+    """What the launcher has handed to this process."""
+    found = os.environ if variables is None else variables
+    if VARIABLE not in found:
+        raise ConfigurationError(
+            f"GOSSAMER_STORE is set but {VARIABLE} is not, so this process cannot prove to the "
+            "others that it is one of them; start the workers with `gossamer run`"
+        )
+    return _checked(found[VARIABLE], VARIABLE).encode()
+
+
+def secret_of_hosts(variables: Mapping[str, str] | None = None) -> str:
+    """What the launchers of several hosts, which nobody starts together, all know: the variable,
+    or a file in the user's home, which the first of them makes."""
+    found = os.environ if variables is None else variables
+    if VARIABLE in found:
+        return _checked(found[VARIABLE], VARIABLE)
+    path = secret_file()
+    try:
+        if not path.exists():
+            _make(path)
+        is_own = path.stat().st_mode & 0o077 == 0 and path.stat().st_uid == os.getuid()
+        text = path.read_text(encoding="ascii").strip() if is_own else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"the secret that the hosts share cannot be read from {path} ({error}); set {VARIABLE} "
+            "to the same text on all hosts"
+        ) from None
+    if not is_own:
+        raise ConfigurationError(
+            f"others than you may read {path}, which holds the secret that your hosts share; run "
+            f"`chmod 600 {path}`"
+        )
+    return _checked(text, str(path))
+
+
+def secret_file() -> Path:
+    return Path.home() / ".gossamer" / "secret"
+
+
+def _make(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    part = path.with_name(f".secret.{secrets.token_hex(8)}")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(new_secret() + "\n")
+    try:
+        # Whole or not at all; the first of several hosts with one home has made it.
+        with suppress(FileExistsError):
+            os.link(part, path)
+    finally:
+        part.unlink()
+
+
+def _checked(text: str, where: str) -> str:
+    if len(text) < _SHORTEST:
+        raise ConfigurationError(
+            f"the secret in {where} must have at least {_SHORTEST} characters, got {len(text)}; "
+            "`openssl rand -hex 32` makes one"
+        )
+    return text

@@ -1,0 +1,146 @@
+"""Who does not know the secret of a run changes nothing there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from gossamer.errors import ConfigurationError
+from gossamer.real import keeper
+from gossamer.real.hosts import Hosts, Meeting
+from gossamer.real.keeper import Keeper
+from gossamer.real.secret import secret_of_hosts
+from gossamer.real.store import OwnStore, Stranger, TcpStore, serve
+from gossamer.real.torch_transport import rendezvous
+
+pytestmark = pytest.mark.timeout(60)
+SECRET = b"a secret of the tests alone"
+
+
+def ask(kept: Keeper, said: bytes) -> bytes:
+    """Behind the greeting; what comes until the connection is closed."""
+    with socket.create_connection(("127.0.0.1", kept.port), timeout=10) as connection:
+        got = connection.recv(len(keeper.GREETING) + keeper.NONCE, socket.MSG_WAITALL)
+        assert got.startswith(keeper.GREETING)
+        try:
+            connection.sendall(said)
+            connection.shutdown(socket.SHUT_WR)
+            return connection.recv(1)
+        except OSError:
+            return b""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"x", b"\0" * 64, os.urandom(64), b"GET / HTTP/1.0\r\n\r\n", b"z" * 100_000],
+    ids=["half a proof", "zeros", "noise", "another protocol", "much"],
+)
+def test_what_a_stranger_says_is_answered_by_silence_and_counted(said: bytes) -> None:
+    """And a member goes on meanwhile."""
+    kept, store = serve(SECRET)
+    store.agree("fact", "ours")
+    assert ask(kept, said) == b""
+    assert store.agree("fact", "theirs") == "ours"
+    kept.close()
+    assert kept.strangers == 1
+
+
+def test_a_wrong_secret_is_one_sentence() -> None:
+    kept, _ = serve(SECRET)
+    with pytest.raises(Stranger, match=rf"127.0.0.1:{kept.port} does not accept the secret"):
+        TcpStore.connect("127.0.0.1", kept.port, b"another secret")
+    kept.close()
+    assert kept.strangers > 0
+
+
+def test_crowds_of_strangers_push_out_each_other_and_no_member() -> None:
+    """Who says nothing is let go of when too many do."""
+    kept, store = serve(SECRET)
+    crowd = [socket.create_connection(("127.0.0.1", kept.port)) for _ in range(200)]
+    assert store.add("counter", 2) == 2
+    late = TcpStore.connect("127.0.0.1", kept.port, SECRET)
+    assert late.add("counter", 1) == 3
+    for one in crowd:
+        one.close()
+    kept.close()
+    assert kept.strangers >= 200 - 64
+
+
+def test_a_member_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys, values and all of them together are bounded; what does not fit changes nothing."""
+    monkeypatch.setattr(keeper, "TOTAL_BYTES", 1000)
+    kept = Keeper(SECRET)
+    store = OwnStore("127.0.0.1", kept.port, SECRET)
+    store.set("small", b"a")
+    for key, value in (("k", b"x" * 1000), ("k" * 2000, b"x"), ("k", b"x" * (17 << 20))):
+        with pytest.raises(RuntimeError, match=r"the store is full|do not fit the store"):
+            store.set(key, value)
+    assert (store.num_keys(), store.get("small")) == (1, b"a")
+    assert store.delete_key("small")
+    assert store.compare_set("n", "", "1") == b"1"
+    assert store.add("n", 4) == 5
+    kept.close()
+    with pytest.raises(RuntimeError, match="is gone"):
+        store.add("n", 1)
+
+
+@pytest.mark.parametrize("secrets", [(SECRET, SECRET), (SECRET, b"another secret!")])
+def test_workers_prove_the_secret_to_each_other(secrets: tuple[bytes, bytes]) -> None:
+    """Before anything else goes over a connection of Gloo's, which itself asks for nothing."""
+    kept = Keeper(SECRET)
+    found: list[object] = [None, None]
+
+    def come(rank: int) -> None:
+        meeting = rendezvous.Meeting(rank, 2, "127.0.0.1", kept.port, secret=SECRET)
+        store = meeting.connect()
+        mine = dataclasses.replace(meeting, secret=secrets[rank])
+        try:
+            found[rank] = rendezvous.make_lanes(mine, store, "links", (0, 1))
+        except RuntimeError as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if secrets[0] == secrets[1]:
+        assert all(isinstance(lanes, rendezvous.Lanes) for lanes in found)
+    else:
+        assert "in the place of worker 1 does not know the secret" in str(found[0])
+    kept.close()
+
+
+# ---------------------------------------------------------------------- several hosts
+
+
+def test_the_secret_of_several_hosts_is_a_file_that_others_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made once; refused where somebody else may read it."""
+    monkeypatch.delenv("GOSSAMER_SECRET")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    first = secret_of_hosts()
+    assert len(first) == 64
+    assert secret_of_hosts() == first
+    file = tmp_path / ".gossamer" / "secret"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o640)
+    with pytest.raises(ConfigurationError, match=r"others than you may read .*chmod 600"):
+        secret_of_hosts()
+
+
+def test_a_host_with_another_secret_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 0 takes no word of it."""
+    first = Meeting(Hosts(2, 0, "127.0.0.1", 0, 1.0), 1)
+    port = int(first.address.rpartition(":")[2])
+    monkeypatch.setenv("GOSSAMER_SECRET", "that of another cluster")
+    with pytest.raises(ConfigurationError, match=r"does not accept.*all hosts the same secret"):
+        Meeting(Hosts(2, 1, "127.0.0.1", port, 1.0), 1)
+    assert first.close() > 0
