@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gossamer.errors import ConfigurationError, PeerLost
+from gossamer.errors import ConfigurationError, Error, PeerLost
 from gossamer.methods import MethodSpec, for_role
 from gossamer.pending import Pending
 from gossamer.real.binding import Binding
@@ -23,6 +23,7 @@ from gossamer.real.driver import Driver
 from gossamer.real.group_roles import role_in_group
 from gossamer.real.grouping import Grouping
 from gossamer.real.hub import Hub, Plan
+from gossamer.real.leaving import Leavers
 from gossamer.real.loop_replica import LoopReplica
 from gossamer.real.loop_state import resume_loop, state_of_loop
 from gossamer.real.outputs import (
@@ -39,7 +40,7 @@ from gossamer.real.server_optimizer import OwnOptimiserReplica, server_replica
 from gossamer.real.signals import explain_no_more, explain_on_signal
 from gossamer.real.slowness import Slowness, own_slow_factor
 from gossamer.real.telling import Telling, TellingHub
-from gossamer.real.transport import StopToken, Store, Transport, Window
+from gossamer.real.transport import Stopped, StopToken, Store, Transport, Window
 from gossamer.real.worker import RealWorker
 from gossamer.replica import Replica, cut
 from gossamer.worker import Gradient
@@ -76,6 +77,9 @@ class Coupling:
         else:
             telling.on_failure = self._driver.fail
             self.hub = TellingHub(transport, self.plan, self._driver, telling)
+        self._leavers = Leavers(
+            self.hub, self.books, self.options, self.group, is_synchronous=self.is_synchronous
+        )
         # Processes that share a GPU can reach into each other's memory there.
         is_on_gpu = binding.is_alike and binding.device.type == "cuda" and transport.name == "shm"
         self._device = binding.device if is_on_gpu else torch.device("cpu")
@@ -148,6 +152,7 @@ class Coupling:
         self.worker = RealWorker(
             self.hub, self.rank, seed=self._seed, pace=self._pace, books=self.books,
             gradient=self._gradient, telling=self._telling, grouping=self._grouping,
+            forgets_leavers=self.is_synchronous,
         )  # fmt: skip
         if loaded is not None:
             resume_loop(loaded, self.worker, self.replica)
@@ -211,7 +216,7 @@ class Coupling:
         if self.method.server is not None:
             server = RealWorker(
                 self.hub, end, seed=self._seed, pace=self._pace, books=self.books,
-                telling=self._telling, grouping=self._grouping,
+                telling=self._telling, grouping=self._grouping, forgets_leavers=True,
             )  # fmt: skip
             role = for_role(self.method.server, self.options)
             self._driver.start(self.method.server(server, replica, **role), f"server {end}")
@@ -224,8 +229,9 @@ class Coupling:
             self.buckets.close()
             self._main.close()
             self.worker.finish()
-            self.hub.announce_end()
-            self.hub.ended.wait()
+            self.hub.announce_leaving(self.books.steps)
+            with self._driver.waiting.shown("the others: it has left its loop"):
+                self.hub.ended.wait()
             self.hub.settle()
             output = self.output()
             self.hub.announce_read()
@@ -241,12 +247,15 @@ class Coupling:
         self.transport.close()
 
     def abandon(self) -> None:
-        """The loop failed: the module keeps what this worker has, and the others see a death when
-        this process ends. A closed transport would look like a worker that left in good order."""
+        """The loop failed: the module keeps what this worker has, and to the others it is dead. A
+        closed transport would look like a worker that left in good order."""
         self._core.let_go()
         self.buckets.close()
         self._binding.detach(self.transport.window(self.rank) / self.replica.weight)
         explain_no_more()
+        # Whatever stands in the way of telling them, they hear of it when this process ends.
+        with contextlib.suppress(Error, OSError, RuntimeError, Stopped):
+            self.hub.announce_death()
         self._stop.set()
         self._main.close()
 
@@ -275,6 +284,7 @@ class Coupling:
         if self._slowness is not None:
             self._slowness.lengthen(time.monotonic() - self._stepped_at)
         self.books.steps += 1
+        self._leavers.notice()
         self.replica.skips_infinite = skips_infinite
         # A schedule must not complain where a server descends instead of this optimiser.
         self._optimizer._opt_called = True
@@ -349,7 +359,7 @@ class Coupling:
         if self.method.output == "ensemble":
             return self._own_output()
         found: list[Output] = []
-        for process in sorted(self._grouping.speaking(self.hub.live)):
+        for process in sorted(self._grouping.speaking(self._leavers.standing)):
             try:
                 found.append(self._ask(process, "output"))
             except PeerLost:
