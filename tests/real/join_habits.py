@@ -59,6 +59,69 @@ def case_of_replacing_data(rank: int) -> dict[str, object]:
     return refusal_of_a_run(model, replace)
 
 
+def case_of_a_step_beside(rank: int) -> dict[str, object]:
+    """`optimizer.step()` left in, and the same by a scaler; then the loop goes on without it."""
+    model, scaler = net(0), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gossamer.join(model, optimizer) as worker:
+        train(worker, 1)
+        before = digest(model)
+        scaler.scale(loss_of(model, *batch(rank, 1))).backward()
+        said = [refusal(optimizer.step), refusal(lambda: scaler.step(optimizer))]
+        assert digest(model) == before
+        train(worker, 1, 1)
+    optimizer.step()  # afterwards it is the loop's own again
+    return {"said": said}
+
+
+class Nested(torch.optim.SGD):
+    """An optimiser that steps by another one of the same parameters."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr=lr)
+        self.inner = torch.optim.Adam(self.param_groups[0]["params"], lr=lr)
+
+    def step(self, closure: object = None) -> None:
+        self.inner.step()
+
+
+def case_of_two_optimisers(rank: int) -> dict[str, object]:
+    """One for each half of a model, stepped or forgotten; and two that are one."""
+    model, other = net(0), net(1)
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.AdamW(model[2].parameters(), lr=0.1)
+    said = [refusal(lambda: gossamer.join(model, first))]
+    second.param_groups.clear()
+    elsewhere = torch.optim.SGD(other.parameters(), lr=0.1)
+    optimizer = Nested(model.parameters(), lr=0.1)
+    with gossamer.join(model, optimizer) as worker:
+        train(worker, 1)
+        loss_of(other, *batch(rank, 1)).backward()
+        elsewhere.step()  # of another model: none of ours
+        second.add_param_group({"params": list(model[2].parameters())})
+        said.append(refusal(second.step))
+        train(worker, 1, 1)
+    return {"said": said, "digest": digest(model)}
+
+
+def case_of_wrapping_afterwards(rank: int) -> dict[str, object]:
+    """In DDP, behind the back of join; a process group alone does no harm."""
+    place = f"file://{os.environ['JOIN_FOLDER']}/ddp {os.environ['GOSSAMER_STORE']}"
+    torch.distributed.init_process_group("gloo", place, rank=rank, world_size=2)
+    model = net(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run() -> None:
+        with gossamer.join(model, optimizer) as worker:
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            loss_of(wrapped, *batch(rank, 0)).backward()
+            worker.step()
+
+    said = refusal(run)
+    torch.distributed.destroy_process_group()
+    return {"said": said}
+
+
 def case_of_other_models(rank: int) -> dict[str, object]:
     model = nn.Linear(5, 2 + rank)
     with gossamer.join(model, torch.optim.SGD(model.parameters(), lr=0.1)):

@@ -24,6 +24,10 @@ GROUPS = [
     ("case_of_replacing_data", 2, "all_reduce"),
     ("case_of_replacing_data", 2, "ad_psgd"),
     (OTHER_MODELS, 2, "ad_psgd"),
+    ("case_of_a_step_beside", 2, "easgd"),
+    ("case_of_a_step_beside", 2, "ssp"),
+    ("case_of_two_optimisers", 2, "all_reduce"),
+    ("case_of_wrapping_afterwards", 2, "all_reduce"),
     ("case_of_a_visit_in_a_visit", 2, "all_reduce"),
     ("case_of_a_scaler_without_update", 2, "all_reduce"),
     ("case_of_loaders", 2, "all_reduce"),
@@ -79,6 +83,47 @@ def test_a_parameter_unfrozen_too_late_is_named(method: str) -> None:
 def test_a_parameter_that_was_taken_elsewhere_is_named(method: str) -> None:
     for answer in answers("case_of_replacing_data", 2, method):
         assert answer["said"].startswith("parameter 2.weight no longer lies where gossamer.join")
+
+
+@pytest.mark.parametrize("method", ["easgd", "ssp"])
+def test_a_step_of_the_optimiser_beside_the_workers_is_refused_before_it_is_made(
+    method: str,
+) -> None:
+    """Instead of the worker's it would train nothing that counts, and beside it twice."""
+    for answer in answers("case_of_a_step_beside", 2, method):
+        for said in answer["said"]:
+            assert said.startswith("optimizer.step() was called inside `with gossamer.join(...)`")
+
+
+def test_a_second_optimiser_of_the_model_is_named() -> None:
+    """Whether it is stepped or was forgotten; one inside of the joined one, and those of other
+    models, are none."""
+    for answer in answers("case_of_two_optimisers", 2, "all_reduce"):
+        for said in answer["said"]:
+            assert said.startswith("a second optimiser (AdamW) holds the model's parameter 2.weigh")
+
+
+def test_wrapping_a_joined_model_in_ddp_is_refused_at_the_first_step() -> None:
+    """It would be coupled twice."""
+    for answer in answers("case_of_wrapping_afterwards", 2, "all_reduce"):
+        assert answer["said"].startswith("DistributedDataParallel is wrapped around the joined")
+
+
+def test_processes_that_know_each_other_but_no_launcher_do_not_train_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of `mp.spawn` do where `init_process_group` was kept. A group of one is alone."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    place = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", place, rank=0, world_size=1)
+    try:
+        gossamer.join(model, optimizer, "all_reduce")
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+        with pytest.raises(ConfigurationError, match="this is one of 4 processes of a torch.distr"):
+            gossamer.join(model, optimizer, "all_reduce")
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_models_of_different_shapes_are_refused_at_the_start() -> None:

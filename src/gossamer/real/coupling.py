@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from gossamer.errors import ConfigurationError, Error, PeerLost
 from gossamer.methods import MethodSpec, for_role
 from gossamer.pending import Pending
+from gossamer.real.beginning import share_beginning
 from gossamer.real.binding import Binding
 from gossamer.real.books import Books
-from gossamer.real.buckets import Buckets, can_send_parts
+from gossamer.real.buckets import Buckets
 from gossamer.real.checking import Watch, check_alike
 from gossamer.real.cores import OwnCore
 from gossamer.real.descent import lay_out_state
@@ -32,13 +33,13 @@ from gossamer.real.outputs import (
     flat_statistics,
     load_statistics,
     pack_bytes,
-    unpack_bytes_,
     untrained,
 )
 from gossamer.real.pace import LoopPace
 from gossamer.real.server_optimizer import OwnOptimiserReplica, server_replica
 from gossamer.real.signals import explain_no_more, explain_on_signal
 from gossamer.real.slowness import Slowness, own_slow_factor
+from gossamer.real.stepping import StepGuard
 from gossamer.real.telling import Telling, TellingHub
 from gossamer.real.transport import Stopped, StopToken, Store, Transport, Window
 from gossamer.real.worker import RealWorker
@@ -77,6 +78,8 @@ class Coupling:
         else:
             telling.on_failure = self._driver.fail
             self.hub = TellingHub(transport, self.plan, self._driver, telling)
+        named = zip(binding.layout.names, binding.parameters, strict=True)
+        self._guard = StepGuard(optimizer, list(named))
         self._leavers = Leavers(
             self.hub, self.books, self.options, self.group, is_synchronous=self.is_synchronous
         )
@@ -126,7 +129,10 @@ class Coupling:
             own |= {end: loaded["servers"][str(end)]["value"] for end in own if end >= self.size}
         self.hub.offer("untrained", lambda: pack_bytes(untrained(self._model)))
         self.hub.open(windows, own)
-        are_in_parts = self._share_beginning()
+        are_in_parts = share_beginning(
+            self.transport, self.plan, self._driver, self._model, self._binding, self._ask,
+            is_resumed=loaded is not None,
+        )  # fmt: skip
         if self._telling is not None:
             self._telling.begin()
         window = self.transport.window(self.rank)
@@ -164,24 +170,7 @@ class Coupling:
         self._core = OwnCore(self.transport, is_synchronous=self.is_synchronous)
         self._stepped_at = time.monotonic()
         self._advance()
-
-    def _share_beginning(self) -> bool:
-        """Everyone starts from the model of worker 0, unless from a checkpoint of its own. Whether
-        all of them can send gradients in parts."""
-        own = self.transport.window(self.rank)
-        if self.rank != 0 and self._loaded is None:
-            pending = self.transport.read(0)
-            self._driver.wait(pending, "beginning")
-            own.copy_(pending.result())
-            unpack_bytes_(untrained(self._model), self._ask(0, "untrained"))
-            for end in self.plan.hosted_by(self.rank)[1:]:
-                self.transport.window(end).copy_(own[self.plan.slices[end - self.size]])
-        # Nobody may change anything before everyone has read it.
-        self._binding.let_gpu_finish()
-        cannot = torch.tensor([float(not can_send_parts(self._binding, self.transport))])
-        agreed = self.transport.all_reduce(cannot, range(self.size))
-        self._driver.wait(agreed, "beginning")
-        return not float(agreed.result())
+        self._guard.begin()
 
     def _stale_of(self, end: int) -> Callable[[int], None]:
         """What to do with the staleness of a gradient that this end applies."""
@@ -225,6 +214,7 @@ class Coupling:
         """The loop is over: wait for the others, answering; then hold the output model."""
         try:
             self._binding.let_gpu_finish()
+            self._guard.end()
             self._core.let_go()
             self.buckets.close()
             self._main.close()
@@ -249,6 +239,7 @@ class Coupling:
     def abandon(self) -> None:
         """The loop failed: the module keeps what this worker has, and to the others it is dead. A
         closed transport would look like a worker that left in good order."""
+        self._guard.end()
         self._core.let_go()
         self.buckets.close()
         self._binding.detach(self.transport.window(self.rank) / self.replica.weight)
@@ -290,7 +281,8 @@ class Coupling:
         self._optimizer._opt_called = True
         self.buckets.complete(is_changed=skips_infinite)
         wanted.resolve(self._travelling() if self.plan.slices else self._binding.new_gradient())
-        self._advance()
+        with self._guard:
+            self._advance()
         self._binding.let_go()
         if self._slowness is not None:
             self._stepped_at = time.monotonic()

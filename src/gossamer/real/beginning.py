@@ -1,0 +1,39 @@
+"""How the workers of a coupled loop begin from one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer.real.binding import Binding
+from gossamer.real.buckets import can_send_parts
+from gossamer.real.driver import Driver
+from gossamer.real.hub import Plan
+from gossamer.real.outputs import unpack_bytes_, untrained
+from gossamer.real.transport import Transport
+
+
+def share_beginning(
+    transport: Transport, plan: Plan, driver: Driver, model: nn.Module, binding: Binding,
+    ask: Callable[[int, str], Any], *, is_resumed: bool,
+) -> bool:  # fmt: skip
+    """Everyone starts from the model of worker 0, unless from a checkpoint of its own. Whether all
+    of them can send gradients in parts."""
+    rank = transport.rank
+    own = transport.window(rank)
+    if rank != 0 and not is_resumed:
+        pending = transport.read(0)
+        driver.wait(pending, "beginning")
+        own.copy_(pending.result())
+        unpack_bytes_(untrained(model), ask(0, "untrained"))
+        for end in plan.hosted_by(rank)[1:]:
+            transport.window(end).copy_(own[plan.slices[end - plan.size]])
+    # Nobody may change anything before everyone has read it.
+    binding.let_gpu_finish()
+    cannot = torch.tensor([float(not can_send_parts(binding, transport))])
+    agreed = transport.all_reduce(cannot, range(plan.size))
+    driver.wait(agreed, "beginning")
+    return not float(agreed.result())
