@@ -17,6 +17,7 @@ from gossamer.real.beginning import share_beginning
 from gossamer.real.binding import Binding
 from gossamer.real.books import Books
 from gossamer.real.buckets import Buckets
+from gossamer.real.changes import Changes
 from gossamer.real.checking import Watch, check_alike
 from gossamer.real.cores import OwnCore
 from gossamer.real.descent import lay_out_state
@@ -145,6 +146,7 @@ class Coupling:
         guard = self.transport.guard(self.rank) if is_shared else None
         stale = self._stale_of(self.rank)
         self.replica = LoopReplica(self._binding, window, self._optimizer, guard, stale)
+        self._changes = Changes(self._model, self._binding, self.replica, self.method)
         self.buckets = Buckets(
             self._binding, self.transport, self._driver, self._advance, is_agreed=are_in_parts
         )
@@ -272,6 +274,7 @@ class Coupling:
                 " and not what this worker trains; leave the `with` first"
             )
         self._watch.look()
+        self._changes.carry_over()
         if self._slowness is not None:
             self._slowness.lengthen(time.monotonic() - self._stepped_at)
         self.books.steps += 1
@@ -305,6 +308,7 @@ class Coupling:
             # Without its guard: of an average that is being made meanwhile each element is there or
             # is not there yet, and no step waits for it.
             self._binding.load(self.replica.window)
+        self._changes.given(at if isinstance(at, Tensor) else None)
         if self.replica.uses_weight:
             self._weighted = (self.replica.snapshot(), self.replica.weight)
         self._wanted = self.buckets.gradient()

@@ -68,8 +68,8 @@ class StepGuard:
 def check_one_optimiser(
     optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
 ) -> None:
-    """What the optimiser does not hold another one may, whose step was left out like its own: nobody
-    would train it."""
+    """What the optimiser does not hold another one may, whose step was left out like its own:
+    nobody would train it."""
     held = {id(parameter) for parameter in _held(optimizer)}
     names = {id(parameter): name for name, parameter in named if id(parameter) not in held}
     for other in _instances(torch.optim.Optimizer) if names else ():
