@@ -310,9 +310,9 @@ def case_of_shards(rank: int) -> dict[str, object]:
         epochs += [_numbers(worker, worker.shard(loader)) for _ in range(2)]
         listed = _numbers(worker, worker.shard([torch.tensor([i]) for i in range(13)]))
         streamed = _numbers(worker, worker.shard(torch.tensor([i]) for i in range(13)))
-        length = len(mine) if worker.coupling.is_synchronous else None
+        lengths = [len(mine), len(worker.shard([torch.zeros(1)] * 13))]
     assert random.getstate() == state  # the loop's own numbers are not touched
-    return {"epochs": epochs, "listed": listed, "streamed": streamed, "length": length}
+    return {"epochs": epochs, "listed": listed, "streamed": streamed, "lengths": lengths}
 
 
 def _numbers(worker: gossamer.JoinedWorker, batches: object) -> list[list[float]]:

@@ -27,13 +27,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 import join_cases
 import join_ends
 import join_habits
+import join_leaving
 import join_servers
 from programs import store_apart, watch
 
 from gossamer.real.shm import Segments, create_segments
 
 LIMIT_S = 30.0
-CASES = {**vars(join_cases), **vars(join_ends), **vars(join_habits), **vars(join_servers)}
+CASES = {
+    name: case
+    for cases in (join_cases, join_ends, join_habits, join_leaving, join_servers)
+    for name, case in vars(cases).items()
+}
 
 
 def become_worker(case: str, rank: int, environment: dict[str, str], folder: Path) -> None:

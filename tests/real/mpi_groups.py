@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import transport_scenarios  # noqa: F401  # fills the table
-from gossamer.errors import ConfigurationError, ProtocolError
+from gossamer.errors import ConfigurationError, PeerLost, ProtocolError
 from gossamer.real.mpi import MpiTransport
 from gossamer.real.mpi.meeting import address_towards
 from gossamer.real.mpi.memory import places_of
@@ -113,6 +113,26 @@ def scenario_an_unknown_reduction_is_refused(
     """With the nearest name that exists."""
     with pytest.raises(ConfigurationError, match="did you mean 'fixed'"):
         MpiTransport(reduction="fixd")
+
+
+@scenario()
+def scenario_who_has_left_the_sums_is_not_waited_for(
+    transport: MpiTransport, rank: int, size: int, tools: Tools
+) -> None:
+    """Where memory is shared the others go on; between hosts they end with a sentence. What was
+    begun before is whole. Nothing can be reduced behind this."""
+    before = transport.all_reduce(torch.full((9000,), float(rank)), range(size))
+    if rank == 1:
+        transport.leave_sums()
+    assert tools.wait(before).tolist() == [1.0] * 9000
+    if rank != 1:
+        after = transport.all_reduce(torch.full((9000,), float(rank + 1)), range(size))
+        if transport.is_mapped:
+            assert tools.wait(after).tolist() == [2.0] * 9000
+        else:
+            with pytest.raises(PeerLost, match="worker 1 is lost: it has left its loop, and MPI"):
+                tools.wait(after)
+    tools.barrier("left")
 
 
 @scenario(apart=True)

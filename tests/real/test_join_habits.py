@@ -18,12 +18,23 @@ from gossamer.replica import trainable
 pytestmark = pytest.mark.timeout(200)
 
 OTHER_MODELS = "case_of_other_models"
+MOVED = ["all_reduce", "ssp", "downpour", "ad_psgd:most=inf", "easgd", "local_sgd", "d_psgd"]
 GROUPS = [
     ("case_of_unfreezing", 2, "all_reduce"),
     ("case_of_unfreezing", 2, "sync_server"),
     ("case_of_replacing_data", 2, "all_reduce"),
     ("case_of_replacing_data", 2, "ad_psgd"),
     (OTHER_MODELS, 2, "ad_psgd"),
+    ("case_of_a_step_beside", 2, "easgd"),
+    ("case_of_a_step_beside", 2, "ssp"),
+    ("case_of_two_optimisers", 2, "all_reduce"),
+    *(("case_of_an_old_graph", 2, method) for method in MOVED),
+    ("case_of_clamping", 3, "ad_psgd:least=0,most=0"),
+    ("case_of_clamping_data", 3, "ad_psgd:least=0,most=0"),
+    ("case_of_loading_inside", 2, "easgd:alpha=0,period=1"),
+    ("case_of_loading_inside", 2, "push_sum"),
+    ("case_of_changes_that_servers_undo", 2, "sync_server"),
+    ("case_of_wrapping_afterwards", 2, "all_reduce"),
     ("case_of_a_visit_in_a_visit", 2, "all_reduce"),
     ("case_of_a_scaler_without_update", 2, "all_reduce"),
     ("case_of_loaders", 2, "all_reduce"),
@@ -69,7 +80,11 @@ def test_the_checks_inside_the_workers_pass(group) -> None:
 
 @pytest.mark.parametrize("method", ["all_reduce", "sync_server"])
 def test_a_parameter_unfrozen_too_late_is_named(method: str) -> None:
-    for answer in answers("case_of_unfreezing", 2, method):
+    found = answers("case_of_unfreezing", 2, method)
+    assert any(answer["said"] is not None for answer in found)
+    for answer in found:
+        if answer["said"] is None:
+            continue
         assert "parameter 0.weight was frozen when the model was joined" in answer["said"] or (
             "parameter 0.bias was frozen when the model was joined" in answer["said"]
         )
@@ -79,6 +94,70 @@ def test_a_parameter_unfrozen_too_late_is_named(method: str) -> None:
 def test_a_parameter_that_was_taken_elsewhere_is_named(method: str) -> None:
     for answer in answers("case_of_replacing_data", 2, method):
         assert answer["said"].startswith("parameter 2.weight no longer lies where gossamer.join")
+
+
+@pytest.mark.parametrize("method", ["easgd", "ssp"])
+def test_a_step_of_the_optimiser_beside_the_workers_is_refused_before_it_is_made(
+    method: str,
+) -> None:
+    """Instead of the worker's it would train nothing that counts, and beside it twice."""
+    for answer in answers("case_of_a_step_beside", 2, method):
+        for said in answer["said"]:
+            assert said.startswith("optimizer.step() was called inside `with gossamer.join(...)`")
+
+
+@pytest.mark.parametrize("method", MOVED)
+def test_a_graph_from_before_a_step_is_not_gone_back_through(method: str) -> None:
+    """The parameters have moved since, and torch says so as without us; where they have not, as
+    with a mean of gradients that nobody had, it goes on."""
+    for answer in answers("case_of_an_old_graph", 2, method):
+        for said in answer["said"]:
+            assert "modified by an inplace operation" in said
+
+
+@pytest.mark.parametrize("case", ["case_of_clamping", "case_of_clamping_data"])
+def test_weights_that_the_loop_clamps_are_clamped_where_they_are_published(case: str) -> None:
+    """Not only in the private copy, which is given anew in every step."""
+    for answer in answers(case, 3, "ad_psgd:least=0,most=0"):
+        assert answer["largest"] <= 0.0101
+
+
+def test_what_servers_would_undo_is_refused() -> None:
+    """Whether torch counts the change or not."""
+    for answer in answers("case_of_changes_that_servers_undo", 2, "sync_server"):
+        for said in answer["said"]:
+            assert said.startswith("parameter 2.weight was changed in place between two steps, but")
+
+
+def test_a_second_optimiser_of_the_model_is_named() -> None:
+    """Whether it is stepped or was forgotten; one inside of the joined one, and those of other
+    models, are none."""
+    for answer in answers("case_of_two_optimisers", 2, "all_reduce"):
+        for said in answer["said"]:
+            assert said.startswith("a second optimiser (AdamW) holds the model's parameter 2.weigh")
+
+
+def test_wrapping_a_joined_model_in_ddp_is_refused_at_the_first_step() -> None:
+    """It would be coupled twice."""
+    for answer in answers("case_of_wrapping_afterwards", 2, "all_reduce"):
+        assert answer["said"].startswith("DistributedDataParallel is wrapped around the joined")
+
+
+def test_processes_that_know_each_other_but_no_launcher_do_not_train_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of `mp.spawn` do where `init_process_group` was kept. A group of one is alone."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    place = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", place, rank=0, world_size=1)
+    try:
+        gossamer.join(model, optimizer, "all_reduce")
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+        with pytest.raises(ConfigurationError, match="this is one of 4 processes of a torch.distr"):
+            gossamer.join(model, optimizer, "all_reduce")
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_models_of_different_shapes_are_refused_at_the_start() -> None:

@@ -26,6 +26,7 @@ OWN = [
     "scenario_half_precision_and_empty_windows",
     "scenario_places_and_addresses",
     "scenario_an_unknown_reduction_is_refused",
+    "scenario_who_has_left_the_sums_is_not_waited_for",
 ]
 WINDOWS = [
     "scenario_a_read_sees_what_the_owner_wrote",

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from gossamer.errors import ConfigurationError
 from gossamer.real.descent import Descent
@@ -120,6 +121,12 @@ class Binding:
             not self.is_uniform
             or self.parameters[number].data_ptr() == self._places[number].data_ptr()
         )
+
+    def note_move(self) -> None:
+        """The window has changed, which to torch is not the parameters' memory: where it is, a
+        graph from before must not be gone back through."""
+        if not self.is_server and not self.is_private:
+            increment_version(self.parameters)
 
     def load(self, flat: Tensor) -> None:
         """Put a point into the module, for the next forward pass."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gossamer.errors import ConfigurationError
 from gossamer.real.believing import broken_value
 from gossamer.real.binding import Binding
+from gossamer.real.stepping import check_not_wrapped
 from gossamer.real.transport import Store
 
 
@@ -103,8 +104,12 @@ class Watch:
         trained = {id(p): at for at, p in enumerate(binding.parameters)}
         named = [(name, p, trained.get(id(p))) for name, p in model.named_parameters()]
         self._next = cycle(named).__next__
+        self._is_first = True
 
     def look(self) -> None:
+        if self._is_first:
+            self._is_first = False
+            check_not_wrapped(self._binding.parameters)
         name, parameter, at = self._next()
         if at is not None:
             if not self._binding.is_in_place(at):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
@@ -9,12 +10,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gossamer.errors import ConfigurationError
+from gossamer.errors import ConfigurationError, Error
 from gossamer.methods import MethodSpec, for_role
 from gossamer.pending import Pending
+from gossamer.real.beginning import share_beginning
 from gossamer.real.binding import Binding
 from gossamer.real.books import Books
-from gossamer.real.buckets import Buckets, can_send_parts
+from gossamer.real.buckets import Buckets
+from gossamer.real.changes import Changes
 from gossamer.real.checking import Watch, check_alike
 from gossamer.real.cores import OwnCore
 from gossamer.real.descent import lay_out_state
@@ -23,16 +26,18 @@ from gossamer.real.group_roles import role_in_group
 from gossamer.real.grouping import Grouping
 from gossamer.real.handout import Handout
 from gossamer.real.hub import Hub, Plan
+from gossamer.real.leaving import Leavers
 from gossamer.real.loop_replica import LoopReplica
 from gossamer.real.loop_state import resume_loop, state_of_loop
-from gossamer.real.outputs import Output, pack_bytes, unpack_bytes_, untrained
+from gossamer.real.outputs import Output, pack_bytes, untrained
 from gossamer.real.pace import LoopPace
 from gossamer.real.recalibration import BATCHES, Recalibration
 from gossamer.real.server_optimizer import OwnOptimiserReplica, server_replica, worker_replica
 from gossamer.real.signals import explain_no_more, explain_on_signal
 from gossamer.real.slowness import Slowness, own_slow_factor
+from gossamer.real.stepping import StepGuard
 from gossamer.real.telling import Telling, TellingHub
-from gossamer.real.transport import StopToken, Store, Transport, Window
+from gossamer.real.transport import Stopped, StopToken, Store, Transport, Window
 from gossamer.real.worker import RealWorker
 from gossamer.replica import Replica, cut
 from gossamer.worker import Gradient
@@ -70,6 +75,11 @@ class Coupling:
         else:
             telling.on_failure = self._driver.fail
             self.hub = TellingHub(transport, self.plan, self._driver, telling)
+        named = zip(binding.layout.names, binding.parameters, strict=True)
+        self._guard = StepGuard(optimizer, list(named))
+        self._leavers = Leavers(
+            self.hub, self.books, self.options, self.group, is_synchronous=self.is_synchronous
+        )
         # Processes that share a GPU can reach into each other's memory there.
         is_on_gpu = binding.is_alike and binding.device.type == "cuda" and transport.name == "shm"
         self._device = binding.device if is_on_gpu else torch.device("cpu")
@@ -113,7 +123,9 @@ class Coupling:
             own |= {end: loaded["servers"][str(end)]["value"] for end in own if end >= self.size}
         self.hub.offer("untrained", lambda: pack_bytes(untrained(self._model)))
         self.hub.open(windows, own)
-        are_in_parts = self._share_beginning()
+        are_in_parts = share_beginning(
+            self.hub, self._model, self._binding, is_resumed=loaded is not None
+        )
         if self._telling is not None:
             self._telling.begin()
         window = self.transport.window(self.rank)
@@ -129,6 +141,7 @@ class Coupling:
             self.spec, self._binding, window, self._optimizer, guard, stale,
             ends=self._grouping.ends, is_synchronous=self.is_synchronous,
         )  # fmt: skip
+        self._changes = Changes(self._model, self._binding, self.replica, self.method)
         self.buckets = Buckets(
             self._binding, self.transport, self._driver, self._advance, is_agreed=are_in_parts
         )
@@ -142,6 +155,7 @@ class Coupling:
         self.worker = RealWorker(
             self.hub, self.rank, seed=self._seed, pace=self._pace, books=self.books,
             gradient=self._gradient, telling=self._telling, grouping=self._grouping,
+            forgets_leavers=self.is_synchronous,
         )  # fmt: skip
         if loaded is not None:
             resume_loop(loaded, self.worker, self.replica)
@@ -153,6 +167,7 @@ class Coupling:
         self._core = OwnCore(self.transport, is_synchronous=self.is_synchronous)
         self._stepped_at = time.monotonic()
         self._advance()
+        self._guard.begin()
 
     def _make_handout(self) -> Handout:
         own = self.method.output == "ensemble"
@@ -161,29 +176,9 @@ class Coupling:
         # Within a period, or as far as a step takes to get around among neighbours.
         most_behind = int(self.options.get("period", 1)) + self.size
         return Handout(
-            self._model, self._binding, self.replica, self.hub, self._driver, self.method,
-            self._grouping, batches, most_behind=most_behind if self.is_synchronous else None,
+            self._model, self._binding, self.replica, self.hub, self.method, self._grouping,
+            self._leavers, batches, most_behind=most_behind if self.is_synchronous else None,
         )  # fmt: skip
-
-    def _share_beginning(self) -> bool:
-        """Everyone starts from the model of worker 0, unless from a checkpoint of its own. Whether
-        all of them can send gradients in parts."""
-        own = self.transport.window(self.rank)
-        if self.rank != 0 and self._loaded is None:
-            pending = self.transport.read(0)
-            self._driver.wait(pending, "beginning")
-            own.copy_(pending.result())
-            theirs = self.hub.call(0, "untrained")
-            self._driver.wait(theirs, "beginning")
-            unpack_bytes_(untrained(self._model), theirs.result())
-            for end in self.plan.hosted_by(self.rank)[1:]:
-                self.transport.window(end).copy_(own[self.plan.slices[end - self.size]])
-        # Nobody may change anything before everyone has read it.
-        self._binding.let_gpu_finish()
-        cannot = torch.tensor([float(not can_send_parts(self._binding, self.transport))])
-        agreed = self.transport.all_reduce(cannot, range(self.size))
-        self._driver.wait(agreed, "beginning")
-        return not float(agreed.result())
 
     def _stale_of(self, end: int) -> Callable[[int], None]:
         """What to do with the staleness of a gradient that this end applies."""
@@ -218,7 +213,7 @@ class Coupling:
         if self.method.server is not None:
             server = RealWorker(
                 self.hub, end, seed=self._seed, pace=self._pace, books=self.books,
-                telling=self._telling, grouping=self._grouping,
+                telling=self._telling, grouping=self._grouping, forgets_leavers=True,
             )  # fmt: skip
             role = for_role(self.method.server, self.options)
             self._driver.start(self.method.server(server, replica, **role), f"server {end}")
@@ -227,14 +222,16 @@ class Coupling:
         """The loop is over: wait for the others, answering; then hold the output model."""
         try:
             self._binding.let_gpu_finish()
+            self._guard.end()
             self._core.let_go()
             self.buckets.close()
             self._main.close()
             self.worker.finish()
             self.handout.end()
             self.handout.recalibration.close()
-            self.hub.announce_end()
-            self.hub.ended.wait()
+            self.hub.announce_leaving(self.books.steps)
+            with self._driver.waiting.shown("the others: it has left its loop"):
+                self.hub.ended.wait()
             self.hub.settle()
             output = self.handout.final()
             self.hub.announce_read()
@@ -249,13 +246,17 @@ class Coupling:
         self.transport.close()
 
     def abandon(self) -> None:
-        """The loop failed: the module keeps what this worker has, and the others see a death when
-        this process ends. A closed transport would look like a worker that left in good order."""
+        """The loop failed: the module keeps what this worker has, and to the others it is dead. A
+        closed transport would look like a worker that left in good order."""
+        self._guard.end()
         self._core.let_go()
         self.buckets.close()
         self.handout.recalibration.close()
         self._binding.detach(self.transport.window(self.rank) / self.replica.weight)
         explain_no_more()
+        # Whatever stands in the way of telling them, they hear of it when this process ends.
+        with contextlib.suppress(Error, OSError, RuntimeError, Stopped):
+            self.hub.announce_death()
         self._stop.set()
         self._main.close()
 
@@ -281,15 +282,18 @@ class Coupling:
                 " and not what this worker trains; leave the `with` first"
             )
         self._watch.look()
+        self._changes.carry_over()
         if self._slowness is not None:
             self._slowness.lengthen(time.monotonic() - self._stepped_at)
         self.books.steps += 1
+        self._leavers.notice()
         self.replica.skips_infinite = skips_infinite
         # A schedule must not complain where a server descends instead of this optimiser.
         self._optimizer._opt_called = True
         self.buckets.complete(is_changed=skips_infinite)
         wanted.resolve(self._travelling() if self.plan.slices else self._binding.new_gradient())
-        self._advance()
+        with self._guard:
+            self._advance()
         self.handout.stepped()
         self._binding.let_go()
         if self._slowness is not None:
@@ -313,6 +317,7 @@ class Coupling:
             # Without its guard: of an average that is being made meanwhile each element is there or
             # is not there yet, and no step waits for it.
             self._binding.load(self.replica.window)
+        self._changes.given(at if isinstance(at, Tensor) else None)
         if self.replica.uses_weight:
             self.handout.weighted = (self.replica.snapshot(), self.replica.weight)
         self._wanted = self.buckets.gradient()

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,  # pyright: ignore[reportPrivateUsage]
-    _global_optimizer_pre_hooks,  # pyright: ignore[reportPrivateUsage]
 )
+
+from gossamer.real.stepping import has_other_hooks
 
 _SCHEDULES = "torch.optim.lr_scheduler"
 _together = cast(Any, torch)
@@ -63,7 +64,7 @@ class Descent:
         optimizer = self._optimizer
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return True
-        if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        if has_other_hooks() or _global_optimizer_post_hooks:
             return True
         own = optimizer.__dict__.get("step")
         if own is None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -38,6 +39,15 @@ class Waiting:
 
     def end(self, task: str) -> None:
         self._open.pop(task, None)
+
+    @contextmanager
+    def shown(self, what: str) -> Generator[None]:
+        """Of a wait that is no operation of the method's."""
+        self.begin("main", Pending(what), time.monotonic())
+        try:
+            yield
+        finally:
+            self.end("main")
 
     def explain(self) -> list[dict[str, Any]]:
         now = time.monotonic()

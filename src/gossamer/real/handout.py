@@ -20,9 +20,9 @@ from gossamer.errors import PeerLost
 from gossamer.methods import Method
 from gossamer.pending import Pending
 from gossamer.real.binding import Binding
-from gossamer.real.driver import Driver
 from gossamer.real.grouping import Grouping
 from gossamer.real.hub import Hub
+from gossamer.real.leaving import Leavers
 from gossamer.real.loop_replica import LoopReplica
 from gossamer.real.outputs import Output, Untrained, combined
 from gossamer.real.recalibration import NO_AVERAGES, Averages, Recalibration, combined_averages
@@ -32,8 +32,8 @@ class Handout:
     """One worker's part in it."""
 
     def __init__(
-        self, model: nn.Module, binding: Binding, replica: LoopReplica, hub: Hub, driver: Driver,
-        method: Method, grouping: Grouping, recalibration: Recalibration, *,
+        self, model: nn.Module, binding: Binding, replica: LoopReplica, hub: Hub, method: Method,
+        grouping: Grouping, leavers: Leavers, recalibration: Recalibration, *,
         most_behind: int | None,
     ) -> None:  # fmt: skip
         """`most_behind`: by how many steps another worker can be behind this one; None where steps
@@ -42,9 +42,10 @@ class Handout:
         self._binding = binding
         self._replica = replica
         self._hub = hub
-        self._driver = driver
+        self._driver = hub.driver
         self._method = method
         self._grouping = grouping
+        self._leavers = leavers
         self.recalibration = recalibration
         self._most_behind = most_behind
         self.weighted: tuple[Tensor, float] | None = None
@@ -120,7 +121,7 @@ class Handout:
         """The method's output after so many steps, or as of now; asks every living worker."""
         if self._method.output == "ensemble":
             return self._contribution()
-        speaking = sorted(self._grouping.speaking(self._hub.live))
+        speaking = sorted(self._grouping.speaking(self._leavers.standing))
         found = self._answers([(process, "output", step) for process in speaking])
         if not found:
             raise self._grouping.lost(self._hub.live)

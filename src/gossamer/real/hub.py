@@ -24,7 +24,7 @@ from gossamer.worker import INBOX, Left, Message, Tag
 
 _HEADER = struct.Struct("<BiiqqH")
 """Kind, to, from, reply to, the tag's number, the length of its name."""
-_MESSAGE, _PHASE, _CALL, _ANSWER = range(4)
+_MESSAGE, _PHASE, _CALL, _ANSWER, _GONE = range(5)
 _NO_NUMBER = -(2**63)
 
 
@@ -63,6 +63,10 @@ class Hub:
         hosted = plan.hosted_by(transport.rank)
         self.mailboxes = {end: Mailbox(is_of_server=end >= plan.size) for end in hosted}
         self.live = frozenset(range(plan.size))
+        self.left: dict[int, int] = {}
+        """Workers that have left their loops, each after how many steps; they go on answering."""
+        self.training = self.live
+        """The living who have not."""
         self.ended = Phase(self)
         """Workers that have made their last step and go on answering."""
         self.settled = Phase(self)
@@ -112,6 +116,8 @@ class Hub:
         # Asked once it is posted: a death before would not have found it.
         if process not in self.live:
             mailbox.lose(self.plan.hosted_by(process))
+        elif pending.peer in self.left:
+            mailbox.expect_no_more(pending.peer)
 
     def open(self, windows: Mapping[int, Window], initial: Mapping[int, Tensor]) -> None:
         """Connect to the others."""
@@ -145,7 +151,12 @@ class Hub:
     def _take(self, data: memoryview) -> None:
         kind, to, sender, reply_to, number, length = _HEADER.unpack_from(data)
         if kind == _PHASE:
+            if reply_to:
+                self._leave(sender, reply_to - 1)
             self._phases[to].reached(sender)
+            return
+        if kind == _GONE:
+            self.lost(sender)
             return
         at = _HEADER.size + length
         name = bytes(data[_HEADER.size : at]).decode()
@@ -167,7 +178,10 @@ class Hub:
 
     def _lose(self, process: int) -> None:
         with self._lock:
+            if process not in self.live:
+                return  # it has said so itself
             self.live = self.live - {process}
+            self.training = self.training - {process}
         ends = self.plan.hosted_by(process)
         for mailbox in self.mailboxes.values():
             mailbox.lose(ends)
@@ -175,9 +189,30 @@ class Hub:
         for phase in self._phases:
             phase.consider()
 
+    def _leave(self, rank: int, steps: int) -> None:
+        with self._lock:
+            self.left = {**self.left, rank: steps}
+            self.training = self.training - {rank}
+        for mailbox in self.mailboxes.values():
+            mailbox.expect_no_more(rank)
+
     # ------------------------------------------------------------------ the end of a worker
 
-    def announce_end(self) -> None:
+    def announce_leaving(self, steps: int) -> None:
+        """This process's worker has left its loop after so many steps: nobody is to wait for more
+        of them. It goes on answering."""
+        self._leave(self.rank, steps)
+        self.transport.leave_sums()
+        self.announce_end(steps)
+
+    def announce_death(self) -> None:
+        """This process's worker has failed: to the others it is dead, though the process may live
+        on."""
+        header = _HEADER.pack(_GONE, 0, self.rank, 0, _NO_NUMBER, 0)
+        self._send_to_all(header)
+        self.transport.leave_sums()
+
+    def announce_end(self, steps: int | None = None) -> None:
         """This process's worker has made its last step; it goes on answering."""
         for end in range(self.plan.size, self.plan.ends):
             if self.plan.process_of(end) != self.rank:
@@ -187,7 +222,7 @@ class Hub:
                 except PeerLost:
                     pass  # nobody is there to be told
         self._tell_servers(self.rank)
-        self._announce(self.ended)
+        self._announce(self.ended, 0 if steps is None else steps + 1)
 
     def settle(self) -> None:
         """After the end of all workers: wait until every update that anybody sent to a server has
@@ -211,15 +246,18 @@ class Hub:
         """This process wants nothing from the others any more."""
         self._announce(self.read)
 
-    def _announce(self, phase: Phase) -> None:
+    def _announce(self, phase: Phase, left: int = 0) -> None:
+        """`left`: its worker has left its loop, one less than so many steps after its beginning."""
         number = self._phases.index(phase)
-        header = _HEADER.pack(_PHASE, number, self.rank, 0, _NO_NUMBER, 0)
+        self._send_to_all(_HEADER.pack(_PHASE, number, self.rank, left, _NO_NUMBER, 0))
+        phase.reached(self.rank)
+
+    def _send_to_all(self, frame: bytes) -> None:
         for process in sorted(self.live - {self.rank}):
             try:
-                self.transport.send(process, [header])
+                self.transport.send(process, [frame])
             except PeerLost:
                 pass
-        phase.reached(self.rank)
 
     def _tell_servers(self, rank: int) -> None:
         for end, mailbox in self.mailboxes.items():

@@ -24,6 +24,7 @@ from gossamer.real.output import say
 from gossamer.real.recalibration import BATCHES
 from gossamer.real.server_optimizer import momentum_left_out
 from gossamer.real.sharding import Passes, shard_of
+from gossamer.real.stepping import check_alone, check_one_optimiser
 from gossamer.real.telling import Telling
 from gossamer.real.transport import Transport
 from gossamer.replica import trainable
@@ -65,6 +66,8 @@ def join(
     given = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
     if transport is None or isinstance(transport, str):
         is_alone = discover().size == 1
+        if is_alone:
+            check_alone()
     else:
         is_alone = transport.size == 1
     if spec is None and not is_alone:
@@ -72,6 +75,8 @@ def join(
             "no method was given; write join(model, optimizer, method='ad_psgd') or start with "
             "gossamer run --method ad_psgd"
         )
+    if not is_alone:
+        check_one_optimiser(optimizer, trainable(model))
     telling = Telling(callbacks) if callbacks else None
     connected = connect(transport) if transport is None or isinstance(transport, str) else transport
     if connected is None or is_alone or spec is None:

@@ -73,5 +73,8 @@ class LoneTransport:
     def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
         return Pending.resolved("all_reduce", value.clone())
 
+    def leave_sums(self) -> None:
+        """There is nobody who could wait."""
+
     def close(self) -> None:
         self._windows = {}

@@ -77,14 +77,27 @@ class LoopReplica:
     def add_(self, delta: Tensor, scale: float = 1.0) -> None:
         with self._guard:
             self.window.add_(delta.to(self.window.device), alpha=scale)
+        self._binding.note_move()
 
     def mix_(self, theirs: Tensor, beta: float) -> None:
         with self._guard:
             self.window.lerp_(theirs.to(self.window.device), beta)
+        self._binding.note_move()
 
     def assign_(self, value: Tensor) -> None:
         with self._guard:
             self.window.copy_(value)
+        self._binding.note_move()
+
+    def replace_(self, number: int, value: Tensor, before: Tensor | None) -> None:
+        """The loop has changed one parameter: to this value at the replica itself, or from another
+        at a point that the method had made of it."""
+        with self._guard:
+            own = self._binding.cut(self.window)[number]
+            if before is None:
+                own.copy_(value)
+            else:
+                own.add_(value.to(own) - before.to(own), alpha=self._weight)
 
     def descend_(
         self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None

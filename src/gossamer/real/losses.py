@@ -2,7 +2,8 @@
 
 Whoever notices a death appends it. The length of the list is an epoch: processes that know the
 same epoch know the same deaths, so what follows from them is decided alike by everybody. A process
-that leaves in good order appends itself and says how far it took part in each group's sums.
+that leaves in good order appends itself and says how far it took part in each group's sums; so does
+one that rests: it takes part in no further sum, and goes on answering.
 """
 
 from __future__ import annotations
@@ -27,24 +28,31 @@ class Loss:
     """It left with no sum open, so nobody can have a result that others lack."""
     taken: Mapping[str, int] = field(default_factory=dict[str, int])
     """How many sums of each group a process that left had finished."""
+    is_resting: bool = False
+    """It has left the sums only; another line may follow when it goes."""
 
     def encode(self) -> str:
-        return json.dumps([self.process, self.is_dead, self.is_clean, dict(self.taken)])
+        taken = dict(self.taken)
+        return json.dumps([self.process, self.is_dead, self.is_clean, taken, self.is_resting])
 
     @staticmethod
     def decode(text: str, key: str, size: int) -> Loss:
         """Of one of `size` processes; the key is where it was found."""
         expected = f"one of {size} workers that died or left"
         try:
-            process, is_dead, is_clean, taken = json.loads(text)
+            process, is_dead, is_clean, taken, is_resting = json.loads(text)
             counts = [process, *taken.values()]
         except (ValueError, TypeError, AttributeError):
             raise broken_value(key, text, expected) from None
         are_counts = all(type(count) is int and count >= 0 for count in counts)
-        are_known = type(is_dead) is type(is_clean) is bool
+        are_known = type(is_dead) is type(is_clean) is type(is_resting) is bool
         if not are_counts or not are_known or process >= size:
             raise broken_value(key, text, expected)
-        return Loss(process, is_dead, is_clean, taken)
+        return Loss(process, is_dead, is_clean, taken, is_resting)
+
+    def is_covered_by(self, known: Loss) -> bool:
+        """Whether that line says as much about the same process."""
+        return known.process == self.process and (self.is_resting or not known.is_resting)
 
 
 class Losses:
@@ -74,6 +82,10 @@ class Losses:
         """This process's own farewell; returns the epoch that it makes."""
         return self._append(Loss(process, False, is_clean, taken))
 
+    def rests(self, process: int, is_clean: bool, taken: Mapping[str, int]) -> int:
+        """This process's own word that it has left the sums; returns the epoch that it makes."""
+        return self._append(Loss(process, False, is_clean, taken, is_resting=True))
+
     def left(self, process: int, epoch: int) -> None:
         """A process has said good-bye, by the epoch that its own farewell made."""
         self.catch_up(epoch)
@@ -93,7 +105,7 @@ class Losses:
 
     def _append(self, loss: Loss) -> int:
         with self._lock:
-            while all(known.process != loss.process for known in self.known):
+            while not any(loss.is_covered_by(known) for known in self.known):
                 if not self._is_learnt(self._agree(loss)):
                     break
             return self.epoch

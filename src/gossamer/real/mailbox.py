@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from gossamer.errors import PeerLost
@@ -142,17 +142,24 @@ class Mailbox:
 
     def lose(self, ends: Collection[int]) -> None:
         """These ends are dead: whoever waits for one of them waits in vain."""
+        self._fail(lambda pending: pending.peer in ends, "it died")
+
+    def expect_no_more(self, end: int) -> None:
+        """That worker sends no messages of its own any more; it answers what it is asked."""
+        self._fail(lambda p: p.source == end and p.label == "receive", "it has left its loop")
+
+    def _fail(self, is_vain: Callable[[Receive], bool], reason: str) -> None:
         with self._lock:
             vain = [
                 (tag, pending, pending.peer)
                 for tag, posted in self._posted.items()
                 for pending in posted
-                if pending.peer is not None and pending.peer in ends
+                if pending.peer is not None and is_vain(pending)
             ]
             for tag, pending, _ in vain:
                 self._remove(tag, pending)
         for _, pending, peer in vain:
-            pending.fail(PeerLost(peer))
+            pending.fail(PeerLost(peer, reason))
 
     def collect(self, tag: Tag) -> list[Message]:
         if tag not in self._arrived:

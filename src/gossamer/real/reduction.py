@@ -93,6 +93,12 @@ class Reduction:
             is_clean = not any(own.is_started for group in groups for own in group.open.values())
             return is_clean, {str(group.key): group.low for group in groups}
 
+    def say_farewell(self, epoch: int) -> None:
+        """Tell the others of the line by which this process has left the sums."""
+        body = encode_finished(epoch, {})
+        for peer in self._alive():
+            self._try(peer, STATE, b"", body)
+
     def lost(self, epoch: int, loss: Loss) -> None:
         """A line of the list of losses: stop what it touches, then do it again."""
         again: list[Sum] = []

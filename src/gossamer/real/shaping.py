@@ -244,6 +244,9 @@ class ShapedTransport:
         self._inner.open(windows, initial, arrivals, stop)
         self._clock.began = time.monotonic()
 
+    def leave_sums(self) -> None:
+        self._inner.leave_sums()
+
     def close(self) -> None:
         if self._agenda is not None:
             self._agenda.close()

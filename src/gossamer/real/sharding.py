@@ -95,6 +95,13 @@ class Positions:
                 yield from range(start, start + _LEASE * width, width)
             start += _LEASE * width
 
+    def expected(self, batches: int) -> int:
+        """How many batches this worker may expect of so many: with asynchronous methods its part if
+        all are equally fast, as nobody knows beforehand who will be."""
+        if self.coupled.is_synchronous:
+            return self.share(batches)
+        return -(-batches // self.coupled.size)
+
     def share(self, batches: int) -> int:
         """How many batches each worker of a synchronous method gets."""
         if batches < self.coupled.size:
@@ -144,9 +151,7 @@ class OwnBatches:
         self._seed = seed
 
     def __len__(self) -> int:
-        if not self._positions.coupled.is_synchronous:
-            raise TypeError("how many batches a worker gets is not known with this method")
-        return self._positions.share(len(cast(Any, self._batches)))
+        return self._positions.expected(len(cast(Any, self._batches)))
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self._positions.next_epoch()
@@ -239,6 +244,12 @@ class _Selected:
     def __init__(self, batches: Iterable[Any], positions: Positions) -> None:
         self._batches = batches
         self._positions = positions
+
+    def __len__(self) -> int:
+        batches, coupled = len(cast(Any, self._batches)), self._positions.coupled
+        if coupled.is_synchronous:
+            return batches // coupled.size
+        return self._positions.expected(batches)
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self._positions.next_epoch()

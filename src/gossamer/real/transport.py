@@ -206,6 +206,11 @@ class Transport(Protocol):
         """
         ...
 
+    def leave_sums(self) -> None:
+        """This process puts nothing into sums any more, and no sum of the others waits for it; it
+        goes on answering. What it was to put into those that it has not finished is left out."""
+        ...
+
     def close(self) -> None:
         """Let go of everything; idempotent. Others see this process as gone, not as dead."""
         ...

@@ -48,7 +48,10 @@ class RealWorker:
         self, hub: Hub, end: int, *, seed: int, pace: Pace, books: Books,
         gradient: Callable[[Tensor | Replica, Tensor | None], Gradient] | None = None,
         telling: Telling | None = None, grouping: Grouping | None = None,
+        forgets_leavers: bool = False,
     ) -> None:  # fmt: skip
+        """`forgets_leavers`: who has left its loop is to this end as one who died."""
+        self._forgets_leavers = forgets_leavers
         self._workers = hub.plan.size
         self._grouping = grouping or Grouping(hub.rank, hub.plan.size)
         self.rank = end
@@ -84,14 +87,17 @@ class RealWorker:
 
     @property
     def live(self) -> frozenset[int]:
-        live = self._hub.live
-        return live if self.rank < self._workers else self._grouping.speaking(live)
+        if self.rank < self._workers:
+            return self._hub.training if self._forgets_leavers else self._hub.live
+        live = self._grouping.speaking(self._hub.live)
+        # As of what it has read of its inbox, like its clients.
+        return live - self._left if self._forgets_leavers else live
 
     def live_at(self, step: int) -> frozenset[int]:
         """The first to ask about a block of steps fixes the set for everybody."""
         block = step // BLOCK
         if block not in self._agreed:
-            proposal = ",".join(map(str, sorted(self._hub.live)))
+            proposal = ",".join(map(str, sorted(self._hub.training)))
             agreed = self._hub.transport.store.agree(f"live/{block}", proposal)
             found = frozenset(numbers_from(f"live/{block}", agreed, ",", self._workers))
             # The same object while nothing changes: methods compare by identity.

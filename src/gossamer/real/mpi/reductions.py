@@ -6,10 +6,14 @@ the result back: the traffic of a ring, in two rounds.
 
 Several reductions may be under way, awaited in any order and by any thread; so whoever waits
 advances all of them, and the receiving thread does so now and then.
+
+A process that leaves the sums says how many of each group it has begun; those it still finishes.
+MPI cannot begin the others again without it, so they fail with a sentence.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -18,10 +22,12 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gossamer.errors import PeerLost
 from gossamer.pending import Pending
 from gossamer.real.mpi.engine import MPI
 from gossamer.real.mpi.patience import Patience
@@ -33,7 +39,13 @@ REDUCTIONS = (ENGINE, FIXED)
 _SHORT = 1 << 20
 """Bytes to receive up to which a second round costs more than everybody's whole value."""
 _PIECE = 1 << 16
+_LEFT = 32767
+"""The tag of the word that a process has left the sums: the largest that every MPI has."""
 _SUMMED = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE}
+
+
+def name_of(members: Sequence[int]) -> str:
+    return ",".join(map(str, members))
 
 
 class Group:
@@ -48,6 +60,8 @@ class Group:
         self.first_tag, self.second_tag = 2 * number, 2 * number + 1
         self.waiting: deque[FixedReduction] = deque()
         """Started, and not yet in the second round."""
+        self.name = name_of(members)
+        self.started = 0
 
 
 class Reduction(ABC):
@@ -56,6 +70,9 @@ class Reduction(ABC):
     def __init__(self, value: Tensor | Scattered, pool: Pool) -> None:
         """The result's memory holds the value at first."""
         self.ended = False
+        self.group: Group
+        self.number = 0
+        """Among those of its group."""
         self._scattered = value if isinstance(value, Scattered) else None
         if isinstance(value, Scattered):
             self._edition = value.edition
@@ -84,6 +101,11 @@ class Reduction(ABC):
         scattered = self._put_in_place()
         self.pending.resolve(self.result.view(self._shape) if scattered is None else scattered)
         # The pending knows this object in order to settle; a circle would keep its memory.
+        self._pending = None
+        self.ended = True
+
+    def fail(self, error: PeerLost) -> None:
+        self.pending.fail(error)
         self._pending = None
         self.ended = True
 
@@ -200,6 +222,11 @@ class Reductions:
         self._reduction = reduction
         self._groups: dict[tuple[int, ...], Group] = {}
         self._active: list[Reduction] = []
+        self._left: dict[int, dict[str, int]] = {}
+        """Of processes that have left the sums: how many of each group they have begun."""
+        self._vain: list[Reduction] = []
+        """Those that failed; MPI may still write into their memory."""
+        self._nothing = np.zeros(0, np.uint8)
         self._lock = threading.Lock()
 
     def start(self, value: Tensor | Scattered, members: Sequence[int]) -> Pending[Tensor]:
@@ -215,6 +242,8 @@ class Reductions:
             else:
                 operation = FixedReduction(self._communicator, group, value, self._pool)
                 group.waiting.append(operation)
+            operation.group, operation.number = group, group.started
+            group.started += 1
             # Taken while nobody knows the operation: another thread may end it at once.
             pending = operation.pending
             pending.settle = partial(self._settle, operation)
@@ -226,15 +255,56 @@ class Reductions:
         if not self._active or not self._lock.acquire(blocking=False):
             return bool(self._active)
         try:
+            self._hear_who_left()
             ended = [operation for operation in self._active if operation.advance()]
-            for operation in ended:
+            vain = [operation for operation in self._active if operation not in ended]
+            vain = [operation for operation in vain if self._missing(operation) is not None]
+            self._vain += vain
+            for operation in (*ended, *vain):
                 self._active.remove(operation)
         finally:
             self._lock.release()
         # Outside of the lock: whoever waited may go on in this thread and start the next one.
         for operation in ended:
             operation.end()
+        for operation in vain:
+            operation.fail(self._reason(operation))
         return bool(self._active)
+
+    def leave(self) -> None:
+        """Tell the others; what has been begun is finished by the receiving thread."""
+        rank, size = self._communicator.rank, self._communicator.size
+        with self._lock:
+            begun = {group.name: group.started for group in self._groups.values()}
+            self._store.agree(f"mpi/left/{rank}", json.dumps(begun))
+            for other in range(size):
+                if other != rank:
+                    self._communicator.Isend(self._nothing, other, _LEFT)
+
+    def _hear_who_left(self) -> None:
+        while self._communicator.Iprobe(MPI.ANY_SOURCE, _LEFT, status := MPI.Status()):
+            process = status.Get_source()
+            self._communicator.Recv(self._nothing, process, _LEFT)
+            said = self._store.get(f"mpi/left/{process}")
+            self._left[process] = {} if said is None else json.loads(said)
+
+    def _missing(self, operation: Reduction) -> int | None:
+        """A member that has left before it put anything into this one."""
+        if not self._left:
+            return None
+        name, number = operation.group.name, operation.number
+        members = operation.group.members
+        gone = (m for m in members if m in self._left and self._left[m].get(name, 0) <= number)
+        return next(gone, None)
+
+    def _reason(self, operation: Reduction) -> PeerLost:
+        missing = self._missing(operation)
+        assert missing is not None
+        return PeerLost(
+            missing,
+            "it has left its loop, and MPI's sums between hosts cannot go on without it; give all "
+            "workers the same number of steps, or start them with `gossamer run` or torchrun",
+        )
 
     def _settle(self, operation: Reduction) -> None:
         operation.is_settling = True
@@ -251,8 +321,7 @@ class Reductions:
             if len(members) < self._communicator.size:
                 # Whoever comes first proposes a number that nobody else has; nobody waits.
                 proposal = str(self._store.add("mpi/groups", 1))
-                name = ",".join(map(str, members))
-                number = int(self._store.agree(f"mpi/group/{name}", proposal))
+                number = int(self._store.agree(f"mpi/group/{name_of(members)}", proposal))
             known = Group(members, self._communicator.rank, number)
             known = self._groups.setdefault(members, known)
         return known

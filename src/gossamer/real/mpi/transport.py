@@ -161,6 +161,11 @@ class MpiTransport:
             return now.shared.start(value, members)
         return now.reductions.start(value, members)
 
+    def leave_sums(self) -> None:
+        if self._now.shared is not None:
+            self._now.shared.close()
+        self._now.reductions.leave()
+
     def close(self) -> None:
         """Say goodbye and return; the process stays reachable until all have done so.
 

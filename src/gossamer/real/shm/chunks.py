@@ -50,7 +50,11 @@ class Chunks:
                 board = self._boards[member]
                 if cell is not None and board.published[cell] == key:
                     result[start:end].copy_(self._chunk(operation, member, end - start))
-                elif cell is None or board.working[cell] != key or self._control.is_gone(member):
+                elif (
+                    cell is None
+                    or board.working[cell] != key
+                    or self._control.is_out_of_sums(member)
+                ):
                     mean_of_range(values, result, start, end, divisor)
                 else:
                     continue

@@ -75,7 +75,7 @@ class Making:
             board = self._boards[member]
             if board.published[cell] >> part & 1:
                 return True
-            if board.working[cell] >> part & 1 and not self._control.is_gone(member):
+            if board.working[cell] >> part & 1 and not self._control.is_out_of_sums(member):
                 return True
         return False
 

@@ -35,7 +35,7 @@ class Posts:
         board, key, likely = self._boards[member], operation.key, operation.cell
         cell = board.find(key, likely, is_thorough=is_thorough)
         if cell is None:
-            if not self._control.is_gone(member):
+            if not self._control.is_out_of_sums(member):
                 return False
             # What it had posted when it went is there to be found, wherever it is.
             cell = board.find(key, likely, is_thorough=True)

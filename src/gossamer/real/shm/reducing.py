@@ -234,7 +234,7 @@ class Reducing:
         for member, cell in operation.found.items():
             board = self._boards[member]
             has_moved_on = board.keys[cell] != key or board.finished[cell] == key
-            if not has_moved_on and not self._control.is_gone(member):
+            if not has_moved_on and not self._control.is_out_of_sums(member):
                 return False
         return True
 

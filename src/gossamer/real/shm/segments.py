@@ -13,7 +13,7 @@ from mmap import mmap
 from threading import Thread
 
 from gossamer.real.shm.layout import LINE, PAGE, aligned
-from gossamer.real.shm.system import Bell
+from gossamer.real.shm.system import Bell, fence
 from gossamer.real.shm.words import count_of_words, release
 
 FRESH, OPEN, CLOSED, DEAD = range(4)
@@ -23,7 +23,8 @@ _LAUNCHER = 1023
 
 
 class Control:
-    """Per process: its state, and three bells: frames came, room came, a reduction went on."""
+    """Per process: its state, whether it has left the sums, and three bells: frames came, room
+    came, a reduction went on."""
 
     def __init__(self, file: int, size: int, who: int) -> None:
         self._memory = mmap(file, control_bytes(size))
@@ -57,6 +58,17 @@ class Control:
     def is_gone(self, process: int) -> bool:
         """Dead or closed: whatever it has done until now is all that it will ever have done."""
         return self._states[process * _WORDS_PER_PROCESS] >= CLOSED
+
+    def leave_sums(self, process: int) -> None:
+        """It has posted the last of what it puts into sums, and reads none any more."""
+        fence()  # whoever sees the word sees all posts
+        self._states[process * _WORDS_PER_PROCESS + 1] = 1
+        for bell in self.reductions:
+            bell.ring()
+
+    def is_out_of_sums(self, process: int) -> bool:
+        """Gone, or without part in any further sum."""
+        return bool(self._states[process * _WORDS_PER_PROCESS + 1]) or self.is_gone(process)
 
 
 def control_bytes(size: int) -> int:

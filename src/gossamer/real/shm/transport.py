@@ -221,6 +221,9 @@ class ShmTransport:
     def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
         return self._reducing.start(value, members)
 
+    def leave_sums(self) -> None:
+        self._control.leave_sums(self.rank)
+
     def close(self) -> None:
         if self._is_closed:
             return

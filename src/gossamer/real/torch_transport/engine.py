@@ -2,7 +2,9 @@
 
 A death breaks such a group for good; `Reduction` then does the open sums again by messages and
 stays with those. A group of NCCL does not notice the death of a member, its kernels wait for ever:
-so whoever waits for them looks at who was lost, and has them aborted.
+so whoever waits for them looks at who was lost, and has them aborted; likewise where a member has
+left the sums without its connections being closed. Gloo's exchanges wait for it until it closes,
+which keeps nobody: the sums are made by messages meanwhile.
 """
 
 from __future__ import annotations
@@ -147,9 +149,9 @@ def nccl_engine(
             target.copy_(order.value)
             work = group.allreduce([target])
             while not work.is_completed():
-                if lost().intersection(members):
+                if lost().intersection(members) or not order.is_wanted():
                     group.abort()
-                    raise RuntimeError("a member has died")
+                    raise RuntimeError("a member has died, or has left the sums")
                 time.sleep(_PAUSE_S)
             work.wait()
             target.div_(len(members))

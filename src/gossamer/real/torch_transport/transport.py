@@ -176,6 +176,11 @@ class TorchTransport:
             return self._shared.start(value, members)
         return self._reduction.start(value, members)
 
+    def leave_sums(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
+        self._reduction.say_farewell(self._losses.rests(self.rank, *self._reduction.farewell()))
+
     def close(self) -> None:
         self.leave(is_dead=False)
 
@@ -231,6 +236,9 @@ class TorchTransport:
         if self._shared is not None:
             self._shared.lost(process)
         if process == self.rank:
+            return
+        if loss.is_resting:
+            self._reduction.lost(epoch, loss)
             return
         error = PeerLost(process, "it died" if loss.is_dead else "it has left")
         if loss.is_dead:

@@ -1,0 +1,33 @@
+"""How the workers of a coupled loop begin from one model."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gossamer.real.binding import Binding
+from gossamer.real.buckets import can_send_parts
+from gossamer.real.hub import Hub
+from gossamer.real.outputs import unpack_bytes_, untrained
+
+
+def share_beginning(hub: Hub, model: nn.Module, binding: Binding, *, is_resumed: bool) -> bool:
+    """Everyone starts from the model of worker 0, unless from a checkpoint of its own. Whether all
+    of them can send gradients in parts."""
+    rank, transport, plan, driver = hub.rank, hub.transport, hub.plan, hub.driver
+    own = transport.window(rank)
+    if rank != 0 and not is_resumed:
+        pending = transport.read(0)
+        driver.wait(pending, "beginning")
+        own.copy_(pending.result())
+        theirs = hub.call(0, "untrained")
+        driver.wait(theirs, "beginning")
+        unpack_bytes_(untrained(model), theirs.result())
+        for end in plan.hosted_by(rank)[1:]:
+            transport.window(end).copy_(own[plan.slices[end - plan.size]])
+    # Nobody may change anything before everyone has read it.
+    binding.let_gpu_finish()
+    cannot = torch.tensor([float(not can_send_parts(binding, transport))])
+    agreed = transport.all_reduce(cannot, range(plan.size))
+    driver.wait(agreed, "beginning")
+    return not float(agreed.result())
