@@ -23,7 +23,7 @@ def run(*arguments: str) -> Result:
 def told(*arguments: str) -> dict[str, object]:
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
-    return json.loads(result.output.splitlines()[-1])
+    return json.loads(result.stdout)
 
 
 def test_the_table_marks_the_fastest_and_says_where_methods_cross(tmp_path: Path) -> None:

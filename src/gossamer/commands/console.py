@@ -77,8 +77,14 @@ class Reporter:
             err.print(f"[{self._done}/{self._total}] {what}", markup=False, soft_wrap=True)
 
 
+def results_elsewhere(as_json: bool) -> bool:
+    """With --json all tables and sentences go to standard error, as the callback of that option."""
+    out.stderr = as_json
+    return as_json
+
+
 def print_json(value: dict[str, Any]) -> None:
-    """One JSON object as the last line of standard output."""
+    """One JSON object: with --json, all that is on standard output."""
     line = to_json(value) + "\n"
     raw = getattr(sys.stdout, "buffer", None)
     if not isinstance(raw, io.RawIOBase):

@@ -6,6 +6,9 @@ progress.json   of a command that goes on where it was stopped: what is done so 
 summary.json    the result
 strip.json      who computed, waited and communicated in the first moments
 trace.json      a timeline that Perfetto and chrome://tracing open
+
+Each but metrics.jsonl and trace.json says under `made_with` which versions wrote it, when, and by
+which schema.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import IO, Any, cast
 
 from gossamer.errors import ConfigurationError
 from gossamer.trace import Timeline
+from gossamer.versions import made_with
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
@@ -94,8 +98,9 @@ class RunFolder:
     def _write(self, name: str, value: dict[str, Any], indent: int | None = 2) -> None:
         # Written beside and renamed, so that a reader never sees half a file.
         temporary = self.path / f".{name}"
+        whole = {**value, "made_with": made_with()}
         try:
-            temporary.write_text(to_json(value, indent=indent) + "\n", encoding="utf-8")
+            temporary.write_text(to_json(whole, indent=indent) + "\n", encoding="utf-8")
             temporary.replace(self.path / name)
         except OSError:
             temporary.unlink(missing_ok=True)
