@@ -23,8 +23,9 @@ class Said:
 
     @property
     def json(self) -> Any:
-        """The last line of standard output."""
-        return strict(self.out.splitlines()[-1])
+        """All of standard output: with --json nothing else goes there."""
+        assert self.out.count("\n") == 1, self.out
+        return strict(self.out)
 
 
 def strict(text: str) -> Any:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import platform
 import re
+import runpy
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from command_line import Said, gossamer, strict
-from gossamer import simulate
+from gossamer import __version__, simulate
 from gossamer.methods import METHODS
 from gossamer.reproductions import TABLES
 from gossamer.sim.cluster import clusters
@@ -74,8 +80,8 @@ def test_several_seeds_give_a_mean_and_an_interval(tmp_path: Path) -> None:
         low, high = merged["interval"][key]
         assert merged[key] == pytest.approx(sum(one[key] for one in own) / 3)
         assert low < merged[key] < high
-    assert f"{100 * merged['accuracy']:.1f} %" in said.out
-    assert " to " in said.out
+    assert f"{100 * merged['accuracy']:.1f} %" in said.err
+    assert " to " in said.err
 
 
 def test_a_diverged_run_says_so_and_prints_null() -> None:
@@ -83,8 +89,8 @@ def test_a_diverged_run_says_so_and_prints_null() -> None:
     said = simulated("--lr", "1e30", "--epochs", "0.5")
     assert said.json["loss"] is said.json["accuracy"] is said.json["consensus_distance"] is None
     assert said.json["diverged"] is True
-    assert "the run diverged" in said.out
-    assert "NaN" not in said.out.splitlines()[-1]
+    assert "the run diverged" in said.err
+    assert "NaN" not in said.out
 
 
 def test_a_loss_that_explodes_without_overflowing_has_diverged_too() -> None:
@@ -103,7 +109,7 @@ def test_a_task_without_accuracy_shows_its_loss() -> None:
     said = simulated("--task", "quadratic", "--epochs", "0.5")
     assert said.json["accuracy"] is None
     assert math.isfinite(said.json["loss"])
-    assert "accuracy" not in said.out.rsplit("\n", 2)[0]
+    assert "accuracy" not in said.err
 
 
 def test_questions_about_time_need_no_gradients() -> None:
@@ -119,7 +125,7 @@ def test_when_all_workers_die_a_sentence_says_so() -> None:
     said = simulated("--workers", "3", "--epochs", "1", *kills)
     assert said.json["ended"] == "all workers died"
     assert said.json["living"] == 0
-    assert re.search(r"all workers died: \d+ of 1437 samples were processed", said.out)
+    assert re.search(r"all workers died: \d+ of 1437 samples were processed", said.err)
 
 
 # ---------------------------------------------------------------------- every method at the edges
@@ -197,7 +203,7 @@ def test_compare_ranks_the_methods_and_shows_its_grid() -> None:
         best = max(result["grid"][row["method"]].values())
         assert [row["accuracy"]] == pytest.approx(best)
         assert set(row) >= PROMISED - {"digest", "steps", "epochs"}
-    assert result["verdict"] in said.out
+    assert result["verdict"] in said.err
     assert result["verdict"].startswith("ad_psgd reaches")
     assert result["ended"] == "finished"
 
@@ -230,8 +236,8 @@ def test_compare_survives_divergence() -> None:
     some = compared("--methods", "all_reduce ad_psgd", "--lr", "0.1,1e30", "--epochs", "0.5")
     assert {row["learning_rate"] for row in some.json["ranking"]} == {0.1}
     assert some.json["grid"]["ad_psgd"]["1e+30"] == [None]
-    assert "diverged" in some.out
-    assert "ad_psgd at 1e+30" in some.out
+    assert "diverged" in some.err
+    assert "ad_psgd at 1e+30" in some.err
     for task in ("digits-mlp", "quadratic"):
         every = compared(
             "--task", task, "--methods", "all_reduce ad_psgd", "--lr", "1e30", "--epochs", "0.5"
@@ -265,7 +271,7 @@ def test_lists_are_complete() -> None:
         said = gossamer(command, "--json")
         assert said.status == 0
         assert [row["name"] for row in said.json[command]] == list(known)
-        assert all(name in said.out.rsplit("\n", 2)[0] for name in known)
+        assert all(name in gossamer(command).out for name in known)
 
 
 def test_methods_names_the_options_that_suit_the_run() -> None:
@@ -320,11 +326,68 @@ def test_the_help_of_every_command_is_whole(command: str) -> None:
     assert said.status == 0
     assert "…" not in said.out
     assert max(map(len, said.out.splitlines())) <= 80
-    options = re.split(r"\n  (?=-)", said.out.partition("Options:")[2])[1:]
+    options = re.split(r"\n  (?=-)", re.sub(r"\n\n[A-Z].*:(?=\n)", "", said.out))[1:]
     assert options
     for option in options:
         name, _, text = re.sub(r"\n\s+", "  ", option.strip()).partition("  ")
-        assert name.startswith("--")
+        assert name.startswith("--") or name == "-h, --help"
         assert text.strip(), f"{name} has no text"
     if command in ("simulate", "compare"):
         assert "[@START+LENGTH]" in said.out
+        titles = re.findall(r"^([A-Z].*):$", said.out, re.MULTILINE)
+        assert titles == ["Options", "Cluster and faults", "Training", "Output"]
+
+
+def test_h_is_help_and_version_names_the_versions() -> None:
+    """As of every other command; bits depend on torch and Python, so their versions are told."""
+    assert gossamer("-h").out == gossamer("--help").out
+    assert gossamer("simulate", "-h").out == gossamer("simulate", "--help").out
+    said = gossamer("--version")
+    assert said.status == 0
+    python = platform.python_version()
+    assert said.out == f"gossamer {__version__} (torch {torch.__version__}, Python {python})\n"
+    assert tomllib.loads(PROJECT.read_text())["project"]["version"] == __version__
+
+
+PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+INTERRUPTED_IMPORT = """
+import importlib, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+module, _, function = sys.argv.pop(1).partition(":")
+getattr(importlib.import_module(module), function)()
+"""
+
+
+def test_ctrl_c_during_the_imports_is_one_word() -> None:
+    """The first seconds belong to PyTorch's import; a traceback out of it helps nobody."""
+    entry = tomllib.loads(PROJECT.read_text())["project"]["scripts"]["gossamer"]
+    said = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, entry, "methods"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (said.returncode, said.stdout, said.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("command", ["methods", "tasks", "clusters", "reproduce"])
+def test_with_json_nothing_else_goes_to_standard_output(command: str) -> None:
+    """`gossamer ... --json | jq` works: one object on one line; tables go to standard error."""
+    said = gossamer(command, "--json")
+    assert said.status == 0
+    assert said.json
+    assert said.err
+    # The next command prints where it always did.
+    assert gossamer(command).out
+
+
+def test_python_m_gossamer_is_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whoever has not put the environment's programs on the path."""
+    monkeypatch.setattr(sys, "argv", ["gossamer", "--version"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("gossamer", run_name="__main__")
+    assert not end.value.code

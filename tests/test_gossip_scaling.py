@@ -258,8 +258,8 @@ def test_one_training_gives_all_its_cells_and_going_on_keeps_them(
         ("32 workers, epochs to 95 %", "all_reduce"),
     ]
     assert len(places) == 6
-    assert "6 cells of 42" in straight.out
-    assert "J7: " in straight.out
+    assert "6 cells of 42" in straight.err
+    assert "J7: " in straight.err
     (folder,) = tmp_path.iterdir()
     assert (folder / "table.png").stat().st_size > 10_000
     assert reproduce("--resume", str(folder)).json["cells"] == straight.json["cells"]

@@ -58,7 +58,7 @@ def test_lab_delay_prints_its_grid_and_keeps_it(tmp_path: Path) -> None:
     }
     assert all(p["finished"] and 0 <= p["accuracy"] <= 1 for p in points)
     assert said.json["ended"] == "finished"
-    assert "predicted edge" in said.out
+    assert "predicted edge" in said.err
     (folder,) = tmp_path.iterdir()
     assert strict((folder / "summary.json").read_text())["points"] == points
     assert (folder / "delay.png").stat().st_size > 10_000
@@ -74,7 +74,7 @@ def test_a_time_limit_stops_and_resume_goes_on(tmp_path: Path) -> None:
     assert said.status == 0, said.err
     assert said.json["ended"] == "stopped"
     (folder,) = (tmp_path / "a").iterdir()
-    assert f"gossamer lab delay --resume {folder}" in said.out
+    assert f"gossamer lab delay --resume {folder}" in said.err
     rest = gossamer("lab", "delay", "--resume", str(folder), "--json")
     assert rest.json["ended"] == "finished"
     straight = gossamer("lab", "delay", *QUICK, "--runs", "none", "--json")
@@ -108,9 +108,9 @@ REFUSED = {
     "lab delay --lr 0.1,": "--lr must be numbers separated by commas, got '0.1,'",
     "lab delay --lr -1": "learning rate must be a finite number above 0, got -1.0",
     "lab delay --batch 8,1.5": "--batch must be whole numbers separated by commas",
-    "lab delay --batch 0": "batch must be a finite number of at least 1, got 0",
+    "lab delay --batch 0": "batch must be at least 1, got 0",
     "lab delay --batch 5000": "a batch of 5000 is larger than the 1437 samples of digits-mlp",
-    "lab delay --delay -1": "delay must be a finite number of at least 0, got -1",
+    "lab delay --delay -1": "delay must be at least 0, got -1",
     "lab delay --delay 1,1": "the grid needs one or more different delays, got 1, 1",
     "lab delay --optimizer sgdd": "unknown optimiser 'sgdd'; did you mean 'sgd'?",
     "lab delay --optimizer sgd:momentum=x": "sgd: momentum must be a number, got 'x'",
@@ -124,7 +124,7 @@ REFUSED = {
     "lab delay --threads 0": "threads must be a finite number above 0, got 0",
     "lab delay --resume nowhere": "nowhere cannot be resumed, because it is not the folder",
     "lab delay --resume nowhere --lr 1": "leave out --lr",
-    "lab staleness --workers 0": "workers must be a finite number of at least 1, got 0",
+    "lab staleness --workers 0": "workers must be at least 1, got 0",
     "lab staleness --distribution norml": "unknown distribution 'norml'; did you mean 'normal'?",
     "lab staleness --updates 0": "updates must be at least 1, got 0",
     "lab dlay": "no such command 'dlay'; did you mean 'delay'?",
@@ -178,7 +178,7 @@ def test_a_trained_table_is_computed_in_pieces(tmp_path: Path) -> None:
     assert stopped.status == 0, stopped.err
     assert stopped.json["cells"] == []
     (folder,) = runs.iterdir()
-    assert f"gossamer reproduce {table} --resume {folder}" in stopped.out
+    assert f"gossamer reproduce {table} --resume {folder}" in stopped.err
     done = gossamer("reproduce", table, "--resume", str(folder), "--json")
     assert done.json["ended"] == "finished"
     assert len(done.json["cells"]) == 3 * 3 * 2
@@ -187,7 +187,7 @@ def test_a_trained_table_is_computed_in_pieces(tmp_path: Path) -> None:
     failing = by_place["delay 16, rate 3.16e-3", "batch 64"]
     assert failing["published"] is None
     assert "fails" in failing["evidence"]
-    assert "cells that fail in the paper fail here" in done.out
+    assert "cells that fail in the paper fail here" in done.err
     assert (folder / "table.png").stat().st_size > 10_000
     other = gossamer("reproduce", "delayed-gradients-sgd", "--resume", str(folder))
     assert other.status == 2

@@ -119,7 +119,7 @@ def test_lowered_momentum_keeps_the_total():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: implicit_momentum(0), "workers must be a finite number of at least 1, got 0"),
+        (lambda: implicit_momentum(0), "workers must be at least 1, got 0"),
         (
             lambda: explicit_momentum(1.0, 4),
             "target momentum must be at least 0 and below 1, got 1.0",

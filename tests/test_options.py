@@ -271,7 +271,7 @@ def test_an_option_that_cannot_be_bound_is_refused(function, given_options, sent
 @pytest.mark.parametrize(
     ("value", "below", "expected"),
     [
-        (-1.0, float("inf"), "a finite number of at least 0"),
+        (-1.0, float("inf"), "at least 0"),
         (float("inf"), float("inf"), "a finite number of at least 0"),
         (float("nan"), float("inf"), "a finite number of at least 0"),
         (1.0, 1.0, "at least 0 and below 1"),

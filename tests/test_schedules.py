@@ -146,15 +146,15 @@ def test_a_schedule_prints_the_spec_that_makes_it(spec):
         ),
         ("linear:start=0", "linear: start must be above 0 and at most 1, got 0.0"),
         ("linear:start=1.5", "linear: start must be above 0 and at most 1, got 1.5"),
-        ("linear:warmup=-1", "linear: warmup must be a finite number of at least 0, got -1.0"),
+        ("linear:warmup=-1", "linear: warmup must be at least 0, got -1.0"),
         (
             "linear:warmup=10",
             "linear: warmup must be shorter than the run, got warmup=10 for 10 epochs; "
             "shorten it or run for longer",
         ),
-        ("cosine:final=-0.1", "cosine: final must be a finite number of at least 0, got -0.1"),
-        ("step:gamma=-0.1", "step: gamma must be a finite number of at least 0, got -0.1"),
-        ("step:at=-1", "step: at must be a finite number of at least 0, got -1.0"),
+        ("cosine:final=-0.1", "cosine: final must be at least 0, got -0.1"),
+        ("step:gamma=-0.1", "step: gamma must be at least 0, got -0.1"),
+        ("step:at=-1", "step: at must be at least 0, got -1.0"),
         ("step:at=4/4", "step: at must increase from one epoch to the next, got 4/4"),
         (
             "step:at=4/8,warmup=5",

@@ -324,7 +324,7 @@ def test_data_that_are_not_aligned_are_refused():
         ("mnist-lenet", None, r"task mnist-lenet needs data; get the four MNIST IDX files"),
         ("digits-mlp", ".", r"task digits-mlp brings its own data, got \.; leave data out"),
         ("digits-mlp:widht=3", None, r"unknown digits-mlp option 'widht'; did you mean 'width'\?"),
-        ("digits-mlp:width=0", None, r"digits-mlp: width must be a finite number of at least 1"),
+        ("digits-mlp:width=0", None, r"digits-mlp: width must be at least 1"),
         ("quadratic:condition=0.5", None, r"quadratic: condition must be .*, got 0.5"),
         ("quadratic:noise=inf", None, r"quadratic: noise must be .*, got inf"),
         ("shakespeare-gpt:width=9", ".", r"got width=9, heads=2; try width=8"),

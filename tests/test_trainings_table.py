@@ -96,11 +96,11 @@ def test_the_cells_come_in_the_order_of_the_table(tmp_path: Path) -> None:
     assert said.status == 0, said.err
     assert said.json["ended"] == "finished"
     assert places(said.json) == list(CELLS)
-    assert "3 judged" in said.out
-    assert "2 epochs (in full: 2), 3 cells of 3" in said.out
+    assert "3 judged" in said.err
+    assert "2 epochs (in full: 2), 3 cells of 3" in said.err
     assert "[3/3] 2 workers, together: " in said.err
     (folder,) = tmp_path.iterdir()
-    assert strict((folder / "summary.json").read_text()) == said.json
+    assert said.json.items() <= strict((folder / "summary.json").read_text()).items()
     kept = strict((folder / "progress.json").read_text())
     assert kept["unfinished"] == {}
     for cell, one in zip(said.json["cells"], kept["finished"], strict=True):
@@ -117,7 +117,7 @@ def test_epochs_shrink_the_trainings_and_quick_leaves_some_out() -> None:
     said = reproduce("--quick", "--runs", "none")
     assert places(said.json) == [("1 worker", "alone")]
     assert said.json["epochs"] == 0.5
-    assert "0.5 epochs (in full: 2), 1 cell of 3" in said.out
+    assert "0.5 epochs (in full: 2), 1 cell of 3" in said.err
     assert reproduce("--quick", "--epochs", "1", "--runs", "none").json["epochs"] == 1
 
 
@@ -128,7 +128,7 @@ def test_a_time_limit_stops_and_resume_trains_the_rest(tmp_path: Path) -> None:
     assert stopped.json["ended"] == "stopped"
     assert stopped.json["cells"] == []
     (folder,) = (tmp_path / "a").iterdir()
-    assert f"gossamer reproduce tiny --resume {folder}" in stopped.out
+    assert f"gossamer reproduce tiny --resume {folder}" in stopped.err
     done = reproduce("--resume", str(folder))
     straight = reproduce("--seed", "3", "--runs", "none")
     assert done.json["ended"] == "finished"
@@ -201,7 +201,7 @@ def test_a_cell_that_diverged_is_kept_through_json(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "tiny --jobs 0": "jobs must be a finite number of at least 1, got 0",
+    "tiny --jobs 0": "jobs must be at least 1, got 0",
     "tiny --epochs 0": "epochs must be a finite number above 0, got 0.0",
     "tiny --epochs nan": "epochs must be a finite number above 0, got nan",
     "tiny --minutes 0": "minutes must be above 0, got 0",

@@ -353,7 +353,7 @@ def two_groups(**options: float) -> list[dict[str, object]]:
         ),
         (
             lambda: YellowFin([torch.zeros(2)], lr=-1.0),
-            "yellowfin: lr must be a finite number of at least 0, got -1.0",
+            "yellowfin: lr must be at least 0, got -1.0",
         ),
         (
             lambda: YellowFin(two_groups(beta=0.5)),
@@ -367,7 +367,7 @@ def two_groups(**options: float) -> list[dict[str, object]]:
         ),
         (
             lambda: make_optimiser("yellowfin:window=0"),
-            "yellowfin: window must be a finite number of at least 1, got 0",
+            "yellowfin: window must be at least 1, got 0",
         ),
         (
             lambda: simulate("quadratic", "all_reduce", cluster_of(2), optimiser="yellowfin"),

@@ -19,9 +19,8 @@ from gossamer.sim.simulation import Result
 from gossamer.tasks import TASKS, Data, Task, make_task
 from gossamer.topology import make_topology
 from gossamer.train import TrainingResult, train
+from gossamer.versions import VERSION as __version__
 from gossamer.yellowfin import YellowFin
-
-__version__ = "0.1.0"
 
 __all__ = [
     "METHODS",
@@ -43,6 +42,7 @@ __all__ = [
     "Task",
     "TrainingResult",
     "YellowFin",
+    "__version__",
     "join",
     "load_cluster",
     "make_task",

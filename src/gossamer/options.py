@@ -108,12 +108,9 @@ def bind(
 def check_range(where: str, value: float, least: float, below: float = math.inf) -> None:
     """Refuse a number outside [least, below); NaN and infinity are outside every range."""
     if not least <= value < below:
-        expected = (
-            f"at least {least:g} and below {below:g}"
-            if below < math.inf
-            else f"a finite number of at least {least:g}"
-        )
-        raise ConfigurationError(f"{where} must be {expected}, got {value}")
+        kind = "" if math.isfinite(value) else "a finite number of "
+        end = f" and below {below:g}" if below < math.inf else ""
+        raise ConfigurationError(f"{where} must be {kind}at least {least:g}{end}, got {value}")
 
 
 def _split(text: str, where: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Times, bandwidths and counts as people write them: 50us, 2.5s, 10Gbit, 1.25GB, 1 epoch."""
+"""Times, bandwidths, sizes and counts as people write them: 50us, 5m, 10Gbit, 1.25GB, 1 epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def seconds(text: str | float, where: str) -> float:
     value = float(match[1]) * _SECONDS[match[2] or "s"] if match else -1.0
     # No clock of a run goes further; infinity could not be put on one at all.
     if not 0 <= value <= _LONGEST_S:
-        raise ConfigurationError(f"{where} must be a time such as 50us, 10ms or 2.5s, got {text!r}")
+        raise ConfigurationError(
+            f"{where} must be a time such as 50us, 10ms, 90s, 5m or 1h, got {text!r}"
+        )
     return value
 
 
@@ -33,6 +35,18 @@ def bytes_per_second(text: str | float, where: str) -> float:
             f"{where} must be a bandwidth such as 10Gbit, 100Mbit or 1.25GB, got {text!r}"
         )
     return value
+
+
+def size_in_bytes(text: str | float, where: str) -> int:
+    """A size: a plain number is bytes."""
+    match = re.fullmatch(_NUMBER + r"\s*([KkMGT]?)B?", _written(text))
+    value = float(match[1]) * _PREFIX[match[2]] if match else 0.0
+    if not 1 <= value < float("inf"):
+        raise ConfigurationError(
+            f"{where} must be a size of at least one byte such as 100e6, 10MB or 1.5GB, "
+            f"got {text!r}"
+        )
+    return round(value)
 
 
 def number(text: str) -> float | None:

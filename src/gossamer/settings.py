@@ -135,7 +135,7 @@ def _check_device(name: str) -> None:
     if device.type not in ("cpu", "cuda"):
         raise ConfigurationError(f"device {name!r} is not supported; choose cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigurationError(f"device {name!r} is not here; use device cpu")
+        raise ConfigurationError(f"no CUDA device was found for {name!r}; use the device cpu")
 
 
 def middle_rate(task: Task) -> float:

@@ -84,6 +84,10 @@ class Recorders:
             part.happened(worker, what, at_ns)
 
 
+_MAIN_THREAD = 0
+"""The trace format has numbers where it has names only for people."""
+
+
 class Timeline:
     """Chrome-trace events, written as they happen: a run that is cut short can still be opened."""
 
@@ -95,7 +99,9 @@ class Timeline:
         self._first = True
 
     def name_worker(self, worker: int, name: str) -> None:
-        self._write({"ph": "M", "pid": worker, "name": "process_name", "args": {"name": name}})
+        for kind, shown in (("process_name", name), ("thread_name", "main")):
+            named = {"ph": "M", "pid": worker, "tid": _MAIN_THREAD, "name": kind}
+            self._write({**named, "args": {"name": shown}})
 
     def computed(self, worker: int, start_ns: int, end_ns: int) -> None:
         self._span(worker, "gradient", start_ns, end_ns)
@@ -107,7 +113,8 @@ class Timeline:
 
     def happened(self, worker: int, what: str, at_ns: int) -> None:
         """At one moment: a death, a partition."""
-        self._write({"ph": "i", "pid": worker, "s": "g", "name": what, "ts": at_ns / 1000})
+        moment = {"ph": "i", "pid": worker, "tid": _MAIN_THREAD, "s": "g"}
+        self._write({**moment, "name": what, "ts": at_ns / 1000})
 
     def _span(self, worker: int, name: str, start_ns: int, end_ns: int) -> None:
         if self._left > 0 and end_ns > start_ns:
@@ -116,7 +123,7 @@ class Timeline:
                 {
                     "ph": "X",
                     "pid": worker,
-                    "tid": "main",
+                    "tid": _MAIN_THREAD,
                     "name": name,
                     "ts": start_ns / 1000,
                     "dur": (end_ns - start_ns) / 1000,

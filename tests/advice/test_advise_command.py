@@ -35,8 +35,8 @@ def test_advice_is_a_ranking_a_reason_and_a_command(tmp_path: Path) -> None:
     assert times == sorted(times)
     assert all(row["low"] <= row["seconds_to_target"] <= row["high"] for row in ranking)
     assert said.json["command"].startswith(f"gossamer train --method {ranking[0]['method']} --lr")
-    assert "What would change the answer:" in said.out
-    assert said.json["reason"] in said.out
+    assert "What would change the answer:" in said.err
+    assert said.json["reason"] in said.err
     (folder,) = tmp_path.iterdir()
     kept = json.loads((folder / "summary.json").read_text())
     assert kept["ranking"] == ranking
@@ -75,7 +75,7 @@ def test_an_interruption_gives_the_best_so_far(
     assert said.status == 130
     assert said.json["ended"] == "interrupted"
     assert said.json["ranking"][0]["method"]
-    assert "best so far" in said.out
+    assert "best so far" in said.err
     (folder,) = tmp_path.iterdir()
     assert json.loads((folder / "summary.json").read_text())["ended"] == "interrupted"
 
@@ -87,7 +87,7 @@ def test_a_slow_machine_gives_the_best_so_far_and_says_so(monkeypatch: pytest.Mo
     said = gossamer("advise", *QUICK, "--runs", "none", "--json")
     assert said.status == 0, said.err
     assert said.json["ended"] == "out of time"
-    assert "The budget ran out on this machine" in said.out
+    assert "The budget ran out on this machine" in said.err
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def run(*arguments: str) -> Result:
 def told(*arguments: str) -> dict[str, object]:
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
-    return json.loads(result.output.splitlines()[-1])
+    return json.loads(result.stdout)
 
 
 def test_the_table_marks_the_fastest_and_says_where_methods_cross(tmp_path: Path) -> None:
@@ -102,7 +102,6 @@ def test_a_picture_goes_where_it_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--cluster", "one-slow-of-8"), "equal workers"),
         (("--workers", "2,x"), "--workers must be numbers"),
         (("--workers", "0"), "--workers must be numbers"),
         (("--methods", "all_reduec"), "did you mean 'all_reduce'"),
@@ -123,8 +122,51 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...], said: str, tmp_pa
 
 def test_refusals_are_told_below_the_table() -> None:
     """A dash in the table, the reason below."""
-    result = run("--runs", "none", "--methods", "ad_psgd all_reduce", "--workers", "3,4")
-    assert "asks and answers at once" in result.output
+    result = run("--runs", "none", "--methods", "sync_server:backups=3 all_reduce", "--workers",
+                 "3,4")  # fmt: skip
+    assert " - " in result.output
+    assert "\n-: " in result.output
+
+
+HERE = """
+title = "2 workers on this machine"
+workers = 2
+workers_per_machine = 2
+[compute]
+seconds = "3ms"
+distribution = "lognormal"
+jitter = 0.2
+[network]
+bandwidth = "10Gbit"
+latency = "50us"
+memory_bandwidth = "5GB"
+"""
+
+
+@pytest.mark.parametrize("cluster", ["here.toml", "one-slow-of-8"])
+def test_a_probed_machine_and_a_slow_worker_are_answered(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `probe` writes of one machine, and the case that most readers have: no row of dashes."""
+    monkeypatch.chdir(tmp_path)
+    Path("here.toml").write_text(HERE)
+    result = run("--cluster", cluster, "--workers", "2,4", "--runs", "none", "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert said["refused"] == {}
+    assert len(said["predictions"]) == 8 * 2
+    simulated = {one["method"] for one in said["predictions"] if one["simulated_because"]}
+    assert {"d_psgd", "ad_psgd", "easgd", "downpour", "push_sum", "sync_server"} <= simulated
+    assert "~: no closed form here" in result.stderr
+    assert set(said["fastest"]) == {"2", "4"}
+
+
+@pytest.mark.parametrize(("text", "size"), [("100e6", 1e8), ("10MB", 1e7), ("1.5GB", 1.5e9)])
+def test_a_size_may_have_a_unit(text: str, size: float) -> None:
+    """As bandwidths have; 100e6 is what the command itself proposes."""
+    said = told("--task", "none", "--model-bytes", text, "--runs", "none", "--workers", "4",
+                "--methods", "all_reduce")  # fmt: skip
+    assert said["model_bytes"] == size
 
 
 @pytest.mark.slow

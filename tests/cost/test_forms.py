@@ -15,11 +15,13 @@ from gossamer.cost.crossing import crossings, fastest, speeds_over
 from gossamer.cost.forms import FORMS
 from gossamer.cost.pace import Pace, expected_largest_normal, order_means
 from gossamer.cost.queueing import read_from_another_s, response_s
-from gossamer.cost.step_time import predict, predict_over
+from gossamer.cost.step_time import Prediction, predict
+from gossamer.cost.timed import answer_over
 from gossamer.cost.workload import workload_of, workload_of_bytes
 from gossamer.errors import ConfigurationError
 from gossamer.sim.cluster import Cluster, Compute, Wires, load_cluster
 from gossamer.sim.collectives import COLLECTIVES
+from gossamer.sim.faults import parse_fault
 from gossamer.tasks import make_task
 
 TASK = make_task("digits-mlp")
@@ -203,11 +205,43 @@ def test_what_has_no_closed_form_is_refused_with_the_reason(
 
 
 def test_a_refusal_takes_its_place_in_the_row() -> None:
-    """Odd numbers of workers have no bipartite graph; backups must be fewer than the workers."""
-    row = predict_over("ad_psgd", cluster_of(2, 1e9), workload_of(TASK), [2, 3, 4])
-    assert [isinstance(one, NoClosedForm) for one in row.values()] == [False, True, False]
-    row = predict_over("sync_server:backups=2", cluster_of(2, 1e9), workload_of(TASK), [2, 3])
+    """Backups must be fewer than the workers; a death is no trait of a step."""
+    row = answer_over("sync_server:backups=2", cluster_of(2, 1e9), workload_of(TASK), TASK, [2, 3])
     assert [isinstance(one, NoClosedForm) for one in row.values()] == [True, False]
+    mortal = cluster_of(4, 1e9).changed(faults=[parse_fault("kill", "3@1s")])
+    row = answer_over("all_reduce", mortal, workload_of(TASK), TASK, [4])
+    assert "changes during the run" in str(row[4])
+
+
+@pytest.mark.parametrize(
+    ("method", "workers", "per_machine", "slow", "expected_ms"),
+    [
+        # Messages inside the only machine are free, so nothing but computing is left.
+        ("d_psgd", 2, 2, (), 10.0),
+        ("downpour", 2, 2, (), 10.0),
+        # Everybody asks and answers; averaging hides behind the next gradient.
+        ("ad_psgd", 3, 1, (), 10.0),
+        # Who waits for everybody, or for neighbours, goes at the pace of the slowest.
+        ("all_reduce:overlap=false", 4, 1, ("0=4",), 40.6),
+        ("local_sgd:period=4", 4, 1, ("0=4",), 40.15),
+        ("d_psgd", 8, 1, ("0=4",), 40.0),
+        # Three at 10 ms and one at 40 ms: 325 gradients a second, 12.31 ms for each of four.
+        ("ensemble", 4, 1, ("0=4",), 12.31),
+    ],
+)
+def test_what_has_no_closed_form_is_simulated(
+    method: str, workers: int, per_machine: int, slow: tuple[str, ...], expected_ms: float
+) -> None:
+    """Workers that share a machine, odd graphs and slow workers get a time, not a dash."""
+    cluster = dataclasses.replace(
+        cluster_of(workers, 1e12), workers_per_machine=per_machine,
+        faults=tuple(parse_fault("slow", text) for text in slow),
+    )  # fmt: skip
+    one = answer_over(method, cluster, workload_of(TASK), TASK, [workers])[workers]
+    assert isinstance(one, Prediction)
+    assert one.simulated_because
+    assert 1e3 * one.step_seconds == pytest.approx(expected_ms, rel=0.03)
+    assert one.as_dict()["simulated_because"] == one.simulated_because
 
 
 def test_models_that_pile_up_are_told_of() -> None:

@@ -32,7 +32,9 @@ if not out.is_terminal:
 class Reporter:
     """Progress of several runs; a notice per run where nobody watches a terminal."""
 
-    def __init__(self, total: int, what: str) -> None:
+    def __init__(self, total: int, what: str, *, is_quiet: bool = False) -> None:
+        self._is_quiet = is_quiet
+        """Whether nothing is said where there is no terminal."""
         self._total = total
         self._what = what
         self._done = 0
@@ -73,12 +75,18 @@ class Reporter:
         self._done += 1
         if self._progress is not None and self._bar is not None:
             self._progress.update(self._bar, completed=self._done)
-        else:
+        elif not self._is_quiet:
             err.print(f"[{self._done}/{self._total}] {what}", markup=False, soft_wrap=True)
 
 
+def results_elsewhere(as_json: bool) -> bool:
+    """With --json all tables and sentences go to standard error, as the callback of that option."""
+    out.stderr = as_json
+    return as_json
+
+
 def print_json(value: dict[str, Any]) -> None:
-    """One JSON object as the last line of standard output."""
+    """One JSON object: with --json, all that is on standard output."""
     line = to_json(value) + "\n"
     raw = getattr(sys.stdout, "buffer", None)
     if not isinstance(raw, io.RawIOBase):

@@ -12,20 +12,22 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import can_draw, out, print_json, show_bytes
+from gossamer.commands.console import Reporter, can_draw, out, print_json, show_bytes
 from gossamer.commands.cost_tables import check_agreement, show_layers
 from gossamer.commands.execute import recorded
 from gossamer.cost.case import NoClosedForm
 from gossamer.cost.crossing import Crossing, crossings, fastest
-from gossamer.cost.step_time import Prediction, predict_over
+from gossamer.cost.step_time import Prediction
+from gossamer.cost.timed import answer_over
 from gossamer.cost.work_depth import LayerCost, layer_costs
 from gossamer.cost.workload import Workload, workload_of, workload_of_bytes
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import bytes_per_second, counted, seconds
 from gossamer.report.cost_picture import Line, Mark, cost_picture
+from gossamer.report.figures import has_matplotlib
 from gossamer.report.folder import RunFolder
 from gossamer.sim.cluster import Cluster, load_cluster
-from gossamer.tasks import Task
+from gossamer.tasks import Task, make_task
 
 _METHODS = "all_reduce sync_server downpour easgd local_sgd d_psgd push_sum ad_psgd"
 _WORKERS = "2,4,8,16,32,64,128,256"
@@ -71,7 +73,7 @@ def cost(
     """Predict the time of a step by closed forms.
 
     Each worker keeps its batch, however many there are. How well a method learns per sample is not
-    in it.
+    in it. What has no closed form (slow workers, shared network cards) is simulated in time only.
     """
     if check:
         # The whole registry, unless methods were named.
@@ -79,11 +81,13 @@ def cost(
         if as_json:
             print_json({"agreement": rows})
         return
+    if picture is not None and not has_matplotlib():
+        raise ConfigurationError("--picture needs matplotlib; pip install matplotlib")
     loaded = None if task == "none" else given.load_task(task, data)
     where = _cluster(cluster, bandwidth, latency, compute)
     what = _workload(loaded, model_bytes, batch)
     counts, names = _counts(workers), _names(methods)
-    found = {name: predict_over(name, where, what, counts) for name in names}
+    found = _answers(names, where, what, loaded, counts)
     _check_any(found)
     costs = _layers(loaded, what.batch) if layers else []
     folder = RunFolder.create(runs, "cost") if given.keeps_folder(runs) else None
@@ -91,7 +95,7 @@ def cost(
         summary, overtaken = _summary(found, counts, where, what, costs)
         if folder is not None:
             folder.write_config(_config(where, what, names, counts, task))
-        _show(found, counts, where, what)
+        _show(found, summary["fastest"], where, what)
         _show_crossings(overtaken, summary["leads"], summary["fastest"], counts)
         if costs:
             show_layers(costs)
@@ -105,6 +109,22 @@ def cost(
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
     if as_json:
         print_json(summary)
+
+
+def _answers(
+    names: Sequence[str], where: Cluster, what: Workload, task: Task | None, counts: Sequence[int]
+) -> Found:
+    # Where only a size is given, any task will do: no gradient is computed.
+    timed = make_task("digits-mlp") if task is None else task
+    with Reporter(len(names), "cost", is_quiet=True) as reporter:
+        found: Found = {}
+        for name in names:
+            found[name] = answer_over(
+                name, where, what, timed, counts,
+                lambda what: reporter.at(f"simulating the time of {what}", 0.0),
+            )  # fmt: skip
+            reporter.finished(name)
+    return found
 
 
 def _check_any(found: Found) -> None:
@@ -161,13 +181,7 @@ def _cluster(name: str, bandwidth: str | None, latency: str | None, compute: str
         wires = dataclasses.replace(wires, latency=seconds(latency, "--latency"))
     if compute is not None:
         work = dataclasses.replace(work, seconds=seconds(compute, "--compute"))
-    changed = dataclasses.replace(cluster, network=wires, compute=work)
-    if changed.faults:
-        raise ConfigurationError(
-            f"the closed forms are for equal workers, but cluster {name} has the fault "
-            f"'{changed.faults[0]}'; choose an equal one, or use gossamer simulate"
-        )
-    return changed
+    return dataclasses.replace(cluster, network=wires, compute=work)
 
 
 def _workload(task: Task | None, model_bytes: int | None, batch: int | None) -> Workload:
@@ -196,17 +210,23 @@ def _summary(
     """What --json prints, and the crossings over workers."""
     names = list(found)
     predictions = [one for row in found.values() for one in row.values()]
-    overtaken = crossings("workers", names, counts, where, what)
+    known = {
+        (name, count): one.samples_per_second
+        for name, row in found.items()
+        for count, one in row.items()
+        if isinstance(one, Prediction) and one.simulated_because
+    }
+    overtaken = crossings("workers", names, counts, where, what, known)
     other: list[Crossing] = []
     wide = [10.0 ** (step / 2) for step in range(-4, 5)]
     for axis, middle in (
         ("bandwidth", where.network.bandwidth), ("model_bytes", what.model_bytes),
     ):  # fmt: skip
         other += crossings(axis, names, [middle * factor for factor in wide], where, what)
-    best = fastest("workers", names, counts, where, what)
+    best = fastest("workers", names, counts, where, what, known)
     leads: list[dict[str, Any]] = []
     for crossing in overtaken:
-        at = fastest("workers", names, [crossing.value], where, what)[crossing.value]
+        at = fastest("workers", names, [crossing.value], where, what, known)[crossing.value]
         if crossing.faster in at:
             leads.append(crossing.as_dict())
     refused = {
@@ -227,7 +247,7 @@ def _summary(
     return summary, overtaken
 
 
-def _show(found: Found, counts: Sequence[int], where: Cluster, what: Workload) -> None:
+def _show(found: Found, fastest: dict[str, list[str]], where: Cluster, what: Workload) -> None:
     wires = where.network
     title = (
         f"Milliseconds per step: {show_bytes(what.model_bytes)} model, computing "
@@ -236,32 +256,48 @@ def _show(found: Found, counts: Sequence[int], where: Cluster, what: Workload) -
     )
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("workers")
-    for count in counts:
-        table.add_column(str(count), justify="right")
-    best: dict[int, float] = {}
-    for count in counts:
-        speeds = [
-            one.samples_per_second
-            for row in found.values()
-            if isinstance(one := row[count], Prediction)
-        ]
-        best[count] = max(speeds, default=0.0)
+    for count in fastest:
+        table.add_column(count, justify="right")
     for name, row in found.items():
-        table.add_row(name, *(_cell(row[count], best[count]) for count in counts))
-    table.add_row("samples/s, fastest", *(f"{best[count]:,.0f}" for count in counts))
+        cells = [_cell(row[int(count)], name in best) for count, best in fastest.items()]
+        table.add_row(name, *cells)
+    best = [
+        max((one.samples_per_second for row in found.values()
+             if isinstance(one := row[int(count)], Prediction)), default=0.0)
+        for count in fastest
+    ]  # fmt: skip
+    table.add_row("samples/s, fastest", *(f"{speed:,.0f}" for speed in best))
     out.print(table)
-    for row in found.values():
-        refusals = [str(one) for one in row.values() if isinstance(one, NoClosedForm)]
+    _explain(found)
+
+
+def _explain(found: Found) -> None:
+    """What was simulated, what was refused and why, what else is to be known."""
+    simulated = [
+        name for name, row in found.items()
+        if any(isinstance(one, Prediction) and one.simulated_because for one in row.values())
+    ]  # fmt: skip
+    if simulated:
+        out.print(
+            f"~: no closed form here, so the time of a step was simulated: {', '.join(simulated)}",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
+    lines: dict[str, list[str]] = {}
+    for name, row in found.items():
+        refusals = [f"-: {one}" for one in row.values() if isinstance(one, NoClosedForm)]
         notes = [note for one in row.values() if isinstance(one, Prediction) for note in one.notes]
-        for line in dict.fromkeys([*refusals[:1], *notes[-1:]]):
-            out.print(f"{'-' if refusals else 'note'}: {line}", markup=False, soft_wrap=True)
+        for line in [*refusals[:1], *(f"note: {note}" for note in notes[-1:])]:
+            lines.setdefault(line, []).append(name)
+    for line, names in lines.items():
+        whose = "" if any(name in line for name in names) else f" ({', '.join(names)})"
+        out.print(f"{line}{whose}", markup=False, soft_wrap=True)
 
 
-def _cell(one: Prediction | NoClosedForm, best: float) -> str:
+def _cell(one: Prediction | NoClosedForm, is_fastest: bool) -> str:
     if isinstance(one, NoClosedForm):
         return "-"
-    mark = "*" if one.samples_per_second >= best * (1 - 1e-3) else ""
-    return f"{1e3 * one.step_seconds:.4g}{mark}"
+    mark = "*" if is_fastest else ""
+    return f"{'~' if one.simulated_because else ''}{1e3 * one.step_seconds:.4g}{mark}"
 
 
 def _show_crossings(
@@ -304,7 +340,7 @@ def _draw(
     wires = where.network
     cost_picture(
         place, lines, list(marks.values()),
-        title=f"What a step costs on {where.name}",
+        title=f"What a step costs: {where.title or where.name}",
         subtitle=(
             f"closed forms: {show_bytes(what.model_bytes)} model, computing "
             f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.bandwidth:g} Gbit/s, latency "

@@ -40,7 +40,7 @@ AnyTransportOption = Annotated[
 ]
 AlwaysSlowOption = Annotated[
     list[str] | None,
-    typer.Option("--slow", metavar="WORKER=FACTOR", help="It computes so many times slower."),
+    typer.Option("--slow", metavar="WORKER=FACTOR", help="Slow this worker down by FACTOR: 0=4."),
 ]
 OutputOption = Annotated[
     str,
@@ -55,7 +55,10 @@ TolerateOption = Annotated[
 DeadlineOption = Annotated[
     float | None,
     typer.Option(
-        "--deadline", metavar="SECONDS", help="Then say who waits for what, and end with 3."
+        "--deadline",
+        metavar="TIME",
+        parser=lambda text: seconds(text, "--deadline"),
+        help="After this time print who waits for what, and exit with code 3: 90s, 5m.",
     ),
 ]
 HostsOption = Annotated[int, typer.Option("--nnodes", help="How many hosts take part.")]
@@ -66,7 +69,12 @@ RendezvousOption = Annotated[
 ]
 PatienceOption = Annotated[
     float,
-    typer.Option("--patience", metavar="SECONDS", help="How long hosts wait for each other."),
+    typer.Option(
+        "--patience",
+        metavar="TIME",
+        parser=lambda text: seconds(text, "--patience"),
+        help="How long hosts wait for each other: 90s, 5m.",
+    ),
 ]
 
 

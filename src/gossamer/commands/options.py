@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
+from gossamer.commands.console import results_elsewhere
 from gossamer.errors import ConfigurationError
+from gossamer.quantities import size_in_bytes
 from gossamer.sim.cluster import Cluster, load_cluster
 from gossamer.sim.faults import KINDS, parse_fault
 from gossamer.tasks import Task, make_task
@@ -38,7 +40,7 @@ SlowOption = Annotated[
     typer.Option(
         "--slow",
         metavar="WORKER=FACTOR[@START+LENGTH]",
-        help="It computes so many times slower: 0=10; may be repeated.",
+        help="Slow this worker down by FACTOR: 0=10; may be repeated.",
     ),
 ]
 SlowLinkOption = Annotated[
@@ -46,19 +48,19 @@ SlowLinkOption = Annotated[
     typer.Option(
         "--slow-link",
         metavar="WORKER=FACTOR[@START+LENGTH]",
-        help="Its network card is so many times slower: 0=10.",
+        help="Slow the network card of this worker down by FACTOR: 0=10.",
     ),
 ]
 KillOption = Annotated[
     list[str] | None,
-    typer.Option("--kill", metavar="WORKER@TIME", help="It dies then: 3@2.5s."),
+    typer.Option("--kill", metavar="WORKER@TIME", help="Let this worker die at TIME: 3@2.5s."),
 ]
 PauseOption = Annotated[
     list[str] | None,
     typer.Option(
         "--pause",
         metavar="WORKER@START+LENGTH",
-        help="It stands still for so long: 2@1s+0.5s.",
+        help="Let this worker stand still for LENGTH: 2@1s+0.5s.",
     ),
 ]
 DropOption = Annotated[
@@ -66,7 +68,7 @@ DropOption = Annotated[
     typer.Option(
         "--drop",
         metavar="PROBABILITY[@START+LENGTH]",
-        help="A message is lost so often, and sent again later: 0.05.",
+        help="Probability that a message is lost, and sent again later: 0.05.",
     ),
 ]
 DelayOption = Annotated[
@@ -74,7 +76,7 @@ DelayOption = Annotated[
     typer.Option(
         "--delay",
         metavar="TIME[@START+LENGTH]",
-        help="Every message is so much later: 20ms@1s+2s.",
+        help="Delay added to every message: 20ms@1s+2s.",
     ),
 ]
 PartitionOption = Annotated[
@@ -132,13 +134,27 @@ BuffersOption = Annotated[
     ),
 ]
 ModelBytesOption = Annotated[
-    int | None, typer.Option("--model-bytes", help="Charge the network for a model of this size.")
+    int | None,
+    typer.Option(
+        "--model-bytes",
+        metavar="SIZE",
+        parser=lambda text: size_in_bytes(text, "--model-bytes"),
+        help="Charge the network for a model of this size: 100e6, 10MB, 1.5GB.",
+    ),
 ]
-DataOption = Annotated[Path | None, typer.Option("--data", help="Where the task's files lie.")]
+DataOption = Annotated[Path | None, typer.Option("--data", help="Where the files of the task are.")]
 RunsOption = Annotated[
     Path, typer.Option("--runs", help="Where run folders go; `none` keeps nothing.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        callback=results_elsewhere,
+        help="Print one JSON object, and nothing else, on standard output; tables go to standard "
+        "error.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -173,7 +189,7 @@ def epochs_from(epochs: float | None, samples: int | None, task: Task) -> float 
     if epochs is not None:
         raise ConfigurationError("give --epochs or --samples, not both")
     if samples < 1:
-        raise ConfigurationError(f"samples must be at least 1, got {samples}")
+        raise ConfigurationError(f"--samples must be at least 1, got {samples}")
     return samples / len(task.train)
 
 
@@ -192,7 +208,7 @@ def rates_from(text: str | None) -> tuple[float, ...]:
 
 def check_seeds(seeds: int) -> None:
     if seeds < 1:
-        raise ConfigurationError(f"seeds must be at least 1, got {seeds}")
+        raise ConfigurationError(f"--seeds must be at least 1, got {seeds}")
 
 
 def keeps_folder(runs: Path) -> bool:

@@ -24,6 +24,7 @@ from gossamer.probing.findings import Inquiry
 from gossamer.probing.run import check, job_around, number_of_workers
 from gossamer.probing.run import probe as run_probe
 from gossamer.probing.text import show_rate, show_time, spread
+from gossamer.quantities import seconds as duration
 from gossamer.real.injection import Injection
 from gossamer.settings import Settings, make_settings
 from gossamer.sim.cluster import Cluster
@@ -33,7 +34,13 @@ _LEAST_S = 1.0
 _MOST_S = 3600.0
 
 SecondsOption = Annotated[
-    float, typer.Option("--seconds", help="How long to measure, all phases together.")
+    float,
+    typer.Option(
+        "--seconds",
+        metavar="TIME",
+        parser=lambda text: duration(text, "--seconds"),
+        help="How long to measure, all phases together: 20, 90s, 5m.",
+    ),
 ]
 OutOption = Annotated[
     Path, typer.Option("--out", metavar="FILE.toml", help="Where the description goes.")

@@ -61,7 +61,7 @@ def simulate(
     compiled: given.CompileOption = None,
     buffers: given.BuffersOption = "recomputed",
     evaluations: Annotated[
-        int, typer.Option("--evaluations", help="Measured so often on the way.")
+        int, typer.Option("--evaluations", help="Number of evaluations on the way.")
     ] = 20,
     model_bytes: given.ModelBytesOption = None,
     data: given.DataOption = None,

@@ -38,7 +38,8 @@ ResumeOption = Annotated[
     Path | None, typer.Option("--resume", help="Go on with a run that was stopped.")
 ]
 MinutesOption = Annotated[
-    float | None, typer.Option("--minutes", help="Stop after so long; --resume goes on.")
+    float | None,
+    typer.Option("--minutes", help="Stop after this many minutes; --resume continues the run."),
 ]
 
 

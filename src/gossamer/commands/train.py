@@ -52,7 +52,7 @@ RateOption = Annotated[
     float | None, typer.Option("--lr", help="Learning rate; default: the task's.")
 ]
 EvaluationsOption = Annotated[
-    int, typer.Option("--evaluations", help="Measured so often on the way, by worker 0.")
+    int, typer.Option("--evaluations", help="Number of evaluations on the way, by worker 0.")
 ]
 RecordOption = Annotated[
     bool, typer.Option("--record", help="Keep the order of events, for `gossamer replay`.")

@@ -11,13 +11,11 @@ from typing import Any
 from gossamer.cost.case import NoClosedForm
 from gossamer.cost.forms import FORMS
 from gossamer.cost.step_time import Prediction, predict
+from gossamer.cost.timed import round_steps, simulated_step
 from gossamer.cost.workload import Workload, workload_of
 from gossamer.methods import MethodSpec, parse_method
-from gossamer.settings import make_settings
 from gossamer.sim.cluster import Cluster, Compute, Wires
-from gossamer.sim.simulation import Simulation
 from gossamer.tasks import Task, make_task
-from gossamer.topology import make_topology
 
 WORKERS = (2, 4, 8, 16, 32)
 FAST, SLOW = 12.5e9, 12.5e6
@@ -67,29 +65,6 @@ def equal_cluster(
     )  # fmt: skip
 
 
-def simulated_step_s(
-    spec: MethodSpec, cluster: Cluster, task: Task, *, model_bytes: float, steps: int
-) -> float:
-    """Seconds per step and worker in the simulator, in whole rounds and without the start.
-
-    A run of n steps and one of 2 n begin alike, so what is between their ends is n steps.
-    """
-    first, second = (
-        _duration_s(spec, cluster, task, model_bytes, count) for count in (steps, 2 * steps)
-    )
-    return (second - first) / steps
-
-
-def _duration_s(
-    spec: MethodSpec, cluster: Cluster, task: Task, model_bytes: float, steps: int
-) -> float:
-    settings = make_settings(
-        task, spec, cluster, engine="none", batch=1, model_bytes=round(model_bytes),
-        epochs=steps * cluster.workers / len(task.train),
-    )  # fmt: skip
-    return float(Simulation(settings).run().summary["virtual_seconds"])
-
-
 def compare_step(
     method: str | MethodSpec,
     cluster: Cluster,
@@ -104,22 +79,12 @@ def compare_step(
     prediction = predict(spec, cluster, workload or workload_of(task, model_bytes=model_bytes))
     drawn = min(DRAWN_STEPS // cluster.workers, 10 * STEPS) if spec.name in _DRAWS else 0
     count = steps or max(STEPS, drawn)
-    round_steps = _round_steps(prediction.options, cluster.workers)
+    own = round_steps(prediction.options, cluster.workers)
     fixed = dataclasses.replace(spec, options=prediction.options)
-    simulated_s = simulated_step_s(
-        fixed, cluster, task,
-        model_bytes=model_bytes, steps=round_steps * math.ceil(count / round_steps),
-    )  # fmt: skip
-    return Agreement(prediction, cluster.network.bandwidth, simulated_s)
-
-
-def _round_steps(options: dict[str, Any], workers: int) -> int:
-    """After how many steps a method's exchanges repeat."""
-    rounds = [options.get(key, 1) for key in ("period", "n_push", "n_fetch")]
-    rounds.append(options.get("bound", 0) + 1)
-    if "topology" in options and workers > 1:
-        rounds.append(make_topology(options["topology"], workers).period)
-    return math.lcm(*rounds)
+    simulated = simulated_step(
+        fixed, cluster, task, model_bytes=model_bytes, steps=own * math.ceil(count / own), more=own
+    )
+    return Agreement(prediction, cluster.network.bandwidth, simulated.total_s)
 
 
 def agreement_table(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from types import MappingProxyType
 from typing import Any
 
 from gossamer.cost.case import NoClosedForm
@@ -18,7 +19,12 @@ from gossamer.sim.cluster import Cluster
 
 TIE = 1e-3
 """Methods whose speeds differ by less count as equal: none of them overtakes the other."""
+SIMULATED_TIE = 0.02
+"""The same where one of them was simulated, over few steps and with chance in them."""
 
+Known = Mapping[tuple[str, int], float]
+"""Samples per second that were simulated, by method and number of workers."""
+_NOTHING: Known = MappingProxyType({})
 Speed = Callable[[str, float], float | None]
 """Samples per second of a method at a value of what is varied; None: no closed form there."""
 
@@ -56,13 +62,18 @@ def show_value(axis: str, value: float) -> str:
     return f"a model of {value / size:.3g} {unit}"
 
 
-def speeds_over(axis: str, cluster: Cluster, workload: Workload) -> Speed:
-    """How fast a method is when one thing varies and the rest is as given."""
+def speeds_over(axis: str, cluster: Cluster, workload: Workload, known: Known = _NOTHING) -> Speed:
+    """How fast a method is when one thing varies and the rest is as given.
+
+    Over workers, what was simulated counts where there is no closed form.
+    """
     if axis not in AXES:
         raise unknown_name("axis", axis, AXES)
 
     def speed(method: str, value: float) -> float | None:
         where, what = cluster, workload
+        if axis == "workers" and (method, round(value)) in known:
+            return known[method, round(value)]
         if axis == "workers":
             where = cluster.changed(workers=round(value))
         elif axis == "bandwidth":
@@ -98,34 +109,41 @@ def crossings(
     values: Sequence[float],
     cluster: Cluster,
     workload: Workload,
+    known: Known = _NOTHING,
 ) -> list[Crossing]:
     """All crossings between the first and the last value, in order.
 
     Looked for between neighbouring values: two crossings of one pair between two of them cancel
     out and stay unseen, so give more values where that may be.
     """
-    speed = speeds_over(axis, cluster, workload)
+    speed = speeds_over(axis, cluster, workload, known)
     found: list[Crossing] = []
     grid = sorted(set(values))
     for first, second in combinations(dict.fromkeys(methods), 2):
-        known: list[tuple[float, int]] = []
+        orders: list[tuple[float, int]] = []
         for value in grid:
-            order = _order(speed, first, second, value)
+            order = _order(speed, first, second, value, _tie(known, (first, second), value))
             # Ties are passed over: only who was behind and is then ahead has overtaken.
             if order:
-                known.append((value, order))
-        for (low, before), (high, after) in pairwise(known):
+                orders.append((value, order))
+        for (low, before), (high, after) in pairwise(orders):
             if before != after:
+                # Between two numbers of workers nothing was simulated.
                 at = _between(axis, speed, first, second, (low, before), high)
                 faster, slower = (first, second) if after > 0 else (second, first)
                 found.append(Crossing(axis, at, faster, slower))
     return sorted(found, key=lambda crossing: (crossing.value, crossing.faster, crossing.slower))
 
 
-def _order(speed: Speed, first: str, second: str, value: float) -> int:
+def _tie(known: Known, methods: Sequence[str], value: float) -> float:
+    is_simulated = any((method, round(value)) in known for method in methods)
+    return SIMULATED_TIE if is_simulated else TIE
+
+
+def _order(speed: Speed, first: str, second: str, value: float, tie: float = TIE) -> int:
     """1 where the first is faster, -1 where the second is, 0 for a tie or where one is refused."""
     one, other = speed(first, value), speed(second, value)
-    if one is None or other is None or abs(one - other) <= TIE * max(one, other):
+    if one is None or other is None or abs(one - other) <= tie * max(one, other):
         return 0
     return 1 if one > other else -1
 
@@ -156,12 +174,14 @@ def fastest(
     values: Sequence[float],
     cluster: Cluster,
     workload: Workload,
+    known: Known = _NOTHING,
 ) -> dict[float, list[str]]:
     """At each value the fastest methods; several where they tie, none where all are refused."""
-    speed = speeds_over(axis, cluster, workload)
+    speed = speeds_over(axis, cluster, workload, known)
     best: dict[float, list[str]] = {}
     for value in values:
         speeds = {method: found for method in methods if (found := speed(method, value))}
         top = max(speeds.values(), default=0.0)
-        best[value] = [method for method, own in speeds.items() if own >= top * (1 - TIE)]
+        tie = _tie(known, methods, value) if axis == "workers" else TIE
+        best[value] = [method for method, own in speeds.items() if own >= top * (1 - tie)]
     return best

@@ -12,7 +12,6 @@ from gossamer.cost.case import Case, NoClosedForm, Parts
 from gossamer.cost.forms import COLLECTIVE_ONLY, FORMS
 from gossamer.cost.pace import Pace
 from gossamer.cost.workload import Piece, Workload
-from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.sim.cluster import Cluster
 from gossamer.sim.groups import split_groups
@@ -32,6 +31,8 @@ class Prediction:
     epoch_samples: int
     options: dict[str, Any]
     notes: tuple[str, ...] = ()
+    simulated_because: str = ""
+    """Why there is no closed form, where the step was simulated in time only instead."""
 
     @property
     def step_seconds(self) -> float:
@@ -58,6 +59,7 @@ class Prediction:
             "parts": dataclasses.asdict(self.parts),
             "options": self.options,
             "notes": list(self.notes),
+            "simulated_because": self.simulated_because or None,
         }
 
 
@@ -77,23 +79,6 @@ def predict(
         str(spec), cluster.workers, parts, workload.batch, workload.samples,
         dict(case.options), tuple(_notes(spec, parts, case)),
     )  # fmt: skip
-
-
-def predict_over(
-    method: str | MethodSpec, cluster: Cluster, workload: Workload, workers: Sequence[int]
-) -> dict[int, Prediction | NoClosedForm]:
-    """The same for several numbers of workers; a refusal takes the place of what it refuses."""
-    spec = parse_method(method)
-    found: dict[int, Prediction | NoClosedForm] = {}
-    for count in workers:
-        try:
-            found[count] = predict(spec, cluster.changed(workers=count), workload)
-        except NoClosedForm as refusal:
-            found[count] = refusal
-        except ConfigurationError as error:
-            # Such as backups that are not fewer than the workers: no such run exists.
-            found[count] = NoClosedForm(str(error))
-    return found
 
 
 def _check_equal(cluster: Cluster) -> None:

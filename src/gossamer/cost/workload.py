@@ -84,7 +84,5 @@ def workload_of_bytes(model_bytes: float, *, batch: int = 32, samples: int = 50_
 
 def _checked(model_bytes: float) -> float:
     if not 0 < model_bytes < float("inf"):
-        raise ConfigurationError(
-            f"model bytes must be a finite number above 0, got {model_bytes}; such as 100e6"
-        )
+        raise ConfigurationError(f"model bytes must be a finite number above 0, got {model_bytes}")
     return float(model_bytes)

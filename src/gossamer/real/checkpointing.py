@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from gossamer.errors import ConfigurationError
+from gossamer.quantities import seconds
 from gossamer.real import checkpoint
 from gossamer.real.believing import number_from, numbers_from
 from gossamer.real.hub import Hub
@@ -39,12 +40,15 @@ class Every:
 
     @staticmethod
     def parse(text: str) -> Every:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|steps)", text.strip())
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|steps)", text.strip())
         if found is None or float(found[1]) <= 0 or (found[2] == "steps" and "." in found[1]):
             raise ConfigurationError(
-                f"checkpoints every {text!r} cannot be; write seconds as 30s, or steps as 100steps"
+                "--checkpoint-every must be a time such as 30s or 5m, or steps such as 100steps, "
+                f"got {text!r}"
             )
-        return Every(float(found[1]), found[2] == "steps")
+        if found[2] == "steps":
+            return Every(float(found[1]), True)
+        return Every(seconds(text, "--checkpoint-every"), False)
 
 
 class Timer(Protocol):

@@ -7,6 +7,9 @@ summary.json       the result
 model.safetensors  the output model, as it was evaluated
 strip.json         who computed, waited and communicated in the first moments
 trace.json         a timeline that Perfetto and chrome://tracing open
+
+The JSON files but trace.json say under `made_with` which versions wrote them, when, and by which
+schema.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from torch import Tensor
 from gossamer.errors import ConfigurationError
 from gossamer.outcome import MODEL, write_model
 from gossamer.trace import Timeline
+from gossamer.versions import made_with
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
@@ -101,8 +105,9 @@ class RunFolder:
     def _write(self, name: str, value: dict[str, Any], indent: int | None = 2) -> None:
         # Written beside and renamed, so that a reader never sees half a file.
         temporary = self.path / f".{name}"
+        whole = {**value, "made_with": made_with()}
         try:
-            temporary.write_text(to_json(value, indent=indent) + "\n", encoding="utf-8")
+            temporary.write_text(to_json(whole, indent=indent) + "\n", encoding="utf-8")
             temporary.replace(self.path / name)
         except OSError:
             temporary.unlink(missing_ok=True)

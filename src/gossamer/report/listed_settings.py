@@ -10,9 +10,10 @@ from gossamer.report.units import show_bandwidth, show_bytes, show_percent, show
 
 # How the run was started, kept beside what decided it; and what has a section of its own.
 _ELSEWHERE = frozenset({"command", "command_line", "method", "method_options", "learning_rate",
-                        "seed", "runs"})  # fmt: skip
+                        "seed", "runs", "made_with"})  # fmt: skip
 _SIMULATED = frozenset({"engine", "device", "compiled", "model_bytes"})
 _DEEPEST = 5
+_MAKERS = ("gossamer", "torch", "python")
 _NAMES = {
     "batch": "batch per worker", "clip": "largest gradient norm", "compiled": "torch.compile",
     "buffers": "BatchNorm statistics", "evaluations": "evaluations on the way",
@@ -56,7 +57,12 @@ def listed_settings(runs: Sequence[tuple[str, Row]]) -> list[Setting]:
     for label, config in dict(runs).items():
         for key, value in members(config.get("method_options")).items():
             listed.append(Setting(name=f"{label}: {_words(key)}", value=_shown(key, value)))
-    return listed
+    return [*listed, *_spread("made with", [_versions(config) for _, config in runs])]
+
+
+def _versions(config: Row) -> str:
+    told = members(config.get("made_with"))
+    return ", ".join(f"{what} {text(told[what])}" for what in _MAKERS if text(told.get(what)))
 
 
 def differing(configs: Sequence[Row]) -> list[str]:

@@ -137,7 +137,7 @@ def read_folder(path: Path) -> Folder:
     """What is there; only a path that is no folder is refused."""
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
-        raise ConfigurationError(f"{path} {what}; give the folder of a run, such as runs/*-compare")
+        raise ConfigurationError(f"{path} {what}; give the folder of a run, as in runs/")
     try:
         there = sorted(path.iterdir())
     except OSError as error:

@@ -81,6 +81,7 @@ def make_task(spec: str, *, data: Path | None = None) -> Task:
         return entry.make(**options)
     if data is None:
         raise ConfigurationError(
-            f"task {name} needs data; get {entry.origin}, and give the directory as data"
+            f"task {name} needs data; get {entry.origin}, and say where it is with --data PATH "
+            "(in Python: data=)"
         )
     return entry.make(data, **options)

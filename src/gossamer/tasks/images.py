@@ -16,7 +16,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.tasks.files import damaged, read_bytes
 from gossamer.tasks.task import Data
 
-MNIST_ORIGIN = "the four MNIST IDX files from yann.lecun.com/exdb/mnist or any mirror"
+MNIST_ORIGIN = "the four MNIST IDX files from ossci-datasets.s3.amazonaws.com/mnist or any mirror"
 CIFAR10_ORIGIN = "cifar-10-binary.tar.gz from www.cs.toronto.edu/~kriz/cifar.html, unpacked"
 
 _CLASSES = 10
