@@ -222,10 +222,10 @@ class Simulation:
         for callback in self.world.callbacks:
             callback.on_end(summary)
         tally = self.world.accounts.staleness.histogram
-        return Result(
-            self.settings, summary, self.history, parameters, dict(sorted(tally.items())),
-            self._evaluator.state_dict(held),
-        )  # fmt: skip
+        has_model = self.settings.engine != "none"
+        state = self._evaluator.state_dict(held, parameters) if has_model else {}
+        staleness = dict(sorted(tally.items()))
+        return Result(self.settings, summary, self.history, parameters, staleness, state)
 
     def _progressed(self) -> None:
         if self.world.budget.epochs >= self._next_evaluation:
