@@ -147,10 +147,9 @@ class Evaluator:
             return averaged
         return self._model.recomputed(output, averaged, self._batches)
 
-    def state_dict(self, held: Held) -> dict[str, Tensor]:
+    def state_dict(self, held: Held, output: Tensor) -> dict[str, Tensor]:
         """The output model by the names that the task's own model has, as it was scored; that of an
         ensemble has every member's, as a `ModuleList` of them would name them."""
-        output = self.output_parameters(held)
         if self._output != "ensemble":
             with torch.no_grad(), drawing_from(0, output.device):
                 return self._model.state_dict(output, self._statistics(output, held.buffers))

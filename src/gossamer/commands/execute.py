@@ -78,7 +78,7 @@ def execute(
         if folder is not None:
             world = simulation.world
             folder.write_strip(strip.as_dict(world.ends - world.size, world.duration_ns))
-            if settings.engine != "none":
+            if result.state:
                 folder.write_model(result.state)
             folder.write_summary({**result.summary, "staleness_histogram": result.staleness})
     except BaseException as error:

@@ -28,7 +28,7 @@ from gossamer.payload import payload
 BATCHES = 32
 _MOST_BYTES = 64 << 20
 """Of inputs that are kept; a single batch may be larger."""
-_EVERY = 8
+_EVERY = 64
 """Of the passes, once enough is kept: the oldest goes for a new one."""
 
 
@@ -70,6 +70,7 @@ class Recalibration:
         self._resting: list[nn.Module] = []
         """Modules that the loop keeps in evaluation mode, such as frozen BatchNorm."""
         self._seen = 0
+        self._is_full = False
         self._has_warned = False
         self._hook = (
             model.register_forward_pre_hook(self._passed, with_kwargs=True)
@@ -86,17 +87,17 @@ class Recalibration:
         if not model.training or self.is_paused or torch.compiler.is_compiling():
             return
         self._seen += 1
-        held = sum(size for _, size in self._passes)
-        is_full = bool(self._passes) and (len(self._passes) >= self._most or held >= _MOST_BYTES)
-        if is_full and self._seen % _EVERY:
+        if self._is_full and self._seen % _EVERY:
             return
         # Copied: the loop, or the model itself, may work in place.
         arguments = pytree.tree_map(_copied, (given, named))
         leaves = pytree.tree_leaves(arguments)
         size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
-        if is_full:
+        if self._is_full:
             self._passes.popleft()
         self._passes.append((partial(_pass, model, arguments), size))
+        held = sum(size for _, size in self._passes)
+        self._is_full = len(self._passes) >= self._most or held >= _MOST_BYTES
         self._resting = [module for module in model.modules() if not module.training]
 
     def take(self, batches: Iterable[Any], forward: Callable[[Any], object] | None) -> None:

@@ -374,7 +374,7 @@ class Training:
         })  # fmt: skip
         if kind == "result":
             output = self._evaluator.output_parameters(held)
-            self._diary.keep_output(output, self._evaluator.state_dict(held))
+            self._diary.keep_output(output, self._evaluator.state_dict(held, output))
 
     def _conclude(self) -> None:
         assert self._diary is not None

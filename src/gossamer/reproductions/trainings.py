@@ -60,8 +60,10 @@ class Training:
     def settings(self, task: Task, device: str, threads: int) -> Settings:
         """Those of its simulation; what does not fit together is refused here."""
         return make_settings(
-            task, self.method, self.cluster, device=device, threads=threads, **self.choices
-        )
+            task, self.method, self.cluster, device=device, threads=threads,
+            buffers="averaged",  # as the tables were made, and as they say
+            **self.choices,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -235,10 +235,10 @@ class Simulation:
         for callback in self.world.callbacks:
             callback.on_end(summary)
         tally = self.world.accounts.staleness.histogram
-        return Result(
-            self.settings, summary, self.history, parameters, dict(sorted(tally.items())),
-            self._evaluator.state_dict(held),
-        )  # fmt: skip
+        has_model = self.settings.engine != "none"
+        state = self._evaluator.state_dict(held, parameters) if has_model else {}
+        staleness = dict(sorted(tally.items()))
+        return Result(self.settings, summary, self.history, parameters, staleness, state)
 
     def _watch_progress(self) -> None:
         """In a synchronous run rows are made of complete rounds, else after a gradient."""
