@@ -275,3 +275,4 @@ async def hogwild(w: Worker, x: Replica, *, pieces: int = 8) -> None:
         x.assign_(torch.cat(await shards.read()))
         grad = x.clipped(await w.gradient(x))
         await shards.accumulate(grad * -x.learning_rate, pieces=pieces)
+        w.observe("shared update")

@@ -222,7 +222,8 @@ class Coupling:
             self._binding.let_gpu_finish()
             self._core.let_go()
             self.buckets.close()
-            self._main.close()
+            if self._wanted is not None:
+                self._driver.end(self._main)
             self.worker.finish()
             self.hub.announce_end()
             self.hub.ended.wait()
@@ -305,6 +306,7 @@ class Coupling:
             self._binding.load(self.replica.window)
         if self.replica.uses_weight:
             self._weighted = (self.replica.snapshot(), self.replica.weight)
+        self.replica.read = (self.replica.version,)
         self._wanted = self.buckets.gradient()
         return self._wanted
 

@@ -37,6 +37,8 @@ class WindowReplica:
         self.memory: dict[str, Tensor] = {}
         self.window = window
         self.version = 0
+        self.read: Sequence[int] = ()
+        """Of a worker: the version at which its last gradient was begun."""
         self.optimiser = optimiser
         self.state = {
             slot: torch.full_like(window, optimiser.initial(slot)).unsqueeze(0)
@@ -77,7 +79,7 @@ class WindowReplica:
             self.window.copy_(value)
 
     def descend_(self, gradient: Tensor, *, read: int | Sequence[int] = ()) -> None:
-        for version in (read,) if isinstance(read, int) else read:
+        for version in (read,) if isinstance(read, int) else read or self.read:
             self._on_descend(self.version - version)
         rows = self.clipped(gradient).unsqueeze(0)
         with self._guard:
