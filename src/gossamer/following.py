@@ -20,7 +20,7 @@ from gossamer.settings import Settings
 from gossamer.sim.simulation import Row, digest_of
 
 Watch = Callable[[int, Row], None]
-_NEVER = (0.0, 0.0, 0.0)
+_NEVER = (0.0, 0.0, None)
 
 
 class Entries(Protocol):
@@ -229,12 +229,13 @@ class Follower:
             "computing_seconds": [book["computing_seconds"] for book in books],
             "waiting_fraction": sum(waits) / len(waits) if waits else None,
             "waiting_by_cause": causes,
-            "exchanges_per_step": sum(book["exchanges"] for book in books) / max(1, steps),
+            "exchanges_per_step":
+                sum(book["exchanges"] for book in books) / max(1, steps) or None,
             "bytes_per_step": sum(book["bytes"] for book in books) / max(1, steps),
             "mean_staleness":
                 sum(updates * count for updates, count in staleness.items()) / gradients
-                if gradients else 0.0,
-            "max_staleness": max(staleness, default=0),
+                if gradients else None,
+            "max_staleness": max(staleness, default=None),
             "max_clock_gap": seen.get("clock_gap", _NEVER)[2],
             "dropped_gradients": int(seen.get("dropped", _NEVER)[0]),
             "max_queue": seen.get("queue", _NEVER)[2],

@@ -61,10 +61,11 @@ class Replica(Protocol):
     ) -> None:
         """One step of the replica's own optimiser (momentum, Adam, ...).
 
-        `read` is the version at which the gradient's point was read, where the method knows it
-        (a server), one for each gradient in a mean; the staleness that metrics report is
-        `version - read`. `at` is the gradient's point where that is another than the present
-        value: the optimiser's weight decay is taken there, too.
+        `read` is the version at which the gradient's point was read, one for each gradient in a
+        mean: a server says it. Of a worker it is that at which the gradient was begun that it got
+        last. The staleness that metrics report is `version - read`. `at` is the gradient's point
+        where that is another than the present value: the optimiser's weight decay is taken there,
+        too.
         """
         ...
 

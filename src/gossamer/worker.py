@@ -101,7 +101,9 @@ class Worker(Protocol):
         ...
 
     def observe(self, what: str, value: float = 1.0) -> None:
-        """Tell the metrics what only the method knows: a dropped gradient, a gap of clocks."""
+        """Tell the metrics what only the method knows: a dropped gradient, a gap of clocks, or an
+        "update" of its own ("shared update": of parameters that all share) made without `descend_`,
+        which counts staleness by itself."""
         ...
 
     def now(self) -> float: ...

@@ -204,6 +204,45 @@ def test_a_run_trains_exactly_its_samples(name: str, workers: int) -> None:
             assert max(changed) <= round(result.virtual_seconds * SECOND), spec
 
 
+@every_method
+def test_the_staleness_of_every_gradient_is_measured(name: str) -> None:
+    """Each that is applied counts once. It misses none of its worker's own updates where workers
+    descend by themselves; where all change the same parameters, p - 1 of them on average."""
+    simulation = build(bowl(), name, cluster_of(8), steps=80, engine="none")
+    result = simulation.run()
+    assert sum(result.staleness.values()) == result.steps - result.dropped_gradients
+    promised = METHODS[name].promises.staleness
+    if promised in ("0", "stale") or name == "ad_psgd":
+        assert result.mean_staleness == result.max_staleness == 0
+    elif name in ("hogwild", "downpour", "dc_asgd", "bounded_delay"):
+        assert result.mean_staleness == pytest.approx(7, rel=0.05)
+    else:
+        assert result.mean_staleness > 0.5
+    if name == "ad_psgd":  # what its paper counts: the updates of all workers
+        assert result.mean_global_staleness == pytest.approx(7, rel=0.05)
+    else:
+        assert result.mean_global_staleness is result.max_global_staleness is None
+
+
+@every_method
+def test_what_a_method_cannot_have_is_absent(name: str) -> None:
+    """No zero stands for it: ages of models where workers exchange none, gaps where nobody counts
+    clocks, queues where nobody is held back, exchanges where nobody meets anybody."""
+    simulation = build(bowl(), name, cluster_of(8), steps=20, engine="none")
+    result = simulation.run()
+    method = METHODS[name]
+    options = simulation.settings.method_options()
+    assert (result.mean_age is not None) == (method.family in ("decentralised", "gossip"))
+    assert (result.max_clock_gap is not None) == ("bound" in options)
+    assert (result.max_queue is not None) == ("bound" in options or "cap" in options)
+    if name == "ensemble":
+        assert result.exchanges_per_step is None
+    else:
+        period = options.get("period", 1)
+        least = 1 / (1 + options.get("bound", 0)) if name == "ssp" else 1 / period
+        assert least - 0.1 <= result.exchanges_per_step <= 2 * least + 0.1
+
+
 WITH_SERVERS = [
     spec
     for name, method in METHODS.items()

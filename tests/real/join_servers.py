@@ -67,6 +67,19 @@ def case_of_rates_that_fall_to_nothing(rank: int) -> dict[str, object]:
     return {"before": there, "digest": digest(model)}
 
 
+def case_of_what_is_accrued_at_the_end(rank: int) -> dict[str, object]:
+    """Six gradients of ones at each worker, of which the last two fill no push."""
+    model = torch.nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    torch.nn.init.zeros_(model.weight)
+    with gossamer.join(model, optimizer) as worker:
+        for _ in range(6):
+            optimizer.zero_grad()
+            model.weight.sum().backward()
+            worker.step()
+    return {"steps": float(-model.weight.mean() / 0.5)}
+
+
 def case_of_refusals(rank: int) -> dict[str, object]:
     """Sentences, not hangs."""
     model = net(rank)

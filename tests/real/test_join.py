@@ -70,6 +70,7 @@ GROUPS = [
     ("case_of_an_asynchronous_server", 2, "ssp"),
     ("case_of_an_asynchronous_server", 2, "easgd"),
     ("case_of_rates_that_fall_to_nothing", 2, "downpour"),
+    ("case_of_what_is_accrued_at_the_end", 2, "downpour:n_push=4,n_fetch=4"),
     ("case_of_refusals", 2, "sync_server"),
     *((STEADY, *group) for group in STEADY_GROUPS),
 ]
@@ -204,6 +205,12 @@ def test_a_server_follows_the_schedule() -> None:
     """With rates of 0 its model stands still."""
     for answer in answers("case_of_rates_that_fall_to_nothing", 2, "downpour"):
         assert answer["before"] == answer["digest"]
+
+
+def test_what_a_loop_has_accrued_at_its_end_reaches_the_server() -> None:
+    """All gradients of both workers, though pushes are of four and each made six."""
+    for answer in answers("case_of_what_is_accrued_at_the_end", 2, "downpour:n_push=4,n_fetch=4"):
+        assert answer["steps"] == pytest.approx(12)
 
 
 def test_what_cannot_be_is_refused_in_one_sentence() -> None:

@@ -71,8 +71,10 @@ def test_a_worker_hears_its_steps_and_one_end(groups: dict, method: str) -> None
         assert summary["dropped_gradients"] == len(answer["drop"])
         assert answer["membership"] == []
         values = [staleness for _, staleness in answer["staleness"]]
-        assert summary["max_staleness"] == max(values, default=0)
-        assert summary["mean_staleness"] == pytest.approx(sum(values) / max(1, len(values)))
+        # Absent where nothing is measured, as at the worker beside a server in another process.
+        assert summary["max_staleness"] == max(values, default=None)
+        mean = pytest.approx(sum(values) / len(values)) if values else None
+        assert summary["mean_staleness"] == mean
 
 
 @pytest.mark.parametrize("method", ["pull_gossip", "push_gossip", "ad_psgd", "d_psgd"])

@@ -8,7 +8,7 @@ matter of learning (staleness, workers that drift apart, the rate), the second o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ def parts(
                 seconds,
                 _samples_at(result.history, seconds),
                 float(np.mean(row["waiting_seconds"])) / passed,
-                float(row["mean_staleness"]),
+                _staleness(row),
                 float(row["consensus_distance"]),
                 float(result.summary["bytes_per_step"]),
             )
@@ -78,6 +78,13 @@ def parts(
     seconds, samples, waiting, staleness, apart, sent = (float(v) for v in np.mean(found, axis=0))
     cause = max(causes, key=lambda one: causes[one]) if causes else ""
     return Parts(label, seconds, samples, waiting, cause, staleness, apart, sent, collecting)
+
+
+def _staleness(row: Mapping[str, Any]) -> float:
+    """Updates of all workers where they were counted, which is what a server counts; else the
+    worker's own. Not a number where neither was, which compares as no reason."""
+    known = [row.get("mean_global_staleness"), row.get("mean_staleness")]
+    return next((float(found) for found in known if found is not None), math.nan)
 
 
 def _first_after(history: History, seconds: float) -> Any:

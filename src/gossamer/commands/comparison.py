@@ -20,6 +20,7 @@ from gossamer.commands.console import (
     print_json,
     show_bytes,
     show_share,
+    show_stale,
 )
 from gossamer.commands.dashboard import Dashboard
 from gossamer.commands.execute import Engines, execute
@@ -175,7 +176,7 @@ class Comparison:
                 show_share(row["accuracy"]) if score == "accuracy" else f"{row['loss']:.4g}",
                 "never" if reached is None else _between(reached, row["low"], row["high"]),
                 f"{row['virtual_seconds']:.2f} s", show_share(row["waiting_fraction"]),
-                f"{row['mean_staleness']:.1f}", show_bytes(row["bytes_per_step"]),
+                show_stale(row), show_bytes(row["bytes_per_step"]),
                 f"{row['consensus_distance']:.3f}",
             )  # fmt: skip
         return table

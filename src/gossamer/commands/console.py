@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 import sys
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -115,3 +116,11 @@ def can_draw() -> bool:
 
 def show_share(value: float | None) -> str:
     return "-" if value is None or value != value else f"{100 * value:.1f} %"
+
+
+def show_stale(row: Mapping[str, Any]) -> str:
+    """Updates that gradients missed; in brackets those of all workers; nothing where there is
+    nothing to measure."""
+    own, everyone = row.get("mean_staleness"), row.get("mean_global_staleness")
+    shown = "" if own is None else f"{own:.1f}"
+    return shown if everyone is None else f"{shown} ({everyone:.1f})"

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.commands.console import err, show_share
+from gossamer.commands.console import err, show_share, show_stale
 from gossamer.quantities import counted
 
 Row = dict[str, Any]
@@ -122,5 +122,5 @@ def _cells(method: _Method) -> list[str]:
         f"{method.rate:g}", f"{row['epochs']:.1f}", "-" if loss is None else f"{loss:.3f}",
         show_share(row.get("accuracy")), f"{row['virtual_seconds']:.2f} s",
         "" if method.speed is None else f"{method.speed:,.0f}",
-        f"{row['mean_staleness']:.1f}", waits if not method.failed else "failed",
+        show_stale(row), waits if not method.failed else "failed",
     ]  # fmt: skip

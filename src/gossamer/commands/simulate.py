@@ -192,6 +192,7 @@ def _show(summary: Row, settings: Settings) -> None:
     add("steps", "steps", "{:.0f}".format)
     add("waiting", "waiting_fraction", show_share)
     add("mean staleness", "mean_staleness", "{:.2f}".format)
+    add("mean global staleness", "mean_global_staleness", "{:.2f}".format)
     add("consensus distance", "consensus_distance", "{:.4f}".format)
     add("bytes per step", "bytes_per_step", show_bytes)
     add("exchanges per step", "exchanges_per_step", "{:.2f}".format)

@@ -184,8 +184,16 @@ def _table(scene: Scene, entries: Mapping[str, Entry]) -> Table:
         columns["2nd half/s"] = lambda entry: _spread(entry.over_seeds("late_throughput"))
     columns |= {
         "waiting": lambda entry: _spread_share(entry.over_seeds("waiting")),
-        "stale": lambda entry: f"{entry.over_seeds('mean_staleness').mean:.1f}",
-        "most": lambda entry: f"{max(one.max_staleness for one in entry.paces):.0f}",
+        "stale": lambda entry: (
+            f"{entry.over_seeds('mean_staleness').mean:.1f}"
+            if entry.knows("mean_staleness")
+            else ""
+        ),
+        "most": lambda entry: (
+            f"{max(one.max_staleness or 0 for one in entry.paces):.0f}"
+            if entry.knows("max_staleness")
+            else ""
+        ),
         "dropped": lambda entry: f"{100 * entry.over_seeds('dropped').mean:.1f} %",
     }
     if scene.trains:

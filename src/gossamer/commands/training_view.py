@@ -8,7 +8,7 @@ from typing import Any
 from rich.live import Live
 from rich.table import Table
 
-from gossamer.commands.console import err, show_share
+from gossamer.commands.console import err, show_share, show_stale
 
 Row = dict[str, Any]
 
@@ -74,8 +74,8 @@ class View:
             table.add_row(
                 str(rank), str(row["steps"]), f"{self._speeds.get(rank, 0.0):.0f}",
                 "" if loss is None else f"{loss:.3f}",
-                f"{row['exchanges'] / max(1, row['steps']):.2f}",
-                f"{row['mean_staleness']:.1f}", _waiting(row),
+                f"{row['exchanges'] / max(1, row['steps']):.2f}" if row["exchanges"] else "",
+                show_stale(row), _waiting(row),
                 f"{row['epochs']:.2f} of {self._epochs:g}",
             )  # fmt: skip
         return table

@@ -106,10 +106,11 @@ class Pace:
     waiting: float
     dropped: float
     """Share of the gradients."""
-    mean_staleness: float
-    max_staleness: float
-    max_clock_gap: float
-    max_queue: float
+    mean_staleness: float | None
+    max_staleness: float | None
+    max_clock_gap: float | None
+    """Of methods that count clocks; as the next one, None where there is none."""
+    max_queue: float | None
 
 
 def pace(settings: Settings) -> Pace:
@@ -151,6 +152,10 @@ class Entry:
         """The mean of one of the numbers of `Pace`, with its interval."""
         return interval([float(getattr(one, name)) for one in self.paces])
 
+    def knows(self, name: str) -> bool:
+        """Whether every run has that number."""
+        return all(getattr(one, name) is not None for one in self.paces)
+
     @property
     def best_rate(self) -> float:
         """Of the grid: the best score on average over the run; of equals the smaller one."""
@@ -186,7 +191,8 @@ class Entry:
     def as_dict(self) -> dict[str, Any]:
         described: dict[str, Any] = {"method": self.label}
         for one in dataclasses.fields(Pace):
-            described[one.name] = dataclasses.asdict(self.over_seeds(one.name))
+            known = self.knows(one.name)
+            described[one.name] = dataclasses.asdict(self.over_seeds(one.name)) if known else None
         if self.histories:
             described["learning_rate"] = self.best_rate
             described[self.key] = dataclasses.asdict(self.final(self.best_rate))

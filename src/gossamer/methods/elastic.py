@@ -56,6 +56,7 @@ async def eamsgd(
         grad = x.penalised(await _gradient(w, x, point), point)  # g(x + delta v)
         velocity.mul_(delta).add_(grad, alpha=-x.learning_rate)  # v <- delta v - eta g
         x.add_(velocity)  # the elastic step is not part of v
+        w.observe("update")
 
 
 async def _gradient(w: Worker, x: Replica, point: Tensor) -> Tensor:

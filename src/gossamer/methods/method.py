@@ -79,6 +79,12 @@ class Method:
     def summary(self) -> str:
         return self.about or (inspect.getdoc(self.worker) or "").splitlines()[0]
 
+    @property
+    def servers_hold_model(self) -> bool:
+        """Whether gradients are applied on servers; a worker's own steps move a copy between two
+        reads of them."""
+        return self.output in ("server", "moving average")
+
     def defaults(self) -> dict[str, Any]:
         """The options of all roles."""
         return options_of(self.worker) | (options_of(self.server) if self.server else {})

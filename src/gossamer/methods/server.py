@@ -297,3 +297,4 @@ async def hogwild(w: Worker, x: Replica, *, pieces: int = 8) -> None:
         x.assign_(point)
         x.descend_(await w.gradient(x))
         await shards.accumulate(x.snapshot() - point, pieces=pieces)
+        w.observe("shared update")

@@ -14,7 +14,8 @@ class Books:
 
     steps: int = 0
     samples: int = 0
-    exchanges: int = 0
+    exchanges: float = 0.0
+    """Models got from others; what one of several servers holds counts as a part."""
     bytes: int = 0
     """Moved by one-sided words and reductions; frames are counted where they are sent."""
     computing: float = 0.0
@@ -59,19 +60,20 @@ class Books:
         return max(waiting, key=lambda cause: waiting[cause], default=None)
 
     @property
-    def mean_staleness(self) -> float:
-        gradients = sum(self.staleness.values())
-        updates = sum(staleness * count for staleness, count in self.staleness.items())
-        return updates / gradients if gradients else 0.0
+    def mean_staleness(self) -> float | None:
+        """None where there was nothing to measure."""
+        tally = dict(self.staleness)
+        updates = sum(staleness * count for staleness, count in tally.items())
+        return updates / sum(tally.values()) if tally else None
 
     def summary(self) -> dict[str, Any]:
         """For the callbacks of a user's loop, by the names of a whole run's summary."""
         return {
             "steps": self.steps,
-            "exchanges_per_step": self.exchanges / max(1, self.steps),
+            "exchanges_per_step": self.exchanges / max(1, self.steps) if self.exchanges else None,
             "waiting_by_cause": dict(self.waiting),
             "mean_staleness": self.mean_staleness,
-            "max_staleness": max(self.staleness, default=0),
+            "max_staleness": max(self.staleness, default=None),
             "dropped_gradients": int(self.observed.get("dropped", [0.0])[0]),
         }
 

@@ -32,8 +32,7 @@ class Changes:
     ) -> None:
         self._binding = binding
         self._replica = replica
-        is_held = method.output in ("server", "moving average")
-        self._holder = method.name if is_held else None
+        self._holder = method.name if method.servers_hold_model else None
         """The method, where its servers hold the model."""
         self._point: Tensor | None = None
         self._versions: list[int] = []

@@ -225,7 +225,8 @@ class Coupling:
             self._guard.end()
             self._core.let_go()
             self.buckets.close()
-            self._main.close()
+            if self._wanted is not None:
+                self._driver.end(self._main)
             self.worker.finish()
             self.handout.end()
             self.handout.recalibration.close()
@@ -320,6 +321,8 @@ class Coupling:
         self._changes.given(at if isinstance(at, Tensor) else None)
         if self.replica.uses_weight:
             self.handout.weighted = (self.replica.snapshot(), self.replica.weight)
+        if not self.method.servers_hold_model:
+            self.replica.read = (self.replica.version,)
         self._wanted = self.buckets.gradient()
         return self._wanted
 

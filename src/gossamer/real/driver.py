@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from gossamer.errors import PeerLost, RunFailed
+from gossamer.errors import PeerLost, RunFailed, RunOver
 from gossamer.pending import Pending
 from gossamer.real.mailbox import Receive
 from gossamer.real.recording import Free, Turns
@@ -96,6 +96,16 @@ class Driver:
         finally:
             self.turns.leave()
             coroutine.close()
+
+    def end(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """No gradient is computed any more: let it do what is left to do without one."""
+        try:
+            pending = coroutine.throw(RunOver())
+            while True:
+                self.wait(pending)
+                pending = coroutine.send(None)
+        except (RunOver, StopIteration):
+            return
 
     def _wait_a_turn(self, pending: Pending[Any], task: str) -> None:
         """Others may have their turns meanwhile."""

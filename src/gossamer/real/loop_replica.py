@@ -34,6 +34,8 @@ class LoopReplica:
         self.output: Tensor | None = None
         self.memory: dict[str, Tensor] = {}
         self.version = 0
+        self.read: Sequence[int] = ()
+        """Of a worker: the version at which its last gradient was begun."""
         self.window = window
         self.clip: float | None = None
         """Set by a loop for one step: to clip the gradient when it is applied, combined or not."""
@@ -102,7 +104,7 @@ class LoopReplica:
     def descend_(
         self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None
     ) -> None:
-        for version in (read,) if isinstance(read, int) else read:
+        for version in (read,) if isinstance(read, int) else read or self.read:
             self._on_descend(self.version - version)
         clip, self.clip = self.clip, None
         is_infinite = self.skips_infinite and not bool(torch.isfinite(gradient).all())

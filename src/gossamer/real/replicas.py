@@ -39,6 +39,8 @@ class WindowReplica:
         self.version = 0
         self.steps = 0
         """How many steps the optimiser has made since it knew nothing."""
+        self.read: Sequence[int] = ()
+        """Of a worker: the version at which its last gradient was begun."""
         self.optimiser = optimiser
         self.state = {
             slot: torch.full_like(window, optimiser.initial(slot)).unsqueeze(0)
@@ -81,7 +83,7 @@ class WindowReplica:
     def descend_(
         self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None
     ) -> None:
-        for version in (read,) if isinstance(read, int) else read:
+        for version in (read,) if isinstance(read, int) else read or self.read:
             self._on_descend(self.version - version)
         rows = self.clipped(gradient).unsqueeze(0)
         with self._guard:

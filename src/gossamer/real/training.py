@@ -264,6 +264,8 @@ class Training:
         """Reads its point and its batch now; computed in the thread that awaits it."""
         self.driver.check()
         self._replica.begin_step()
+        if not self._method.servers_hold_model:
+            self._replica.read = (self._replica.version,)
         point = at if isinstance(at, Tensor) else at.snapshot()
         if self._grouping.follows:
             self._pace.open_step(self._gradients)  # its leader has opened it for both

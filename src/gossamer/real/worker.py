@@ -73,6 +73,8 @@ class RealWorker:
         self._tasks = 0
         self._under_way: list[Pending[None]] = []
         """Averages and adds that have not ended yet."""
+        self._updates = self._updates_read = 0
+        """Made without `descend_`; when the last gradient was begun."""
         self._is_finished = False
         self._starting = threading.Lock()
         self.step = 0
@@ -127,6 +129,14 @@ class RealWorker:
         return self._hub.ended.is_over
 
     def observe(self, what: str, value: float = 1.0) -> None:
+        if what == "update":
+            missed, self._updates = self._updates - self._updates_read, self._updates + 1
+            self._books.stale(missed)
+            if self._telling is not None:
+                self._telling.stale(self.rank, missed)
+            return
+        if what == "shared update":
+            return  # to count those of all would take a message for each
         self._books.observe(what, value)
         if self._telling is not None and what == "dropped":
             self._telling.dropped(self.rank)
@@ -144,6 +154,7 @@ class RealWorker:
     def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
         if self._gradient is None:
             raise ProtocolError("a server computes no gradients")
+        self._updates_read = self._updates
         return self._gradient(at, batch)
 
     # ------------------------------------------------------------------ messages
@@ -166,6 +177,10 @@ class RealWorker:
         except PeerLost as lost:
             gone.fail(PeerLost(to, lost.args[0]) if lost.peer != to else lost)
         return gone
+
+    def _part_held_by(self, end: int) -> float:
+        """Of a model: all of it, or one server's range of it."""
+        return self._hub.window_bytes[end] / max(1, self._hub.window_bytes[self.rank])
 
     def _is_exchange(self, end: int) -> bool:
         """With another worker that speaks for itself; inside a group a gradient is computed."""
@@ -211,6 +226,7 @@ class RealWorker:
         self._hub.receive(self.rank, ("reply", number), arrival)
         try:
             self._hub.post(to, tag, Message(self.rank, payload, reply_to=number))
+            self._books.exchanges += 0 if to < self._workers else self._part_held_by(to)
         except PeerLost:
             arrival.cancel()
             answer.fail(PeerLost(to))
@@ -288,8 +304,7 @@ class RealWorker:
     def read(self, peer: int) -> Pending[Tensor]:
         if not self._is_alive(peer):
             return Pending.failed("read", PeerLost(peer), peer)
-        if peer < self._workers:
-            self._books.exchanges += 1
+        self._books.exchanges += self._part_held_by(peer)
         self._books.bytes += self._hub.window_bytes[peer]
         value = self._hub.transport.read(peer)
         if self._telling is not None and peer < self._workers:

@@ -21,7 +21,7 @@ from gossamer.report.statistics import (
 
 _FIGURES = (
     "loss", "accuracy", "virtual_seconds", "wall_seconds", "waiting_fraction", "mean_staleness",
-    "bytes_per_step", "consensus_distance", "exchanges_per_step",
+    "mean_global_staleness", "bytes_per_step", "consensus_distance", "exchanges_per_step",
 )  # fmt: skip
 
 

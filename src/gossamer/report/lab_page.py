@@ -181,7 +181,8 @@ def _histogram(label: str, tally: dict[str, int], mean: float | None) -> MethodD
         staleness=tally, cards=[], topology=None,
         figures=Figures(
             accuracy=None, loss=None, seconds=None, waiting_fraction=None, mean_staleness=mean,
-            max_staleness=max(float(updates) for updates in tally), bytes_per_step=None,
+            max_staleness=max(float(updates) for updates in tally), mean_global_staleness=None,
+            bytes_per_step=None,
             consensus_distance=None, exchanges_per_step=None, steps=None, wall_seconds=None,
         ),
     )  # fmt: skip

@@ -247,6 +247,7 @@ def _figures(ends: Sequence[Row]) -> Figures:
         waiting_fraction=mean_of(ends, "waiting_fraction"),
         mean_staleness=mean_of(ends, "mean_staleness"),
         max_staleness=mean_of(ends, "max_staleness"),
+        mean_global_staleness=mean_of(ends, "mean_global_staleness"),
         bytes_per_step=mean_of(ends, "bytes_per_step"),
         consensus_distance=mean_of(ends, "consensus_distance"),
         exchanges_per_step=mean_of(ends, "exchanges_per_step"),

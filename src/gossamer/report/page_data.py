@@ -89,6 +89,7 @@ class Figures(TypedDict):
     waiting_fraction: float | None
     mean_staleness: float | None
     max_staleness: float | None
+    mean_global_staleness: float | None
     bytes_per_step: float | None
     consensus_distance: float | None
     exchanges_per_step: float | None

@@ -62,7 +62,7 @@ def softsync_staleness(n: int, compute: Compute, seed: int) -> Staleness:
     simulation.world.on_progress = look
     simulation.run()
     count, total = begun[0]
-    return Staleness((tally.total - total) / (tally.count - count), tally.most)
+    return Staleness((tally.total - total) / (tally.count - count), tally.most or 0)
 
 
 def _softsync(seed: int, progress: Progress) -> list[Cell]:

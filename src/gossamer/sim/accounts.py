@@ -15,7 +15,8 @@ class WorkerAccount:
     samples: int = 0
     computing_ns: int = 0
     waiting_ns: dict[str, int] = field(default_factory=dict[str, int])
-    exchanges: int = 0
+    exchanges: float = 0.0
+    """Models got from others; a part of one, as from one of several servers, counts as a part."""
 
     @property
     def waited_ns(self) -> int:
@@ -28,18 +29,19 @@ class Tally:
 
     count: int = 0
     total: int = 0
-    most: int = 0
+    most: int | None = None
     histogram: dict[int, int] = field(default_factory=dict[int, int])
 
     def add(self, value: int) -> None:
         self.count += 1
         self.total += value
-        self.most = max(self.most, value)
+        self.most = value if self.most is None else max(self.most, value)
         self.histogram[value] = self.histogram.get(value, 0) + 1
 
     @property
-    def mean(self) -> float:
-        return self.total / self.count if self.count else 0.0
+    def mean(self) -> float | None:
+        """None where there was nothing to measure."""
+        return self.total / self.count if self.count else None
 
 
 @dataclass
@@ -48,7 +50,7 @@ class Observed:
 
     count: int = 0
     total: float = 0.0
-    most: float = 0.0
+    most: float | None = None
 
 
 @dataclass
@@ -57,7 +59,10 @@ class Accounts:
 
     workers: list[WorkerAccount]
     staleness: Tally = field(default_factory=Tally)
-    """Updates that a gradient missed between its read and its application."""
+    """Updates that a gradient missed between its read and its application, of the replica that it
+    is applied to."""
+    global_staleness: Tally = field(default_factory=Tally)
+    """Updates of all workers meanwhile, where others change a worker's parameters."""
     age: Tally = field(default_factory=Tally)
     """Steps that a peer had made since the model that it gave in an exchange."""
     observed: dict[str, Observed] = field(default_factory=dict[str, "Observed"])
@@ -69,15 +74,17 @@ class Accounts:
         seen = self.observed.setdefault(what, Observed())
         seen.count += 1
         seen.total += value
-        seen.most = max(seen.most, value)
+        seen.most = value if seen.most is None else max(seen.most, value)
 
     @property
     def steps(self) -> int:
         return sum(account.steps for account in self.workers)
 
     @property
-    def exchanges_per_step(self) -> float:
-        return sum(account.exchanges for account in self.workers) / max(1, self.steps)
+    def exchanges_per_step(self) -> float | None:
+        """None where nobody gets anything from anybody."""
+        exchanges = sum(account.exchanges for account in self.workers)
+        return exchanges / max(1, self.steps) if exchanges else None
 
     @property
     def longest_wait(self) -> str | None:

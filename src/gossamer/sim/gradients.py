@@ -25,7 +25,7 @@ class Request:
     """One started gradient."""
 
     __slots__ = (
-        "batch", "delivery", "gradient", "key", "loss", "paused_ns", "point", "statistics",
+        "batch", "delivery", "gradient", "key", "loss", "paused_ns", "point", "read", "statistics",
         "worker",
     )  # fmt: skip
 
@@ -38,6 +38,8 @@ class Request:
         """What the worker awaits; set by the worker."""
         self.paused_ns = 0
         """How much later than planned it will be there, because its worker was paused."""
+        self.read: tuple[int, int] = (0, 0)
+        """When its point was read; see `Updates`."""
         self.gradient: Tensor | None = None
         self.loss: Tensor | None = None
         self.statistics: Tensor | None = None

@@ -196,7 +196,12 @@ class Rendezvous:
             result = present
         elif gathering.root is not None:
             result = gathering.arrived[gathering.root][0]
+        # What a group does inside is computing a gradient.
+        is_exchange = gathering.kind == "all_reduce" and len(gathering.arrived) > 1
+        is_exchange = is_exchange and set(self._world.speakers).issuperset(gathering.arrived)
         for rank, (_, pending) in sorted(gathering.arrived.items()):
             if rank not in lost:
+                if is_exchange:
+                    self._world.got_part(rank, result)
                 self._world.moved(pending, gathering.since_ns)
                 pending.resolve(result)

@@ -145,6 +145,8 @@ class Simulation:
             slices=slices,
             server_machines=self._server_machines(len(servers)),
             buckets=make_buckets(model.module, sample, byte_scale),
+            shares_replica=self._method.shares_replica,
+            servers_hold_model=self._method.servers_hold_model,
             byte_scale=byte_scale,
         )
 
@@ -284,6 +286,7 @@ class Simulation:
             "output": self._method.output,
             "training_loss": float(torch.stack(losses).mean()) if losses else None,
             "mean_staleness": accounts.staleness.mean,
+            "mean_global_staleness": accounts.global_staleness.mean,
             "mean_age": accounts.age.mean,
             "bytes": sum(world.post.bytes_put),
             "computing_seconds": [a.computing_ns / SECOND for a in accounts.workers],
@@ -345,6 +348,7 @@ class Simulation:
             "wall_seconds": time.perf_counter() - self._began,
             "events": world.kernel.events,
             "max_staleness": accounts.staleness.most,
+            "max_global_staleness": accounts.global_staleness.most,
             "max_clock_gap": self._observed("clock_gap").most,
             "dropped_gradients": self._observed("dropped").count,
             "max_queue": self._observed("queue").most,

@@ -94,6 +94,8 @@ class SimulatedWorker:
         self._peers_of: frozenset[int] | None = None
         self._peers: list[int] = []
         self._gradients = 0
+        self._seen: int | None = None
+        """The updates of all that a server's parameters held when they were read last."""
 
     @property
     def peers(self) -> Sequence[int]:
@@ -123,6 +125,9 @@ class SimulatedWorker:
         return self._world.clients_of(self.rank)
 
     def observe(self, what: str, value: float = 1.0) -> None:
+        if what in ("update", "shared update"):
+            self._world.updates.told(self.rank, is_shared=what == "shared update")
+            return
         self._world.accounts.observe(what, value)
         if what == "dropped":
             for callback in self._world.callbacks:
@@ -165,6 +170,9 @@ class SimulatedWorker:
         key = key_of(world.seed, self.rank, self._gradients)
         self._gradients += 1
         request = Request(self.rank, point, indices, key)
+        updates = world.updates.count if self._seen is None else self._seen
+        request.read = (world.replicas[self.rank].version, updates)
+        self._seen = None
         world.desk.start(request)
         world.outstanding.setdefault(self.rank, []).append(request)
         work_ns = world.draw_compute_ns(self.rank, self._compute_rng)
@@ -211,6 +219,8 @@ class SimulatedWorker:
 
     def _count_exchange(self, to: int, payload: Any, step: int) -> None:
         """A model that reached another worker; its age is the steps the sender made meanwhile."""
+        if self.rank >= self._world.size:
+            self._world.got_part(to, payload)
         if to != self.rank and to < self.size and self.rank < self.size and payload is not None:
             self._exchanged(to, self.rank, self.step - step)
 
@@ -273,6 +283,8 @@ class SimulatedWorker:
         def asked() -> None:
             # The value is what the memory holds when the request gets there.
             value = world.replicas[peer].snapshot()
+            if peer >= world.size:
+                self._seen = world.updates.count
             world.post.carry(peer, self.rank, world.wire_size(value), lambda: arrived(value))
 
         step = self._steps_of(peer) if peer < self.size else 0
@@ -281,6 +293,8 @@ class SimulatedWorker:
         def arrived(value: Tensor) -> None:
             if peer < self.size:
                 self._exchanged(self.rank, peer, self._steps_of(peer) - step)
+            else:
+                world.got_part(self.rank, value)
             world.moved(answer, asked_ns)
             answer.resolve(value)
 

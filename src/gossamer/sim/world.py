@@ -27,6 +27,7 @@ from gossamer.sim.mailbox import Mailbox
 from gossamer.sim.post import Post
 from gossamer.sim.rendezvous import Rendezvous
 from gossamer.sim.store import ReplicaStore, SimulatedReplica
+from gossamer.sim.updates import Updates
 from gossamer.tasks.split import Sampler
 from gossamer.trace import Recorder, Span
 from gossamer.worker import INBOX, Left, Message
@@ -59,6 +60,10 @@ class Parts:
     slices: tuple[slice, ...]
     server_machines: tuple[int, ...]
     buckets: tuple[Bucket, ...]
+    shares_replica: bool = False
+    """Whether others change a worker's parameters."""
+    servers_hold_model: bool = False
+    """Whether gradients are applied on servers alone."""
     byte_scale: float = 1.0
     """Bytes charged per byte of tensor, for questions about larger models than the one at hand."""
 
@@ -97,6 +102,7 @@ class World:
         self.ended: set[int] = set()
         self.ended_ns = [0] * self.size
         self.outstanding: dict[int, list[Request]] = {}
+        self.updates = Updates(self)
         self.slow = [1.0] * self.size
         self.speakers: Sequence[int] = range(self.size)
         """Whose replicas count; with groups, their first members'."""
@@ -132,18 +138,11 @@ class World:
     def _replica(self, store: ReplicaStore, row: int) -> SimulatedReplica:
         if store is self.parts.workers:
             return SimulatedReplica(
-                store, row, lambda: self.parts.rates.at(self.epochs[row]), self._descended
+                store, row, lambda: self.parts.rates.at(self.epochs[row]), self.updates.descended
             )
         return SimulatedReplica(
-            store, row, lambda: self.parts.rates.at(self.budget.epochs), self._descended
+            store, row, lambda: self.parts.rates.at(self.budget.epochs), self.updates.descended
         )
-
-    def _descended(self, replica: SimulatedReplica, read: Sequence[int]) -> None:
-        for version in read:
-            self.accounts.staleness.add(replica.version - version)
-            for callback in self.callbacks:
-                end = self.replicas.index(replica)
-                callback.on_staleness(end, replica.version - version, self.kernel.now / SECOND)
 
     # ------------------------------------------------------------------ membership
 
@@ -335,6 +334,11 @@ class World:
             size += round((self.parts.byte_scale - 1.0) * tensor_bytes(payload))
         return size
 
+    def got_part(self, rank: int, payload: object) -> None:
+        """From a server or a collective: as much of an exchange as it is of a model."""
+        row = self.parts.workers.parameters[0]
+        self.accounts.workers[rank].exchanges += tensor_bytes(payload) / max(1, row.nbytes)
+
     def draw_compute_ns(self, rank: int, rng: random.Random) -> int:
         return round(self.cluster.compute.draw(rng) * self.slow[rank] * SECOND)
 
@@ -343,6 +347,7 @@ class World:
         rank = request.worker
         gradient = self.desk.deliver(request)
         self.outstanding[rank].remove(request)
+        self.updates.read[rank] = request.read
         account = self.accounts.workers[rank]
         account.steps += 1
         account.computing_ns += computing_ns

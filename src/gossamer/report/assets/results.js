@@ -11,6 +11,7 @@ const RESULT_COLUMNS = [
 ];
 const FURTHER_COLUMNS = [
   ["max_staleness", "greatest staleness", showCount],
+  ["mean_global_staleness", "updates of all meanwhile", showNumber],
   ["exchanges_per_step", "exchanges per step", showNumber],
   ["consensus_distance", "consensus distance", showNumber],
   ["steps", "steps", showCount],

@@ -74,7 +74,8 @@ function stalenessSection() {
   const known = shownMethods().map((method) => ({ method, ages: agesOf(method) })).filter((one) => one.ages.length);
   const stale = known.filter((one) => one.ages[one.ages.length - 1][0] > 0);
   const fresh = known.filter((one) => !stale.includes(one)).map((one) => one.method.label);
-  const freshWords = fresh.length ? `Every gradient of ${enumerate(fresh)} was fresh when it was applied.` : "";
+  const freshWords = fresh.length
+    ? `Between reading and applying a gradient, ${enumerate(fresh)} made no other update of the same parameters.` : "";
   if (!stale.length) {
     const words = fresh.length ? setText(kept("fresh", () => make("p")), freshWords) : null;
     return section("staleness", "How old the gradients were", "", words);

@@ -1,0 +1,55 @@
+"""How stale gradients are: the updates that each missed between its read and its application."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gossamer.sim.kernel import SECOND
+
+if TYPE_CHECKING:
+    from gossamer.sim.store import SimulatedReplica
+    from gossamer.sim.world import World
+
+Read = tuple[int, int]
+"""The version of a worker's replica, and the updates of all, when a gradient's point was read."""
+
+
+class Updates:
+    """Counts the gradients that are applied, wherever."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.count = 0
+        self.read: dict[int, Read] = {}
+        """Of the gradient that each worker got last."""
+
+    def descended(self, replica: SimulatedReplica, read: Sequence[int]) -> None:
+        """A server says at which versions its gradients were read, of a worker the world knows."""
+        world = self._world
+        is_worker = replica.store is world.parts.workers
+        if is_worker and world.parts.servers_hold_model:
+            return  # a copy moves on between two reads of the servers
+        known = self.read.get(replica.row) if is_worker and not read else None
+        versions = read if known is None else (known[0],)
+        end = replica.row if is_worker else world.replicas.index(replica, world.size)
+        for version in versions:
+            self._applied(end, replica.version - version, known)
+        self.count += not versions
+
+    def told(self, rank: int, *, is_shared: bool) -> None:
+        """A worker has made an update without `descend_`, of its own or of shared parameters."""
+        versions = self._world.parts.workers.versions
+        version, count = self.read[rank]
+        missed = self.count - count if is_shared else versions[rank] - version
+        versions[rank] += 1
+        self._applied(rank, missed)
+
+    def _applied(self, end: int, staleness: int, read: Read | None = None) -> None:
+        world = self._world
+        world.accounts.staleness.add(staleness)
+        if read is not None and world.parts.shares_replica:
+            world.accounts.global_staleness.add(self.count - read[1])
+        self.count += 1
+        for callback in world.callbacks:
+            callback.on_staleness(end, staleness, world.kernel.now / SECOND)
