@@ -92,7 +92,11 @@ class GroupLeader:
 
     @property
     def peers(self) -> Sequence[int]:
-        return sorted(self.live - {self.rank})
+        return self.answering(sorted(self.live - {self.rank}))
+
+    def answering(self, peers: Sequence[int]) -> Sequence[int]:
+        leaders = [self._leaders[number] for number in peers]
+        return [self._number[leader] for leader in self._inner.answering(leaders)]
 
     @property
     def servers(self) -> Sequence[int]:

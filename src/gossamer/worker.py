@@ -63,7 +63,12 @@ class Worker(Protocol):
 
     @property
     def peers(self) -> Sequence[int]:
-        """The other workers believed alive, in order of rank."""
+        """The other workers believed alive, and answering, in order of rank."""
+        ...
+
+    def answering(self, peers: Sequence[int]) -> Sequence[int]:
+        """Those of them that are not silent at present, as a stopped process is. In virtual time
+        nobody is: one-sided words do not need the other's process."""
         ...
 
     @property

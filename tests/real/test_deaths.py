@@ -98,6 +98,27 @@ def test_the_death_of_a_server_ends_the_run_at_once(transport: str) -> None:
         assert run.after_death < PAUSE_S, group
 
 
+def test_a_stopped_worker_stops_nobody_who_waits_for_nobody() -> None:
+    """It goes on only when each of the others has made twenty steps without it; the exchanges that
+    it had been asked for are made then, and all samples are processed."""
+    epochs = 3
+    groups = [
+        Group(
+            method,
+            4,
+            "torch",
+            choices={**CHOICES, "epochs": epochs},
+            stops=(2, 5, 20),
+            sleeps=SLEEP_S,
+        )
+        for method in ("pull_gossip", "ad_psgd:topology=ring")
+    ]
+    for group, run in zip(groups, run_groups(groups, limit_s=280), strict=True):
+        assert run.ends == [0, 0, 0, 0], (group, run.ends, run.written)
+        assert run.summary["living"] == 4
+        assert sum(run.summary["steps_by_worker"].values()) * BATCH >= epochs * DATA, group
+
+
 @needs_mpirun
 def test_mpi_ends_the_whole_job_when_a_process_dies(tmp_path: Path) -> None:
     """That is the engine's way: mpirun ends the others and says so with its exit code."""

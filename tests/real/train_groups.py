@@ -54,6 +54,9 @@ class Group:
     """A pattern of files, one of which it waits for first."""
     killed: tuple[int, float] | None = None
     """Which worker is killed how long after the first step, in seconds."""
+    stops: tuple[int, int, int] | None = None
+    """Which worker stops itself when it asks for which of its batches, and after how many more
+    batches each of the others wants it to go on: it does when all of them do."""
     sleeps: float = 0.0
     """How long every worker sleeps at each batch."""
     reduction: str = "fixed"
@@ -102,6 +105,28 @@ def die_at(number: int, behind: str) -> None:
         dealer.next_batch = next_batch
 
 
+def stop_at(group: Group, rank: int, place: Path) -> None:
+    """SIGSTOP, and SIGCONT from the last of the others."""
+    assert group.stops is not None
+    sleeper, number, steps = group.stops
+    stopped, others = place / "stopped", group.workers - 1
+    asked, given = [0], pace.Leases.next_batch
+
+    def next_batch(self: Any) -> Any:
+        asked[0] += rank == sleeper or stopped.exists()
+        if rank == sleeper and asked[0] == number:
+            stopped.with_suffix(".part").write_text(str(os.getpid()))
+            stopped.with_suffix(".part").rename(stopped)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if rank != sleeper and asked[0] == steps:
+            (place / f"went-on-{rank}").touch()
+            if len(list(place.glob("went-on-*"))) == others:
+                os.kill(int(stopped.read_text()), signal.SIGCONT)
+        return given(self)
+
+    pace.Leases.next_batch = next_batch
+
+
 def sleep_at_batches(seconds: float) -> None:
     for dealer in (pace.Rounds, pace.Leases):
         given = dealer.next_batch
@@ -124,6 +149,8 @@ def become_worker(group: Group, rank: int, variables: dict[str, str], log: Path)
         os.environ.update(variables, GOSSAMER_RANK=str(rank), GOSSAMER_LOCAL_RANK=str(local_rank))
         if group.dies is not None and group.dies[0] == rank:
             die_at(group.dies[1], group.dies_behind)
+        if group.stops is not None:
+            stop_at(group, rank, Path(variables["GOSSAMER_EXPLAIN_DIR"]))
         if group.sleeps:
             sleep_at_batches(group.sleeps)
         code = program.main()

@@ -105,7 +105,7 @@ async def ad_psgd(
             while averaged >= steps * most or steps == 0:
                 await w.receive("stepped")
                 steps += 1
-            peers = graph.among(w.live).neighbours(w.rank)
+            peers = w.answering(graph.among(w.live).neighbours(w.rank))
             if peers:
                 try:
                     await w.average(w.rng.choice(peers))  # x_i, x_j <- (x_i + x_j) / 2, atomically

@@ -18,6 +18,7 @@ from gossamer.real.books import Books
 from gossamer.real.grouping import Grouping
 from gossamer.real.hub import Hub
 from gossamer.real.mailbox import Receive
+from gossamer.real.silence import Silence
 from gossamer.real.telling import Telling
 from gossamer.real.transport import Scattered, StopToken
 from gossamer.real.within import ended_within
@@ -65,7 +66,8 @@ class RealWorker:
         self._books = books
         self._gradient = gradient
         self._telling = telling
-        self._peers_of: frozenset[int] | None = None
+        self._silence = Silence(hub.driver.stop)
+        self._peers_of: tuple[frozenset[int], frozenset[int]] | None = None
         self._peers: list[int] = []
         self._left: set[int] = set()
         self._agreed: dict[int, frozenset[int]] = {}
@@ -81,11 +83,14 @@ class RealWorker:
 
     @property
     def peers(self) -> Sequence[int]:
-        live = self.live
-        if live is not self._peers_of:
-            self._peers_of = live
-            self._peers = sorted(live - {self.rank})
+        live, silent, known = self.live, self._silence.silent, self._peers_of
+        if known is None or live is not known[0] or silent is not known[1]:
+            self._peers_of = (live, silent)
+            self._peers = sorted(live - silent - {self.rank})
         return self._peers
+
+    def answering(self, peers: Sequence[int]) -> Sequence[int]:
+        return self._silence.answering(peers)
 
     @property
     def live(self) -> frozenset[int]:
@@ -307,9 +312,15 @@ class RealWorker:
         self._books.exchanges += self._part_held_by(peer)
         self._books.bytes += self._hub.window_bytes[peer]
         value = self._hub.transport.read(peer)
-        if self._telling is not None and peer < self._workers:
+        if peer >= self._workers:
+            return value  # a server's is needed, however long it takes
+        value = self._silence.bounded(peer, value, self._left_out)
+        if self._telling is not None:
             self._tell_exchange(value, (self.rank, peer))
         return value
+
+    def _left_out(self) -> None:
+        self._books.exchanges -= 1
 
     def _tell_exchange(self, pending: Pending[Any], *pairs: tuple[int, int]) -> None:
         """Who has got whose model, once it is there."""
@@ -351,7 +362,8 @@ class RealWorker:
                 self._remember(started)
         if self._telling is not None:
             self._tell_exchange(started, (self.rank, peer), (peer, self.rank))
-        return started
+        # Left out it is made later, at both ends: the sum is kept.
+        return self._silence.bounded(peer, started)
 
     def _remember(self, started: Pending[None]) -> None:
         self._under_way = [one for one in (*self._under_way, started) if not one.done]

@@ -105,6 +105,9 @@ class SimulatedWorker:
             self._peers = sorted(live - {self.rank})
         return self._peers
 
+    def answering(self, peers: Sequence[int]) -> Sequence[int]:
+        return peers
+
     @property
     def live(self) -> frozenset[int]:
         return self._world.live_seen_by(self.rank)
