@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--refresh-outputs",
+        action="store_true",
+        help="write what examples and documentation print now, instead of comparing",
+    )
+
+
+@pytest.fixture
+def refreshes(request: pytest.FixtureRequest) -> bool:
+    """Whether expected outputs are to be written anew."""
+    return bool(request.config.getoption("--refresh-outputs"))
