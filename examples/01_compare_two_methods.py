@@ -15,5 +15,5 @@ for method in ("all_reduce", "ad_psgd"):
     )
 
 # Prints:
-# all_reduce  3.75 virtual s  accuracy 95.8 %  waiting 67 %
-# ad_psgd     0.99 virtual s  accuracy 96.4 %  waiting 0 %
+# all_reduce  3.77 virtual s  accuracy 95.8 %  waiting 67 %
+# ad_psgd     1.00 virtual s  accuracy 95.6 %  waiting 0 %

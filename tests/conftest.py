@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
@@ -13,3 +14,17 @@ os.environ["GOSSAMER_SECRET"] = "a secret of the tests alone"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--refresh-outputs",
+        action="store_true",
+        help="write what examples and documentation print now, instead of comparing",
+    )
+
+
+@pytest.fixture
+def refreshes(request: pytest.FixtureRequest) -> bool:
+    """Whether expected outputs are to be written anew."""
+    return bool(request.config.getoption("--refresh-outputs"))

@@ -72,17 +72,15 @@ def cost(
 ) -> None:
     """Predict the time of a step by closed forms.
 
-    Each worker keeps its batch, however many there are. How well a method learns per sample is not
-    in it. What has no closed form (slow workers, shared network cards) is simulated in time only.
+    Each worker keeps its batch. How well a method learns per sample is not in it. What has no
+    closed form (slow workers, shared network cards) is simulated in time only.
     """
     if check:
-        # The whole registry, unless methods were named.
         rows = check_agreement(None if methods == _METHODS else _names(methods))
         if as_json:
             print_json({"agreement": rows})
         return
-    if picture is not None and not has_matplotlib():
-        raise ConfigurationError("--picture needs matplotlib; pip install matplotlib")
+    _check_picture(picture)
     loaded = None if task == "none" else given.load_task(task, data)
     where = _cluster(cluster, bandwidth, latency, compute)
     what = _workload(loaded, model_bytes, batch)
@@ -109,6 +107,11 @@ def cost(
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
     if as_json:
         print_json(summary)
+
+
+def _check_picture(picture: Path | None) -> None:
+    if picture is not None and not has_matplotlib():
+        raise ConfigurationError("--picture needs matplotlib; pip install matplotlib")
 
 
 def _answers(
