@@ -9,7 +9,7 @@ times say who is best.
 A target not reached comes later than the run's last evaluation. A method that misses it with every
 seed is out of the contest. One that misses it with some seeds comes after all that never do; in the
 tests its missing times stand at the end of the run, the least they can be, and so it is called
-slower only if it is slower even then.
+slower only if it is slower even then; the chance in such times is pooled for those tests alone.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Ranking:
         self._full = [one for one in order if one.mean is not None]
         self._some = [one for one in order if one.mean is None and one.reached]
         self._logs = {one.label: _logarithms(one) for one in (*self._full, *self._some)}
-        self._deviation, self._freedom = self._pooled()
+        self._known = self._pooled(self._full)
+        self._whole = self._pooled([*self._full, *self._some])
         close = self._close()
         self.places = [self._place(one, close) for one in order]
 
@@ -97,16 +98,17 @@ class Ranking:
     def _span(self, one: Arrival) -> Interval | None:
         if one.mean is None:
             return None
-        if not self._freedom or one.mean == 0.0:
+        deviation, freedom = self._known
+        if not freedom or one.mean == 0.0:
             return Interval(one.mean, one.mean, one.mean)
-        half = t_quantile(self._freedom) * self._deviation / math.sqrt(self.seeds)
+        half = t_quantile(freedom) * deviation / math.sqrt(self.seeds)
         return Interval(one.mean, one.mean * math.exp(-half), one.mean * math.exp(half))
 
-    def _pooled(self) -> tuple[float, int]:
+    def _pooled(self, methods: Sequence[Arrival]) -> tuple[float, int]:
         """The deviation of chance and its degrees of freedom."""
-        if not self._full or self.seeds < 2:
+        if not methods or self.seeds < 2:
             return 0.0, 0
-        logs = np.array(list(self._logs.values()))
+        logs = np.array([self._logs[one.label] for one in methods])
         rest = logs - logs.mean(1, keepdims=True)
         freedom = logs.size - len(logs)
         if len(logs) > 1:
@@ -137,8 +139,8 @@ class Ranking:
         # Times at their least can hide that a method is behind, and not show that it is ahead.
         if one.mean is None or (other.mean is None and behind <= 0.0):
             return 1.0
-        error = self._deviation * math.sqrt(2 / self.seeds)
-        return probability_beyond(abs(behind) / error, self._freedom)
+        deviation, freedom = self._known if other.mean is not None else self._whole
+        return probability_beyond(abs(behind) / (deviation * math.sqrt(2 / self.seeds)), freedom)
 
 
 def _in_common(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], int]:
