@@ -124,7 +124,10 @@ IMPOSSIBLE_VALUES = {
 COMPARISONS = {
     "--lr 0.1,,0.2": "--lr must be numbers separated by commas, got '0.1,,0.2'",
     "--lr 0.1,-1": "--lr must be a finite number above 0, got -1.0",
-    "--target nan": "target must be a finite number, got nan",
+    "--target nan": "--target must be an accuracy above 0 and at most 1 (or in per cent,",
+    "--target 101": "got 101",
+    "--target -1": "got -1",
+    "--seeds some": "--seeds must be a whole number or auto, got 'some'",
     "--engine none": "compare needs gradients; use --engine vector or loop",
     "--seeds 0": "seeds must be at least 1, got 0",
 }

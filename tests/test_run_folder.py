@@ -123,18 +123,20 @@ def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path) -> None:
 
 
 def test_a_comparison_keeps_every_run_and_a_picture(tmp_path: Path) -> None:
-    """One folder for each method, rate and seed, and the table as JSON."""
+    """One folder for each method at each rate with the choosing seed, and at its best rate with
+    each seed that counts, and the table as JSON."""
     said, folder = kept(
         tmp_path, "compare", "--methods", "ad_psgd all_reduce", "--lr", "0.1,0.1,0.2",
         "--epochs", "0.2", "--seeds", "2", "--json",
     )  # fmt: skip
     runs = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    assert runs == [
-        f"{method}-lr{rate}-seed{seed}"
-        for method in ("ad_psgd", "all_reduce") for rate in ("0.1", "0.2") for seed in (0, 1)
-    ]  # fmt: skip
+    ranked = {row["method"]: row["learning_rate"] for row in said.json["ranking"]}
+    tried = {(method, rate) for method, rates in said.json["grid"].items() for rate in rates}
+    assert set(runs) == {f"{method}-lr{rate}-seed0" for method, rate in tried} | {
+        f"{method}-lr{rate:g}-seed{seed}" for method, rate in ranked.items() for seed in (1, 2)
+    }
     assert read(folder / "summary.json") == said.json
-    assert len(read(folder / "config.json")["runs"]) == 4
+    assert len(read(folder / "config.json")["runs"]) == len(runs)
     assert (folder / "comparison.png").stat().st_size > 10_000
     for run in runs:
         assert read(folder / run / "summary.json")["ended"] == "finished"

@@ -93,7 +93,8 @@ def test_a_slow_machine_gives_the_best_so_far_and_says_so(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--target", "97"), "--target must be an accuracy above 0 and at most 1"),
+        (("--target", "101"), "--target must be an accuracy above 0 and at most 1"),
+        (("--target", "-1"), "--target must be an accuracy above 0 and at most 1"),
         (("--target", "nan"), "--target must be"),
         (("--budget", "soon"), "--budget must be a time"),
         (("--budget", "0s"), "--budget must be above 0"),

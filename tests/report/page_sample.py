@@ -30,12 +30,14 @@ def sample_page(**changes: Any) -> dict[str, Any]:
         "command": "gossamer compare --task digits-mlp --cluster one-slow-of-16 --epochs 20 "
         "--seeds 3 --methods 'all_reduce d_psgd ad_psgd downpour'",
         "version": "0.1.0", "is_growing": False, "score": "accuracy", "target": 0.95,
+        "rule": "A run reaches the target when it is there and stays.", "can_tell": True,
         "time": "virtual seconds",
         "methods": [_method(place) for place in range(len(LABELS))],
         "grid": {
             "rates": [0.05, 0.1, 0.2, 0.4],
             "rows": [
-                {"method": label, "values": [0.93, 0.95 + 0.001 * place, 0.96, None], "chosen": 2}
+                {"method": label, "values": [0.93, 0.95 + 0.001 * place, 0.96, None],
+                 "seconds": [None, 30.0, 20.0, None], "chosen": 2}
                 for place, label in enumerate(LABELS)
             ],
         },
@@ -62,9 +64,9 @@ def bare_method(label: str) -> dict[str, Any]:
     figures = "accuracy loss seconds waiting_fraction mean_staleness max_staleness bytes_per_step"
     return {
         "label": label, "learning_rate": None, "seeds": 0, "output": "", "status": "unfinished",
-        "curves": {"time": dict(nothing), "epochs": dict(nothing)}, "arrival": None, "workers": [],
-        "strip": None, "staleness": {}, "cards": [], "topology": None,
-        "figures": dict.fromkeys(figures.split()),
+        "curves": {"time": dict(nothing), "epochs": dict(nothing)}, "arrival": None, "look": 0,
+        "shares": None, "workers": [], "strip": None, "staleness": {}, "cards": [],
+        "topology": None, "figures": dict.fromkeys(figures.split()),
     }  # fmt: skip
 
 
@@ -97,14 +99,18 @@ def _method(place: int) -> dict[str, Any]:
     reached = next((e * pace for e, a in zip(epochs, accuracy, strict=True) if a >= 0.95), None)
     arrival = {
         "mean": reached, "low": reached and reached * 0.94, "high": reached and reached * 1.06,
-        "reached": 3 if reached else 0, "seeds": 3,
+        "reached": 3 if reached else 0, "seeds": 3, "times": reached and 1.0 + place,
+        "runs": [reached and reached * share for share in (0.95, 1.0, 1.06)],
+        "is_close": label in ("ad_psgd", "easgd"),
     }  # fmt: skip
     is_synchronous = place in _SYNCHRONOUS
     staleness = {"0": 4000} if is_synchronous else _staleness(place)
     return {
         "label": label, "learning_rate": 0.2, "seeds": 3,
         "output": "server" if label in ("downpour", "ssp:bound=4") else "mean of workers",
-        "status": "finished", "curves": views, "arrival": arrival,
+        "status": "finished", "curves": views, "arrival": arrival, "look": place,
+        "shares": {"computing": 0.15 if is_synchronous else 0.94,
+                   "waiting": 0.83 if is_synchronous else 0.04, "other": 0.02},
         "workers": [_worker(rank, 20 * pace, is_synchronous) for rank in range(WORKERS)],
         "strip": _strip(is_synchronous), "staleness": staleness, "cards": _cards(place),
         "topology": _topology(place),

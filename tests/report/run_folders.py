@@ -83,19 +83,25 @@ def write_run(
     return folder
 
 
-def write_comparison(folder: Path, slopes: dict[tuple[str, float, int], float]) -> Path:
-    """By (method, rate, seed): how fast its accuracy rises."""
+def write_comparison(
+    folder: Path, slopes: dict[tuple[str, float, int], float], choosing_seed: int | None = None
+) -> Path:
+    """By (method, rate, seed): how fast its accuracy rises; one seed may choose the rates."""
     configs = {
-        (method, rate): settings_of(method, learning_rate=rate) for method, rate, _ in slopes
+        (method, rate, seed): settings_of(method, learning_rate=rate, seed=seed)
+        for method, rate, seed in slopes
     }
-    seeds = len({seed for _, _, seed in slopes})
+    seeds = len({seed for _, _, seed in slopes} - {choosing_seed})
     write(
         folder / "config.json",
-        {"runs": list(configs.values()), "seeds": seeds, "command_line": "gossamer compare"},
-    )
+        {
+            "runs": list(configs.values()), "seeds": seeds, "choosing_seed": choosing_seed,
+            "command_line": "gossamer compare",
+        },
+    )  # fmt: skip
     for (method, rate, seed), slope in slopes.items():
-        config = {**configs[method, rate], "seed": seed}
-        write_run(folder / f"{method}-lr{rate:g}-seed{seed}", config, rising(slope))
+        name = f"{method}-lr{rate:g}-seed{seed}"
+        write_run(folder / name, configs[method, rate, seed], rising(slope))
     write(folder / "summary.json", {"task": "digits-mlp", "ended": "finished"})
     return folder
 

@@ -11,7 +11,7 @@ import typer
 from run_folders import SLOPES, rising, settings_of, write_comparison, write_run
 
 from command_line import gossamer
-from gossamer.commands import comparison, reproduce, simulate
+from gossamer.commands import comparison, reproduce, simulate, tournament
 from gossamer.commands.report import report
 from gossamer.errors import ConfigurationError, PeerLost
 
@@ -48,7 +48,7 @@ def test_the_page_of_one_run_lies_in_its_folder(tmp_path, capsys):
     assert [method["label"] for method in data["methods"]] == ["ad_psgd", "downpour"]
     said = capsys.readouterr().out
     assert f"report: {folder / 'report.html'}" in said.replace("\n", "")
-    assert "Only ad_psgd reaches 96 %" in said
+    assert "Only ad_psgd reaches 88 %" in said
 
 
 def test_the_page_of_several_runs_lies_where_the_user_is(tmp_path, monkeypatch):
@@ -160,15 +160,15 @@ def test_a_run_that_ends_early_keeps_the_page_of_what_it_did(tmp_path, monkeypat
 def test_a_comparison_that_is_interrupted_keeps_the_page_of_what_is_done(
     tmp_path, monkeypatch, no_pictures
 ):
-    """One method is finished, the other one was under way."""
-    whole = comparison.execute
+    """One method is finished, the other one was under way: nobody has won."""
+    whole = tournament.execute
 
     def execute(settings, **options):
         if settings.method.name == "all_reduce":
             raise KeyboardInterrupt
         return whole(settings, **options)
 
-    monkeypatch.setattr(comparison, "execute", execute)
+    monkeypatch.setattr(tournament, "execute", execute)
     said = gossamer(
         "compare", "--methods", "ad_psgd all_reduce", *QUICK, "--lr", "0.1", "--runs", str(tmp_path)
     )
@@ -176,6 +176,8 @@ def test_a_comparison_that_is_interrupted_keeps_the_page_of_what_is_done(
     data = embedded(only_folder(tmp_path) / "report.html")
     assert [method["label"] for method in data["methods"]] == ["ad_psgd"]
     assert any("all_reduce at 0.1" in line for line in data["missing"])
+    assert "Interrupted when 1 of 2 methods had run" in said.out
+    assert "first" not in data["verdict"]
 
 
 def test_a_reproduced_table_keeps_its_page(tmp_path, monkeypatch, no_pictures):

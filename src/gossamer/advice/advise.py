@@ -16,7 +16,14 @@ from gossamer.advice.halving import Curve, Halving, Rung, curve, order
 from gossamer.advice.plan import Plan
 from gossamer.advice.sensitivity import Outcome, Scene
 from gossamer.errors import ConfigurationError, PeerLost, Stalled
-from gossamer.report.statistics import Arrival, arrival, is_lower_better, seconds_to
+from gossamer.report.arrival import (
+    Arrival,
+    arrival,
+    has_lasted,
+    is_lower_better,
+    seconds_to,
+    smoothed,
+)
 from gossamer.settings import Settings
 from gossamer.sim.simulation import Result, Row
 
@@ -123,10 +130,13 @@ class Search:
         rows, result = self._one(settings, samples, limit, str(candidate))
         if result is not None:
             self.searched[candidate] = result
-        points = [(float(row["virtual_seconds"]), self._score(row)) for row in rows]
+        _, times, scores = smoothed(rows, self.key)
+        points = [
+            (float(at), self._sign * float(score)) for at, score in zip(times, scores, strict=True)
+        ]
         # After all its samples, a failure or a divergence, a run has nothing more to show.
-        is_cut = bool(rows) and points[-1][0] > limit
-        has_diverged = bool(points) and not math.isfinite(points[-1][1])
+        is_cut = bool(rows) and float(rows[-1]["virtual_seconds"]) > limit
+        has_diverged = bool(rows) and not math.isfinite(self._score(rows[-1]))
         is_over = result is None or has_diverged or (rung.share >= 1.0 and not is_cut)
         found = curve(points, is_over=is_over)
         goal = self._sign * self.target
@@ -222,19 +232,24 @@ class Search:
         extra = collecting_seconds(settings, self._model_bytes)
         self._watch(Step(self._stage, self._left, what, self.leader()))
         rows: list[Row] = []
+        is_over = False
 
         def stop(row: Row) -> bool:
-            rows.append(row)
-            score = self._score(row)
-            return (
-                score >= self._sign * self.target
-                or not math.isfinite(score)
-                or row["samples"] >= samples
-                or row["virtual_seconds"] + extra > limit
-            )
+            nonlocal is_over
+            # What is on its way when a run is told to end still lands; the race is over by then.
+            if not is_over:
+                rows.append(row)
+                is_over = (
+                    has_lasted(rows, self.target, self.key)
+                    or not math.isfinite(self._score(row))
+                    or row["samples"] >= samples
+                    or row["virtual_seconds"] + extra > limit
+                )
+            return is_over
 
         try:
             result = self._run(settings, stop, name)
+            del result.history[len(rows) :]
         except (PeerLost, Stalled) as error:
             self.failures[f"{what}, seed {settings.seed}"] = str(error)
             result = None
@@ -296,8 +311,7 @@ class Search:
 
     def _order(self, one: Standing) -> tuple[float, float, float]:
         """Time; then those that arrive with more seeds; then those that come nearer."""
-        span = one.arrival.interval
-        mean = math.inf if span is None else span.mean
+        mean = math.inf if one.arrival.mean is None else one.arrival.mean
         return mean, -one.arrival.reached, -self._sign * one.nearest
 
     def left_behind(self) -> list[tuple[Candidate, int, float]]:

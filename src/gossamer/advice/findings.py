@@ -11,8 +11,12 @@ from gossamer.advice.advise import Search, Standing
 from gossamer.advice.reasons import parts, why
 from gossamer.advice.sensitivity import Outcome, sentence, thresholds
 from gossamer.quantities import counted
+from gossamer.report.arrival import RULE, is_lower_better
+from gossamer.report.method_data import arrival_data
 from gossamer.report.page_data import ArrivalData, TableData
-from gossamer.report.statistics import is_lower_better, show_number, show_score, verdict
+from gossamer.report.ranking import Place, Ranking
+from gossamer.report.statistics import beyond, show_number, show_score
+from gossamer.report.verdict import verdict
 from gossamer.settings import Settings
 
 _LONGER = 3
@@ -24,6 +28,7 @@ class Findings:
     def __init__(self, search: Search, left_out: Mapping[str, str]) -> None:
         self.search = search
         self.ranking: list[Standing] = search.ranking()
+        self.contest = Ranking([one.arrival for one in self.ranking])
         self.left_out = dict(left_out)
 
     @property
@@ -32,14 +37,34 @@ class Findings:
 
     @property
     def is_reached(self) -> bool:
-        return any(one.arrival.interval is not None for one in self.ranking)
+        return any(one.arrival.mean is not None for one in self.ranking)
+
+    @property
+    def has_final(self) -> bool:
+        """Whether the finalists have run: before that nobody may be called first."""
+        return bool(self.ranking) and self.ranking[0].is_final
+
+    def place(self, one: Standing) -> Place:
+        return next(p for p in self.contest.places if p.label == one.candidate.method)
 
     def verdict(self) -> str:
         """One sentence, with the uncertainty."""
-        # A search that was cut short knows nothing of those who had not arrived yet.
-        known = [one for one in self.ranking if one.is_final or one.arrival.reached]
-        runs = {one.candidate.method: one.histories for one in known or self.ranking}
-        return verdict(runs, self.search.target, self.search.key)
+        cut_short = ""
+        contest = self.contest
+        if not self.has_final:
+            cut_short = f"{self._why_ended()} when {self._measured()} had been measured"
+            # Such a search knows nothing of those who had not arrived yet.
+            contest = Ranking([one.arrival for one in self.ranking if one.arrival.reached])
+        ends = {one.candidate.method: one.nearest for one in self.ranking}
+        return verdict(contest, self.search.target, self.search.key, ends, cut_short)
+
+    def _why_ended(self) -> str:
+        return {"interrupted": "Interrupted", "out of time": "The budget ran out"}.get(
+            self.search.ended, "The final failed"
+        )
+
+    def _measured(self) -> str:
+        return f"{len(self.search.searched)} of {counted(len(self.search.candidates), 'candidate')}"
 
     def reason(self) -> str:
         """Why the runner-up loses."""
@@ -81,16 +106,14 @@ class Findings:
     def edge(self) -> str:
         """Where the winner's rate is the outermost of the grid, a better one may lie beyond."""
         rates = sorted({candidate.learning_rate for candidate in self.search.candidates})
-        if not self.ranking or len(rates) < 2:
+        if not self.has_final:
             return ""
         chosen = self.ranking[0].candidate.learning_rate
-        end = {rates[0]: "smallest", rates[-1]: "largest"}.get(chosen)
-        if end is None:
+        further = beyond(chosen, rates)
+        if further is None:
             return ""
-        beyond = (
-            chosen * rates[-1] / rates[-2] if end == "largest" else chosen * rates[0] / rates[1]
-        )
-        grid = sorted([*rates, float(f"{beyond:.2g}")])
+        end = "largest" if further > chosen else "smallest"
+        grid = sorted([*rates, further])
         return (
             f"{chosen:g} is the {end} rate of the grid, a better one may lie beyond it: "
             f"try --lr {','.join(f'{rate:g}' for rate in grid)}."
@@ -120,23 +143,31 @@ class Findings:
         said += [
             f"Left out: {', '.join(m)}: {reason}." for reason, m in self.left_out_for().items()
         ]
-        return [*filter(None, said), f"Train with the winner: {self.train_command()}"]
+        return [*filter(None, said), *filter(None, [self.next_step()])]
+
+    def next_step(self) -> str:
+        """What to do with the answer; nothing where there is none."""
+        if not self.has_final:
+            return ""
+        whom = "the winner" if self.contest.winner is not None else "the first of them"
+        return f"Train with {whom}: {self.train_command()}"
 
     def train_command(self) -> str:
-        """Trains with the winner on real processes."""
+        """Trains with the first of the ranking on real processes; empty before there is one."""
+        if not self.has_final:
+            return ""
         first = self.ranking[0].candidate
         chosen = ["--method", first.method, "--lr", f"{first.learning_rate:g}"]
         return shlex.join(["gossamer", "train", *chosen, *_common(self.search.base)])
 
     def ended(self) -> str:
         """What a reader must know of a search that was cut short; empty where it was not."""
-        done = f"{len(self.search.searched)} of {counted(len(self.search.candidates), 'candidate')}"
         seeds = len(self.ranking[0].results) if self.ranking and self.ranking[0].is_final else 0
         final = (
             f"the final had {seeds} of {counted(self.search.plan.seeds, 'seed')}, "
             f"followed by {counted(len(self.search.outcomes), 'changed cluster')}"
         )
-        state = final if self.search.finals else f"the search had measured {done}"
+        state = final if self.search.finals else f"the search had measured {self._measured()}"
         return {
             "interrupted": f"Interrupted: this is the best so far; {state}.",
             "out of time": f"The budget ran out on this machine: this is the best so far; {state}; "
@@ -162,7 +193,8 @@ class Findings:
             "edge": self.edge(),
             "changes": self.changes(),
             "sensitivity": [self._outcome(one) for one in self.search.outcomes],
-            "command": self.train_command() if self.ranking else "",
+            "command": self.train_command(),
+            "rule": RULE,
             "left_behind": [
                 {"method": c.method, "learning_rate": c.learning_rate, "rung": rung, "best": best}
                 for c, rung, best in self.search.left_behind()
@@ -180,23 +212,20 @@ class Findings:
 
     def arrivals(self) -> dict[str, ArrivalData]:
         """For the page, whose curves do not know what collecting the model costs."""
-        rows = [self._row(one) for one in self.ranking]
-        return {
-            row["method"]: ArrivalData(
-                mean=row["seconds_to_target"], low=row["low"], high=row["high"],
-                reached=row["reached"], seeds=row["seeds"],
-            )
-            for row in rows
-        }  # fmt: skip
+        return {place.label: arrival_data(place) for place in self.contest.places}
 
     def _row(self, one: Standing) -> dict[str, Any]:
-        span = one.arrival.interval
+        place = self.place(one)
+        span = place.span
         return {
             "method": one.candidate.method,
             "learning_rate": one.candidate.learning_rate,
             "seconds_to_target": None if span is None else span.mean,
-            "low": None if span is None else max(0.0, span.low),
+            "low": None if span is None else span.low,
             "high": None if span is None else span.high,
+            "times_the_first": place.times,
+            "may_be_first": place.is_close,
+            "seconds_of_seeds": list(one.arrival.seconds),
             "reached": one.arrival.reached,
             "seeds": len(one.results),
             "best": one.nearest,
@@ -209,10 +238,7 @@ class Findings:
             "change": one.scene.title,
             "what": one.scene.what,
             "leader": one.leader(),
-            "seconds_to_target": {
-                method: None if found.interval is None else found.interval.mean
-                for method, found in one.arrivals.items()
-            },
+            "seconds_to_target": {method: found.mean for method, found in one.arrivals.items()},
             "failures": dict(one.failures),
         }
 
@@ -234,8 +260,8 @@ class Findings:
 
     def _ranking_table(self) -> TableData:
         keys = (
-            "method", "kind", "learning_rate", "seconds_to_target", "low", "high", "reached",
-            "seeds", "best",
+            "method", "kind", "learning_rate", "seconds_to_target", "low", "high",
+            "times_the_first", "reached", "seeds", "best",
         )  # fmt: skip
         rows = [self._row(one) for one in self.ranking]
         return {
@@ -251,8 +277,8 @@ class Findings:
             cells: list[str | float | None] = [outcome.scene.title]
             for method in contenders:
                 found = outcome.arrivals.get(method)
-                span = None if found is None else found.interval
-                cells.append("-" if span is None else f"{show_number(span.mean)} s")
+                mean = None if found is None else found.mean
+                cells.append("-" if mean is None else f"{show_number(mean)} s")
             rows.append([*cells, outcome.leader() or "nobody"])
         return {
             "title": f"What would change the answer: time to {self.goal} if one thing differed",

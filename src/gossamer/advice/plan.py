@@ -17,8 +17,6 @@ from gossamer.model import drawing_from
 from gossamer.settings import Settings
 from gossamer.sim.buckets import layer_costs
 
-_EVALUATIONS_PER_EPOCH = 5
-_EVALUATIONS = (20, 100)
 _FACTOR = 3
 """Each rung runs three times as long as the one before, with a third of its candidates."""
 _FEWEST_EPOCHS = 1.5
@@ -60,12 +58,6 @@ class Plan:
         return self.candidates + later
 
 
-def evaluations(epochs: float) -> int:
-    """Of a whole run; the time to a target lies on a straight line between two of them."""
-    fewest, most = _EVALUATIONS
-    return min(most, max(fewest, round(_EVALUATIONS_PER_EPOCH * epochs)))
-
-
 def nominal_seconds(settings: Settings) -> float:
     """What a whole run of these settings costs, by counted work."""
     task = settings.task
@@ -96,24 +88,26 @@ def make_plan(
     all their rates; seeds and changed clusters take what is left.
     """
     runs = budget_s / run_s
+    fewest = _FEWEST_SEEDS if seeds is None else seeds
     longest = max(1, 1 + int(math.log(max(1.0, epochs / _FEWEST_EPOCHS), _FACTOR)))
-    count, depth = candidates, 1
-    while _cost(count, depth, kinds) > _SEARCH_SHARE * runs and depth < longest:
-        depth += 1
-    while _cost(count, depth, kinds) > _SEARCH_SHARE * runs and count > 2 * rates:
-        count -= rates
-    search = _cost(count, depth, kinds)
-    leaders = min(_LEADERS, count)
-    # Besides the leaders, the final sees the best of every other way to couple workers.
-    finalists = min(count, leaders + max(0, kinds - 1))
-    affordable = int((runs * (1 - _CHANGES_SHARE) - search) / finalists)
-    chosen = min(_MOST_SEEDS, affordable) if seeds is None else seeds
-    if chosen < _FEWEST_SEEDS and seeds is None:
-        needed = (search + finalists * _FEWEST_SEEDS) * run_s / (1 - _CHANGES_SHARE)
+    # The most careful one first.
+    counts = range(candidates, min(candidates, 2 * rates) - 1, -rates)
+    searches = [(count, depth) for count in counts for depth in range(1, longest + 1)]
+    needs = {one: _cost(*one, kinds) + _finalists(one[0], kinds) * fewest for one in searches}
+    affordable = runs * (1 - _CHANGES_SHARE)
+    if seeds is None and min(needs.values()) > affordable:
+        needed = min(needs.values()) * run_s / (1 - _CHANGES_SHARE)
         raise ConfigurationError(
             f"a budget of {_show(budget_s)} pays for {runs:.1f} whole runs of this task, too few "
             f"to advise; give --budget {_show(needed)} or more, or fewer --epochs"
         )
+    # A final comes before a longer search: whoever pays more never gets less.
+    paid = [one for one in searches if needs[one] <= affordable]
+    fitting = [one for one in paid if _cost(*one, kinds) <= _SEARCH_SHARE * runs] or paid[-1:]
+    count, depth = (fitting or [min(searches, key=lambda one: needs[one])])[0]
+    search = _cost(count, depth, kinds)
+    finalists = _finalists(count, kinds)
+    chosen = seeds or max(fewest, min(_MOST_SEEDS, int((affordable - search) / finalists)))
     total = search + finalists * chosen
     contenders = int((runs - total) / max(1, scenes * _SCENE_SEEDS))
     contenders = min(finalists, kinds, contenders) if scenes else 0
@@ -123,7 +117,7 @@ def make_plan(
         candidates=count,
         rungs=_rungs(count, depth),
         kinds=kinds,
-        leaders=leaders,
+        leaders=min(_LEADERS, count),
         seeds=chosen,
         contenders=contenders,
         scene_seeds=_SCENE_SEEDS,
@@ -144,8 +138,13 @@ def _cost(count: int, depth: int, kinds: int) -> float:
     total = 0.0
     for rung in _rungs(count, depth):
         total += count * rung.share
-        count = rung.keep + kinds - 1
+        count = min(count, rung.keep + kinds - 1)
     return total
+
+
+def _finalists(count: int, kinds: int) -> int:
+    """The leaders and, besides them, the best of every other way to couple workers."""
+    return min(count, _LEADERS + max(0, kinds - 1))
 
 
 def _show(seconds: float) -> str:

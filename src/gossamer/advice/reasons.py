@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from gossamer.report.statistics import History, seconds_to, show_number
+from gossamer.report.arrival import History, seconds_to
+from gossamer.report.statistics import show_number
 from gossamer.sim.simulation import Result
 
 _MATTERS = 1.05

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gossamer.quantities import counted
-from gossamer.report.statistics import Arrival, show_number
+from gossamer.report.arrival import Arrival
+from gossamer.report.statistics import show_number
 from gossamer.sim.cluster import Cluster
 from gossamer.sim.faults import Fault
 
@@ -96,11 +97,7 @@ class Outcome:
 
     def leader(self) -> str | None:
         """The first to arrive with every seed; None if nobody does."""
-        there = {
-            method: one.interval.mean
-            for method, one in self.arrivals.items()
-            if one.interval is not None
-        }
+        there = {method: one.mean for method, one in self.arrivals.items() if one.mean is not None}
         return min(there, key=lambda method: there[method]) if there else None
 
 
@@ -139,17 +136,17 @@ def thresholds(outcomes: Sequence[Outcome], workers: int, winner: str) -> list[s
 
 
 def _order(outcome: Outcome, method: str) -> float:
-    span = outcome.arrivals[method].interval
-    return float("inf") if span is None else span.mean
+    mean = outcome.arrivals[method].mean
+    return float("inf") if mean is None else mean
 
 
 def _seconds(outcome: Outcome, method: str) -> str:
     one = outcome.arrivals.get(method)
     if one is None:
         return "no time, it cannot run"
-    if one.interval is None:
+    if one.mean is None:
         return f"longer: {one.reached} of {counted(len(one.seconds), 'seed')} arrive"
-    return f"{show_number(one.interval.mean)} s"
+    return f"{show_number(one.mean)} s"
 
 
 def _overlap(outcome: Outcome, one: str, other: str) -> bool:
@@ -158,7 +155,7 @@ def _overlap(outcome: Outcome, one: str, other: str) -> bool:
     Two seeds make no useful interval; that their times do not mix is what they can say.
     """
     first, second = outcome.arrivals.get(one), outcome.arrivals.get(other)
-    if first is None or second is None or first.interval is None or second.interval is None:
+    if first is None or second is None or first.mean is None or second.mean is None:
         return False
     mine = [value for value in first.seconds if value is not None]
     theirs = [value for value in second.seconds if value is not None]

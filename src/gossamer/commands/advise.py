@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.table import Table
 from gossamer.advice.advise import OutOfTime, Run, Search, Step, Stop
 from gossamer.advice.candidates import candidates
 from gossamer.advice.findings import Findings
-from gossamer.advice.plan import Plan, evaluations, make_plan, nominal_seconds
+from gossamer.advice.plan import Plan, make_plan, nominal_seconds
 from gossamer.advice.sensitivity import scenes
 from gossamer.commands import options as given
 from gossamer.commands.console import Reporter, command_line, err, out, print_json, show_share
@@ -24,6 +23,7 @@ from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.report import draw_beside
 from gossamer.errors import ConfigurationError, Error
 from gossamer.quantities import counted, seconds
+from gossamer.report.arrival import RULE, evaluations
 from gossamer.report.build import build_page
 from gossamer.report.folder import RunFolder
 from gossamer.report.main_picture import Advice
@@ -38,7 +38,8 @@ BudgetOption = Annotated[
     str, typer.Option("--budget", help="How long the search may take: 90s, 5m, 1h.")
 ]
 GoalOption = Annotated[
-    float, typer.Option("--target", help="Accuracy (or loss) that training must reach.")
+    float,
+    typer.Option("--target", help="Accuracy (0.95, or 95 for 95 %) or loss to reach and hold."),
 ]
 FinalSeedsOption = Annotated[
     int | None,
@@ -96,7 +97,9 @@ def advise(
         split=split, device=device, threads=threads, buffers=buffers, model_bytes=model_bytes,
         evaluations=evaluations(length),
     )  # fmt: skip
-    _check(target, allowed, base)
+    target = given.target_from(target, has_accuracy=loaded.correct is not None) or 0.0
+    if allowed <= 0:
+        raise ConfigurationError("--budget must be above 0, such as 90s, 5m or 1h")
     rates = given.rates_from(lr) or loaded.learning_rates
     found, left_out = candidates(base, rates)
     changed = scenes(base.cluster)
@@ -122,17 +125,6 @@ def advise(
 def _folder(runs: Path, task: str) -> RunFolder | None:
     is_kept = given.keeps_folder(runs)
     return RunFolder.create(runs, f"advise-{given.slug(task)}") if is_kept else None
-
-
-def _check(target: float, allowed: float, base: Settings) -> None:
-    has_accuracy = base.task.correct is not None
-    if not math.isfinite(target) or target <= 0 or (has_accuracy and target > 1):
-        expected = "an accuracy above 0 and at most 1" if has_accuracy else "a loss above 0"
-        raise ConfigurationError(
-            f"--target must be {expected} for {base.task.name}, got {target:g}"
-        )
-    if allowed <= 0:
-        raise ConfigurationError("--budget must be above 0, such as 90s, 5m or 1h")
 
 
 def _findings(search: Search, left_out: dict[str, str], budget: str) -> Findings:
@@ -231,9 +223,9 @@ def _keep_page(findings: Findings, folder: RunFolder) -> None:
     try:
         folders = [read_folder(folder.path)]
         data = build_page(folders, target=target)
-        data["kind"] = "advise"
         data["title"] = title
         data["verdict"] = findings.verdict()
+        data["can_tell"] = findings.contest.can_tell
         for method in data["methods"]:
             method["arrival"] = findings.arrivals().get(method["label"], method["arrival"])
         data["tables"] = [*findings.tables(), *data["tables"]]
@@ -244,8 +236,7 @@ def _keep_page(findings: Findings, folder: RunFolder) -> None:
         err.print(f"no report: {error or type(error).__name__}", markup=False, soft_wrap=True)
         return
     _say(f"report: {place}")
-    known = {one.candidate.method: one.arrival for one in findings.ranking if one.is_final}
-    draw_beside(place, folders, target, Advice(title, known))
+    draw_beside(place, folders, target, Advice(title, findings.contest))
 
 
 def _show(findings: Findings) -> None:
@@ -267,6 +258,7 @@ def _show(findings: Findings) -> None:
     if findings.ended():
         _say(f"notice: {findings.ended()}")
     out.print(_ranking(findings))
+    _say(RULE)
     _say(findings.verdict(), style="bold")
     _say(findings.reason())
     for hint in filter(None, (findings.proposal(), findings.edge())):
@@ -282,7 +274,8 @@ def _show(findings: Findings) -> None:
         _say(f"left behind in the search: {', '.join(behind)}")
     for reason, methods in findings.left_out_for().items():
         _say(f"left out: {', '.join(methods)}: {reason}")
-    _say(f"train with the winner: {findings.train_command()}")
+    if findings.next_step():
+        _say(findings.next_step())
 
 
 def _say(text: str, style: str | None = None) -> None:
@@ -298,9 +291,9 @@ def _ranking(findings: Findings) -> Table:
         is_whole = column != "couples by"
         table.add_column(column, justify="left" if is_text else "right", no_wrap=is_whole)
     for place, one in enumerate(findings.ranking, 1):
-        span = one.arrival.interval
+        span = findings.place(one).span
         never = "never" if one.is_final else "not yet"
-        low, high = (0.0, 0.0) if span is None else (max(0.0, span.low), span.high)
+        low, high = (0.0, 0.0) if span is None else (span.low, span.high)
         table.add_row(
             str(place), one.candidate.method, f"{one.candidate.learning_rate:g}",
             never if span is None else f"{show_number(span.mean)} s",

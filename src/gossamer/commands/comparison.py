@@ -1,9 +1,7 @@
-"""A comparison of methods: run the grid, then say what came out."""
+"""A comparison of methods: what came out of its runs, on the console, in the folder, as JSON."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,112 +10,57 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from gossamer.commands import options as given
 from gossamer.commands.console import (
     can_draw,
-    command_line,
     out,
     print_json,
     show_bytes,
     show_share,
     show_stale,
 )
-from gossamer.commands.dashboard import Dashboard
-from gossamer.commands.execute import Engines, execute
 from gossamer.commands.live import LivePage
 from gossamer.commands.report import keep_report
-from gossamer.commands.simulate import progress_line
-from gossamer.errors import ConfigurationError, Error, PeerLost, Stalled
+from gossamer.commands.tournament import Tournament
 from gossamer.quantities import counted
+from gossamer.report.arrival import RULE
 from gossamer.report.contest import Contest, Entry
 from gossamer.report.folder import RunFolder
-from gossamer.report.pictures import Series, comparison_picture
+from gossamer.report.main_picture import series_of
+from gossamer.report.pictures import comparison_picture
+from gossamer.report.runs import run_of
 from gossamer.settings import Settings
-from gossamer.sim.simulation import Result, Row
+from gossamer.sim.simulation import Result
 
 
 class Comparison:
-    """Runs the grid, then says what came out."""
+    """Runs the tournament, then says what came out."""
 
-    def __init__(self, settings: Sequence[Settings], seeds: int, target: float | None) -> None:
+    def __init__(
+        self, settings: Sequence[Settings], looks: Sequence[int], target: float | None
+    ) -> None:
         self._settings = settings
-        self._seeds = seeds
-        self._target = target
-        if target is not None and not math.isfinite(target):
-            raise ConfigurationError(f"target must be a finite number, got {target}")
+        self._tournament = Tournament(settings, looks, target)
         self.entries: dict[str, Entry[Result]] = {}
-        self.failures: dict[str, Error] = {}
-        self.interrupted = False
+
+    @property
+    def interrupted(self) -> bool:
+        return self._tournament.interrupted
 
     def run(self, folder: RunFolder | None, page: LivePage | None = None) -> None:
         """All methods, rates and seeds; Ctrl-C keeps what is finished."""
-        engines = Engines()
-        counts: dict[str, int] = {}
-        for settings in self._settings:
-            label = str(settings.method)
-            counts[label] = counts.get(label, 0) + self._seeds
-        if folder is not None:
-            folder.write_config(
-                {
-                    "runs": [s.as_dict() for s in self._settings],
-                    "seeds": self._seeds,
-                    "command_line": command_line(),
-                }
-            )
-            if page is not None:
-                page.show(folder)
-        try:
-            with Dashboard(counts) as dashboard:
-                for settings in self._settings:
-                    for number in range(self._seeds):
-                        self._run_one(settings, number, folder, engines, dashboard)
-        except KeyboardInterrupt:
-            self.interrupted = True
-        # A rate with fewer seeds than the others would not be a fair comparison.
-        for entry in self.entries.values():
-            entry.results = {
-                rate: done for rate, done in entry.results.items() if len(done) == self._seeds
-            }
-        self.entries = {label: e for label, e in self.entries.items() if e.results}
+        self._tournament.run(folder, page)
+        self.entries = self._tournament.entries
         if not self.entries:
-            raise KeyboardInterrupt if self.interrupted else next(iter(self.failures.values()))
-
-    def _run_one(
-        self,
-        settings: Settings,
-        number: int,
-        folder: RunFolder | None,
-        engines: Engines,
-        dashboard: Dashboard,
-    ) -> None:
-        own = dataclasses.replace(settings, seed=settings.seed + number)
-        label, rate = str(own.method), own.learning_rate or 0.0
-        name = f"{label} at {rate:g}"
-        place = None
-        if folder is not None:
-            place = folder.child(f"{given.slug(label)}-lr{rate:g}-seed{own.seed}")
-
-        def watch(row: Row) -> None:
-            dashboard.at(row, row["epochs"] / (own.epochs or 1.0))
-
-        dashboard.begin(label, rate)
-        try:
-            result = execute(own, folder=place, on_row=watch, engines=engines)
-        except (PeerLost, Stalled) as error:
-            # What the cluster did to one method is a result about it; the others go on.
-            self.failures[name] = error
-            dashboard.finished(f"{name} failed: {error}", has_failed=True)
-            return
-        entry = self.entries.setdefault(label, Entry(label))
-        entry.results.setdefault(rate, []).append(result)
-        dashboard.finished(progress_line(name, result.summary))
+            failures = self._tournament.failures.values()
+            raise KeyboardInterrupt if self.interrupted else next(iter(failures))
 
     # ------------------------------------------------------------------ what came out
 
     @cached_property
     def contest(self) -> Contest[Result]:
         """Of what has run, once it has."""
-        return Contest(self.entries, self._target)
+        held = self._tournament
+        return Contest(self.entries, held.target, level=held.level, cut_short=held.cut_short)
 
     def report(self, folder: RunFolder | None, as_json: bool) -> None:
         """On the console, in the folder, and as JSON where that is wanted."""
@@ -135,7 +78,7 @@ class Comparison:
 
     def show(self) -> None:
         first = self._settings[0]
-        for name, error in self.failures.items():
+        for name, error in self._tournament.failures.items():
             out.print(f"notice: {name} failed: {error}", markup=False, soft_wrap=True)
         for notice, whose in self._notices().items():
             out.print(f"notice: {notice} ({', '.join(whose)})", markup=False, soft_wrap=True)
@@ -148,23 +91,35 @@ class Comparison:
             soft_wrap=True,
         )
         out.print(self._ranking())
-        out.print(self._grid())
+        out.print(self._legend(), markup=False, soft_wrap=True)
+        if len(self.contest.rates) > 1:
+            out.print(
+                "Time to the target at each learning rate tried, on a seed that does not count "
+                "above; * is shown there,\n"
+                f"in parentheses the final {self.contest.key} where the target was not held.",
+                markup=False,
+                soft_wrap=True,
+            )
+            out.print(self._grid())
+        for edge in self.contest.edges():
+            out.print(f"notice: {edge}", markup=False, soft_wrap=True)
         out.print(self.contest.verdict(), markup=False, style="bold", soft_wrap=True)
 
     def _notices(self) -> dict[str, list[str]]:
         """What a reader must be told, and of which runs."""
         found: dict[str, list[str]] = {}
         for label, entry in self.entries.items():
-            for rate, results in entry.results.items():
+            for rate, results in (*entry.tried.items(), *entry.results.items()):
                 for notice in dict.fromkeys(n for one in results for n in one.notices):
-                    found.setdefault(notice, []).append(f"{label} at {rate:g}")
+                    whose = found.setdefault(notice, [])
+                    whose += [name for name in [f"{label} at {rate:g}"] if name not in whose]
         return found
 
     def _ranking(self) -> Table:
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         score, target = self.contest.key, self.contest.target
         goal = show_share(target) if score == "accuracy" else f"{target:.4g}"
-        for column in ("method", "lr", score, f"to {goal}", "in all", "waiting",
+        for column in ("method", "lr", score, f"to {goal}", "times", "in all", "waiting",
                        "stale", "sent/step", "apart"):  # fmt: skip
             table.add_column(
                 column, justify="left" if column == "method" else "right", no_wrap=True
@@ -174,33 +129,37 @@ class Comparison:
             table.add_row(
                 row["method"], f"{row['learning_rate']:g}",
                 show_share(row["accuracy"]) if score == "accuracy" else f"{row['loss']:.4g}",
-                "never" if reached is None else _between(reached, row["low"], row["high"]),
-                f"{row['virtual_seconds']:.2f} s", show_share(row["waiting_fraction"]),
-                show_stale(row), show_bytes(row["bytes_per_step"]),
+                _between(row) if reached is not None else _count(row),
+                self._times(row), f"{row['virtual_seconds']:.2f} s",
+                show_share(row["waiting_fraction"]), show_stale(row),
+                show_bytes(row["bytes_per_step"]),
                 f"{row['consensus_distance']:.3f}",
             )  # fmt: skip
         return table
 
+    def _times(self, row: dict[str, Any]) -> str:
+        """Of the first one's time, and whether the two can be told apart."""
+        times, ranking = row["times_the_first"], self.contest.ranking
+        is_open = ranking.can_tell and row["may_be_first"] and ranking.winner is None
+        return ("" if times is None else f"{times:.1f}") + (" ~" if is_open else "")
+
+    def _legend(self) -> str:
+        marks = " ~ marks those too close to call." if self.contest.ranking.can_tell else ""
+        return f"times: of what the first one takes.{marks} {RULE}"
+
     def _grid(self) -> Table:
         contest = self.contest
-        table = Table(
-            title=f"Final {contest.key} over the grid of learning rates (* is shown above)",
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            padding=(0, 2, 0, 0),
-            pad_edge=False,
-        )
+        table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column("method")
         for rate in contest.rates:
             table.add_column(f"{rate:g}", justify="right")
         for label, entry in self.entries.items():
             cells: list[str] = []
             for rate in contest.rates:
-                if rate not in entry.results:
-                    cells.append("-")
+                if rate not in entry.grid:
+                    cells.append("- ")
                     continue
-                value = contest.score(label, rate)
-                shown = show_share(value) if contest.key == "accuracy" else f"{value:.4g}"
+                shown = contest.show_tried(label, rate)
                 is_shown = rate == contest.chosen[label]
                 cells.append(f"[bold]{shown}*[/bold]" if is_shown else f"{shown} ")
             table.add_row(label, *cells)
@@ -211,13 +170,17 @@ class Comparison:
             "task": self._settings[0].task.name,
             "cluster": self._settings[0].cluster.name,
             "workers": self._settings[0].cluster.workers,
-            "seeds": self._seeds,
+            "seeds": self._tournament.seeds,
+            "level": self._tournament.level,
+            "cut_short": self._tournament.cut_short,
             "target": self.contest.target,
             "verdict": self.contest.verdict(),
             "ended": "interrupted" if self.interrupted else "finished",
-            "failures": {name: str(error) for name, error in self.failures.items()},
+            "failures": {name: str(error) for name, error in self._tournament.failures.items()},
             "ranking": self.contest.rows(),
             "grid": self.contest.grid(),
+            "edges": self.contest.edges(),
+            "rule": RULE,
         }
 
     def draw(self, path: Path) -> None:
@@ -226,17 +189,26 @@ class Comparison:
             return
         first = self._settings[0]
         runs = [
-            Series(
-                row["method"],
-                self.entries[row["method"]].histories(row["learning_rate"]),
-                first.cluster.workers,
-                self.entries[row["method"]].results[row["learning_rate"]][0].summary,
-            )
-            for row in self.contest.rows()
+            series_of(place.label, [run_of(one) for one in self._shown(place.label)])
+            for place in self.contest.ranking.places
         ]
         title = f"{first.task.title} on {first.cluster.title or first.cluster.name}"
-        comparison_picture(path, runs, title=title, target=self.contest.target)
+        comparison_picture(
+            path, runs, title=title, target=self.contest.target, ranking=self.contest.ranking
+        )
+
+    def _shown(self, label: str) -> list[Result]:
+        """The runs of a method at its best rate."""
+        return self.entries[label].results[self.contest.chosen[label]]
 
 
-def _between(mean: float, low: float, high: float) -> str:
+def _between(row: dict[str, Any]) -> str:
+    mean, low, high = row["seconds_to_target"], row["low"], row["high"]
     return f"{mean:.2f} s" if low == high else f"{mean:.2f} ({low:.2f}-{high:.2f}) s"
+
+
+def _count(row: dict[str, Any]) -> str:
+    """Of a method that does not always arrive."""
+    seconds = row["seconds_of_seeds"]
+    reached = sum(second is not None for second in seconds)
+    return f"{reached} of {counted(len(seconds), 'seed')}" if reached else "never"

@@ -60,6 +60,11 @@ class Dashboard:
     ) -> None:
         self._live.stop()
 
+    def expect(self, label: str) -> None:
+        """One more run of this method is to come."""
+        self._methods[label].runs += 1
+        self._total += 1
+
     def begin(self, label: str, rate: float) -> None:
         """A run of this method at this learning rate has begun."""
         self._current, self._run_began = label, time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from gossamer.commands.console import results_elsewhere
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import size_in_bytes
+from gossamer.report.ranking import LOOKS
 from gossamer.sim.cluster import Cluster, load_cluster
 from gossamer.sim.faults import KINDS, parse_fault
 from gossamer.tasks import Task, make_task
@@ -24,7 +26,17 @@ GridOption = Annotated[
 ]
 TargetOption = Annotated[
     float | None,
-    typer.Option("--target", help="Accuracy (or loss) to reach; default: near the best."),
+    typer.Option(
+        "--target",
+        help="Accuracy (0.95, or 95 for 95 %) or loss to reach and hold; default: near the best.",
+    ),
+]
+EvaluationsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--evaluations",
+        help="How often each run is measured; default: 5 an epoch, from 20 to 100 in all.",
+    ),
 ]
 TaskOption = Annotated[
     str, typer.Option("--task", help="What to train; `gossamer tasks` lists them.")
@@ -90,6 +102,14 @@ PartitionOption = Annotated[
 SeedOption = Annotated[int, typer.Option("--seed", help="Everything random follows from it.")]
 SeedsOption = Annotated[
     int, typer.Option("--seeds", help="Repeat with this many seeds; report mean and 95 % interval.")
+]
+LooksOption = Annotated[
+    str,
+    typer.Option(
+        "--seeds",
+        help="How many seeds are ranked, besides the one that chooses the learning rates; auto: "
+        "3, 6 or 12, until a winner is clear.",
+    ),
 ]
 EpochsOption = Annotated[
     float | None, typer.Option("--epochs", help="Passes over the data, of all workers together.")
@@ -204,6 +224,34 @@ def rates_from(text: str | None) -> tuple[float, ...]:
             f"--lr must be numbers separated by commas, got {text!r}"
         ) from None
     return tuple(dict.fromkeys(rates))
+
+
+def looks_from(text: str) -> tuple[int, ...]:
+    """The numbers of seeds after which a comparison looks whether a winner is clear."""
+    if text == "auto":
+        return LOOKS
+    try:
+        seeds = int(text)
+    except ValueError:
+        raise ConfigurationError(f"--seeds must be a whole number or auto, got {text!r}") from None
+    check_seeds(seeds)
+    return (seeds,)
+
+
+def target_from(target: float | None, *, has_accuracy: bool) -> float | None:
+    """What a run must reach; accuracies are shares, and a number above 1 is one in per cent."""
+    if target is None:
+        return None
+    if has_accuracy and 1 < target <= 100:
+        return target / 100
+    if not math.isfinite(target) or target <= 0 or (has_accuracy and target > 1):
+        expected = (
+            "an accuracy above 0 and at most 1 (or in per cent, at most 100)"
+            if has_accuracy
+            else "a loss above 0"
+        )
+        raise ConfigurationError(f"--target must be {expected}, got {target:g}")
+    return target
 
 
 def check_seeds(seeds: int) -> None:

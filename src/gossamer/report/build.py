@@ -7,20 +7,26 @@ from importlib import metadata
 from pathlib import Path
 
 from gossamer.errors import ConfigurationError
+from gossamer.report.arrival import RULE
 from gossamer.report.contest import Contest
 from gossamer.report.drawn_cluster import drawn_cluster, drawn_host, read_cluster
 from gossamer.report.drawn_topology import server_side
 from gossamer.report.gathering import Gathered, check_same_task, gather
 from gossamer.report.lab_page import lab_parts
 from gossamer.report.listed_settings import listed_settings
+from gossamer.report.looks import places
 from gossamer.report.method_data import method_data
 from gossamer.report.page_data import ClusterData, GridData, GridRow, MethodData, PageData, Setting
 from gossamer.report.page_words import page_subtitle, page_title, page_verdict
-from gossamer.report.reading import members, number, text, texts
+from gossamer.report.ranking import LEVEL
+from gossamer.report.reading import members, number, objects, text, texts
 from gossamer.report.runs import Folder, Run, read_folder
 
 _LAB = ("delay", "staleness", "stragglers", "table")
-_KINDS = {"compare": "compare", "simulate": "simulate", "train": "train", "unknown": "report"}
+_KINDS = {
+    "compare": "compare", "simulate": "simulate", "train": "train", "advise": "advise",
+    "unknown": "report",
+}  # fmt: skip
 
 
 def report_data(
@@ -40,23 +46,30 @@ def build_page(
     gathered = gather(folders)
     if target is None:
         target = _kept_target(folders)
-    contest = Contest(gathered.whole or gathered.partial, target)
+    contest = Contest(
+        gathered.whole or gathered.partial,
+        target,
+        level=_level(folders),
+        cut_short=_cut_short(folders, gathered),
+    )
     goal = goal_of(folders, gathered, target)
     labs = [lab_parts(folder) for folder in folders if folder.kind in _LAB]
-    methods = _methods(gathered, goal, is_growing=is_growing)
+    methods = _methods(gathered, goal, contest, _looks(folders, gathered), is_growing=is_growing)
     methods += [method for lab in labs for method in lab.methods]
     runs = [run for folder in folders for run in folder.runs]
     first = first_configured(runs)
     return PageData(
         title=page_title(folders, gathered, first, labs),
         subtitle=page_subtitle(gathered, first),
-        kind=_page_kind(folders),
+        kind=page_kind(folders),
         verdict=page_verdict(gathered, contest, labs, target=target),
         command=_command(folders),
         version=_version(),
         is_growing=is_growing,
         score=contest.key,
         target=goal,
+        rule=RULE,
+        can_tell=contest.ranking.can_tell if contest.entries else False,
         time="seconds" if any(run.is_real for run in runs) else "virtual seconds",
         methods=methods,
         grid=_grid(contest),
@@ -64,7 +77,7 @@ def build_page(
         settings=_settings(folders, gathered),
         pictures=[picture for lab in labs for picture in lab.pictures],
         tables=[table for lab in labs for table in lab.tables],
-        notices=[*gathered.notices, *_notices(folders, gathered)],
+        notices=[*gathered.notices, *_notices(folders, gathered), *_edges(contest)],
         # What a run that goes on has not written yet is not missing.
         missing=[] if is_growing else _missing(folders, gathered),
     )
@@ -78,8 +91,39 @@ def _version() -> str:
 
 
 def _kept_target(folders: Sequence[Folder]) -> float | None:
-    """That of a comparison is written down, chosen by its user or by itself."""
-    return number(folders[0].summary.get("target")) if len(folders) == 1 else None
+    """That of a comparison or a search is written down, chosen by its user or by itself."""
+    if len(folders) != 1:
+        return None
+    found = number(folders[0].summary.get("target"))
+    return number(folders[0].config.get("target")) if found is None else found
+
+
+def _level(folders: Sequence[Folder]) -> float:
+    """That of a comparison which looked several times is a part of the usual one."""
+    kept = number(folders[0].config.get("level")) if len(folders) == 1 else None
+    return LEVEL if kept is None else kept
+
+
+def _cut_short(folders: Sequence[Folder], gathered: Gathered) -> str:
+    """Why no winner may be named; empty where all of the runs came to their end."""
+    for folder in folders:
+        said = text(folder.summary.get("cut_short"))
+        if said:
+            return said
+    if not gathered.whole:
+        return "The runs did not end"
+    planned = {text(one.get("method")) for f in folders for one in objects(f.config.get("runs"))}
+    open_ones = len(planned - gathered.whole.keys() - {""}) if len(folders) == 1 else 0
+    has_ended = all(folder.summary for folder in folders)
+    if open_ones and not has_ended:
+        return f"{open_ones} of {len(planned)} methods have not come to their end"
+    return ""
+
+
+def _looks(folders: Sequence[Folder], gathered: Gathered) -> dict[str, int]:
+    """Of all methods that are there or still to come, so that none changes its colour."""
+    planned = {text(one.get("method")) for f in folders for one in objects(f.config.get("runs"))}
+    return places({*gathered.all, *(planned - {""})})
 
 
 def goal_of(folders: Sequence[Folder], gathered: Gathered, given: float | None) -> float | None:
@@ -98,43 +142,53 @@ def first_configured(runs: Sequence[Run]) -> Run | None:
 # ---------------------------------------------------------------------- methods
 
 
-def _methods(gathered: Gathered, goal: float | None, *, is_growing: bool) -> list[MethodData]:
-    """In the order of the ranking; those without any score last."""
-    scored = Contest(gathered.whole | gathered.partial, goal)
-    order = [row["method"] for row in scored.rows()]
+def _methods(
+    gathered: Gathered,
+    goal: float | None,
+    contest: Contest[Run],
+    looks: dict[str, int],
+    *,
+    is_growing: bool,
+) -> list[MethodData]:
+    """In the order of the ranking; then those that did not end, those without any score last."""
+    rest = gathered.partial if gathered.whole else {}
+    others = Contest(rest, goal)
     made = [
         method_data(
-            label,
-            scored.entries[label].results[scored.chosen[label]],
-            None if goal is None else scored.arrival(label),
+            place.label,
+            own.entries[place.label].results[own.chosen[place.label]],
+            None if goal is None else place,
+            look=looks[place.label],
             is_growing=is_growing,
         )
-        for label in order
+        for own in (contest, others)
+        for place in own.ranking.places
     ]
     for label, entry in gathered.timed.items():
         runs = next(iter(entry.results.values()))
-        made.append(method_data(label, runs, None, is_growing=is_growing))
+        made.append(method_data(label, runs, None, look=looks[label], is_growing=is_growing))
     return made
 
 
 def _grid(contest: Contest[Run]) -> GridData | None:
     rates = contest.rates
-    if all(len(entry.results) < 2 for entry in contest.entries.values()):
+    if all(len(entry.grid) < 2 for entry in contest.entries.values()):
         return None
     rows: list[GridRow] = []
     for label, entry in contest.entries.items():
-        scores = [contest.score(label, rate) if rate in entry.results else None for rate in rates]
+        found = [contest.tried(label, rate) if rate in entry.grid else None for rate in rates]
         rows.append(
             GridRow(
                 method=label,
-                values=[None if score is None else number(score) for score in scores],
+                seconds=[None if one is None else one[0] for one in found],
+                values=[None if one is None else number(one[1]) for one in found],
                 chosen=rates.index(contest.chosen[label]),
             )
         )
     return GridData(rates=rates, rows=rows)
 
 
-def _page_kind(folders: Sequence[Folder]) -> str:
+def page_kind(folders: Sequence[Folder]) -> str:
     if len(folders) > 1:
         return "report"
     return _KINDS.get(folders[0].kind, "lab")
@@ -203,6 +257,10 @@ def _notices(folders: Sequence[Folder], gathered: Gathered) -> list[str]:
         left_out = ", ".join(gathered.partial)
         said.append(f"The verdict leaves out what did not come to its end: {left_out}.")
     return said
+
+
+def _edges(contest: Contest[Run]) -> list[str]:
+    return [f"{edge[0].upper()}{edge[1:]}." for edge in contest.edges()]
 
 
 def _shown(gathered: Gathered) -> list[Run]:

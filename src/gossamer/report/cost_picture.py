@@ -21,6 +21,7 @@ from gossamer.report.figures import (
     write_legend,
     write_titles,
 )
+from gossamer.report.looks import places as look_places
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,8 +59,9 @@ def cost_picture(
     figure = new_figure(11.0, 5.2)
     steps, speeds = figure.subplots(1, 2)
     counts = sorted({count for line in shown for count in line.step_seconds})
-    for index, line in enumerate(shown):
-        own = look(index)
+    looks = look_places(line.label for line in shown)
+    for line in shown:
+        own = look(looks[line.label])
         for axes, values, factor in (
             (steps, line.step_seconds, 1e3),
             (speeds, line.samples_per_second, 1.0),

@@ -1,7 +1,7 @@
 """What all pictures share: colours and marks, titles, a legend above the panels, axes, files.
 
-Colours are Okabe and Ito's, and each method also has a marker and a line style of its own, so that
-nothing depends on colour alone. Only figure objects are used: drawing never touches a user's plots.
+Each method also has a marker and a line style of its own, so that nothing depends on colour alone.
+Only figure objects are used: drawing never touches a user's plots.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gossamer.errors import ConfigurationError
-from gossamer.report.statistics import Interval
+from gossamer.report.looks import COLOURS
+from gossamer.report.ranking import Interval
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 Look = dict[str, Any]
 """How a method's line is drawn, as matplotlib's keywords."""
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 INK, FAINT, EDGE = "#222222", "#666666", "#D55E00"
 # Grey and Okabe and Ito's yellow: the methods' colours would read as the methods themselves.
 COMPUTING, WAITING, OTHER, PUBLISHED = "#4d4d4d", "#F0E442", "#d9d9d9", "#b8b8b8"
@@ -114,7 +114,7 @@ def lay_out(figure: Figure, *, legend_rows: int = 0) -> None:
 
 def look(index: int, colours: Sequence[str] = COLOURS) -> Look:
     """That of the method at this place."""
-    # Lengths without a common divisor: looks repeat after 385 methods, not after seven.
+    # Lengths without a common divisor: looks repeat after 660 methods, not after twelve.
     return {
         "color": colours[index % len(colours)], "linestyle": _STYLES[index % len(_STYLES)],
         "marker": _MARKERS[index % len(_MARKERS)], "linewidth": 1.7, "markersize": 6.0,
@@ -166,6 +166,16 @@ def plain_log_ticks(axis: Axis, unit: str = "") -> None:
 def percent_ticks(axis: Axis) -> None:
     """Of shares: 0.25 reads 25 %."""
     axis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+
+
+def draw_seeds(axes: Axes, values: Sequence[float], place: float) -> None:
+    """A dot for each seed of a horizontal bar; one alone is the end of the bar."""
+    if len(values) > 1:
+        # White around, so that they show on dark bars too.
+        axes.scatter(
+            values, [place] * len(values), s=17, color=INK, edgecolors="white", linewidths=0.8,
+            zorder=4,
+        )  # fmt: skip
 
 
 def draw_whisker(axes: Axes, span: Interval, place: float) -> None:

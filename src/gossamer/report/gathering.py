@@ -76,7 +76,8 @@ def gather(folders: Sequence[Folder]) -> Gathered:
 
 def _groups(folder: Folder) -> list[tuple[object, _Group]]:
     """Of one folder: a comparison's methods, or runs by all that decided them but the seed."""
-    seeds = (count(folder.config.get("seeds")) or 1) if folder.kind == "compare" else 1
+    asked = count(folder.summary.get("seeds")) or count(folder.config.get("seeds")) or 1
+    seeds = asked if folder.kind == "compare" else 1
     source = folder.path.resolve().name
     runs = [run for run in folder.runs if run.history or run.summary] or folder.runs[:1]
     found: dict[object, _Group] = {}
@@ -125,6 +126,8 @@ def _add(group: _Group, other: _Group, notices: list[str]) -> None:
 def _most_seeds(runs: Sequence[Run]) -> int:
     counts: dict[float, int] = {}
     for run in runs:
+        if run.is_trial:
+            continue
         counts[run.rate] = counts.get(run.rate, 0) + 1
     return max(counts.values(), default=1)
 
@@ -147,17 +150,20 @@ def _labels(groups: Sequence[_Group]) -> list[str]:
 
 
 def _sort_in(gathered: Gathered, label: str, group: _Group) -> None:
+    trials = [run for run in group.runs if run.is_trial and run.history]
+    group.runs = [run for run in group.runs if not run.is_trial] or group.runs
     ended = _by_rate([run for run in group.runs if run.has_ended and run.history])
     # A rate with fewer seeds than the others would not be a fair comparison.
     whole = {rate: runs for rate, runs in ended.items() if len(runs) >= group.seeds}
     begun = _by_rate([run for run in group.runs if run.history])
-    if whole:
-        gathered.whole[label] = Entry(label, whole)
+    has_counted = not group.runs[0].is_trial
+    if whole and has_counted:
+        gathered.whole[label] = Entry(label, whole, _by_rate([t for t in trials if t.has_ended]))
     elif begun:
         gathered.partial[label] = Entry(label, begun)
     else:
         gathered.timed[label] = Entry(label, _by_rate(group.runs))
-    shown = whole or begun
+    shown = whole if has_counted and whole else begun
     for rate in sorted(begun.keys() - shown.keys()):
         done = len(ended.get(rate, []))
         gathered.missing.append(

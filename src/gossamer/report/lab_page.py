@@ -6,6 +6,7 @@ import base64
 from dataclasses import dataclass, field
 
 from gossamer.quantities import counted
+from gossamer.report.looks import places
 from gossamer.report.page_data import (
     Curves,
     CurveViews,
@@ -177,8 +178,8 @@ def _histogram(label: str, tally: dict[str, int], mean: float | None) -> MethodD
     nothing = Curves(accuracy=None, loss=None, training_loss=None, consensus_distance=None)
     return MethodData(
         label=label, learning_rate=None, seeds=1, output="", status="finished",
-        curves=CurveViews(time=nothing, epochs=nothing), arrival=None, workers=[], strip=None,
-        staleness=tally, cards=[], topology=None,
+        curves=CurveViews(time=nothing, epochs=nothing), arrival=None, look=places([label])[label],
+        shares=None, workers=[], strip=None, staleness=tally, cards=[], topology=None,
         figures=Figures(
             accuracy=None, loss=None, seconds=None, waiting_fraction=None, mean_staleness=mean,
             max_staleness=max(float(updates) for updates in tally), mean_global_staleness=None,

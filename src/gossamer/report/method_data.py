@@ -16,13 +16,15 @@ from gossamer.report.page_data import (
     CurveViews,
     Figures,
     MethodData,
+    Shares,
     StripData,
     TopologyData,
     WorkerTime,
 )
+from gossamer.report.ranking import Place
 from gossamer.report.reading import Row, count, members, number, numbers, objects, text
 from gossamer.report.runs import Run
-from gossamer.report.statistics import Arrival, interval, seed_curves
+from gossamer.report.statistics import interval, seed_curves
 
 _MOST_POINTS = 300
 _MOST_SEGMENTS = 3000
@@ -32,7 +34,7 @@ _OUTPUTS = {"mean": "mean of workers"}
 
 
 def method_data(
-    label: str, runs: Sequence[Run], arrived: Arrival | None, *, is_growing: bool
+    label: str, runs: Sequence[Run], place: Place | None, *, look: int, is_growing: bool
 ) -> MethodData:
     """All of it; `runs` has one run a seed and is not empty."""
     first = runs[0]
@@ -48,13 +50,15 @@ def method_data(
             time=_curves(runs, "virtual_seconds"),
             epochs=_curves(runs, "epochs"),
         ),
-        arrival=None if arrived is None else arrival_data(arrived),
+        arrival=None if place is None else arrival_data(place),
+        look=look,
+        shares=shares_of(runs),
         workers=worker_times(first),
         strip=next((strip for strip in map(_strip, runs) if strip is not None), None),
         staleness=_staleness(runs),
         cards=next((cards for cards in map(_cards, runs) if cards), []),
         topology=_topology(first),
-        figures=_figures(ends),
+        figures=_figures(ends, runs),
     )
 
 
@@ -107,15 +111,17 @@ def _curve(runs: Sequence[Run], key: str, along: str) -> Curve | None:
     )
 
 
-def arrival_data(arrived: Arrival) -> ArrivalData:
-    span = arrived.interval
+def arrival_data(place: Place) -> ArrivalData:
+    span = place.span
     return ArrivalData(
         mean=None if span is None else span.mean,
-        # With few seeds the interval can pass zero; no run takes less than no time.
-        low=None if span is None else max(0.0, span.low),
+        low=None if span is None else span.low,
         high=None if span is None else span.high,
-        reached=arrived.reached,
-        seeds=len(arrived.seconds),
+        reached=place.arrival.reached,
+        seeds=len(place.arrival.seconds),
+        runs=list(place.arrival.seconds),
+        times=place.times,
+        is_close=place.is_close,
     )
 
 
@@ -143,10 +149,32 @@ def worker_times(run: Run) -> list[WorkerTime]:
         causes = list(_causes(end.get("waiting_by_cause")))
         cause = causes[0] if len(causes) == 1 else "anything"
         by_cause = [{cause: seconds} if seconds else {} for seconds in waited]
+    ends = numbers(end.get("ended_seconds"))
+    ends = ends if len(ends) == len(computing) else [total] * len(computing)
     return [
-        _time(seconds, waiting, total)
-        for seconds, waiting in zip(computing, by_cause, strict=False)
+        _time(seconds, waiting, own)
+        for seconds, waiting, own in zip(computing, by_cause, ends, strict=True)
     ]
+
+
+def shares_of(runs: Sequence[Run]) -> Shares | None:
+    """Computing, waiting and neither, mean over workers and seeds; None if nobody knows.
+
+    Each worker's seconds count up to its own end: the one source of what a table, a bar or a
+    picture says about them.
+    """
+    parts = [
+        (one["computing"], math.fsum(one["waiting"].values()), one["other"], one["total"])
+        for run in runs
+        for one in worker_times(run)
+        if one["total"] > 0
+    ]
+    if not parts:
+        return None
+    computing, waiting, other = (
+        math.fsum(one[at] / one[3] for one in parts) / len(parts) for at in range(3)
+    )
+    return Shares(computing=computing, waiting=waiting, other=other)
 
 
 def _time(computing: float, waiting: dict[str, float], total: float) -> WorkerTime:
@@ -239,12 +267,15 @@ def _topology(run: Run) -> TopologyData | None:
     return drawn_topology(run.label, run.workers, options, collective, per_machine)
 
 
-def _figures(ends: Sequence[Row]) -> Figures:
+def _figures(ends: Sequence[Row], runs: Sequence[Run]) -> Figures:
+    shares = shares_of(runs)
     return Figures(
         accuracy=mean_of(ends, "accuracy"),
         loss=mean_of(ends, "loss"),
         seconds=mean_of(ends, "virtual_seconds"),
-        waiting_fraction=mean_of(ends, "waiting_fraction"),
+        waiting_fraction=(
+            mean_of(ends, "waiting_fraction") if shares is None else shares["waiting"]
+        ),
         mean_staleness=mean_of(ends, "mean_staleness"),
         max_staleness=mean_of(ends, "max_staleness"),
         mean_global_staleness=mean_of(ends, "mean_global_staleness"),

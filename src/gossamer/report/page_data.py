@@ -43,6 +43,20 @@ class ArrivalData(TypedDict):
     high: float | None
     reached: int
     seeds: int
+    runs: list[float | None]
+    """Of each seed; None where it does not arrive."""
+    times: float | None
+    """So many times as long as the first takes."""
+    is_close: bool
+    """Whether it cannot be told from the first."""
+
+
+class Shares(TypedDict):
+    """Where the time went: parts of it, mean over workers and seeds."""
+
+    computing: float
+    waiting: float
+    other: float
 
 
 class WorkerTime(TypedDict):
@@ -109,6 +123,9 @@ class MethodData(TypedDict):
     """finished, diverged, interrupted, failed, unfinished, running, ..."""
     curves: CurveViews
     arrival: ArrivalData | None
+    look: int
+    """Its place in the lists of colours, dashes and marks."""
+    shares: Shares | None
     workers: list[WorkerTime]
     """Of the first seed."""
     strip: StripData | None
@@ -122,12 +139,15 @@ class GridRow(TypedDict):
     """A method over the grid of learning rates."""
 
     method: str
+    seconds: list[float | None]
+    """When the target was reached; None where it was not, or the rate was not tried."""
     values: list[float | None]
+    """The score at the end."""
     chosen: int
 
 
 class GridData(TypedDict):
-    """The grid that every method got, with the score at the end of each run."""
+    """The learning rates that each method was tried at, on a seed of its own."""
 
     rates: list[float]
     rows: list[GridRow]
@@ -201,6 +221,10 @@ class PageData(TypedDict):
     score: str
     """What methods are judged by: accuracy or loss."""
     target: float | None
+    rule: str
+    """When a target counts as reached."""
+    can_tell: bool
+    """Whether there are seeds enough to tell methods apart."""
     time: str
     """virtual seconds or seconds."""
     methods: list[MethodData]

@@ -10,9 +10,10 @@ from gossamer.report.drawn_cluster import read_cluster
 from gossamer.report.gathering import Gathered
 from gossamer.report.lab_page import LabParts
 from gossamer.report.method_data import ending, mean_of
+from gossamer.report.ranking import Interval
 from gossamer.report.reading import number, text
 from gossamer.report.runs import Folder, Run
-from gossamer.report.statistics import Interval, final, interval, show_number, show_score
+from gossamer.report.statistics import final, interval, show_number, show_score
 from gossamer.tasks import TASKS
 
 
@@ -23,10 +24,10 @@ def page_verdict(
     if len(contest.entries) == 1:
         said.append(_of_one(contest, target))
     elif contest.entries:
-        begun = "" if gathered.whole else "The runs did not end; as far as they got: "
+        begun = ""
         runs = [r for e in contest.entries.values() for own in e.results.values() for r in own]
         if len({run.is_real for run in runs}) == 2:
-            begun += "Virtual seconds stand beside a clock's here, so with care: "
+            begun = "Virtual seconds stand beside a clock's here, so with care: "
         said.append(begun + contest.verdict())
     elif gathered.timed:
         entries = gathered.timed.items()

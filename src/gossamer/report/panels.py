@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gossamer.quantities import counted
+from gossamer.report.arrival import is_lower_better
 from gossamer.report.figures import (
     COMPUTING,
     FAINT,
@@ -17,24 +18,16 @@ from gossamer.report.figures import (
     OTHER,
     WAITING,
     Look,
-    draw_whisker,
+    draw_seeds,
     marked_points,
     name_axis,
     percent_ticks,
     plain_log_ticks,
     style,
 )
-from gossamer.report.page_data import WorkerTime
-from gossamer.report.statistics import (
-    Arrival,
-    curve,
-    final,
-    is_lower_better,
-    seed_curves,
-    show_number,
-    show_score,
-    time_shares,
-)
+from gossamer.report.page_data import Shares, WorkerTime
+from gossamer.report.ranking import Place
+from gossamer.report.statistics import curve, final, seed_curves, show_number, show_score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,8 +51,8 @@ class Series:
     workers: int
     summary: dict[str, Any]
     """That of any one of the runs; its `learning_rate` is shown."""
-    shares: tuple[float, float, float] | None = None
-    """Computing, waiting and neither, where the histories do not tell."""
+    shares: Shares | None
+    """None where nobody knows."""
 
 
 # ---------------------------------------------------------------------- scores
@@ -146,29 +139,29 @@ def name_target(axes: Axes, target: float, key: str) -> None:
 
 def draw_arrivals(
     axes: Axes,
-    ranking: Sequence[Arrival],
+    ranking: Sequence[Place],
     runs: Mapping[str, Series],
     looks: Mapping[str, Look],
     time: str = VIRTUAL,
 ) -> None:
     """A bar for each method, the fastest to the target first; hatched where it never arrives."""
     thickness, size = _bar_sizes(len(ranking))
-    spans = [one.interval for one in ranking]
-    fastest = next((span.mean for span in spans if span is not None), 0.0)
     right = 0.0
-    for place, (one, span) in enumerate(zip(ranking, spans, strict=True)):
+    for place, one in enumerate(ranking):
+        span, reached = one.span, one.arrival.reached
+        known = [seconds for seconds in one.arrival.seconds if seconds is not None]
         colour = looks[one.label]["color"]
         if span is None:
             reach = max(final(history, "virtual_seconds") for history in runs[one.label].histories)
             axes.barh(place, reach, thickness, facecolor="white", edgecolor=colour, hatch="////")
-            some = f"{one.reached} of {counted(len(one.seconds), 'seed')} reach it"
-            text = some if one.reached else f"not reached in {show_number(reach)} s"
+            some = f"{reached} of {counted(len(one.arrival.seconds), 'seed')} reach it"
+            text = some if reached else f"not reached in {show_number(reach)} s"
         else:
-            reach = max(span.high, span.mean)
+            reach = max(known)
             axes.barh(place, span.mean, thickness, color=colour)
-            draw_whisker(axes, span, place)
-            times = f"   {span.mean / fastest:.1f}×" if span.mean > fastest > 0 else ""
+            times = f"   {one.times:.1f}×" if one.times and place else ""
             text = f"{show_number(span.mean)} s{times}"
+        draw_seeds(axes, known, place)
         axes.annotate(
             text, (reach, place), xytext=(6, 0), textcoords="offset points",
             va="center", fontsize=size, color=INK,
@@ -188,7 +181,7 @@ def draw_shares(axes: Axes, runs: Sequence[Series]) -> None:
     style(axes, "left", "Where the workers' time went")
     thickness, size = _bar_sizes(len(runs))
     left = np.zeros(len(runs))
-    shares = np.array([one.shares or time_shares(one.histories) for one in runs])
+    shares = np.array([[0.0] * 3 if one.shares is None else [*one.shares.values()] for one in runs])
     for (name, colour, ink), widths in zip(_SHARES, shares.T, strict=True):
         axes.barh(
             range(len(runs)), widths, thickness, left=left, color=colour,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
 from gossamer.report.figures import (
-    COLOURS,
     PUBLISHED,
     Look,
     lay_out,
@@ -24,6 +23,7 @@ from gossamer.report.figures import (
     write_legend,
     write_titles,
 )
+from gossamer.report.looks import COLOURS, places
 from gossamer.report.page_data import WorkerTime
 from gossamer.report.panels import (
     VIRTUAL,
@@ -36,7 +36,8 @@ from gossamer.report.panels import (
     limit_scores,
     name_target,
 )
-from gossamer.report.statistics import Arrival, arrival, measure, ranked, show_number, show_score
+from gossamer.report.ranking import Ranking
+from gossamer.report.statistics import measure, show_number, show_score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,13 +57,10 @@ def comparison_picture(
     *,
     title: str,
     target: float,
+    ranking: Ranking,
     time: str = VIRTUAL,
-    known: Mapping[str, Arrival] | None = None,
 ) -> None:
-    """Several methods on one task and one cluster: scores, times to the target, use of time.
-
-    `known` are times to the target by label, where they are more than the histories tell.
-    """
+    """Several methods on one task and one cluster: scores, times to the target, use of time."""
     if not runs or not all(one.histories and all(one.histories) for one in runs):
         raise ConfigurationError(
             "a comparison picture needs at least one evaluated run of each method, got none; "
@@ -75,19 +73,18 @@ def comparison_picture(
             "name what differs between them"
         )
     figure = new_figure(12.0, 8.0)
-    looks = {one.label: look(index) for index, one in enumerate(runs)}
+    looks = {label: look(place) for label, place in places(by_label).items()}
     # A few bars need less room than many, and the curves can have it.
     lower = min(1.0, 0.35 + 0.08 * len(runs))
     panels = figure.subplots(2, 2, sharey="row", height_ratios=(1.3, lower))
     over_time, over_epochs, arrivals, shares = panels.flat
     key = _draw_scores(over_time, over_epochs, runs, looks, target, time)
-    found = {one.label: arrival(one.label, one.histories, target, key) for one in runs}
-    ranking = ranked([(known or {}).get(label, own) for label, own in found.items()])
+    ranked = [place for place in ranking.places if place.label in by_label]
     style(arrivals, "left", f"{time.capitalize()} to reach {show_score(target, key)}")
-    draw_arrivals(arrivals, ranking, by_label, looks, time)
-    draw_shares(shares, [by_label[one.label] for one in ranking])
+    draw_arrivals(arrivals, ranked, by_label, looks, time)
+    draw_shares(shares, [by_label[one.label] for one in ranked])
     rows = _write_methods(figure, runs, looks)
-    write_titles(figure, title, _subtitle(runs, has_whiskers=True))
+    write_titles(figure, title, _subtitle(runs, has_dots=True))
     lay_out(figure, legend_rows=rows)
     save(figure, path)
 
@@ -103,7 +100,7 @@ def run_picture(
 ) -> None:
     """One method alone: scores above, below them each worker's time in the first of its runs."""
     figure = new_figure(12.0, 8.0 if workers else 5.2)
-    looks = {run.label: look(0)}
+    looks = {label: look(place) for label, place in places([run.label]).items()}
     panels = figure.subplot_mosaic(
         [["time", "epochs"], ["workers", "workers"]] if workers else [["time", "epochs"]],
         height_ratios=(1.3, 1.0) if workers else (1.0,),
@@ -114,7 +111,7 @@ def run_picture(
     if workers:
         whose = "" if len(run.histories) == 1 else ", in the first run"
         draw_workers(panels["workers"], workers, f"Where each worker's time went{whose}", time)
-    write_titles(figure, title, _subtitle([run], has_whiskers=False))
+    write_titles(figure, title, _subtitle([run], has_dots=False))
     lay_out(figure)
     save(figure, path)
 
@@ -191,7 +188,10 @@ def _write_methods(figure: Figure, runs: Sequence[Series], looks: Mapping[str, L
         titles = [f"{one.label} (rate {one.summary['learning_rate']:g})" for one in runs]
     return write_legend(
         figure,
-        [Line2D([], [], label=a, **b) for a, b in zip(titles, looks.values(), strict=True)],
+        [
+            Line2D([], [], label=title, **looks[one.label])
+            for title, one in zip(titles, runs, strict=True)
+        ],
     )
 
 
@@ -200,7 +200,7 @@ def _rates(runs: Sequence[Series]) -> set[float]:
     return {one.summary["learning_rate"] for one in runs} - {0.0}
 
 
-def _subtitle(runs: Sequence[Series], *, has_whiskers: bool) -> str:
+def _subtitle(runs: Sequence[Series], *, has_dots: bool) -> str:
     workers = sorted({one.workers for one in runs})
     seeds = sorted({len(one.histories) for one in runs})
     parts = [f"{_range(workers)} worker{'' if workers == [1] else 's'}"]
@@ -208,7 +208,7 @@ def _subtitle(runs: Sequence[Series], *, has_whiskers: bool) -> str:
     if len(rates) == 1:
         parts.append(f"learning rate {rates.pop():g}")
     shown = "lines: means, bands: range over seeds"
-    shown += ", whiskers: 95 % intervals of the mean" if has_whiskers else ""
+    shown += ", dots: seeds" if has_dots else ""
     alone = f"one seed{' each' if len(runs) > 1 else ''}, so chance differences are not shown"
     parts.append(alone if seeds == [1] else f"{_range(seeds)} seeds ({shown})")
     return ", ".join(parts)

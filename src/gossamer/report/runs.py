@@ -45,6 +45,8 @@ class Run:
     """Of real workers, by rank: what each wrote down at its end."""
     is_in_grid: bool = False
     """Whether it is one of a comparison, which shows each method at its best rate."""
+    is_trial: bool = False
+    """Whether it only helped to choose that rate."""
 
     @property
     def label(self) -> str:
@@ -116,7 +118,7 @@ class Folder:
 
     path: Path
     kind: str
-    """compare, simulate, train, delay, staleness, stragglers, table, or unknown."""
+    """compare, simulate, train, advise, delay, staleness, stragglers, table, or unknown."""
     config: Row = field(default_factory=dict[str, Any])
     summary: Row = field(default_factory=dict[str, Any])
     runs: list[Run] = field(default_factory=list[Run])
@@ -150,7 +152,7 @@ def read_folder(path: Path) -> Folder:
     summary = read_object(path / "summary.json", f"{where}/summary.json", missing)
     folder = Folder(path, _kind(config or {}, path), config or {}, summary or {}, missing=missing)
     folder.pictures = [one for one in there if one.suffix == ".png" and one.is_file()]
-    if folder.kind in ("compare", "simulate", "train", "unknown"):
+    if folder.kind in ("compare", "simulate", "train", "advise", "unknown"):
         _read_runs(folder, [one for one in there if one.is_dir()], where)
     elif summary is None:
         missing.append(f"{where} has no result yet: summary.json is not there.")
@@ -163,6 +165,8 @@ def _kind(config: Row, path: Path) -> str:
     }  # fmt: skip
     if config.get("command") == "train" or (path / "job.json").exists():
         return "train"
+    if config.get("command") == "advise":
+        return "advise"
     if isinstance(config.get("table"), str):
         return "table"
     if isinstance(config.get("grid"), dict):
@@ -182,10 +186,12 @@ def _read_runs(folder: Folder, below: list[Path], where: str) -> None:
         if folder.kind != "compare":
             folder.runs.append(_read_run(path, where, missing))
             return
-    is_in_grid = folder.kind in ("compare", "unknown")
+    is_in_grid = folder.kind in ("compare", "advise", "unknown")
+    choosing = count(folder.config.get("choosing_seed")) if folder.kind == "compare" else None
     for child in children:
         run = _read_run(child, f"{where}/{child.name}", missing)
-        folder.runs.append(dataclasses.replace(run, is_in_grid=is_in_grid))
+        is_trial = choosing is not None and run.seed == choosing
+        folder.runs.append(dataclasses.replace(run, is_in_grid=is_in_grid, is_trial=is_trial))
     # Methods in the order in which they were asked for, where that is known.
     asked = [text(one.get("method")) for one in objects(folder.config.get("runs"))]
     place = {label: at for at, label in reversed(list(enumerate(asked)))}
@@ -200,17 +206,16 @@ def _read_runs(folder: Folder, below: list[Path], where: str) -> None:
 def _say_what_never_ran(folder: Folder, where: str) -> None:
     """Of a comparison: the runs of its plan that have no folder."""
     planned = objects(folder.config.get("runs"))
-    seeds = count(folder.config.get("seeds")) or 1
     there = {(run.label, run.rate, run.seed) for run in folder.runs}
     lacking: list[str] = []
     for settings in planned:
-        rate, first = number(settings.get("learning_rate")) or 0.0, count(settings.get("seed")) or 0
-        for seed in range(first, first + min(seeds, 1000)):
-            if (text(settings.get("method")), rate, seed) not in there:
-                lacking.append(f"{text(settings.get('method'))} at {rate:g} with seed {seed}")
+        label, seed = text(settings.get("method")), count(settings.get("seed")) or 0
+        rate = number(settings.get("learning_rate")) or 0.0
+        if (label, rate, seed) not in there:
+            lacking.append(f"{label} at {rate:g} with seed {seed}")
     if lacking:
         named = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
-        of_all = f"{len(lacking)} of {counted(len(planned) * seeds, 'run')} of {where}"
+        of_all = f"{len(lacking)} of {counted(len(planned), 'run')} of {where}"
         folder.missing.append(
             f"{of_all} {'is' if len(lacking) == 1 else 'are'} not there: {named}."
         )

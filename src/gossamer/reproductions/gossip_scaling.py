@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gossamer.lab.pictures import Words
 from gossamer.quantities import counted
-from gossamer.report.statistics import seconds_to
 from gossamer.reproductions.scaling_picture import Curve, scaling_picture
 from gossamer.reproductions.shapes import (
     AGREES,
@@ -122,9 +121,7 @@ class Scaling:
         before = [r for r in trained.history if r["epochs"] <= training.choices["epochs"] / 3]
         cells: list[Cell] = []
         for row, along in ((self.time_row, "virtual_seconds"), (self.epochs_row, "epochs")):
-            # Seconds are looked up by that name; epochs pass through the same interpolation.
-            reached = seconds_to([{**r, "virtual_seconds": r[along]} for r in before], target)
-            ours = math.nan if reached is None else reached
+            ours = _first_touch([(r[along], r["accuracy"]) for r in before], target)
             cells.append(Cell(row(workers), training.column, None, ours, _EVIDENCE))
         return cells
 
@@ -295,3 +292,18 @@ DIGITS = Scaling(
         "paper's, because there are 1437 images; the test set has 360."
     ),
 ).table()
+
+
+def _first_touch(points: Sequence[tuple[float, float | None]], target: float) -> float:
+    """Where a curve first meets the target, as it is read off a published one; NaN where never."""
+    before: tuple[float, float] | None = None
+    for at, score in points:
+        if score is None or not math.isfinite(score):
+            continue
+        # Scores are 32-bit numbers, which may lie a little below what they stand for.
+        if score >= target - 1e-6:
+            if before is None or score <= target:
+                return at
+            return before[0] + (at - before[0]) * (target - before[1]) / (score - before[1])
+        before = at, score
+    return math.nan

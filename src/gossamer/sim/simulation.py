@@ -354,6 +354,7 @@ class Simulation:
             "max_queue": self._observed("queue").most,
             "bytes_per_step": sum(world.post.bytes_put) / steps,
             "waiting_fraction": accounts.waiting_fraction(world.ended_ns),
+            "ended_seconds": [ended / SECOND for ended in world.ended_ns],
             "waiting_by_cause": causes,
             "waiting_by_worker": [
                 {cause: waited / SECOND for cause, waited in account.waiting_ns.items()}

@@ -1,13 +1,23 @@
-// Time to the target, fastest first, with the interval of the mean.
+// Time to the target, fastest first, with a dot for each seed.
 
 function arrivalText(method, fastest) {
   const arrival = method.arrival || {};
   if (isNumber(arrival.mean)) {
     const times = fastest > 0 && arrival.mean > fastest ? `  ${(arrival.mean / fastest).toFixed(1)}×` : "";
-    return showSeconds(arrival.mean) + times;
+    return showSeconds(arrival.mean) + times + (isOpen(method) ? "  too close to call" : "");
   }
   if (arrival.reached) return `${arrival.reached} of ${plural(arrival.seeds || arrival.reached, "seed")}`;
   return "not reached";
+}
+
+// Whether somebody else may be first too, so that a place at the top may be chance.
+function isOpen(method) {
+  const rivals = allMethods().filter((one) => one.arrival && one.arrival.is_close);
+  return Boolean(state.data.can_tell && method.arrival && method.arrival.is_close && rivals.length > 1);
+}
+
+function seedTimes(method) {
+  return list((method.arrival || {}).runs).filter(isNumber);
 }
 
 function arrivalReach(method) {
@@ -15,7 +25,7 @@ function arrivalReach(method) {
   const ends = ["accuracy", "loss"].map((key) => curveOf(method, "time", key)).filter((points) => points)
     .map((points) => points[points.length - 1].x);
   const whole = Math.max(0, ...ends) || figureOf(method, "seconds") || 0;
-  return isNumber(arrival.mean) ? Math.max(arrival.mean, arrival.high || 0) : whole;
+  return isNumber(arrival.mean) ? Math.max(arrival.mean, ...seedTimes(method)) : whole;
 }
 
 function arrivalBars(methods, colours) {
@@ -31,32 +41,28 @@ function arrivalBars(methods, colours) {
   });
 }
 
-// Whisker and words of each bar; drawn here because the words must stand clear of the whisker.
+// Dots and words of each bar; drawn here because the words must stand clear of the dots.
 function arrivalMarks(methods, colours, fastest) {
   return {
     type: "custom",
-    name: "intervals",
+    name: "seeds",
     silent: true,
     z: 5,
     data: methods.map((_, place) => [arrivalReach(methods[place]), place]),
     renderItem: (_, api) => {
       const place = api.value(1);
       const method = methods[place];
-      const { low, high, mean: middle } = method.arrival;
       const [end, y] = api.coord([arrivalReach(method), place]);
       const children = [{
         type: "text",
         style: { text: arrivalText(method, fastest), x: end + 9, y, verticalAlign: "middle", fill: colours.ink, fontSize: 12.5,
           fontFamily: FONT },
       }];
-      if (isNumber(middle) && isNumber(low) && isNumber(high) && high > low) {
-        const [left] = api.coord([Math.max(0, low), place]);
-        const [right] = api.coord([high, place]);
-        const strokes = [[left, y, right, y], [left, y - 5, left, y + 5], [right, y - 5, right, y + 5]];
-        // Each over a wider one in the colour of the page, to be seen on a bar of any colour.
-        for (const [stroke, lineWidth] of [[colours.paper, 4], [colours.ink, 1.5]]) {
-          for (const [x1, y1, x2, y2] of strokes) children.push({ type: "line", shape: { x1, y1, x2, y2 }, style: { stroke, lineWidth } });
-        }
+      const seeds = list(method.arrival.runs).length > 1 ? seedTimes(method) : [];
+      for (const seconds of seeds) {
+        const [cx] = api.coord([seconds, place]);
+        // With a rim in the colour of the page, to be seen on a bar of any colour.
+        children.push({ type: "circle", shape: { cx, cy: y, r: 4 }, style: { fill: colours.ink, stroke: colours.paper, lineWidth: 1.5 } });
       }
       return { type: "group", children };
     },
@@ -67,7 +73,10 @@ function arrivalTip(method) {
   const { mean: middle, low, high, reached, seeds } = method.arrival;
   const rows = [[null, "mean", showSeconds(middle)]];
   if (isNumber(low) && isNumber(high) && high > low) {
-    rows.push([null, "95 % interval", `${showSeconds(Math.max(0, low))} to ${showSeconds(high)}`]);
+    rows.push([null, "95 % interval", `${showSeconds(low)} to ${showSeconds(high)}`]);
+  }
+  if (list(method.arrival.runs).length > 1) {
+    rows.push([null, "single seeds", method.arrival.runs.map((seconds) => (isNumber(seconds) ? showSeconds(seconds) : "never")).join(", ")]);
   }
   rows.push([null, "seeds that reach it", `${reached || 0} of ${seeds || 0}`]);
   return tooltipBox(method.label, rows);
@@ -97,6 +106,12 @@ function arrivalOption(methods) {
   };
 }
 
+function doubtWords() {
+  return state.data.can_tell
+    ? "Methods are compared seed by seed; those too close to call with the first say so, the others are slower."
+    : "One seed says nothing about chance, so that no order is certain.";
+}
+
 function arrivalFigure() {
   const methods = rankedMethods(shownMethods().filter((method) => method.arrival));
   if (!methods.length || !isNumber(state.data.target)) return null;
@@ -104,16 +119,16 @@ function arrivalFigure() {
   const hatched = methods.some((method) => !isNumber(method.arrival.mean));
   return figure("arrivals", {
     title: `Time to reach ${goal}`,
-    caption: "Fastest first. Whiskers are 95 % intervals of the mean over seeds: where two overlap, the order may be chance."
+    caption: `Fastest first; bars are means of logarithms, dots single seeds. ${doubtWords()} ${state.data.rule || ""}`
       + (hatched ? " A hatched bar is a whole run that ended without getting there with every seed." : ""),
     height: () => rowsHeight(methods, 38, 48),
     option: arrivalOption(methods),
     numbers: () => ({
-      titles: ["method", "mean", "low", "high", "seeds that reach it", "seeds"],
+      titles: ["method", "mean", "95 % from", "to", "seeds that reach it", "seeds", "each seed"],
       rows: methods.map(({ label, arrival }) => [label,
         ...["mean", "low", "high"].map((part) => ({
           text: showSeconds(arrival[part]), value: isNumber(arrival[part]) ? arrival[part] : null,
-        })), arrival.reached || 0, arrival.seeds || 0]),
+        })), arrival.reached || 0, arrival.seeds || 0, seedTimes({ arrival }).map(showSeconds).join(", ")]),
     }),
   });
 }

@@ -156,7 +156,8 @@ function curveTooltip(curves, measure, words) {
   return (params) => {
     const at = list(params).length ? params[0].axisValue : null;
     if (!isNumber(at)) return "";
-    const rows = curves.map((one) => ({ method: one.method, value: valueAt(one.points, at) }))
+    // Whoever has ended keeps what it had: the leader does not vanish for having arrived.
+    const rows = curves.map((one) => ({ method: one.method, value: valueAt(one.points, Math.min(at, one.points[one.points.length - 1].x)) }))
       .filter((one) => isNumber(one.value))
       .sort((one, other) => (measure.isLowerBetter ? 1 : -1) * (one.value - other.value));
     return tooltipBox(`${showNumber(at)} ${words}`,

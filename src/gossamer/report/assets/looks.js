@@ -1,7 +1,9 @@
-// How a method looks: colour, dash and marker, in the order of the printed pictures, with lengths
-// that share no divisor, so that no two of 385 methods look alike. Nothing depends on colour alone.
+// How a method looks: colour, dash and marker, as in the printed pictures. The data say which look a
+// method has: it is the method's own, whatever its rank. The lists' lengths share no divisor, so that
+// no two of 660 methods look alike, and nothing depends on colour alone.
 
-const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
+const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
+  "#7B52AB", "#8C5A3C", "#7D8B1F", "#B3224A", "#1F8A8A", "#5C6FD6"];
 const DASHES = ["solid", [9, 3], [5, 2.5], [10, 3, 2, 3], [2, 2]];
 const MARKERS = [
   "M10 1A9 9 0 1 0 10 19A9 9 0 1 0 10 1Z",
@@ -18,10 +20,8 @@ const MARKERS = [
 ];
 
 function lookAt(place) {
-  const colour = COLOURS[place % COLOURS.length];
   return {
-    // Black would vanish on a dark page, and white is as far from the other six.
-    colour: state.isDark && colour === "#000000" ? "#FFFFFF" : colour,
+    colour: COLOURS[place % COLOURS.length],
     dash: DASHES[place % DASHES.length],
     path: MARKERS[place % MARKERS.length],
     symbol: `path://${MARKERS[place % MARKERS.length]}`,
@@ -29,7 +29,7 @@ function lookAt(place) {
 }
 
 function lookOf(method) {
-  return lookAt(Math.max(0, placeOf(method)));
+  return lookAt(Number.isInteger(method.look) && method.look >= 0 ? method.look : Math.max(0, placeOf(method)));
 }
 
 function swatch(look) {

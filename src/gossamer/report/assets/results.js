@@ -4,7 +4,7 @@
 const RESULT_COLUMNS = [
   ["accuracy", "final accuracy", showAccuracyCell],
   ["loss", "final loss", showNumber],
-  ["seconds", "run time", showSeconds],
+  ["seconds", "whole run", showSeconds],
   ["waiting_fraction", "waiting", showShare],
   ["mean_staleness", "mean staleness", showNumber],
   ["bytes_per_step", "bytes per step", showBytes],
@@ -15,7 +15,7 @@ const FURTHER_COLUMNS = [
   ["exchanges_per_step", "exchanges per step", showNumber],
   ["consensus_distance", "consensus distance", showNumber],
   ["steps", "steps", showCount],
-  ["wall_seconds", "wall time", showSeconds],
+  ["wall_seconds", "took to compute", showSeconds],
 ];
 
 // A long name breaks between its options before it breaks anywhere else.
@@ -32,9 +32,17 @@ function arrivalCell(method) {
   const arrival = method.arrival || {};
   if (!isNumber(arrival.mean)) return { text: method.arrival ? arrivalText(method, 0) : MISSING, value: null };
   const hasSpan = isNumber(arrival.low) && isNumber(arrival.high) && arrival.high > arrival.low;
-  const around = hasSpan ? ` (${showNumber(Math.max(0, arrival.low))}–${showNumber(arrival.high)})` : "";
+  const around = hasSpan ? ` (${showNumber(arrival.low)}–${showNumber(arrival.high)})` : "";
   return { text: showSeconds(arrival.mean) + around, value: arrival.mean };
 }
+
+function timesCell(method) {
+  const times = (method.arrival || {}).times;
+  return isNumber(times) ? { text: `${times.toFixed(1)}${isOpen(method) ? ", too close to call" : ""}`, value: times } : null;
+}
+
+// What a run that was stopped at its target was at the end says nothing.
+const STOPPED_LESS = new Set(["accuracy", "loss", "seconds", "steps", "wall_seconds"]);
 
 function resultsSection() {
   const methods = rankedMethods(allMethods());
@@ -42,7 +50,7 @@ function resultsSection() {
   const hasTarget = isNumber(state.data.target) && methods.some((method) => method.arrival);
   const hasRates = methods.some((method) => isNumber(method.learning_rate));
   const first = [
-    ...(hasTarget ? [[`to ${showScore(state.data.target, state.data.score)}`, arrivalCell]] : []),
+    ...(hasTarget ? [[`to ${showScore(state.data.target, state.data.score)}`, arrivalCell], ["times the first", timesCell]] : []),
     ...figureColumns(RESULT_COLUMNS, methods),
     ...(hasRates ? [["learning rate", (method) => (isNumber(method.learning_rate) ? method.learning_rate : null)]] : []),
     ["status", (method) => method.status || null],
@@ -52,14 +60,16 @@ function resultsSection() {
     ["seeds", (method) => (isNumber(method.seeds) ? method.seeds : null)],
     ["scores are of", (method) => method.output || null],
   ];
-  return section("results", "All results", "Press a heading to sort by it. What else was measured stands in the second table.",
+  const around = hasTarget && state.data.can_tell ? " In parentheses are 95 % intervals of the mean of logarithms, chance pooled over the methods." : "";
+  return section("results", "All results", `Press a heading to sort by it. What else was measured stands in the second table.${around}`,
     methodTable("results", "Results of each method", methods, first),
     methodTable("further results", "Further figures of each method", methods, second));
 }
 
 // Those columns in which some method has a figure.
 function figureColumns(columns, methods) {
-  return columns.filter(([key]) => methods.some((method) => figureOf(method, key) !== null)).map(([key, title, show]) =>
+  const isStopped = state.data.kind === "advise";
+  return columns.filter(([key]) => !(isStopped && STOPPED_LESS.has(key)) && methods.some((method) => figureOf(method, key) !== null)).map(([key, title, show]) =>
     [title, (method) => ({ text: show(figureOf(method, key)), value: figureOf(method, key) })]);
 }
 
@@ -73,14 +83,15 @@ function gridSection() {
   if (!grid || !list(grid.rows).length || !list(grid.rates).length) return null;
   const show = state.data.score === "accuracy" ? showAccuracyCell : showNumber;
   const rows = grid.rows.map((row) => [String(row.method), ...grid.rates.map((_, at) => {
-    const value = list(row.values)[at];
+    const [seconds, value] = [list(row.seconds)[at], list(row.values)[at]];
     const isChosen = row.chosen === at;
-    return { text: (isChosen ? "● " : "") + show(value), value: isNumber(value) ? value : null,
-      style: isChosen ? "chosen" : "" };
+    const text = isNumber(seconds) ? showSeconds(seconds) : isNumber(value) ? `(${show(value)})` : MISSING;
+    return { text: (isChosen ? "● " : "") + text, value: isNumber(seconds) ? seconds : null, style: isChosen ? "chosen" : "" };
   })]);
   return section("rates", "Learning rates tried",
-    `Every method got the same grid. Final ${state.data.score}, mean over seeds; the dot marks the rate shown on this page.`,
-    table("rates", "Scores at each learning rate", ["method", ...grid.rates.map((rate) => `rate ${showTick(rate)}`)], rows));
+    "Every method got the same grid, and one rate more where its best was at the edge. Time to the target; in parentheses the "
+      + `final ${state.data.score} where it was not held. The dot marks the rate of this page: in a comparison it was chosen on a seed that is not ranked.`,
+    table("rates", "Time to the target at each learning rate", ["method", ...grid.rates.map((rate) => `rate ${showTick(rate)}`)], rows));
 }
 
 function furtherTables() {

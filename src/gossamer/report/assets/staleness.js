@@ -54,18 +54,24 @@ function stalenessOption(stale, bin, bins) {
         axisLabel: { color: colours.faint, fontSize: 11, formatter: showShare, showMaxLabel: false } })),
       tooltip: tooltip(colours, {
         trigger: "item",
-        formatter: ({ seriesIndex, dataIndex }) => tooltipBox(stale[seriesIndex].method.label,
+        formatter: ({ seriesIndex, dataIndex }) => seriesIndex >= stale.length ? "" : tooltipBox(stale[seriesIndex].method.label,
           [[null, `staleness ${names[dataIndex]}`, showShare(shares[seriesIndex][dataIndex])]]),
       }),
       series: stale.map((one, at) => ({
         type: "bar", name: one.method.label, xAxisIndex: at, yAxisIndex: at, data: shares[at], barCategoryGap: "12%",
         itemStyle: { color: lookOf(one.method).colour },
-        markPoint: {
-          silent: true, symbol: lookOf(one.method).symbol, symbolSize: 9, label: { show: false },
-          itemStyle: { color: lookOf(one.method).colour },
-          data: [{ name: "mean", coord: [Math.min(bins - 1, Math.floor(meanAge(one.ages) / bin)), top * 1.1] }],
+      })).concat(stale.map((one, at) => ({
+        // Of its own kind, because between two bars a marker of theirs cannot stand.
+        type: "custom", name: "mean", silent: true, xAxisIndex: at, yAxisIndex: at, z: 5, data: [[0, top * 1.1]],
+        renderItem: (_, api) => {
+          const [first, y] = api.coord([0, top * 1.1]);
+          // A bar stands over the middle of its ages.
+          const bars = (meanAge(one.ages) - (bin - 1) / 2) / bin;
+          const x = first + Math.max(-0.5, Math.min(bins - 0.5, bars)) * api.size([1, 0])[0];
+          return { type: "path", x: x - 4.5, y: y - 4.5, shape: { pathData: lookOf(one.method).path, width: 9, height: 9 },
+            style: { fill: lookOf(one.method).colour } };
         },
-      })),
+      }))),
     };
   };
 }

@@ -9,15 +9,10 @@ function totalOf(worker) {
   return isNumber(worker.total) && worker.total > 0 ? worker.total : parts;
 }
 
+// Of all workers and seeds, as the data have them: table, bar and picture say the same.
 function sharesOf(method) {
-  const workers = list(method.workers).filter((worker) => worker && totalOf(worker) > 0);
-  if (!workers.length) return null;
-  const share = (part) => mean(workers.map((worker) => part(worker) / totalOf(worker))) || 0;
-  return {
-    computing: share((worker) => worker.computing || 0),
-    waiting: share(waitingOf),
-    other: share((worker) => worker.other || 0),
-  };
+  const shares = method.shares;
+  return shares && SHARE_KINDS.every((kind) => isNumber(shares[kind])) ? shares : null;
 }
 
 const SHARE_KINDS = ["computing", "waiting", "other"];
@@ -54,7 +49,7 @@ function shareFigure() {
   const shares = methods.map(sharesOf);
   return figure("shares", {
     title: "Computing or waiting?",
-    caption: "Share of the run, mean over workers. Yellow stripes are time that workers had nothing to compute and waited for "
+    caption: "Share of each worker's time up to its end, mean over workers and seeds. Yellow stripes are time that workers had nothing to compute and waited for "
       + "somebody; “other” is mostly copying, applying and sending.",
     height: () => rowsHeight(methods, 36, 66),
     option: (width, colours) => ({
