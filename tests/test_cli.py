@@ -17,8 +17,11 @@ import torch
 
 from command_line import Said, gossamer, strict
 from gossamer import __version__, simulate
+from gossamer.commands import train
+from gossamer.following import Follower, TrainingResult
 from gossamer.methods import METHODS
 from gossamer.reproductions import TABLES
+from gossamer.settings import Settings
 from gossamer.sim.cluster import clusters
 from gossamer.sim.faults import Fault
 from gossamer.tasks import TASKS
@@ -126,6 +129,29 @@ def test_when_all_workers_die_a_sentence_says_so() -> None:
     assert said.json["ended"] == "all workers died"
     assert said.json["living"] == 0
     assert re.search(r"all workers died: \d+ of 1437 samples were processed", said.err)
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare", "train"])
+def test_a_momentum_that_is_left_out_is_told_in_one_line(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With how to put it back; and then the line is gone."""
+
+    def launch(settings: Settings, **choices: Any) -> TrainingResult:
+        return Follower(Path(), []).result(settings, 0)  # of workers that had nothing to tell
+
+    monkeypatch.setattr(train, "launch", launch)
+    shared = ["--task", "quadratic", "--epochs", "0.1", "--runs", "none"]
+    own = {
+        "simulate": ["--workers", "2", "--method"],
+        "compare": ["--workers", "2", "--seeds", "1", "--lr", "0.01", "--methods"],
+        "train": ["-n", "1", "--method"],
+    }
+    line = re.compile(r"^notice: SGD's momentum of 0.9 is left out .* keep_momentum=true ", re.M)
+    for method, count in (("downpour", 1), ("downpour:keep_momentum=true", 0)):
+        said = gossamer(command, *shared, *own[command], method)
+        assert said.status == 0, said.err
+        assert len(line.findall(said.out)) == count
 
 
 # ---------------------------------------------------------------------- every method at the edges

@@ -69,7 +69,8 @@ def methods(as_json: JsonOption = False) -> None:
         "\nName:paper takes the paper's own values; groups=K (or groups=host) makes any method "
         "two-level.\nWhere there is a server: server_optimiser=adagrad chooses what it descends "
         "with; servers=4 cuts\nthe parameters over several; placement=workers puts those on the "
-        "workers' machines;\nlower_momentum=true allows for the momentum that asynchrony adds.",
+        "workers' machines;\nlower_momentum=true allows for the momentum that asynchrony adds; "
+        "keep_momentum=true keeps SGD's\nwhere it is left out because nobody waits for anybody.",
         markup=False,
     )
     if as_json:

@@ -100,7 +100,7 @@ def simulate(
 
 def _conclude(summary: Row, settings: Settings, folder: RunFolder | None, *, as_json: bool) -> None:
     for notice in summary["notices"]:
-        out.print(f"notice: {notice}", markup=False)
+        out.print(f"notice: {notice}", markup=False, soft_wrap=True)
     _show(summary, settings)
     if folder is not None:
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)

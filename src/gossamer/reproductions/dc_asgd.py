@@ -25,14 +25,12 @@ _READ = "read in the paper"
 _EPOCHS, _QUICK_EPOCHS = 160.0, 2.0
 _RATE, _BATCH = 0.5, 128
 _OPTIMISER = "sgd:weight_decay=1e-4"
-# A server that applies late gradients has an optimiser of its own, which would not decay.
 _METHODS = {
     _SGD: "sync_server",
-    _ASGD: f"downpour:server_optimiser={_OPTIMISER}",
+    _ASGD: "downpour",
     _SSGD: "sync_server",
-    _CONSTANT: f"dc_asgd:compensation=0.04,server_optimiser={_OPTIMISER}",
-    _ADAPTIVE: "dc_asgd:compensation=2,adaptive=true,mean_square=0.95,"
-    f"server_optimiser={_OPTIMISER}",
+    _CONSTANT: "dc_asgd:compensation=0.04",
+    _ADAPTIVE: "dc_asgd:compensation=2,adaptive=true,mean_square=0.95",
 }
 # A step takes about as long as ResNet-20 took then; 10 Gbit/s is Gossamer's usual network.
 _COMPUTE = Compute(seconds=0.05, jitter=0.1)
