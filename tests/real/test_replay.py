@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from command_line import gossamer
 from gossamer.errors import ConfigurationError
@@ -44,9 +45,16 @@ ASYNCHRONOUS = [
     "method", ["ad_psgd", "ad_psgd:most=inf", "pull_gossip", "downpour:servers=2", "all_reduce"]
 )
 def test_a_replay_reaches_the_same_parameters(tmp_path: Path, method: str) -> None:
-    """Bit for bit, whatever order the machine happened to choose."""
+    """Bit for bit, whatever order the machine happened to choose; the result has the whole model,
+    and is shown in one line."""
     result, job = recorded(tmp_path / "run", method)
     assert replayed(tmp_path / "run", job) == result.parameters_digest
+    model = make_task(job.task).make_model()
+    model.load_state_dict(result.state_dict())
+    loaded = torch.cat([parameter.flatten() for parameter in model.parameters()])
+    assert digest_of(loaded) == result.parameters_digest
+    assert repr(result).startswith(f"<TrainingResult: {result.method} on {job.task}, ")
+    assert len(repr(result)) < 250
 
 
 @pytest.mark.parametrize("method", ["all_reduce", "easgd:synchronous=true", "local_sgd", "ssp"])
