@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import typer
+from torch import nn
 from typer.testing import CliRunner, Result
 
 from gossamer.commands.cost import cost
+from gossamer.commands.cost_tables import show_layers
+from gossamer.cost.work_depth import layer_costs
 from gossamer.errors import ConfigurationError
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -81,6 +85,15 @@ def test_layers_are_listed_with_work_depth_and_bytes() -> None:
     assert result.exit_code == 0, result.output
     assert "work/depth" in result.output
     assert "greedy" in result.output
+
+
+def test_layers_name_what_is_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Below the table, so that its sum is not believed to be all."""
+    show_layers(layer_costs(nn.Linear(4, 4), torch.zeros(2, 4)))
+    assert "not counted" not in capsys.readouterr().out
+    model = nn.Sequential(nn.Linear(4, 4), nn.LocalResponseNorm(2))
+    show_layers(layer_costs(model, torch.zeros(2, 3, 4)))
+    assert "computes more than this: 1 (LocalResponseNorm)" in capsys.readouterr().out
 
 
 def test_a_size_alone_is_enough() -> None:

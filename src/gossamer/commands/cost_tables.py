@@ -13,7 +13,7 @@ from gossamer.cost.agreement import TOLERANCE, WORKERS, Agreement, agreement_tab
 from gossamer.cost.case import NoClosedForm
 from gossamer.cost.crossing import show_value
 from gossamer.cost.forms import FORMS
-from gossamer.cost.work_depth import LayerCost, greedy_bounds, model_work_depth
+from gossamer.cost.work_depth import NOT_COUNTED, LayerCost, greedy_bounds, model_work_depth
 
 _ELEMENTS = (1, 64, 4096)
 
@@ -40,6 +40,11 @@ def show_layers(costs: Sequence[LayerCost]) -> None:
         show_bytes(sum(one.activation_bytes for one in costs)),
     )  # fmt: skip
     out.print(table)
+    if missing := [one.name for one in costs if one.kind == NOT_COUNTED]:
+        out.print(
+            f"not counted, so that the model computes more than this: {', '.join(missing)}",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
     for elements in _ELEMENTS:
         least, most = greedy_bounds(whole.work, whole.depth, elements)
         out.print(

@@ -8,17 +8,22 @@ parallelism: more elements than that stand idle. An operation is a multiplicatio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, KeysView, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.overrides import TorchFunctionMode
 
-from gossamer.cost import convolution
+from gossamer.cost import convolution, sequences
 from gossamer.errors import ConfigurationError
 from gossamer.model import drawing_from
+
+NOT_COUNTED = "not counted"
+"""The kind of a module that computes something else than layers that are known here."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,10 @@ class WorkDepth:
     @property
     def parallelism(self) -> float:
         return self.work / self.depth if self.depth else 0.0
+
+
+Three = tuple[WorkDepth, WorkDepth, WorkDepth]
+"""The forward pass, the gradient by the weights and that by the input."""
 
 
 @dataclass(frozen=True)
@@ -95,32 +104,86 @@ def model_work_depth(layers: Sequence[LayerCost]) -> WorkDepth:
 def layer_costs(model: nn.Module, inputs: Tensor) -> list[LayerCost]:
     """What each layer of a model computes for this batch, in order of execution.
 
-    Counted are modules without children; what a forward pass computes outside of them (sums of
-    branches, attention written out) is not seen.
+    Counted are the layers of torch.nn. A module that computes in another way is there, too, as not
+    counted: a layer of an own kind, or one that multiplies outside of its layers (attention written
+    out). Sums of branches and other work by elements between layers are not seen.
     """
     found: list[LayerCost] = []
     handles: list[torch.utils.hooks.RemovableHandle] = []
+    modules = dict(model.named_modules())
+    layers = {name for name, module in modules.items() if _is_layer(module)}
+    modules = {name: module for name, module in modules.items() if not _inside(name, layers)}
+    products = _Products()
 
     def watch(name: str, module: nn.Module) -> None:
-        def hook(layer: nn.Module, given: tuple[Any, ...], output: object) -> None:
-            if isinstance(output, Tensor) and given and isinstance(given[0], Tensor):
-                found.append(_cost(name or type(layer).__name__, layer, given[0], output))
+        def begun(_: nn.Module, given: object) -> None:
+            products.within.append(name)
 
-        handles.append(module.register_forward_hook(hook))
+        def ended(
+            layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: object
+        ) -> None:
+            products.within.pop()
+            if name in layers:
+                found.append(_cost(name, layer, (*given, *named.values()), output))
 
-    for name, module in model.named_modules():
-        if not any(True for _ in module.children()):
-            watch(name, module)
-    was_training = model.training
+        handles.append(module.register_forward_pre_hook(begun))
+        handles.append(module.register_forward_hook(ended, with_kwargs=True))
+
+    for name, module in modules.items():
+        watch(name, module)
+    was_training, was_fast = model.training, torch.backends.mha.get_fastpath_enabled()
     model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)  # a fused encoder calls no layer
     try:
-        with torch.no_grad(), drawing_from(0, inputs.device):
+        with torch.no_grad(), drawing_from(0, inputs.device), products:
             model(inputs)
     finally:
+        torch.backends.mha.set_fastpath_enabled(was_fast)
         model.train(was_training)
         for handle in handles:
             handle.remove()
-    return found
+    return found + [
+        _not_counted(name, modules[name]) for name in products.found if name not in layers
+    ]
+
+
+class _Products(TorchFunctionMode):
+    """Which modules multiply in their own text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.within: list[str] = []
+        self._found: dict[str, None] = {}
+
+    @property
+    def found(self) -> KeysView[str]:
+        """In order of execution."""
+        return self._found.keys()
+
+    def __torch_function__(
+        self, func: Any, types: object, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in _MULTIPLYING:
+            self._found[self.within[-1]] = None
+        return func(*args, **(kwargs or {}))
+
+
+_MULTIPLYING = frozenset((
+    "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "dot", "vdot", "inner", "einsum",
+    "tensordot", "addmm", "addmv", "addbmm", "baddbmm", "chain_matmul", "multi_dot", "linear",
+    "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "scaled_dot_product_attention", "multi_head_attention_forward", "cdist",
+))  # fmt: skip
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Attention calls none of its own children."""
+    return isinstance(module, nn.MultiheadAttention) or next(module.children(), None) is None
+
+
+def _inside(name: str, layers: Container[str]) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[:count]) in layers for count in range(1, len(parts)))
 
 
 _POOLINGS = (
@@ -131,39 +194,91 @@ _ADAPTIVE = (
 )  # fmt: skip
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)  # pyright: ignore[reportPrivateUsage]
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_Convolution = (
+    nn.Conv1d | nn.Conv2d | nn.Conv3d
+    | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+)  # fmt: skip
 
 
-def _cost(name: str, layer: nn.Module, given: Tensor, output: Tensor) -> LayerCost:
+_ELEMENTWISE = ("activation", "dropout", "padding", "pixelshuffle", "upsampling", "channelshuffle")
+"""Modules of torch.nn whose layers take a few operations for each number that they give."""
+_MOVES = (nn.Flatten, nn.Identity, nn.Unflatten)
+
+
+def _cost(name: str, layer: nn.Module, given: Sequence[object], output: object) -> LayerCost:
+    tensors = [one for one in given if isinstance(one, Tensor | PackedSequence)]
+    first: object = cast("tuple[object, ...]", output)[0] if isinstance(output, tuple) else output
+    if isinstance(first, PackedSequence):
+        first = first.data
+    known = None
+    if tensors and isinstance(first, Tensor):
+        known = _known(layer, tensors, first)
+    if known is None or not isinstance(first, Tensor):
+        return _not_counted(name, layer)
+    kind, three = known
     alternatives: dict[str, WorkDepth] = {}
-    if isinstance(layer, nn.Linear):
-        kind, three = "linear", _linear(layer, output)
-    elif isinstance(layer, _CONVOLUTIONS):
-        kind, three = "convolution", _convolution(layer, given, output)
-        alternatives = _alternatives(layer, given, output)
-    elif isinstance(layer, (*_POOLINGS, *_ADAPTIVE)):
-        kind, three = "pooling", _pooling(given, output)
-    elif isinstance(layer, _NORMS):
-        kind, three = "norm", _norm(layer, given)
-    elif isinstance(layer, nn.Embedding):
-        kind, three = "embedding", (_elementwise(output), _elementwise(output), WorkDepth(0, 0))
-    else:
-        is_activation = type(layer).__module__ == "torch.nn.modules.activation"
-        kind = "activation" if is_activation else type(layer).__name__.lower()
-        moves = isinstance(layer, nn.Flatten | nn.Identity | nn.Unflatten)
-        own = WorkDepth(0, 0) if moves else _elementwise(output)
-        three = (own, WorkDepth(0, 0), own)
-    parameters = list(layer.parameters(recurse=False))
+    if isinstance(layer, _CONVOLUTIONS) and isinstance(tensors[0], Tensor):
+        alternatives = _alternatives(layer, tensors[0], first)
+    parameters = list(layer.parameters())
     if not parameters:
         three = (three[0], WorkDepth(0, 0), three[2])
     return LayerCost(
-        name, kind, tuple(output.shape), *three,
+        name or type(layer).__name__, kind, tuple(first.shape), *three,
         parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in parameters),
-        activation_bytes=output.numel() * output.element_size(),
+        activation_bytes=first.numel() * first.element_size(),
         alternatives=alternatives,
     )  # fmt: skip
 
 
-Three = tuple[WorkDepth, WorkDepth, WorkDepth]
+def _not_counted(name: str, module: nn.Module) -> LayerCost:
+    nothing = WorkDepth(0, 0)
+    own = module.parameters(recurse=False)
+    return LayerCost(
+        f"{name} ({type(module).__name__})".lstrip(), NOT_COUNTED, (), nothing, nothing, nothing,
+        parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in own),
+        activation_bytes=0, alternatives={},
+    )  # fmt: skip
+
+
+def _known(
+    layer: nn.Module, given: Sequence[Tensor | PackedSequence], output: Tensor
+) -> tuple[str, Three] | None:
+    """The kind of a layer and what it computes; None for a kind that nobody has counted here."""
+    first = given[0]
+    if isinstance(layer, nn.RNNBase):
+        return "recurrent", _pairs(sequences.recurrent(layer, first))
+    if isinstance(first, PackedSequence):
+        return None
+    if isinstance(layer, nn.RNNCellBase):
+        return "recurrent", _pairs(sequences.cell(layer, first))
+    if isinstance(layer, nn.MultiheadAttention):
+        key = given[1] if len(given) > 1 else first
+        assert isinstance(key, Tensor)
+        return "attention", _pairs(sequences.attention(layer, first, key))
+    if isinstance(layer, nn.Linear):
+        return "linear", _linear(layer, output)
+    if isinstance(layer, _CONVOLUTIONS):
+        return "convolution", _convolution(_sizes(layer, first, output))
+    if isinstance(layer, _TRANSPOSED):
+        return "convolution", _convolution(_sizes(layer, first, first))
+    if isinstance(layer, (*_POOLINGS, *_ADAPTIVE)):
+        return "pooling", _pooling(first, output)
+    if isinstance(layer, _NORMS):
+        return "norm", _norm(layer, first)
+    if isinstance(layer, nn.Embedding):
+        return "embedding", (_elementwise(output), _elementwise(output), WorkDepth(0, 0))
+    module = type(layer).__module__.removeprefix("torch.nn.modules.")
+    kind = "activation" if module == "activation" else type(layer).__name__.lower()
+    if type(layer) not in _MOVES and module not in _ELEMENTWISE:
+        return None
+    own = WorkDepth(0, 0) if type(layer) in _MOVES else _elementwise(output)
+    return kind, (own, own, own)
+
+
+def _pairs(pairs: sequences.Pairs) -> Three:
+    forward, weight, back = (WorkDepth(*pair) for pair in pairs)
+    return forward, weight, back
 
 
 def _elementwise(tensor: Tensor) -> WorkDepth:
@@ -179,31 +294,27 @@ def _linear(layer: nn.Linear, output: Tensor) -> Three:
     return forward, weight, back
 
 
-def _sizes(
-    layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, given: Tensor, output: Tensor
-) -> convolution.Sizes:
+def _sizes(layer: _Convolution, given: Tensor, places: Tensor) -> convolution.Sizes:
+    """At each place there is a product with the whole kernel: at those of the output, or of the
+    input of a transposed convolution."""
     dimensions = len(layer.kernel_size)
     return convolution.Sizes(
         batch=given.numel() // (layer.in_channels * _product(given.shape[-dimensions:])),
         inputs=layer.in_channels // layer.groups,
         outputs=layer.out_channels,
         image=tuple(given.shape[-dimensions:]),
-        result=tuple(output.shape[-dimensions:]),
+        result=tuple(places.shape[-dimensions:]),
         kernel=tuple(layer.kernel_size),
     )
 
 
-def _convolution(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, given: Tensor, output: Tensor) -> Three:
-    sizes = _sizes(layer, given, output)
-    work, depth = convolution.direct(sizes)
-    # The gradient by the input covers the image, not the result.
-    back = work * _product(sizes.image) / _product(sizes.result)
-    return WorkDepth(work, depth), WorkDepth(work, depth), WorkDepth(back, depth)
+def _convolution(sizes: convolution.Sizes) -> Three:
+    """Each product of the forward pass has one in either gradient, whatever the stride."""
+    one = WorkDepth(*convolution.direct(sizes))
+    return one, one, one
 
 
-def _alternatives(
-    layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, given: Tensor, output: Tensor
-) -> dict[str, WorkDepth]:
+def _alternatives(layer: _Convolution, given: Tensor, output: Tensor) -> dict[str, WorkDepth]:
     sizes = _sizes(layer, given, output)
     found = {
         "direct": WorkDepth(*convolution.direct(sizes)),
