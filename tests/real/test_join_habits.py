@@ -154,7 +154,7 @@ def test_processes_that_know_each_other_but_no_launcher_do_not_train_alone(
     try:
         gossamer.join(model, optimizer, "all_reduce")
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
-        with pytest.raises(ConfigurationError, match=r"this is one of 4 processes of a torch\.distr"):
+        with pytest.raises(ConfigurationError, match="this is one of 4 processes of a"):
             gossamer.join(model, optimizer, "all_reduce")
     finally:
         torch.distributed.destroy_process_group()
