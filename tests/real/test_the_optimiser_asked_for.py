@@ -134,9 +134,12 @@ def loop_of(spec: str, make: Make) -> JoinedWorker:
 
 def in_a_loop(spec: str, optimiser: str, folder: Path) -> Tensor:
     worker = loop_of(spec, OPTIMISERS[optimiser])
+    (group,) = worker.optimizer.param_groups
+    options = {name: value for name, value in group.items() if name != "params"}
     with worker:
         for _ in gradients(worker.model):
             worker.step()
+    assert options.items() <= group.items()  # what is left out is left out for the step alone
     coupling: Any = worker.coupling
     if has_moved_server(spec):
         return torch.cat([server.snapshot() for server in coupling._servers.values()])
@@ -165,6 +168,17 @@ def test_a_method_goes_the_way_of_torchs_optimiser(
     make = DECAY_ALONE if is_left_out and optimiser == MOMENTUM else OPTIMISERS[optimiser]
     found = world(spec, optimiser, tmp_path)
     torch.testing.assert_close(found, by_torch(make), rtol=1e-4, atol=1e-5)
+
+
+@each_world
+@pytest.mark.parametrize("method", ["ssp", "downpour", "sync_server"])
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_an_optimiser_that_is_named_for_the_server_is_the_one_that_descends(
+    method: str, optimiser: str, world: Callable[..., Tensor], tmp_path: Path
+) -> None:
+    """Whatever the workers were given: what `ssp` adds between two reads obeys it as well."""
+    found = world(f"{method}:server_optimiser=({optimiser})", "sgd", tmp_path)
+    torch.testing.assert_close(found, by_torch(OPTIMISERS[optimiser]), rtol=1e-4, atol=1e-5)
 
 
 @each_world

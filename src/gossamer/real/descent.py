@@ -145,9 +145,10 @@ def slowing(optimizer: torch.optim.Optimizer, momentum: Momentum) -> Generator[N
     """Inside, torch's SGD has what is left of its momentum; any other optimiser is as it was, for
     its learning rate would be none for plain SGD."""
     groups = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
-    before = [dict(group) for group in groups]
-    for group in groups:
-        group.update(slowed(group, momentum))
+    names = ("momentum", "dampening", "nesterov")
+    before = [{name: group[name] for name in names} for group in groups]
+    for group, own in zip(groups, before, strict=True):
+        group.update(slowed(own, momentum))
     try:
         yield
     finally:
