@@ -77,7 +77,7 @@ def case_of_what_is_accrued_at_the_end(rank: int) -> dict[str, object]:
             optimizer.zero_grad()
             model.weight.sum().backward()
             worker.step()
-    return {"steps": float(-model.weight.mean() / 0.5)}
+    return {"steps": float(-model.weight.detach().mean() / 0.5)}
 
 
 def case_of_refusals(rank: int) -> dict[str, object]:

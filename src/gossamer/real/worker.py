@@ -185,7 +185,11 @@ class RealWorker:
 
     def _part_held_by(self, end: int) -> float:
         """Of a model: all of it, or one server's range of it."""
-        return self._hub.window_bytes[end] / max(1, self._hub.window_bytes[self.rank])
+        if end < self._workers:
+            return 1.0
+        slices = self.slices
+        own = slices[end - self._workers]
+        return (own.stop - own.start) / max(1, slices[-1].stop)
 
     def _is_exchange(self, end: int) -> bool:
         """With another worker that speaks for itself; inside a group a gradient is computed."""
