@@ -168,7 +168,7 @@ class TestTheVerdict:
     def test_the_nearest_and_the_last_are_both_named(self):
         """And how many there are between."""
         runs = {"a": (1.0, 1.1), "b": (2.0, 2.21), "c": (3.0, 3.3), "d": (5.0, 5.5)}
-        assert said(runs).endswith("; the other 3 take 2.0 (b) to 5.0 (d) times as long.")
+        assert said(runs).endswith("; 3 others take 2.0 (b) to 5.0 (d) times as long.")
 
     def test_all_that_may_be_first_are_named(self):
         """A sentence that counts the rest hides those one asks about."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from gossamer.advice.plan import make_plan, nominal_seconds
 from gossamer.errors import ConfigurationError
+from gossamer.quantities import seconds
 from gossamer.settings import make_settings
 from support import digits
 
@@ -43,6 +45,27 @@ def test_a_small_budget_shortens_the_rungs_before_it_drops_candidates() -> None:
 def test_a_budget_that_pays_for_nothing_is_refused_with_one_that_would_do() -> None:
     with pytest.raises(ConfigurationError, match=r"give --budget \d+s or more"):
         make_plan(5.0, 1.0, **COMMON)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.floats(0.01, 1e4), st.floats(0.05, 20.0), st.integers(1, 60), st.integers(1, 5),
+    st.floats(1.0, 100.0), st.integers(0, 6),
+)  # fmt: skip
+def test_the_budget_that_a_refusal_names_is_accepted_and_so_is_every_larger_one(
+    budget: float, run: float, menu: int, rates: int, epochs: float, scenes: int
+) -> None:
+    """Whoever does as told is not sent away again, and more money never buys less."""
+    common = {"epochs": epochs, "candidates": menu * rates, "rates": rates, "kinds": 6}
+    try:
+        named = budget
+        make_plan(budget, run, **common, scenes=scenes)
+    except ConfigurationError as error:
+        (said,) = re.findall(r"give --budget (\d+[sm]) or more", str(error))
+        named = seconds(said, "--budget")
+    plans = [make_plan(named * more, run, **common, scenes=scenes) for more in (1, 1.1, 1.5, 4)]
+    searches = [(plan.candidates, -len(plan.rungs)) for plan in plans]
+    assert searches == sorted(searches)
 
 
 def test_rungs_are_not_shorter_than_a_curve_needs_to_show_itself() -> None:

@@ -141,6 +141,37 @@ def test_a_search_that_is_cut_short_gives_the_best_so_far(
     assert len({len(one.results) for one in findings.ranking}) == 1
 
 
+@pytest.mark.parametrize("after", [1, 12])
+def test_before_the_final_nobody_has_won(after: int) -> None:
+    """One candidate of many is no winner, and nothing is recommended; what there is is named."""
+    made = MadeUp(METHODS)
+
+    def run(*arguments: Any) -> Any:
+        if len(made.runs) == after:
+            raise KeyboardInterrupt
+        return made(*arguments)
+
+    findings = ran(run)
+    said = [findings.verdict(), *findings.remarks()]
+    assert findings.verdict().startswith("Interrupted when ")
+    assert not any("winner:" in line or "gossamer train" in line for line in said)
+    assert not any(" first" in line for line in said)
+    assert findings.as_dict()["command"] == ""
+
+
+def test_one_seed_of_the_final_names_no_winner() -> None:
+    """Interrupted in the second: one run each says nothing about chance."""
+    made = MadeUp(METHODS)
+
+    def run(*arguments: Any) -> Any:
+        if sum(name is not None for *_, name in made.runs) == 6:
+            raise KeyboardInterrupt
+        return made(*arguments)
+
+    findings = ran(run)
+    assert "with one seed, so no winner is named" in findings.verdict()
+
+
 def test_progress_names_the_stage_and_the_best_so_far() -> None:
     steps: list[Step] = []
     search = search_of(MadeUp(METHODS), steps=steps)

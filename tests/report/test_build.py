@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 from run_folders import (
+    SLOPES,
     WORKERS,
     method_of,
     rising,
@@ -64,6 +65,42 @@ class TestAComparison:
         assert data["target"] == 0.5
         mean = math.sqrt(math.prod(expected))
         assert method_of(data, "downpour")["arrival"]["mean"] == pytest.approx(mean)
+
+    def test_the_seed_that_chose_the_rates_is_not_ranked(self, tmp_path):
+        """The rates come from its runs, the times from the others; the grid shows what it took."""
+        slopes = {
+            ("ad_psgd", 0.1, 0): 0.35, ("ad_psgd", 0.3, 0): 0.20,
+            ("ad_psgd", 0.1, 1): 0.26, ("ad_psgd", 0.1, 2): 0.25,
+            ("downpour", 0.1, 0): 0.15, ("downpour", 0.3, 0): 0.16,
+            ("downpour", 0.3, 1): 0.13, ("downpour", 0.3, 2): 0.1252,
+        }  # fmt: skip
+        folder = write_comparison(tmp_path / "run", slopes, choosing_seed=0)
+        data = report_data([folder], target=0.4)
+        winner, loser = method_of(data, "ad_psgd"), method_of(data, "downpour")
+        assert (winner["learning_rate"], loser["learning_rate"]) == (0.1, 0.3)
+        assert winner["arrival"]["runs"] == pytest.approx([0.4 / 0.26, 0.4 / 0.25])
+        assert (winner["arrival"]["is_close"], loser["arrival"]["is_close"]) == (True, False)
+        assert loser["arrival"]["times"] == pytest.approx((0.26 * 0.25 / 0.13 / 0.1252) ** 0.5)
+        seconds = {row["method"]: row["seconds"] for row in data["grid"]["rows"]}
+        assert seconds["ad_psgd"] == pytest.approx([0.4 / 0.35, 0.4 / 0.20])
+        assert data["verdict"].startswith("ad_psgd reaches 40 % first")
+        assert data["missing"] == []
+        assert any("edge of the grid" in notice for notice in data["notices"])
+
+    def test_an_interrupted_comparison_has_no_winner(self, tmp_path):
+        """Its page says how far it came before it says anything else."""
+        folder = write_comparison(tmp_path / "run", SLOPES)
+        why = "Interrupted when 2 of 8 methods had run"
+        write(folder / "summary.json", {"ended": "interrupted", "cut_short": why})
+        assert report_data([folder], target=0.3)["verdict"].startswith(f"{why}, so no winner")
+
+    def test_waiting_has_one_source(self, compared):
+        """Table, bar and picture: each worker up to its end, mean over workers and seeds."""
+        data = report_data([compared])
+        for method in data["methods"]:
+            shares = method["shares"]
+            assert method["figures"]["waiting_fraction"] == shares["waiting"]
+            assert sum(shares.values()) == pytest.approx(1.0)
 
     def test_a_comparison_keeps_its_own_target(self, compared, tmp_path):
         """What its user asked for is in its summary, and a later report does not forget it."""

@@ -85,7 +85,7 @@ def test_what_is_missing_is_said_aloud(tmp_path, capsys):
     [
         (("nowhere",), "does not exist"),
         (("file",), "is a file"),
-        (("run", "--target", "nan"), "finite"),
+        (("run", "--target", "nan"), "--target must be"),
         (("run", "--out", "run"), "is a folder"),
         (("run", "other"), "different tasks"),
     ],

@@ -93,7 +93,9 @@ def make_plan(
     # The most careful one first.
     counts = range(candidates, min(candidates, 2 * rates) - 1, -rates)
     searches = [(count, depth) for count in counts for depth in range(1, longest + 1)]
-    needs = {one: _cost(*one, kinds) + _finalists(one[0], kinds) * fewest for one in searches}
+    needs = {
+        one: _cost(*one, kinds) + _finalists(one[0] // rates, kinds) * fewest for one in searches
+    }
     affordable = runs * (1 - _CHANGES_SHARE)
     if seeds is None and min(needs.values()) > affordable:
         needed = min(needs.values()) * run_s / (1 - _CHANGES_SHARE)
@@ -106,7 +108,7 @@ def make_plan(
     fitting = [one for one in paid if _cost(*one, kinds) <= _SEARCH_SHARE * runs] or paid[-1:]
     count, depth = (fitting or [min(searches, key=lambda one: needs[one])])[0]
     search = _cost(count, depth, kinds)
-    finalists = _finalists(count, kinds)
+    finalists = _finalists(count // rates, kinds)
     chosen = seeds or max(fewest, min(_MOST_SEEDS, int((affordable - search) / finalists)))
     total = search + finalists * chosen
     contenders = int((runs - total) / max(1, scenes * _SCENE_SEEDS))
@@ -142,9 +144,9 @@ def _cost(count: int, depth: int, kinds: int) -> float:
     return total
 
 
-def _finalists(count: int, kinds: int) -> int:
-    """The leaders and, besides them, the best of every other way to couple workers."""
-    return min(count, _LEADERS + max(0, kinds - 1))
+def _finalists(rows: int, kinds: int) -> int:
+    """The leaders and the best of every other way to couple workers; each method goes once."""
+    return min(max(1, rows), _LEADERS + max(0, kinds - 1))
 
 
 def _show(seconds: float) -> str:

@@ -84,7 +84,7 @@ def advise(
     Searches methods and settings in virtual time; the same seed gives the same answer.
     """
     given.check_seeds(1 if seeds is None else seeds)
-    allowed = seconds(budget, "--budget")
+    allowed = _allowed(budget)
     faults = given.Faults(
         slow=slow, slow_link=slow_link, kill=kill, pause=pause, drop=drop, delay=delay,
         partition=partition,
@@ -98,8 +98,6 @@ def advise(
         evaluations=evaluations(length),
     )  # fmt: skip
     target = given.target_from(target, has_accuracy=loaded.correct is not None) or 0.0
-    if allowed <= 0:
-        raise ConfigurationError("--budget must be above 0, such as 90s, 5m or 1h")
     rates = given.rates_from(lr) or loaded.learning_rates
     found, left_out = candidates(base, rates)
     changed = scenes(base.cluster)
@@ -120,6 +118,13 @@ def advise(
     _report(findings, folder, as_json)
     if search.ended == "interrupted":
         raise KeyboardInterrupt
+
+
+def _allowed(budget: str) -> float:
+    found = seconds(budget, "--budget")
+    if found <= 0:
+        raise ConfigurationError("--budget must be above 0, such as 90s, 5m or 1h")
+    return found
 
 
 def _folder(runs: Path, task: str) -> RunFolder | None:

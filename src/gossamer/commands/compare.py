@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from gossamer.commands.live import LiveOption, live_page
 from gossamer.errors import ConfigurationError
 from gossamer.report.arrival import evaluations as frequency
 from gossamer.report.folder import RunFolder
-from gossamer.settings import make_settings
+from gossamer.settings import Settings, make_settings
+from gossamer.sim.cluster import Cluster
+from gossamer.tasks import Task
 
 DEFAULT_METHODS = "all_reduce downpour easgd d_psgd ad_psgd push_sum local_sgd diloco"
 
@@ -56,8 +59,8 @@ def compare(
 
     In virtual time, with true gradients. Every method gets the same small grid of learning rates on
     a seed of its own, and is ranked with further seeds at the rate that reached the target first.
-    The target is reached when the score, averaged over the epochs from 15 % before a moment to 15 %
-    after it, is first there, and the run ends so.
+    A target is reached when the score, averaged over the epochs within 15 % of a moment, is first
+    there, and the run ends there too.
     """
     looks = given.looks_from(seeds)
     faults = given.Faults(
@@ -75,13 +78,7 @@ def compare(
         "engine": engine, "device": device, "threads": threads, "compiled": compiled,
         "buffers": buffers, "model_bytes": model_bytes,
     }  # fmt: skip
-    machines = faults.cluster(cluster, workers)
-    rates = given.rates_from(lr) or loaded.learning_rates
-    settings = [
-        make_settings(loaded, method, machines, learning_rate=rate, **base)
-        for method in _split_methods(methods)
-        for rate in rates
-    ]
+    settings = _grid(loaded, methods, faults.cluster(cluster, workers), given.rates_from(lr), base)
     goal = given.target_from(target, has_accuracy=loaded.correct is not None)
     comparison = Comparison(settings, looks, goal)
     with live_page(live, keeps_folder=given.keeps_folder(runs)) as page:
@@ -93,6 +90,17 @@ def compare(
         comparison.report(folder, as_json)
     if comparison.interrupted:
         raise KeyboardInterrupt
+
+
+def _grid(
+    task: Task, methods: str, machines: Cluster, rates: Sequence[float], base: dict[str, Any]
+) -> list[Settings]:
+    """Every method at every rate, all of them checked."""
+    return [
+        make_settings(task, method, machines, learning_rate=rate, **base)
+        for method in _split_methods(methods)
+        for rate in rates or task.learning_rates
+    ]
 
 
 def _split_methods(text: str) -> list[str]:

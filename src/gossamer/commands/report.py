@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gossamer.commands.console import err, out
+from gossamer.commands.options import target_from
 from gossamer.errors import ConfigurationError
 from gossamer.report.build import build_page
 from gossamer.report.figures import has_matplotlib
@@ -17,6 +17,7 @@ from gossamer.report.folder import RunFolder
 from gossamer.report.main_picture import Advice, has_own_picture, main_picture
 from gossamer.report.page import write_page
 from gossamer.report.runs import Folder, read_folder
+from gossamer.report.statistics import measure
 
 
 def report(
@@ -34,7 +35,11 @@ def report(
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option("--target", help="Accuracy (or loss) to reach; default: near the best."),
+        typer.Option(
+            "--target",
+            help="Accuracy (0.95, or 95 for 95 %) or loss to reach and hold; default: near the "
+            "best.",
+        ),
     ] = None,
 ) -> None:
     """Make the page of one run, or of several beside each other.
@@ -46,11 +51,11 @@ def report(
     Runs that differ by their seed only are repetitions of one method. What is damaged or missing
     in a folder is named on the page. Its first charts are also drawn as a PNG beside it.
     """
-    if target is not None and not math.isfinite(target):
-        raise ConfigurationError(f"target must be a finite number, got {target}")
     if out_file is not None and out_file.is_dir():
         raise ConfigurationError(f"--out {out_file} is a folder; name a file such as report.html")
     folders = [read_folder(path) for path in runs]
+    key = measure([run.history for folder in folders for run in folder.runs])
+    target = target_from(target, has_accuracy=key == "accuracy")
     data = build_page(folders, target=target)
     if out_file is None:
         out_file = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")

@@ -83,9 +83,8 @@ def _behind(rest: Sequence[Place]) -> str:
     if not second.times or not last.times:
         return "the others take longer"
     near, far = f"{second.times:.1f} ({second.label})", f"{last.times:.1f} ({last.label})"
-    if len(rest) == 2:
-        return f"the other two take {near} and {far} times as long"
-    return f"the other {len(rest)} take {near} to {far} times as long"
+    between = "and" if len(rest) == 2 else "to"
+    return f"{len(rest)} others take {near} {between} {far} times as long"
 
 
 def _times(there: Sequence[Place], goal: str) -> str:

@@ -4,7 +4,7 @@
 const RESULT_COLUMNS = [
   ["accuracy", "final accuracy", showAccuracyCell],
   ["loss", "final loss", showNumber],
-  ["seconds", "whole run", showSeconds],
+  ["seconds", "run time", showSeconds],
   ["waiting_fraction", "waiting", showShare],
   ["mean_staleness", "mean staleness", showNumber],
   ["bytes_per_step", "bytes per step", showBytes],
@@ -50,12 +50,13 @@ function resultsSection() {
   const hasTarget = isNumber(state.data.target) && methods.some((method) => method.arrival);
   const hasRates = methods.some((method) => isNumber(method.learning_rate));
   const first = [
-    ...(hasTarget ? [[`to ${showScore(state.data.target, state.data.score)}`, arrivalCell], ["times the first", timesCell]] : []),
+    ...(hasTarget ? [[`to ${showScore(state.data.target, state.data.score)}`, arrivalCell]] : []),
     ...figureColumns(RESULT_COLUMNS, methods),
     ...(hasRates ? [["learning rate", (method) => (isNumber(method.learning_rate) ? method.learning_rate : null)]] : []),
     ["status", (method) => method.status || null],
   ];
   const second = [
+    ...(hasTarget ? [["times the first", timesCell]] : []),
     ...figureColumns(FURTHER_COLUMNS, methods),
     ["seeds", (method) => (isNumber(method.seeds) ? method.seeds : null)],
     ["scores are of", (method) => method.output || null],
