@@ -13,7 +13,16 @@ from gossamer.real.buckets import can_send_parts
 from gossamer.real.driver import Driver
 from gossamer.real.hub import Plan
 from gossamer.real.outputs import unpack_bytes_, untrained
-from gossamer.real.transport import Transport
+from gossamer.real.transport import Transport, Window
+
+
+def windows_of(plan: Plan, binding: Binding, device: torch.device) -> dict[int, Window]:
+    """What every end publishes."""
+    lengths = plan.lengths(binding.layout.total)
+    return {
+        end: Window(length, binding.dtype, plan.process_of(end), device, binding.home)
+        for end, length in enumerate(lengths)
+    }
 
 
 def share_beginning(
