@@ -25,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import join_cases
+import join_changes
 import join_ends
 import join_habits
 import join_leaving
@@ -36,7 +37,7 @@ from gossamer.real.shm import Segments, create_segments
 LIMIT_S = 30.0
 CASES = {
     name: case
-    for cases in (join_cases, join_ends, join_habits, join_leaving, join_servers)
+    for cases in (join_cases, join_changes, join_ends, join_habits, join_leaving, join_servers)
     for name, case in vars(cases).items()
 }
 

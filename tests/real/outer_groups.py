@@ -72,10 +72,10 @@ def run_cases(cases: Sequence[Case], limit_s: float = 110.0) -> list[Told]:
     return [Told(**answer) for answer in json.loads(printed)]
 
 
-def run_script(script: Path, methods: Sequence[str]) -> list[tuple[str, str]]:
-    """What worker 0 printed with each method: without an interruption, and resumed."""
-    found = json.loads(run_program(__file__, str(script), *methods, limit_s=180.0))
-    return [(whole, resumed) for whole, resumed in found]
+def run_script(script: Path, methods: Sequence[str]) -> list[list[str]]:
+    """What worker 0 printed with each method: without an interruption, resumed, and with one worker
+    more."""
+    return json.loads(run_program(__file__, str(script), *methods, limit_s=180.0))
 
 
 # ---------------------------------------------------------------------- in the program
@@ -96,7 +96,10 @@ def become_worker(rank: int, size: int, port: int, log: Path, body: Callable[[],
         body()
         code = 0
     except SystemExit as end:
-        code = int(end.code or 0)
+        if isinstance(end.code, str):
+            print(end.code)
+        else:
+            code = int(end.code or 0)
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
@@ -155,7 +158,8 @@ def tell(case: Case) -> Told:
 
 
 def tell_of_script(script: Path, method: str) -> list[str]:
-    """What worker 0 of two printed: never interrupted, and killed and started again."""
+    """What worker 0 of two printed: never interrupted, killed and started again; and of three, who
+    leave all checkpoints alone."""
 
     def body() -> None:
         os.chdir(place)
@@ -167,12 +171,16 @@ def tell_of_script(script: Path, method: str) -> list[str]:
         ends, whole = run(2, place, body)
         assert ends == [0, 0], whole
         shutil.rmtree(place / "checkpoints")
-        saved = [place / "checkpoints" / f"2-{rank}.pt" for rank in range(2)]
+        saved = [place / "checkpoints" / f"2-{rank}-of-2.pt" for rank in range(2)]
         ends, killed = run(2, place, body, lambda: all(file.exists() for file in saved))
         assert ends == [-signal.SIGKILL] * 2, killed
         ends, resumed = run(2, place, body)
         assert ends == [0, 0], resumed
-        return [whole[0], resumed[0]]
+        kept = {file: file.stat() for file in (place / "checkpoints").iterdir()}
+        ends, refused = run(3, place, body)
+        assert ends == [1, 1, 1], refused
+        assert {file: file.stat() for file in (place / "checkpoints").iterdir()} == kept
+        return [whole[0], resumed[0], refused[0]]
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from programs import answers_of
@@ -154,7 +156,7 @@ def test_processes_that_know_each_other_but_no_launcher_do_not_train_alone(
     try:
         gossamer.join(model, optimizer, "all_reduce")
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
-        with pytest.raises(ConfigurationError, match="this is one of 4 processes of a"):
+        with pytest.raises(ConfigurationError, match="this is one of 4 processes"):
             gossamer.join(model, optimizer, "all_reduce")
     finally:
         torch.distributed.destroy_process_group()
@@ -182,7 +184,8 @@ def test_a_scaler_must_be_updated_and_a_closure_is_no_scaler() -> None:
 def test_every_sample_is_somebodys_whatever_the_loader() -> None:
     """Each once; what cannot be shared out is refused."""
     mine, theirs = answers("case_of_loaders", 2, "all_reduce")
-    for name, offset in (("single", 0.0), ("own draws", 0.0), ("own class", 0.5)):
+    plain = [(name, 0.0) for name in ("single", "own draws", "handing over")]
+    for name, offset in (*plain, ("own class", 0.5)):
         both = mine["found"][name] + theirs["found"][name]
         assert sorted(both) == [number + offset for number in range(40)], name
         assert mine["found"][name] != sorted(mine["found"][name]), name
@@ -207,6 +210,25 @@ def test_expanded_buffers_stay_what_they_are() -> None:
 def test_the_scripts_own_handler_hears_its_signal() -> None:
     for answer in answers("case_of_own_signals", 2, "all_reduce"):
         assert answer["heard"] == ["inside", "after"]
+
+
+def test_a_seed_of_the_workers_is_another_on_each() -> None:
+    """The given one on worker 0, so that alone all is as with torch's own."""
+
+    def drawn(rank: int, seed: int) -> tuple[float, float, float]:
+        model = nn.Linear(2, 2)
+        worker = gossamer.join(model, torch.optim.SGD(model.parameters(), lr=0.1), "all_reduce")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(worker), "rank", rank)
+            worker.manual_seed(seed)
+        return float(torch.rand(())), random.random(), float(np.random.rand())
+
+    torch.manual_seed(3)
+    first = float(torch.rand(()))
+    assert drawn(0, 3)[0] == first
+    assert drawn(1, 3) == drawn(1, 3)
+    every = [drawn(rank, seed) for rank in range(4) for seed in range(4)]
+    assert all(len(set(numbers)) == 16 for numbers in zip(*every, strict=True))
 
 
 # ---------------------------------------------------------------------- models

@@ -34,6 +34,28 @@ def test_workers_are_of_the_launchers_session_in_groups_of_their_own(tmp_path: P
         assert group == pid
 
 
+def test_where_the_launcher_has_a_terminal_its_workers_have_one_of_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts ask for it and die without; what they print comes through as it is, and nobody waits
+    for what they could read."""
+    monkeypatch.setattr(os, "isatty", lambda file: True)
+    monkeypatch.setenv("COLUMNS", "97")
+    monkeypatch.setenv("LINES", "31")
+    text = (
+        "import subprocess; size = os.get_terminal_size();"
+        "print(size.columns, size.lines, repr(sys.stdin.read()));"
+        "print(subprocess.run(['stty', 'size'], capture_output=True, text=True).stdout.strip());"
+        "print('x' * 20_000, end=''); print('\\x1b[1mend')"
+    )
+    launched(tmp_path, text)
+    seen = capsys.readouterr().out.splitlines()
+    for rank in range(2):
+        mine = [line for line in seen if line.startswith(f"[{rank}] ")]
+        assert mine[:2] == [f"[{rank}] 97 31 ''", f"[{rank}] 31 97"]
+        assert mine[2] == f"[{rank}] " + "x" * 20_000 + "\x1b[1mend"
+
+
 class Counting(Launcher):
     """How often it looked around."""
 

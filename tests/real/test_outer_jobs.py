@@ -105,18 +105,21 @@ def read_line(line: str) -> tuple[int, float, str]:
 
 
 def check_loops(script: Path, methods: list[str]) -> None:
-    for method, (whole, resumed) in zip(methods, run_script(script, methods), strict=True):
+    for method, told in zip(methods, run_script(script, methods), strict=True):
+        whole, resumed, refused = told
         begin, accuracy, norm = read_line(resumed)
         assert 2 <= begin < 6, method
         assert accuracy > 0.85, method
         if method in EXACT:
             assert norm == read_line(whole)[2], method
+        assert refused.endswith("is not of 3 workers: start as many, or use another folder\n")
 
 
 def test_the_loop_of_the_documentation_goes_on_after_kill_9_of_all_workers(
     resumable: Path,
 ) -> None:
-    """With the same bits, batches and servers included."""
+    """With the same bits, batches and servers included; with more workers it refuses to begin, and
+    leaves what is there."""
     check_loops(resumable, EXACT[:1])
 
 

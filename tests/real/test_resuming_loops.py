@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 
 import pytest
@@ -23,10 +24,12 @@ METHODS = [
 ] + ["all_reduce", "sync_server", "local_sgd:period=2", "push_sum"]
 
 
-def loop_of(method: str, seed: int = 0) -> JoinedWorker:
+def loop_of(method: str, seed: int = 0, *, is_adam: bool = False) -> JoinedWorker:
     torch.manual_seed(seed)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if is_adam:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     spec = parse_method(method)
     coupling = Coupling(LoneTransport(), spec, model, Binding(trainable(model)), optimizer, 0, 1000)
     return JoinedWorker(model, optimizer, spec, coupling, 0)
@@ -65,3 +68,32 @@ def test_a_resumed_loop_ends_with_the_same_bits(method: str, cut: int) -> None:
         train(again, cut, STEPS)
     assert torch.equal(parameters(again), parameters(whole))
     assert not torch.equal(parameters(saved), parameters(whole))
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+@pytest.mark.parametrize("method", ["sync_server:servers=2", "downpour"])
+def test_an_ordinary_checkpoint_holds_what_the_servers_optimisers_remember(
+    method: str, inside: bool
+) -> None:
+    """Of the model and the optimiser alone, as scripts have it: Adam goes on as plain Adam does."""
+    saved, plain = (loop_of(method, is_adam=True) for _ in range(2))
+    for step in range(STEPS):
+        inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+        plain.optimizer.zero_grad()
+        plain.model(inputs).square().mean().backward()
+        plain.optimizer.step()
+    with saved:
+        train(saved, 0, 3)
+        state = (saved.model.state_dict(), saved.optimizer.state_dict()) if inside else None
+        state = copy.deepcopy(state)
+    if state is None:
+        state = (saved.model.state_dict(), saved.optimizer.state_dict())
+    again = loop_of(method, seed=1, is_adam=True)
+    again.model.load_state_dict(state[0])
+    again.optimizer.load_state_dict(state[1])
+    with again:
+        train(again, 3, STEPS)
+    torch.testing.assert_close(parameters(again), parameters(plain))
+    moments = [again.optimizer.state[p]["exp_avg_sq"] for p in again.model.parameters()]
+    others = [plain.optimizer.state[p]["exp_avg_sq"] for p in plain.model.parameters()]
+    torch.testing.assert_close(moments, others)

@@ -7,8 +7,18 @@ from torch import nn
 
 from gossamer.real.binding import Binding
 from gossamer.real.buckets import can_send_parts
-from gossamer.real.hub import Hub
+from gossamer.real.hub import Hub, Plan
 from gossamer.real.outputs import unpack_bytes_, untrained
+from gossamer.real.transport import Window
+
+
+def windows_of(plan: Plan, binding: Binding, device: torch.device) -> dict[int, Window]:
+    """What every end publishes."""
+    lengths = plan.lengths(binding.layout.total)
+    return {
+        end: Window(length, binding.dtype, plan.process_of(end), device, binding.home)
+        for end, length in enumerate(lengths)
+    }
 
 
 def share_beginning(hub: Hub, model: nn.Module, binding: Binding, *, is_resumed: bool) -> bool:
@@ -20,9 +30,7 @@ def share_beginning(hub: Hub, model: nn.Module, binding: Binding, *, is_resumed:
         pending = transport.read(0)
         driver.wait(pending, "beginning")
         own.copy_(pending.result())
-        theirs = hub.call(0, "untrained")
-        driver.wait(theirs, "beginning")
-        unpack_bytes_(untrained(model), theirs.result())
+        unpack_bytes_(untrained(model), hub.ask(0, "untrained", "beginning"))
         for end in plan.hosted_by(rank)[1:]:
             transport.window(end).copy_(own[plan.slices[end - plan.size]])
     # Nobody may change anything before everyone has read it.

@@ -75,6 +75,9 @@ class Binding:
         self._window_views: Views = []
         self._private_views: Views = []
 
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        return list(zip(self.layout.names, self.parameters, strict=True))
+
     def initial(self) -> Tensor:
         return torch.cat([p.detach().reshape(-1).to("cpu", self.dtype) for p in self.parameters])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gossamer.errors import ConfigurationError, Error
 from gossamer.methods import MethodSpec, for_role
 from gossamer.pending import Pending
-from gossamer.real.beginning import share_beginning
+from gossamer.real.beginning import share_beginning, windows_of
 from gossamer.real.binding import Binding
 from gossamer.real.books import Books
 from gossamer.real.buckets import Buckets
@@ -33,11 +33,12 @@ from gossamer.real.outputs import Output, pack_bytes, untrained
 from gossamer.real.pace import LoopPace
 from gossamer.real.recalibration import BATCHES, Recalibration
 from gossamer.real.server_optimizer import OwnOptimiserReplica, server_replica, worker_replica
+from gossamer.real.server_state import ServerState, packed_state
 from gossamer.real.signals import explain_no_more, explain_on_signal
 from gossamer.real.slowness import Slowness, own_slow_factor
 from gossamer.real.stepping import StepGuard
-from gossamer.real.telling import Telling, TellingHub
-from gossamer.real.transport import Stopped, StopToken, Store, Transport, Window
+from gossamer.real.telling import Telling, TellingHub, stale_of
+from gossamer.real.transport import Stopped, StopToken, Store, Transport
 from gossamer.real.worker import RealWorker
 from gossamer.replica import Replica, cut
 from gossamer.worker import Gradient
@@ -75,8 +76,7 @@ class Coupling:
         else:
             telling.on_failure = self._driver.fail
             self.hub = TellingHub(transport, self.plan, self._driver, telling)
-        named = zip(binding.layout.names, binding.parameters, strict=True)
-        self._guard = StepGuard(optimizer, list(named))
+        self._guard = StepGuard(optimizer, binding.named())
         self._leavers = Leavers(
             self.hub, self.books, self.options, self.group, is_synchronous=self.is_synchronous
         )
@@ -108,13 +108,7 @@ class Coupling:
         check_alike(self._model, self._binding, self.store)
         loaded = self._loaded
         initial = self._binding.initial() if loaded is None else loaded["value"]
-        windows = {
-            end: Window(
-                length, self._binding.dtype, self.plan.process_of(end), self._device,
-                self._binding.home,
-            )
-            for end, length in enumerate(self.plan.lengths(initial.numel()))
-        }  # fmt: skip
+        windows = windows_of(self.plan, self._binding, self._device)
         own = {
             end: initial if end < self.size else initial[self.plan.slices[end - self.size]]
             for end in self.plan.hosted_by(self.rank)
@@ -136,7 +130,7 @@ class Coupling:
         lay_out_state(self._optimizer)
         self._watch = Watch(self._model, self._binding)
         guard = self.transport.guard(self.rank) if is_shared else None
-        stale = self._stale_of(self.rank)
+        stale = stale_of(self.books, self._telling, self.rank)
         self.replica = worker_replica(
             self.spec, self._binding, window, self._optimizer, guard, stale,
             ends=self._grouping.ends, is_synchronous=self.is_synchronous,
@@ -151,6 +145,7 @@ class Coupling:
         for end in self.plan.hosted_by(self.rank):
             if end >= self.size:
                 self._begin_server(end)
+        self._server_state = ServerState(self._optimizer, self._binding, self.spec, self.hub)
         explain_on_signal(self.rank, self._driver.waiting.explain)
         self.worker = RealWorker(
             self.hub, self.rank, seed=self._seed, pace=self._pace, books=self.books,
@@ -180,28 +175,19 @@ class Coupling:
             self._leavers, batches, most_behind=most_behind if self.is_synchronous else None,
         )  # fmt: skip
 
-    def _stale_of(self, end: int) -> Callable[[int], None]:
-        """What to do with the staleness of a gradient that this end applies."""
-        telling = self._telling
-        if telling is None:
-            return self.books.stale
-
-        def stale(updates: int) -> None:
-            self.books.stale(updates)
-            telling.stale(end, updates)
-
-        return stale
-
     def _begin_server(self, end: int) -> None:
         window = self.transport.window(end)
         replica = server_replica(
             self.spec, self.replica, self._binding, self._optimizer,
             self.plan.slices[end - self.size], window, self.transport.guard(end),
-            self._stale_of(end), ends=self._grouping.ends, is_synchronous=self.is_synchronous,
+            stale_of(self.books, self._telling, end), ends=self._grouping.ends,
+            is_synchronous=self.is_synchronous,
         )  # fmt: skip
         if self._loaded is not None:
             replica.load_state_dict(self._loaded["servers"][str(end)])
         self._servers[end] = replica
+        if isinstance(replica, LoopReplica):
+            self.hub.offer(f"optimiser {end}", lambda: packed_state(replica))
         self.hub.offer(
             f"output {end}",
             lambda: Output(
@@ -235,11 +221,13 @@ class Coupling:
                 self.hub.ended.wait()
             self.hub.settle()
             output = self.handout.final()
+            self._server_state.fetch()
             self.hub.announce_read()
             self.hub.read.wait()
         except BaseException:
             self.abandon()
             raise
+        self._server_state.end()
         self.handout.put(*output)
         lay_out_state(self._optimizer)
         explain_no_more()
@@ -250,6 +238,7 @@ class Coupling:
         """The loop failed: the module keeps what this worker has, and to the others it is dead. A
         closed transport would look like a worker that left in good order."""
         self._guard.end()
+        self._server_state.end()
         self._core.let_go()
         self.buckets.close()
         self.handout.recalibration.close()

@@ -270,6 +270,12 @@ class Hub:
         except PeerLost:
             pass  # nobody is there to be told
 
+    def ask(self, process: int, service: str, reason: str) -> Any:
+        """Call a service and wait for its answer; the reason is what the table of waits says."""
+        answer = self.call(process, service)
+        self.driver.wait(answer, reason)
+        return answer.result()
+
     def call(self, process: int, service: str, about: int = 0) -> Pending[Any]:
         """Ask a process for something that the thread receiving there can give; a service is told
         what number it is about, unless that is 0."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -248,6 +250,15 @@ class JoinedWorker:
         takes the next batch, so that fast workers do more.
         """
         return shard_of(loader, self.coupling, self.seed, self._passes)
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed torch's, numpy's and Python's common generators, on each worker otherwise: after the
+        same `torch.manual_seed` all workers would drop the same units and augment alike. On worker
+        0 it is the given seed."""
+        own = random.Random(f"{seed}/{self.rank}").getrandbits(62) if self.rank else seed
+        torch.manual_seed(own)
+        np.random.seed(own % (1 << 32))
+        random.seed(own)
 
     @contextlib.contextmanager
     def consensus(self) -> Generator[nn.Module]:

@@ -31,6 +31,7 @@ from gossamer.real.hosts import Hosts, Meeting
 from gossamer.real.injection import Injection
 from gossamer.real.output import OUTPUTS, Output, put, say
 from gossamer.real.process import Ended, Process, signal_name
+from gossamer.real.terminal import Terminal
 
 if TYPE_CHECKING:
     from gossamer.real.shm.segments import Segments
@@ -120,6 +121,7 @@ class Launcher:
         self._ending = Ending(self._processes, launch.grace_s)
         self._output = Output(launch.output, launch.folder, launch.ranks)
         self._pipes = selectors.DefaultSelector()
+        self._terminal = Terminal.own()
         self._alarm = Alarm(self._pipes)
         self._segments: Segments | None = None
         self._signals: list[int] = []
@@ -174,7 +176,7 @@ class Launcher:
         self._began = time.monotonic()
         for local_rank, rank in enumerate(launch.ranks):
             variables = self._variables(rank, local_rank, fds)
-            process = Process(rank, launch.command, variables, fds, self._began)
+            process = Process(rank, launch.command, variables, fds, self._began, self._terminal)
             self._processes.append(process)
             self._alarm.watch(process)
             for pipe, is_error in ((process.out, False), (process.err, True)):
@@ -201,6 +203,8 @@ class Launcher:
         }
         # What a launcher around this one has set would contradict it.
         kept = {key: text for key, text in os.environ.items() if not key.startswith("GOSSAMER_")}
+        if self._terminal is not None and self._terminal.is_output:
+            kept["TERM"] = "dumb"  # lines of several workers: nobody may paint between them
         # Pipes are no terminals: without this, lines would come in blocks of kilobytes.
         kept.setdefault("PYTHONUNBUFFERED", "1")
         # Workers that each take all cores hinder each other.
@@ -256,6 +260,8 @@ class Launcher:
             data = os.read(key.fd, _CHUNK)
         except BlockingIOError:
             return False
+        except OSError:
+            data = b""  # nobody has the other end of its terminal any more
         if data:
             self._output.feed(rank, is_error, data)
             return True

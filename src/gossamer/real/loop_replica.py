@@ -187,6 +187,12 @@ class LoopReplica:
         })  # fmt: skip
         return [state[name] for name in names for state in states if name in state]
 
+    def optimiser_states(self) -> list[tuple[str, dict[str, Any]]]:
+        """What the optimiser remembers of each parameter, by its name."""
+        with self._guard:
+            states = self._optimizer.state
+            return [(name, dict(states.get(p, {}))) for name, p in self._binding.named()]
+
     def optimiser_state(self) -> Tensor:
         tensors = self._state_tensors()
         flat = [tensor.reshape(-1).to("cpu", self._binding.dtype) for tensor in tensors]

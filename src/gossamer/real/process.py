@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gossamer.real.terminal import Terminal
+
 _LEASH = str(Path(__file__).with_name("leash.py"))
 
 
@@ -52,20 +54,29 @@ class Process:
 
     def __init__(
         self, rank: int, command: Sequence[str], environment: Mapping[str, str],
-        fds: Sequence[int], began: float,
+        fds: Sequence[int], began: float, terminal: Terminal | None = None,
     ) -> None:  # fmt: skip
         self.rank = rank
         self.is_planned = False
         self.ended: Ended | None = None
         self._began = began
+        outer, inner = (None, None) if terminal is None else terminal.open()
+        is_input, is_output = (
+            (False, False) if terminal is None else (terminal.is_input, terminal.is_output)
+        )
         self._popen = subprocess.Popen(
             [sys.executable, "-I", "-S", _LEASH, str(os.getpid()), *command],
-            env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            env=dict(environment), stdin=inner if is_input else subprocess.DEVNULL,
+            stdout=inner if is_output else subprocess.PIPE,
             stderr=subprocess.PIPE, bufsize=0, process_group=0, pass_fds=tuple(fds),
         )  # fmt: skip
-        assert self._popen.stdout is not None
+        self._terminal = None if outer is None else os.fdopen(outer, "rb", buffering=0)
+        if inner is not None:
+            os.close(inner)
+        out = self._terminal if is_output else self._popen.stdout
+        assert out is not None
         assert self._popen.stderr is not None
-        self.out, self.err = self._popen.stdout, self._popen.stderr
+        self.out, self.err = out, self._popen.stderr
 
     @property
     def pid(self) -> int:
@@ -106,6 +117,8 @@ class Process:
     def close(self) -> None:
         self.out.close()
         self.err.close()
+        if self._terminal is not None:
+            self._terminal.close()
 
     def _catches(self, number: int) -> bool:
         try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec
 from gossamer.optimisers import Optimiser, make_optimiser
 from gossamer.real.binding import Binding
-from gossamer.real.descent import Momentum, slowed
+from gossamer.real.descent import Momentum, lay_out_state, slowed
 from gossamer.real.loop_replica import LoopReplica
 from gossamer.real.replicas import WindowReplica
 
@@ -107,6 +108,12 @@ def slice_optimizer(
     followed = [group for group in optimizer.param_groups if twins_of(group)]
     groups = [{**options_of(group), "params": twins_of(group)} for group in followed]
     twin_optimizer = _another(optimizer, groups) if groups else None
+    if twin_optimizer is not None:
+        # A checkpoint of the loop's own brings what the server's had been.
+        for parameter, twin in made.items():
+            if optimizer.state.get(parameter):
+                twin_optimizer.state[twin] = deepcopy(optimizer.state[parameter])
+        lay_out_state(twin_optimizer)
     known = len(optimizer.param_groups)
 
     def follow() -> None:

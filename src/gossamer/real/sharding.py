@@ -232,9 +232,19 @@ def _with_own_batches(
     """A copy, so that it stays what it is: a class of the user's own, with settings of any age."""
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     own = copy(loader)
-    # A loader does not take another sampler once it is made; this one was never iterated.
-    vars(own)[name] = OwnBatches(vars(loader)[name], positions, seed)
-    vars(own)["_iterator"] = None
+    if name in vars(loader):
+        # A loader does not take another sampler once it is made; this one was never iterated.
+        vars(own)[name] = OwnBatches(vars(loader)[name], positions, seed)
+        vars(own)["_iterator"] = None
+        return own
+    inner = {key: value for key, value in vars(loader).items() if isinstance(value, DataLoader)}
+    if not inner:
+        raise ConfigurationError(
+            f"the loader is a {type(loader).__name__} that has no {name} of its own, nor another"
+            " loader that has one; use worker.shard() with the plain DataLoader"
+        )
+    for key, value in inner.items():  # it hands everything over to another one, as Accelerate's do
+        vars(own)[key] = _with_own_batches(value, positions, seed)
     return own
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gossamer.callbacks import Callback
+from gossamer.real.books import Books
 from gossamer.real.driver import Driver
 from gossamer.real.hub import Hub, Plan
 from gossamer.real.transport import Transport
@@ -110,6 +111,18 @@ class Telling:
             return
         for callback in self._callbacks:
             event(callback)
+
+
+def stale_of(books: Books, telling: Telling | None, end: int) -> Callable[[int], None]:
+    """What to do with the staleness of a gradient that this end applies."""
+    if telling is None:
+        return books.stale
+
+    def stale(updates: int) -> None:
+        books.stale(updates)
+        telling.stale(end, updates)
+
+    return stale
 
 
 class TellingHub(Hub):
