@@ -23,6 +23,7 @@ from gossamer.real.driver import Driver
 from gossamer.real.group_roles import role_in_group
 from gossamer.real.grouping import Grouping
 from gossamer.real.hub import Hub, Plan
+from gossamer.real.last_words import last_words
 from gossamer.real.loop_replica import LoopReplica
 from gossamer.real.loop_state import resume_loop, state_of_loop
 from gossamer.real.outputs import (
@@ -249,6 +250,9 @@ class Coupling:
         explain_no_more()
         self._stop.set()
         self._main.close()
+
+    def last_words(self, lost: PeerLost) -> PeerLost:
+        return last_words(lost, self.plan, self._stop)
 
     def summary(self) -> dict[str, Any]:
         """Of this worker, and of the servers in its process."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.callbacks import Callback
-from gossamer.errors import ConfigurationError
+from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.real.binding import Binding
 from gossamer.real.checking import check_apart, check_joinable
@@ -120,7 +120,10 @@ class JoinedWorker:
             )
         self._was_open = True
         if self.coupling is not None:
-            self.coupling.begin()
+            try:
+                self.coupling.begin()
+            except PeerLost as lost:
+                raise self.coupling.last_words(lost) from None
         elif self.telling is not None:
             self.telling.begin()
         self._is_open = True
@@ -135,7 +138,10 @@ class JoinedWorker:
         self._is_open = False
         if error is None:
             if self.coupling is not None:
-                self.coupling.finish()
+                try:
+                    self.coupling.finish()
+                except PeerLost as lost:
+                    raise self.coupling.last_words(lost) from None
             if self.telling is not None:
                 self.telling.ended(self._summary(self.telling))
             return
@@ -178,7 +184,10 @@ class JoinedWorker:
             is_scaled = scaler is not None and scaler.is_enabled()
             if is_scaled:
                 _unscale(scaler, self.optimizer)
-            self.coupling.step(skips_infinite=is_scaled)
+            try:
+                self.coupling.step(skips_infinite=is_scaled)
+            except PeerLost as lost:
+                raise self.coupling.last_words(lost) from None
             if is_scaled:
                 _note_step(scaler, self.optimizer)
         elif scaler is None:
