@@ -14,6 +14,7 @@ from gossamer.commands.compare import compare
 from gossamer.commands.console import err, out
 from gossamer.commands.cost import cost
 from gossamer.commands.doctor import doctor
+from gossamer.commands.ended import ended_by_signals
 from gossamer.commands.export import export
 from gossamer.commands.grouped_help import GroupedCommand
 from gossamer.commands.lab import lab
@@ -82,7 +83,8 @@ def main() -> None:
     out.stderr = False
     try:
         # Outside of standalone mode typer prints no frames around errors and hands them over.
-        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        with ended_by_signals():
+            status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except _UsageError as error:
         _end(2, _sentence(cast(typer.BadParameter, error)))
     except ConfigurationError as error:

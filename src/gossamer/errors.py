@@ -3,6 +3,7 @@
 Error
 ├── ConfigurationError      bad input: one sentence, exit code 2, nothing half-written
 ├── PeerLost                a peer that an operation names is gone
+│   └── ServerLost          and it kept a server, without which nobody goes on
 ├── Late                    an operation did not finish within its deadline
 ├── Stalled                 nobody can go on: who waits for what, since when
 ├── ProtocolError           a method broke a rule of the Worker's words
@@ -30,6 +31,17 @@ class PeerLost(Error):
     def __init__(self, peer: int, reason: str = "it died") -> None:
         super().__init__(f"worker {peer} is lost: {reason}")
         self.peer = peer
+
+
+class ServerLost(PeerLost):
+    """A server died with the worker's process that it lives in."""
+
+    def __init__(self, server: int, worker: int) -> None:
+        super().__init__(worker)
+        self.args = (
+            f"server {server} is lost with the process of worker {worker}, which kept it; "
+            "no method goes on without its server",
+        )
 
 
 class Late(Error):

@@ -274,7 +274,7 @@ def _both(first: Callable[[Row], None], second: Callable[[Row], None]) -> Callab
 
 def _how(status: int) -> str:
     # A scheduler that wants its machine back sends SIGTERM, a terminal that is closed SIGHUP.
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     asked = {128 + number: "interrupted" for number in signals}
     return {0: "finished", 3: "deadline", **asked}.get(status, "failed")
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from gossamer.errors import ConfigurationError, Error
+from gossamer.errors import ConfigurationError, Error, PeerLost
 from gossamer.methods import MethodSpec, for_role
 from gossamer.pending import Pending
 from gossamer.real.beginning import share_beginning, windows_of
@@ -26,6 +26,7 @@ from gossamer.real.group_roles import role_in_group
 from gossamer.real.grouping import Grouping
 from gossamer.real.handout import Handout
 from gossamer.real.hub import Hub, Plan
+from gossamer.real.last_words import last_words
 from gossamer.real.leaving import Leavers
 from gossamer.real.loop_replica import LoopReplica
 from gossamer.real.loop_state import resume_loop, state_of_loop
@@ -249,6 +250,9 @@ class Coupling:
             self.hub.announce_death()
         self._stop.set()
         self._main.close()
+
+    def last_words(self, lost: PeerLost) -> PeerLost:
+        return last_words(lost, self.plan, self._stop)
 
     def summary(self) -> dict[str, Any]:
         """Of this worker, and of the servers in its process."""

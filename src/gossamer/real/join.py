@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.callbacks import Callback
-from gossamer.errors import ConfigurationError
+from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.options import check_range
 from gossamer.real.binding import Binding
@@ -142,7 +142,10 @@ class JoinedWorker:
             )
         self._was_open = True
         if self.coupling is not None:
-            self.coupling.begin()
+            try:
+                self.coupling.begin()
+            except PeerLost as lost:
+                raise self.coupling.last_words(lost) from None
             for notice in self.notices if self.rank == 0 else ():
                 say(notice)
         elif self.telling is not None:
@@ -159,7 +162,10 @@ class JoinedWorker:
         self._is_open = False
         if error is None:
             if self.coupling is not None:
-                self.coupling.finish()
+                try:
+                    self.coupling.finish()
+                except PeerLost as lost:
+                    raise self.coupling.last_words(lost) from None
             if self.telling is not None:
                 self.telling.ended(self._summary(self.telling))
             return
@@ -203,7 +209,10 @@ class JoinedWorker:
             is_scaled = scaler is not None and scaler.is_enabled()
             if is_scaled:
                 _unscale(scaler, self.optimizer)
-            self.coupling.step(skips_infinite=is_scaled)
+            try:
+                self.coupling.step(skips_infinite=is_scaled)
+            except PeerLost as lost:
+                raise self.coupling.last_words(lost) from None
             if is_scaled:
                 _note_step(scaler, self.optimizer)
         elif scaler is None:

@@ -42,7 +42,7 @@ _SLEEP_S = 0.5
 _CHUNK = 1 << 16
 _MOST_CHUNKS = 64
 _LEFTOVER_S = 2.0
-_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from gossamer.errors import Error, PeerLost
 from gossamer.methods import parse_method
 from gossamer.real.job import Diary, Job
+from gossamer.real.last_words import server_lost
 from gossamer.real.recording import Recorder
 from gossamer.real.training import Training
 from gossamer.real.transport import Stopped, Transport
@@ -49,7 +50,6 @@ def work(
 
 
 def _sentence(error: Error | OSError, job: Job, size: int) -> str:
-    """Servers are numbered after the workers, which nobody outside needs to know."""
     if isinstance(error, OSError):
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return f"{type(error).__name__}: {error}"
@@ -58,14 +58,7 @@ def _sentence(error: Error | OSError, job: Job, size: int) -> str:
     spec = parse_method(job.method)
     if not isinstance(error, PeerLost) or not spec.method.has_server:
         return str(error)
-    # One-sided words name the process, questions the end that they are for.
-    server = error.peer - size if error.peer >= size else error.peer
-    if server >= spec.servers:
-        return str(error)
-    return (
-        f"server {server} is lost with the process of worker {server % size}, which kept it; "
-        "no method goes on without its server"
-    )
+    return str(server_lost(error, size, spec.servers) or error)
 
 
 def _task(job: Job) -> Task:

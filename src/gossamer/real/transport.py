@@ -38,6 +38,8 @@ class StopToken:
         self.is_set = False
         self.failure: Error | None = None
         """What a transport's own thread has found wrong: whoever waits raises it."""
+        self.is_hopeless = False
+        """Set where nobody can go on: then nobody waits for farewells either."""
 
     def set(self) -> None:
         self.is_set = True

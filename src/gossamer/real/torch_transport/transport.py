@@ -81,6 +81,7 @@ class TorchTransport:
         stop: StopToken,
     ) -> None:  # fmt: skip
         self._listener = listener
+        self._stop = stop
         device = windows[self.rank].home
         notices = TcpStore(self._engine) if self._meeting.has_notices else None
         check = Attendance(stop, notices).check
@@ -202,11 +203,12 @@ class TorchTransport:
             epoch = self._losses.leaves(self.rank, is_clean, taken)
         for link in self._links.values():
             link.leave(epoch)
-        limit = time.monotonic() + _FAREWELL_S
+        farewell_s = 0.0 if self._stop.is_hopeless else _FAREWELL_S
+        limit = time.monotonic() + farewell_s
         for link in self._links.values():
             link.join(max(0.0, limit - time.monotonic()))
         if self._adder is not None:
-            self._adder.close(_FAREWELL_S)
+            self._adder.close(farewell_s)
         self._to_self.put(None)
 
     # --- called by the links' threads
