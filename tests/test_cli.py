@@ -18,8 +18,10 @@ import torch
 from command_line import Said, gossamer, strict
 from gossamer import __version__, simulate
 from gossamer.commands import train
+from gossamer.commands.console import show_stale
 from gossamer.following import Follower, TrainingResult
 from gossamer.methods import METHODS
+from gossamer.real.books import Books
 from gossamer.reproductions import TABLES
 from gossamer.settings import Settings
 from gossamer.sim.cluster import clusters
@@ -107,6 +109,24 @@ def test_a_task_without_accuracy_shows_its_loss() -> None:
     assert said.json["accuracy"] is None
     assert math.isfinite(said.json["loss"])
     assert "accuracy" not in said.err
+
+
+def test_what_was_not_measured_is_null_and_an_empty_cell() -> None:
+    """Models that never meet exchange nothing; the paper's count is AD-PSGD's; no cell says 0 for
+    either, in virtual time or of a real worker's books."""
+    short = ("--task", "digits-logistic", "--epochs", "1", "--runs", "none")
+    alone = gossamer("simulate", "--method", "ensemble", *short, "--json")
+    assert alone.json["exchanges_per_step"] is alone.json["mean_global_staleness"] is None
+    assert alone.json["mean_age"] is alone.json["max_clock_gap"] is None
+    shown = gossamer("simulate", "--method", "ensemble", *short)
+    assert "exchanges" not in shown.out
+    assert "global" not in shown.out
+    assert show_stale({"mean_staleness": None}) == ""
+    assert show_stale({"mean_staleness": 1.26}) == "1.3"
+    assert show_stale({"mean_staleness": 0.0, "mean_global_staleness": 6.94}) == "0.0 (6.9)"
+    summary = Books(steps=3).summary()
+    keys = ("mean_staleness", "max_staleness", "exchanges_per_step")
+    assert [summary[key] for key in keys] == [None] * 3
 
 
 def test_questions_about_time_need_no_gradients() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.methods import parse_method
+from gossamer.pending import Pending
 from gossamer.rules import OuterOptimiser
 from gossamer.sim.faults import Fault
 from gossamer.sim.simulation import Simulation
@@ -33,6 +34,7 @@ from support import (
     spread,
     total,
     unequal,
+    watch_end,
 )
 
 RATE = 0.05
@@ -293,6 +295,26 @@ def test_ad_psgd_contracts_at_least_as_fast_as_random_pairs(workers: int) -> Non
         assert exchanges >= 4 * workers - 1
         compared.append((spread(rows(simulation)) / before) ** 2 / rate**exchanges)
     assert 0.01 < sum(compared) / len(compared) < 1.0
+
+
+@pytest.mark.parametrize("method", ["ad_psgd", "ad_psgd:paper", "ad_psgd:topology=ring"])
+def test_no_average_begins_after_the_last_gradient(method: str) -> None:
+    """Those under way end at both ends, so the mean is kept; the step that completes the samples is
+    followed by none."""
+    simulation = build(bowl(), method, racing(4), steps=8, engine="none")
+    world = simulation.world
+    _, _, delivered = watch_end(simulation)
+    begun: list[int] = []
+    usual = world.watch
+
+    def watch(pending: Pending[Any], owner: int) -> None:
+        if pending.label == "average":
+            begun.append(world.kernel.now)
+        usual(pending, owner)
+
+    world.watch = watch
+    simulation.run()
+    assert 0 < max(begun) <= max(delivered)
 
 
 # ---------------------------------------------------------------------- push-sum

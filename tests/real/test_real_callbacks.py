@@ -71,6 +71,8 @@ def test_a_worker_hears_its_steps_and_one_end(groups: dict, method: str) -> None
         assert summary["dropped_gradients"] == len(answer["drop"])
         assert answer["membership"] == []
         values = [staleness for _, staleness in answer["staleness"]]
+        if method in ("pull_gossip", "push_gossip", "ad_psgd", "d_psgd"):
+            assert values == [0] * STEPS  # each gradient is applied before the next is begun
         # Absent where nothing is measured, as at the worker beside a server in another process.
         assert summary["max_staleness"] == max(values, default=None)
         mean = pytest.approx(sum(values) / len(values)) if values else None
