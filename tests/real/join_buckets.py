@@ -20,7 +20,7 @@ import gossamer
 from gossamer.errors import ProtocolError
 from gossamer.methods import METHODS
 from gossamer.pending import gather
-from gossamer.real import buckets, coupling
+from gossamer.real import beginning, buckets
 from gossamer.replica import Replica
 from gossamer.rules import join_buckets
 from gossamer.worker import Worker
@@ -207,7 +207,7 @@ def case_of_memory(rank: int) -> dict[str, Any]:
 def case_of_one_who_cannot(rank: int) -> dict[str, Any]:
     """Then nobody sends parts: all must do alike."""
     if rank == 1:
-        coupling.can_send_parts = lambda binding, transport: False
+        beginning.can_send_parts = lambda binding, transport: False
     return loop(rank)
 
 

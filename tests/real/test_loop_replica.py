@@ -78,7 +78,10 @@ def test_a_point_is_loaded_from_a_window_that_is_being_changed() -> None:
     replica = LoopReplica(binding, window, optimizer, _Taken())
     window.add_(1.0)
     parts = SimpleNamespace(gradient=lambda: Gradient("gradient"))
-    coupling: Any = SimpleNamespace(_binding=binding, replica=replica, buckets=parts)
+    changes = SimpleNamespace(given=lambda point: None)
+    coupling: Any = SimpleNamespace(
+        _binding=binding, replica=replica, buckets=parts, _changes=changes
+    )
     gradient = Coupling._gradient(coupling, cast(Any, replica), None)  # pyright: ignore[reportPrivateUsage]
     assert torch.equal(binding.initial(), window)
     assert gradient is coupling._wanted
