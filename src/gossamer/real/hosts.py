@@ -84,12 +84,12 @@ class Meeting:
         port = hosts.port if self._keeper is None else self._keeper.port
         self.address = f"{hosts.host}:{port}"
 
-    def close(self) -> int:
-        """Let go of the store, if it is kept here; how many strangers were refused there."""
+    def close(self) -> str | None:
+        """Let go of the store, if it is kept here; what is to be said about strangers there."""
         if self._keeper is None:
-            return 0
+            return None
         self._keeper.close()
-        return self._keeper.strangers
+        return self._keeper.refusals
 
     def wait_for_all(self) -> None:
         """Every launcher enters its name; the deadline's sentence names who has not."""

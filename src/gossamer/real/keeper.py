@@ -85,6 +85,15 @@ class Keeper:
             self._thread.join()
         self._waker.close()
 
+    @property
+    def refusals(self) -> str | None:
+        """What is to be said about strangers at the end, if there were any."""
+        if not self.strangers:
+            return None
+        if self.strangers == 1:
+            return "1 connection of a stranger was refused"
+        return f"{self.strangers} connections of strangers were refused"
+
     # ------------------------------------------------------------------ connections
 
     def _keep(self) -> None:

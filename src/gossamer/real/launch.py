@@ -366,13 +366,8 @@ class Launcher:
             put(sys.stderr, f"[{rank}] {line}\n")
 
     def _close_store(self) -> None:
-        if strangers := self._meeting.close():
-            are = (
-                "connection of a stranger was"
-                if strangers == 1
-                else "connections of strangers were"
-            )
-            say(f"{strangers} {are} refused")
+        if (refusals := self._meeting.close()) is not None:
+            say(refusals)
 
     def _close(self) -> None:
         for process in self._processes:

@@ -206,5 +206,5 @@ class MpiTransport:
         self._opened.memory.free()
         if self._keeper is not None:
             self._keeper.close()
-            if self._keeper.strangers:
-                print(f"strangers refused: {self._keeper.strangers}", file=sys.stderr)
+            if self._keeper.refusals is not None:
+                print(f"gossamer: {self._keeper.refusals}", file=sys.stderr)
