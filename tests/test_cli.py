@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import platform
 import re
@@ -14,9 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from command_line import Said, gossamer, strict
 from gossamer import __version__, simulate
+from gossamer.commands import console, listing
 from gossamer.methods import METHODS
 from gossamer.reproductions import TABLES
 from gossamer.sim.cluster import clusters
@@ -390,3 +395,36 @@ def test_python_m_gossamer_is_the_command(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(SystemExit) as end:
         runpy.run_module("gossamer", run_name="__main__")
     assert not end.value.code
+
+
+def test_the_list_of_methods_can_be_one_method() -> None:
+    """By name; a name that is none gets the nearest."""
+    (row,) = gossamer("methods", "ad_psgd", "--json").json["methods"]
+    assert row["name"] == "ad_psgd"
+    assert "did you mean 'ad_psgd'?" in gossamer("methods", "ad_psg").err
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_loses_columns_and_no_names(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The columns on the right go, and are named; a sentence is broken between its words."""
+    screen = Console(highlight=False, width=width, force_terminal=True, color_system=None)
+    for module in (console, listing):
+        monkeypatch.setattr(module, "out", screen)
+    said = gossamer("methods").out
+    assert "…" not in said
+    rows = {line.split()[1] for line in said.splitlines() if line.startswith("│ ")}
+    assert set(METHODS) <= rows
+    assert width == 80 or "models sent per step" in " ".join(said.split())
+
+
+def test_a_file_is_as_wide_as_its_tables() -> None:
+    """Nobody can widen a pipe, so nothing is left out there."""
+    wide = Table("method", *[f"column {number}" for number in range(12)])
+    wide.add_row("a" * 60, *["0123456789"] * 12)
+    buffer = io.StringIO()
+    with contextlib.redirect_stdout(buffer):
+        console.show_table(wide)
+    assert "a" * 60 in buffer.getvalue()
+    assert buffer.getvalue().count("0123456789") == 12

@@ -18,8 +18,10 @@ from gossamer.commands.console import (
     command_line,
     out,
     print_json,
+    say,
     show_bytes,
     show_share,
+    show_table,
 )
 from gossamer.commands.dashboard import Dashboard
 from gossamer.commands.execute import Engines, execute
@@ -132,20 +134,18 @@ class Comparison:
     def show(self) -> None:
         first = self._settings[0]
         for name, error in self.failures.items():
-            out.print(f"notice: {name} failed: {error}", markup=False, soft_wrap=True)
+            say(f"notice: {name} failed: {error}")
         for notice, whose in self._notices().items():
-            out.print(f"notice: {notice} ({', '.join(whose)})", markup=False, soft_wrap=True)
-        out.print(
+            say(f"notice: {notice} ({', '.join(whose)})")
+        say(
             f"{first.task.title} on {first.cluster.title or first.cluster.name}; "
             f"{counted(first.cluster.workers, 'worker')}, {counted(first.epochs or 0.0, 'epoch')}, "
             f"batch {first.batch}, "
-            f"{first.optimiser}; true gradients, virtual time",
-            markup=False,
-            soft_wrap=True,
+            f"{first.optimiser}; true gradients, virtual time"
         )
-        out.print(self._ranking())
-        out.print(self._grid())
-        out.print(self.contest.verdict(), markup=False, style="bold", soft_wrap=True)
+        show_table(self._ranking())
+        show_table(self._grid())
+        say(self.contest.verdict(), style="bold")
 
     def _notices(self) -> dict[str, list[str]]:
         """What a reader must be told, and of which runs."""
@@ -186,9 +186,9 @@ class Comparison:
             padding=(0, 2, 0, 0),
             pad_edge=False,
         )
-        table.add_column("method")
+        table.add_column("method", no_wrap=True)
         for rate in contest.rates:
-            table.add_column(f"{rate:g}", justify="right")
+            table.add_column(f"{rate:g}", justify="right", no_wrap=True)
         for label, entry in self.entries.items():
             cells: list[str] = []
             for rate in contest.rates:

@@ -60,8 +60,7 @@ def require_safetensors() -> Any:
         import safetensors.torch
     except ImportError:
         raise ConfigurationError(
-            "checkpoints need safetensors, which is not installed; "
-            "use pip install 'gossamer[checkpoint]'"
+            "checkpoints need safetensors, which is not installed; run `pip install safetensors`"
         ) from None
     return safetensors.torch
 
