@@ -195,3 +195,10 @@ def test_the_readme_lists_the_methods_of_the_registry() -> None:
     updated = runpy.run_path(str(ROOT / "tools" / "method_table.py"))["updated"]
     assert updated(text) == text, "run `.venv/bin/python tools/method_table.py`"
     assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == list(METHODS)
+
+
+def test_a_newcomer_is_told_where_the_command_is() -> None:
+    """After `make run` it is in the environment, which nobody has activated yet."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "source $(BIN)/activate" in makefile
+    assert "source .venv/bin/activate" in README.read_text(encoding="utf-8")
