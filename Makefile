@@ -15,6 +15,8 @@ READY := $(VENV)/.ready
 
 run: $(READY)
 	$(BIN)/gossamer compare
+	@echo
+	@echo "The command is $(BIN)/gossamer. To type just gossamer: source $(BIN)/activate"
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2

@@ -58,7 +58,7 @@ UNKNOWN_NAMES = {
     "reproduce ad-psgd-slow": "unknown table 'ad-psgd-slow'; did you mean 'ad-psgd-slow-worker'?",
     "simualte": "no such command 'simualte'; did you mean 'simulate'?",
     "train-faster": "no such command 'train-faster'; see `gossamer --help`",
-    "simulate --methd ad_psgd": "no such option: --methd (Possible options: --method",
+    "simulate --methd ad_psgd": "no such option: --methd; did you mean --method?",
     "methods --jsn": "no such option: --jsn",
     "simulate ad_psgd": "unexpected extra argument",
 }  # fmt: skip

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-import platform
 import re
-import runpy
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from command_line import Said, gossamer, strict
-from gossamer import __version__, simulate
+from gossamer import simulate
 from gossamer.commands import train
 from gossamer.commands.console import show_stale
 from gossamer.following import Follower, TrainingResult
@@ -303,58 +297,3 @@ def test_the_help_of_every_command_is_whole(command: str) -> None:
         assert "[@START+LENGTH]" in said.out
         titles = re.findall(r"^([A-Z].*):$", said.out, re.MULTILINE)
         assert titles == ["Options", "Cluster and faults", "Training", "Output"]
-
-
-def test_h_is_help_and_version_names_the_versions() -> None:
-    """As of every other command; bits depend on torch and Python, so their versions are told."""
-    assert gossamer("-h").out == gossamer("--help").out
-    assert gossamer("simulate", "-h").out == gossamer("simulate", "--help").out
-    said = gossamer("--version")
-    assert said.status == 0
-    python = platform.python_version()
-    assert said.out == f"gossamer {__version__} (torch {torch.__version__}, Python {python})\n"
-    assert tomllib.loads(PROJECT.read_text())["project"]["version"] == __version__
-
-
-PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-INTERRUPTED_IMPORT = """
-import importlib, signal, sys
-
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            signal.raise_signal(signal.SIGINT)
-
-sys.meta_path.insert(0, Finder())
-module, _, function = sys.argv.pop(1).partition(":")
-getattr(importlib.import_module(module), function)()
-"""
-
-
-def test_ctrl_c_during_the_imports_is_one_word() -> None:
-    """The first seconds belong to PyTorch's import; a traceback out of it helps nobody."""
-    entry = tomllib.loads(PROJECT.read_text())["project"]["scripts"]["gossamer"]
-    said = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_IMPORT, entry, "methods"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (said.returncode, said.stdout, said.stderr) == (130, "", "interrupted\n")
-
-
-@pytest.mark.parametrize("command", ["methods", "tasks", "clusters", "reproduce"])
-def test_with_json_nothing_else_goes_to_standard_output(command: str) -> None:
-    """`gossamer ... --json | jq` works: one object on one line; tables go to standard error."""
-    said = gossamer(command, "--json")
-    assert said.status == 0
-    assert said.json
-    assert said.err
-    # The next command prints where it always did.
-    assert gossamer(command).out
-
-
-def test_python_m_gossamer_is_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For whoever has not put the environment's programs on the path."""
-    monkeypatch.setattr(sys, "argv", ["gossamer", "--version"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_module("gossamer", run_name="__main__")
-    assert not end.value.code

@@ -13,13 +13,16 @@ import tomllib
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import typer
 
+from gossamer import errors, replica, worker
 from gossamer.cli import app
-from gossamer.methods import METHODS
+from gossamer.methods import METHODS, Method
+from gossamer.methods.method import Promises
 from gossamer.sim.cluster import cluster_from
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,6 +135,20 @@ def test_a_runnable_block_prints_what_is_written_below_it(
         assert_prints(printed, block.output)
 
 
+def test_the_row_of_a_new_method_can_be_pasted_into_the_table() -> None:
+    """As it is printed it is a row and no tuple of one, with a coroutine of that page."""
+    pieces = [
+        block.text for block in BLOCKS if block.kind == "python" and "pair_gossip" in block.text
+    ]
+    coroutine, row = pieces
+    names: dict[str, object] = {**vars(worker), **vars(replica), **vars(errors)}
+    exec(f"from __future__ import annotations\n{coroutine}", names)
+    gossip = SimpleNamespace(pair_gossip=names["pair_gossip"])
+    pasted = eval(row, {"Method": Method, "Promises": Promises, "gossip": gossip})
+    assert isinstance(pasted, Method)
+    assert pasted.defaults() == {"beta": 0.5, "period": 1}
+
+
 @pytest.mark.parametrize("block", of_kind("toml"))
 def test_a_cluster_in_the_documentation_can_be_loaded(block: Block) -> None:
     """Every key is known and every value has its type."""
@@ -178,3 +195,10 @@ def test_the_readme_lists_the_methods_of_the_registry() -> None:
     updated = runpy.run_path(str(ROOT / "tools" / "method_table.py"))["updated"]
     assert updated(text) == text, "run `.venv/bin/python tools/method_table.py`"
     assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == list(METHODS)
+
+
+def test_a_newcomer_is_told_where_the_command_is() -> None:
+    """After `make run` it is in the environment, which nobody has activated yet."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "source $(BIN)/activate" in makefile
+    assert "source .venv/bin/activate" in README.read_text(encoding="utf-8")

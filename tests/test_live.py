@@ -35,10 +35,10 @@ def run(finished: Path, tmp_path: Path) -> RunFolder:
     return RunFolder(shutil.copytree(finished, tmp_path / finished.name))
 
 
-def get(page: LivePage, path: str, host: str | None = None) -> tuple[int, str]:
+def get(page: LivePage, path: str, host: str | None = None, asks: str = "GET") -> tuple[int, str]:
     address = page.address.removeprefix("http://").rstrip("/")
     connection = http.client.HTTPConnection(address, timeout=20)
-    connection.request("GET", path, headers={} if host is None else {"Host": host})
+    connection.request(asks, path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     text = answer.read().decode()
     connection.close()
@@ -171,3 +171,10 @@ def test_every_long_command_can_be_watched(tmp_path: Path, command: str) -> None
 def test_a_wrong_port_is_an_error_of_the_caller() -> None:
     with pytest.raises(ConfigurationError, match="0 to 65535"):
         LivePage(-1)
+
+
+def test_the_head_of_the_page_can_be_asked_for(run: RunFolder) -> None:
+    """As link checkers and watchers do: the same answer without its body."""
+    with LivePage(0) as page:
+        page.show(run)
+        assert get(page, "/", asks="HEAD") == (200, "")

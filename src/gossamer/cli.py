@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import re
 import sys
@@ -108,7 +109,7 @@ def main() -> None:
 def _sentence(error: typer.BadParameter) -> str:
     """What is wrong with the command line, as one sentence."""
     text = error.format_message().rstrip(".").replace(". Did", "; did")
-    text = _in_plain_words(text)
+    text = _near_options_only(_in_plain_words(text))
     command = error.ctx.command_path if error.ctx else "gossamer"
     help_hint = "" if text.endswith("?") else f"; see `{command} --help`"
     return f"error: {text[0].lower()}{text[1:]}{help_hint}"
@@ -124,6 +125,15 @@ def _in_plain_words(text: str) -> str:
         return text
     expected = "a whole number" if found[2] == "integer" else "a number"
     return f"{found[1]} must be {expected}, got {_value_of(found[1])!r}"
+
+
+def _near_options_only(text: str) -> str:
+    """Without proposals that only share some letters with what was typed."""
+    found = re.fullmatch(r"(?s)(.*: (--\S+)) \(Possible options: (.*)\)", text)
+    if not found:
+        return text
+    near = difflib.get_close_matches(found[2], found[3].split(", "), cutoff=0.8)
+    return f"{found[1]}; did you mean {near[0]}?" if near else found[1]
 
 
 _FLAGS = {"learning_rate": "--lr"}

@@ -135,7 +135,7 @@ def test_doctor_says_of_every_part_whether_it_works() -> None:
     assert findings["torch"]["works"]
     assert all(finding["why"] for finding in findings.values())
     assert all(finding["advice"] for finding in findings.values() if not finding["works"])
-    assert all(part in said.out for part in findings)
+    assert all(part in said.err for part in findings)
 
 
 def test_doctor_knows_whether_workers_take_turns_on_a_gpu(
@@ -151,6 +151,21 @@ def test_doctor_knows_whether_workers_take_turns_on_a_gpu(
     assert doctor._mps().works
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "no GPU" in doctor._mps().why
+
+
+@pytest.mark.parametrize(("load", "works"), [(15.0, None), (0.1, False)])
+def test_doctor_does_not_call_a_busy_machine_broken(
+    load: float, works: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is late where more wants to run than there are cores is slow, perhaps not broken."""
+    late = doctor._Said(1, "\nnot finished after 30 s", is_late=True)
+    monkeypatch.setattr(doctor, "_ran", lambda command: late)
+    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 2)
+    finding = doctor._try("shm", ["true"])
+    assert finding.works is works
+    assert finding.why.startswith("not finished after 30 s")
+    assert ("quiet" in finding.advice) == (works is None)
 
 
 def test_doctor_survives_whatever_it_meets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +185,7 @@ def test_doctor_survives_whatever_it_meets(monkeypatch: pytest.MonkeyPatch) -> N
     launched, failed = said.json["findings"]
     assert "RANK is set but WORLD_SIZE" in launched["why"]
     assert failed["why"] == "looking at it failed: RuntimeError: no [such] library"
-    assert "no [such] library" in said.out
+    assert "no [such] library" in said.err
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")

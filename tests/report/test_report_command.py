@@ -66,8 +66,8 @@ def test_the_page_of_several_runs_lies_where_the_user_is(tmp_path, monkeypatch):
 def test_the_page_goes_where_it_is_sent_with_the_target_that_is_given(tmp_path):
     """--out and --target."""
     folder = write_comparison(tmp_path / "run", SLOPES)
-    run_report(folder, "--out", tmp_path / "deep" / "page.html", "--target", "0.5")
-    assert embedded(tmp_path / "deep" / "page.html")["target"] == 0.5
+    run_report(folder, "--out", tmp_path / "page.html", "--target", "0.5")
+    assert embedded(tmp_path / "page.html")["target"] == 0.5
     assert not (folder / "report.html").exists()
 
 
@@ -87,6 +87,9 @@ def test_what_is_missing_is_said_aloud(tmp_path, capsys):
         (("file",), "is a file"),
         (("run", "--target", "nan"), "--target must be"),
         (("run", "--out", "run"), "is a folder"),
+        (("run", "--out", "page.png"), "must end in .html"),
+        (("run", "--out", "nowhere/page.html"), "the folder nowhere does not exist"),
+        (("empty",), "holds no run"),
         (("run", "other"), "different tasks"),
     ],
 )
@@ -96,6 +99,7 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch, arguments, reason):
     write_run(tmp_path / "run", settings_of(), rising(0.2))
     write_run(tmp_path / "other", {**settings_of(), "task": "quadratic"}, rising(0.2))
     (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigurationError, match=reason):
         run_report(*arguments)
     assert not list(tmp_path.rglob("*.html"))

@@ -18,7 +18,15 @@ from gossamer.advice.findings import Findings
 from gossamer.advice.plan import Plan, make_plan, nominal_seconds
 from gossamer.advice.sensitivity import scenes
 from gossamer.commands import options as given
-from gossamer.commands.console import Reporter, command_line, err, out, print_json, show_share
+from gossamer.commands.console import (
+    Reporter,
+    command_line,
+    err,
+    out,
+    print_json,
+    show_share,
+    show_table,
+)
 from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.report import draw_beside
 from gossamer.errors import ConfigurationError, Error
@@ -262,7 +270,7 @@ def _show(findings: Findings) -> None:
         _say(f"notice: {what} failed: {error}")
     if findings.ended():
         _say(f"notice: {findings.ended()}")
-    out.print(_ranking(findings))
+    show_table(_ranking(findings))
     _say(RULE)
     _say(findings.verdict(), style="bold")
     _say(findings.reason())

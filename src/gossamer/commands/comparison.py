@@ -14,9 +14,11 @@ from gossamer.commands.console import (
     can_draw,
     out,
     print_json,
+    say,
     show_bytes,
     show_share,
     show_stale,
+    show_table,
 )
 from gossamer.commands.live import LivePage
 from gossamer.commands.report import keep_report
@@ -79,31 +81,27 @@ class Comparison:
     def show(self) -> None:
         first = self._settings[0]
         for name, error in self._tournament.failures.items():
-            out.print(f"notice: {name} failed: {error}", markup=False, soft_wrap=True)
+            say(f"notice: {name} failed: {error}")
         for notice, whose in self._notices().items():
-            out.print(f"notice: {notice} ({', '.join(whose)})", markup=False, soft_wrap=True)
-        out.print(
+            say(f"notice: {notice} ({', '.join(whose)})")
+        say(
             f"{first.task.title} on {first.cluster.title or first.cluster.name}; "
             f"{counted(first.cluster.workers, 'worker')}, {counted(first.epochs or 0.0, 'epoch')}, "
             f"batch {first.batch}, "
-            f"{first.optimiser}; true gradients, virtual time",
-            markup=False,
-            soft_wrap=True,
+            f"{first.optimiser}; true gradients, virtual time"
         )
-        out.print(self._ranking())
-        out.print(self._legend(), markup=False, soft_wrap=True)
+        show_table(self._ranking())
+        say(self._legend())
         if len(self.contest.rates) > 1:
-            out.print(
+            say(
                 "Time to the target at each learning rate tried, on a seed that does not count "
-                "above; * is shown there,\n"
-                f"in parentheses the final {self.contest.key} where the target was not held.",
-                markup=False,
-                soft_wrap=True,
+                f"above; * is shown there, in parentheses the final {self.contest.key} where the "
+                "target was not held."
             )
-            out.print(self._grid())
+            show_table(self._grid())
         for edge in self.contest.edges():
-            out.print(f"notice: {edge}", markup=False, soft_wrap=True)
-        out.print(self.contest.verdict(), markup=False, style="bold", soft_wrap=True)
+            say(f"notice: {edge}")
+        say(self.contest.verdict(), style="bold")
 
     def _notices(self) -> dict[str, list[str]]:
         """What a reader must be told, and of which runs."""
@@ -150,9 +148,9 @@ class Comparison:
     def _grid(self) -> Table:
         contest = self.contest
         table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column("method")
+        table.add_column("method", no_wrap=True)
         for rate in contest.rates:
-            table.add_column(f"{rate:g}", justify="right")
+            table.add_column(f"{rate:g}", justify="right", no_wrap=True)
         for label, entry in self.entries.items():
             cells: list[str] = []
             for rate in contest.rates:

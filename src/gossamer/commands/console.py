@@ -18,6 +18,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Table
 
 from gossamer.report.figures import has_matplotlib
 from gossamer.report.folder import to_json
@@ -80,6 +81,52 @@ class Reporter:
             err.print(f"[{self._done}/{self._total}] {what}", markup=False, soft_wrap=True)
 
 
+def say(text: str, style: str | None = None) -> None:
+    """A sentence: broken between words on a terminal, one line in a file or a pipe."""
+    out.print(text, markup=False, soft_wrap=not out.is_terminal, style=style)
+
+
+def show_table(table: Table) -> None:
+    """A table that fits: on a narrow terminal without its last columns, which are named."""
+    if not out.is_terminal:
+        # A file is as wide as it must be.
+        usual, out.width = out.width, max(out.width, _hold(table, out))
+        out.print(table)
+        out.width = usual
+        return
+    left_out = fit(table, out)
+    out.print(table)
+    if left_out:
+        say(f"left out for want of room: {', '.join(left_out)}; make the terminal wider")
+
+
+def fit(table: Table, console: Console) -> list[str]:
+    """Take columns off the right until the rest fits; returns their names.
+
+    Nothing that holds no spaces is ever cut: half a method's name is nobody's.
+    """
+    left_out: list[str] = []
+    while len(table.columns) > 2 and _hold(table, console) > console.width:
+        left_out.insert(0, str(table.columns.pop().header))
+    return left_out
+
+
+def _hold(table: Table, console: Console) -> int:
+    """Let no column be narrower than its longest word, or line where it is not to be broken.
+
+    Returns how wide the table then is at least.
+    """
+    most: list[int] = []
+    for column in table.columns:
+        cells = [console.measure(cell) for cell in (column.header, *column.cells)]
+        most.append(max(cell.maximum for cell in cells))
+        least = max(cell.minimum for cell in cells)
+        column.min_width = most[-1] if column.no_wrap else least
+    wide = console.options.update(width=sum(most) + 20 * len(most))
+    around = console.measure(table, options=wide).maximum - sum(most)
+    return around + sum(column.min_width or 0 for column in table.columns)
+
+
 def results_elsewhere(as_json: bool) -> bool:
     """With --json all tables and sentences go to standard error, as the callback of that option."""
     out.stderr = as_json
@@ -110,7 +157,7 @@ def can_draw() -> bool:
     """Whether pictures can be made; the tables are complete without them."""
     found = has_matplotlib()
     if not found:
-        err.print("no picture: pip install 'gossamer[plot]' to get one", markup=False)
+        err.print("no picture: run `pip install matplotlib` to get one", markup=False)
     return found
 
 

@@ -12,7 +12,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import Reporter, can_draw, out, print_json, show_bytes
+from gossamer.commands.console import (
+    Reporter,
+    can_draw,
+    out,
+    print_json,
+    show_bytes,
+    show_table,
+)
 from gossamer.commands.cost_tables import check_agreement, show_layers
 from gossamer.commands.execute import recorded
 from gossamer.cost.case import NoClosedForm
@@ -111,7 +118,9 @@ def cost(
 
 def _check_picture(picture: Path | None) -> None:
     if picture is not None and not has_matplotlib():
-        raise ConfigurationError("--picture needs matplotlib; pip install matplotlib")
+        raise ConfigurationError(
+            "--picture needs matplotlib, which is not installed; run `pip install matplotlib`"
+        )
 
 
 def _answers(
@@ -258,9 +267,9 @@ def _show(found: Found, fastest: dict[str, list[str]], where: Cluster, what: Wor
         f"{1e6 * wires.latency:g} us, {wires.collective} (* fastest)"
     )
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("workers")
+    table.add_column("workers", no_wrap=True)
     for count in fastest:
-        table.add_column(count, justify="right")
+        table.add_column(count, justify="right", no_wrap=True)
     for name, row in found.items():
         cells = [_cell(row[int(count)], name in best) for count, best in fastest.items()]
         table.add_row(name, *cells)
@@ -270,7 +279,7 @@ def _show(found: Found, fastest: dict[str, list[str]], where: Cluster, what: Wor
         for count in fastest
     ]  # fmt: skip
     table.add_row("samples/s, fastest", *(f"{speed:,.0f}" for speed in best))
-    out.print(table)
+    show_table(table)
     _explain(found)
 
 

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.commands.console import err, show_share, show_stale
+from gossamer.commands.console import err, fit, show_share, show_stale
 from gossamer.quantities import counted
 
 Row = dict[str, Any]
@@ -106,6 +106,7 @@ class Dashboard:
                 *_cells(method),
                 style="" if method.row or label == self._current else "dim",
             )
+        fit(table, err)
         return Group(table, Text(self._footer(), style="dim"))
 
     def _footer(self) -> str:

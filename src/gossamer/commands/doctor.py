@@ -22,6 +22,7 @@ from torch.cuda import nccl
 
 from gossamer.commands.console import out, print_json
 from gossamer.commands.options import JsonOption
+from gossamer.quantities import counted
 from gossamer.real.environment import LAUNCHERS, discover
 from gossamer.real.shm.signals import cuda_signals
 from gossamer.real.transport import StopToken
@@ -37,9 +38,16 @@ class Finding:
     """One part, whether it works, why (not), and what to do."""
 
     part: str
-    works: bool
+    works: bool | None
+    """None: not known, for example because the machine was too busy to find out."""
     why: str
     advice: str = ""
+
+    @property
+    def answer(self) -> str:
+        if self.advice.startswith("not needed"):
+            return "not needed"
+        return {True: "yes", False: "no", None: "not known"}[self.works]
 
 
 def doctor(
@@ -64,8 +72,7 @@ def doctor(
     for column in ("part", "works", "why", "what to do"):
         table.add_column(column, overflow="fold")
     for finding in findings:
-        works = "yes" if finding.works else "no"
-        table.add_row(finding.part, works, finding.why, finding.advice)
+        table.add_row(finding.part, finding.answer, finding.why, finding.advice)
     out.print(table, markup=False)
     if as_json:
         print_json({"findings": [asdict(finding) for finding in findings]})
@@ -164,7 +171,7 @@ def _torch() -> Finding:
 
 def _nccl() -> Finding:
     if not torch.cuda.is_available():
-        return Finding("NCCL", False, "torch sees no GPU", "none needed: workers run on the CPU")
+        return Finding("NCCL", False, "torch sees no GPU", "not needed: workers run on the CPU")
     if not distributed.is_nccl_available():
         return Finding("NCCL", False, "this torch has no NCCL", "install a CUDA build of torch")
     version = ".".join(map(str, nccl.version()))
@@ -184,7 +191,7 @@ def _nccl() -> Finding:
 def _mps() -> Finding:
     """NVIDIA's service that lets several processes on a GPU at the same time."""
     if not torch.cuda.is_available():
-        return Finding("MPS", False, "torch sees no GPU", "none needed: workers run on the CPU")
+        return Finding("MPS", False, "torch sees no GPU", "not needed: workers run on the CPU")
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _MPS_PIPES))
     if (pipes / "control").exists():
         return Finding(
@@ -193,7 +200,7 @@ def _mps() -> Finding:
         )  # fmt: skip
     return Finding(
         "MPS", False, "workers that share a GPU take turns on it",
-        "none needed; `nvidia-cuda-mps-control -d` lets them on it together, but then a worker "
+        "not needed; `nvidia-cuda-mps-control -d` lets them on it together, but then a worker "
         "that is killed can take others with it",
     )  # fmt: skip
 
@@ -201,13 +208,13 @@ def _mps() -> Finding:
 def _signals() -> Finding:
     """Whether workers that share a GPU need not wait for what they have asked of it."""
     if not torch.cuda.is_available():
-        return Finding("signals", False, "torch sees no GPU", "none needed: workers run on the CPU")
+        return Finding("signals", False, "torch sees no GPU", "not needed: workers run on the CPU")
     gpu = torch.device("cuda", torch.cuda.current_device())
     if cuda_signals(gpu, mmap(-1, PAGESIZE), 0, PAGESIZE) is None:
         return Finding(
             "signals", False, "streams cannot wait for words in main memory here: workers that "
             "share a GPU wait for their streams in each step",
-            "none needed: it is only slower; a newer driver may have them",
+            "not needed: it is only slower; a newer driver may have them",
         )  # fmt: skip
     return Finding(
         "signals", True, "workers that share a GPU go on while its streams wait for each other"
@@ -305,6 +312,13 @@ def _try(part: str, command: Sequence[str]) -> Finding:
     asked = _ran(command)
     if asked.status == 0 and asked.text.count("exchanged over") == 2:
         return Finding(f"try {part}", True, "two workers exchanged a frame, a read and a sum")
+    cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+    if asked.is_late and load > cores:
+        # Slow is not broken.
+        return Finding(
+            f"try {part}", None, f"{asked.last_line}, on a busy machine: {load:.0f} processes want "
+            f"to run on {counted(cores, 'core')}", "try again when it is quiet",
+        )  # fmt: skip
     errors = [line for line in asked.lines if re.search(r"(Error|error): ", line)]
     why = (errors or asked.lines or [f"exit code {asked.status}"])[-1]
     return Finding(f"try {part}", False, why, f"see all with `{' '.join(command)}`")
@@ -314,6 +328,7 @@ def _try(part: str, command: Sequence[str]) -> Finding:
 class _Said:
     status: int
     text: str
+    is_late: bool = False
 
     @property
     def lines(self) -> list[str]:
@@ -339,5 +354,6 @@ def _ran(command: Sequence[str]) -> _Said:
             text, _ = process.communicate()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
-            return _Said(1, f"{text}\nnot finished after {_PATIENCE_S + 10:g} s")
+            late = f"not finished after {_PATIENCE_S + 10:g} s"
+            return _Said(1, f"{text}\n{late}", is_late=True)
     return _Said(process.returncode, text)

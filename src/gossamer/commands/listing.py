@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
-from gossamer.commands.console import out, print_json
+from gossamer.commands.console import out, print_json, say, show_table
 from gossamer.commands.options import JsonOption
+from gossamer.errors import unknown_name
 from gossamer.methods import METHODS, Method
 from gossamer.options import print_spec
 from gossamer.sim.cluster import clusters as presets
@@ -46,32 +48,40 @@ def _chosen_for_the_run(method: Method) -> str:
     )
 
 
-def methods(as_json: JsonOption = False) -> None:
+NameArgument = Annotated[
+    str | None, typer.Argument(metavar="[METHOD]", help="Only this one; left out: all of them.")
+]
+
+
+def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the methods with their promises and options."""
-    rows = [described(method) for method in METHODS.values()]
+    if name is not None and name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    rows = [described(method) for method in METHODS.values() if name in (None, method.name)]
     table = Table(title="Methods", title_justify="left")
-    for column in ("method", "output", "keeps the mean", "waits for", "staleness",
-                   "survives a death", "models sent per step"):  # fmt: skip
+    table.add_column("method", no_wrap=True)
+    for column in ("output", "keeps the mean", "waits for", "staleness", "survives a death",
+                   "models sent per step"):  # fmt: skip
         table.add_column(column)
     for row in rows:
         table.add_row(
             row["name"], row["output"], _yes(row["keeps_mean"]), row["waits_for"],
             row["staleness"], _yes(row["survives_death"]), row["traffic"],
         )  # fmt: skip
-    out.print(table)
+    show_table(table)
     out.print("\nOptions and their defaults:")
     for row in rows:
-        out.print(f"  {print_spec(row['name'], row['options'])}", markup=False)
+        out.print(f"  {print_spec(row['name'], row['options'])}", markup=False, soft_wrap=True)
         if suited := _chosen_for_the_run(METHODS[row["name"]]):
-            out.print(f"      left out, chosen to suit the run: {suited}", markup=False)
-        out.print(f"      {row['summary']}", markup=False, style="dim")
-    out.print(
-        "\nName:paper takes the paper's own values; groups=K (or groups=host) makes any method "
-        "two-level.\nWhere there is a server: server_optimiser=adagrad chooses what it descends "
-        "with; servers=4 cuts\nthe parameters over several; placement=workers puts those on the "
-        "workers' machines;\nlower_momentum=true allows for the momentum that asynchrony adds; "
-        "keep_momentum=true keeps SGD's\nwhere it is left out because nobody waits for anybody.",
-        markup=False,
+            say(f"      left out, chosen to suit the run: {suited}")
+        say(f"      {row['summary']}", style="dim")
+    out.print()
+    say(
+        "Name:paper takes the paper's own values; groups=K (or groups=host) makes any method "
+        "two-level. Where there is a server: server_optimiser=adagrad chooses what it descends "
+        "with; servers=4 cuts the parameters over several; placement=workers puts those on the "
+        "workers' machines; lower_momentum=true allows for the momentum that asynchrony adds; "
+        "keep_momentum=true keeps SGD's where it is left out because nobody waits for anybody."
     )
     if as_json:
         print_json({"methods": rows})
@@ -80,8 +90,9 @@ def methods(as_json: JsonOption = False) -> None:
 def tasks(as_json: JsonOption = False) -> None:
     """List what can be trained."""
     table = Table(title="Tasks", title_justify="left")
-    for column in ("task", "what it is", "data"):
-        table.add_column(column)
+    table.add_column("task", no_wrap=True)
+    for column in ("what it is", "data"):
+        table.add_column(column, overflow="fold")
     for name, entry in TASKS.items():
         table.add_row(name, entry.description, entry.origin or "comes with the package")
     out.print(table)
@@ -96,7 +107,7 @@ def tasks(as_json: JsonOption = False) -> None:
 def clusters(as_json: JsonOption = False) -> None:
     """List the cluster descriptions that come with the package."""
     table = Table(title="Clusters", title_justify="left")
-    table.add_column("cluster")
+    table.add_column("cluster", no_wrap=True)
     table.add_column("what it is")
     for name, title in presets().items():
         table.add_row(name, title)

@@ -51,9 +51,14 @@ def report(
     Runs that differ by their seed only are repetitions of one method. What is damaged or missing
     in a folder is named on the page. Its first charts are also drawn as a PNG beside it.
     """
-    if out_file is not None and out_file.is_dir():
-        raise ConfigurationError(f"--out {out_file} is a folder; name a file such as report.html")
+    _check_place(out_file)
     folders = [read_folder(path) for path in runs]
+    for folder in folders:
+        if not (folder.runs or folder.config or folder.summary):
+            raise ConfigurationError(
+                f"{folder.path} holds no run: it has no config.json, no metrics.jsonl and no "
+                "summary.json; give the folder of a run, as in runs/"
+            )
     key = measure([run.history for folder in folders for run in folder.runs])
     target = target_from(target, has_accuracy=key == "accuracy")
     data = build_page(folders, target=target)
@@ -67,6 +72,18 @@ def report(
     picture = draw_beside(out_file, folders, target)
     if picture is not None:
         out.print(f"picture: {picture}", markup=False, soft_wrap=True)
+
+
+def _check_place(path: Path | None) -> None:
+    """Refuse a place that a page does not belong to; only folders of runs are made unasked."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigurationError(f"--out {path} is a folder; name a file such as report.html")
+    if path.suffix not in (".html", ".htm"):
+        raise ConfigurationError(f"--out must end in .html, for it is a page, got {path}")
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"--out {path}: the folder {path.parent} does not exist; make it")
 
 
 def keep_report(folder: RunFolder | None, *, has_failed: bool = False) -> None:

@@ -16,6 +16,7 @@ from gossamer.commands.console import (
     command_line,
     out,
     print_json,
+    say,
     show_bytes,
     show_share,
 )
@@ -100,7 +101,7 @@ def simulate(
 
 def _conclude(summary: Row, settings: Settings, folder: RunFolder | None, *, as_json: bool) -> None:
     for notice in summary["notices"]:
-        out.print(f"notice: {notice}", markup=False, soft_wrap=True)
+        say(f"notice: {notice}")
     _show(summary, settings)
     if folder is not None:
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
@@ -172,8 +173,8 @@ def over_seeds(summaries: list[Row]) -> dict[str, Any]:
 
 def _show(summary: Row, settings: Settings) -> None:
     table = Table(
-        title=f"{settings.method} on {settings.cluster.name} "
-        f"({counted(settings.cluster.workers, 'worker')})",
+        title=f"{settings.method} on {counted(settings.cluster.workers, 'worker')} "
+        f"(cluster {settings.cluster.name})",
         title_justify="left", show_header=False, box=None,
     )  # fmt: skip
     bounds = summary.get("interval", {})

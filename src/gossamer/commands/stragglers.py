@@ -11,7 +11,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import Reporter, can_draw, command_line, out, print_json
+from gossamer.commands.console import (
+    Reporter,
+    can_draw,
+    command_line,
+    out,
+    print_json,
+    show_table,
+)
 from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.report import keep_report
 from gossamer.lab.stragglers import (
@@ -158,7 +165,7 @@ def _show(study: Study, found: Found) -> None:
     )
     for scene in study.scenes:
         entries = found[scene.name]
-        out.print(_table(scene, entries))
+        show_table(_table(scene, entries))
         edges = [entry.label for entry in entries.values() if scene.trains and entry.is_at_edge]
         if edges:
             out.print(

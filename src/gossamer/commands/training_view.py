@@ -8,7 +8,8 @@ from typing import Any
 from rich.live import Live
 from rich.table import Table
 
-from gossamer.commands.console import err, show_share, show_stale
+from gossamer.commands.console import err, fit, show_share, show_stale
+from gossamer.quantities import counted
 
 Row = dict[str, Any]
 
@@ -29,6 +30,9 @@ class View:
     def __enter__(self) -> View:
         if err.is_terminal:
             self._live.start()
+            self._live.update(self._table())
+        else:
+            err.print(f"starting {counted(self._workers, 'worker')}", markup=False)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -78,6 +82,7 @@ class View:
                 show_stale(row), _waiting(row),
                 f"{row['epochs']:.2f} of {self._epochs:g}",
             )  # fmt: skip
+        fit(table, err)
         return table
 
 

@@ -355,7 +355,8 @@ class Launcher:
         failed = failures(self.ended, tolerates_deaths=tolerates)
         first = next((end for end in failed if end.status > 0), None)
         if first is not None:
-            say(f"the first failure: {first}, saying")
+            has_spoken = any(self._output.last_words(first.rank))
+            say(f"the first failure: {first}{', saying' if has_spoken else ' without a word'}")
             self._repeat(first.rank)
         if not failed and self._launch.hosts.count > 1:
             return 0

