@@ -24,6 +24,7 @@ from gossamer.schedules import make_schedule
 from gossamer.sim.cluster import Cluster
 from gossamer.sim.simulation import Simulation
 
+REPRODUCTIONS = Path(__file__).parents[1] / "docs" / "reproductions"
 CELLS = {("1 worker", "alone"): (1, "sync_server"), ("2 workers", "late"): (2, "downpour"),
          ("2 workers", "together"): (2, "all_reduce")}  # fmt: skip
 
@@ -291,6 +292,17 @@ def test_a_failure_in_a_child_names_its_cell(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- DC-ASGD on CIFAR-10
+
+
+@pytest.mark.parametrize("path", sorted(REPRODUCTIONS.glob("*.json")), ids=lambda path: path.stem)
+def test_only_cells_that_were_trained_to_their_end_are_published(path: Path) -> None:
+    """A document's cells and curves are those of finished trainings, however the run ended."""
+    published = strict(path.read_text())
+    planned = published["epochs" if "epochs" in published else "epochs_planned"]
+    for cell in published["cells"]:
+        assert cell.get("epochs", planned) >= planned, cell["label"]
+    labels = {cell["label"] for cell in published["cells"] if "label" in cell}
+    assert set(published.get("histories", ())) <= labels
 
 
 def test_the_published_cells_are_all_there() -> None:
