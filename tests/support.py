@@ -19,7 +19,7 @@ from gossamer.sim.cluster import Cluster, Compute, Wires
 from gossamer.sim.engine import Engine, Evaluated
 from gossamer.sim.faults import Fault
 from gossamer.sim.mailbox import Mailbox
-from gossamer.sim.simulation import Simulation
+from gossamer.sim.simulation import Result, Simulation
 from gossamer.sim.store import SimulatedReplica
 from gossamer.tasks import Task, make_sampler, make_task
 from gossamer.worker import Message, Tag
@@ -269,3 +269,27 @@ def on_each_push(simulation: Simulation, call: Callable[[int, int, Push], None])
     world = simulation.world
     for server in range(world.size, world.ends):
         world.mailboxes[server] = Watched(partial(call, server))
+
+
+def trained(method: str, cluster: Cluster, **choices: object) -> Simulation:
+    """A run of true gradients on the quadratic, by plain SGD, that has ended."""
+    usual = {"learning_rate": 0.05, "optimiser": "sgd", "engine": "loop", "evaluations": 1}
+    simulation = build(pieces(3, 2, 1), method, cluster, steps=8, **(usual | choices))
+    simulation.run()
+    return simulation
+
+
+def run_signed(
+    method: str, cluster: Cluster, *, steps: int, seed: int = 0, **choices: object
+) -> tuple[Signed, Result, list[Tensor]]:
+    """A signed run; also what the server contained after each of its updates, from none on."""
+    simulation, engine = signed(method, cluster, steps=steps, seed=seed, **choices)
+    contents: list[Tensor] = []
+
+    def note(replica: object, _: object) -> None:
+        if replica is simulation.world.replicas[-1]:
+            contents.append(engine.contents(centre(simulation)))
+
+    before_each_descent(simulation, note)
+    result = simulation.run()
+    return engine, result, [*contents, engine.contents(centre(simulation))]

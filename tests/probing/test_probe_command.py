@@ -32,7 +32,7 @@ REFUSED = {
     "--slow 2=4": "a fault names worker 2, but the 2 workers are 0 to 1",
     "--slow 0=0.5": "a real worker cannot compute faster than it does",
     "--seconds 0": "--seconds must be from 1 to 3600, got 0",
-    "--seconds nan": "--seconds must be from 1 to 3600, got nan",
+    "--seconds nan": "--seconds must be a time such as 50us, 10ms, 90s, 5m or 1h, got 'nan'",
     "--batch 99999": "a batch of 99999 is larger than the 1437 samples",
     "--out there": "--out must end in .toml",
     "--out old.toml": "old.toml exists; give --force to replace it",

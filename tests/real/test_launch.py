@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from gossamer.commands.ended import ended_by_signals
 from gossamer.real.ending import exit_code
 from gossamer.real.hosts import Meeting
 from gossamer.real.injection import Injection, Kill, Pause
 from gossamer.real.launch import Launch, Launcher
 from gossamer.real.process import Ended
-from launching import READY, WAIT, command, launched, pids, script, wait_until
+from launching import WAIT, launched, script, wait_until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -302,133 +299,3 @@ def test_the_launcher_can_run_again_and_leaves_no_open_files(tmp_path: Path) -> 
         assert launched(tmp_path, "pass")[0] == 0
     # A store's own sockets are closed by its threads, a little later.
     wait_until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before + 2)
-
-
-# ---------------------------------------------------------------------- signals and deadlines
-
-
-def interrupting(tmp_path: Path, number: int, workers: int = 2) -> threading.Thread:
-    """Sends this process a signal as soon as the workers are there."""
-
-    def send() -> None:
-        wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == workers)
-        os.kill(os.getpid(), number)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    return thread
-
-
-def test_ctrl_c_reaches_the_workers_as_sigint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """They can tidy up; the exit code is 130."""
-    text = f"try:\n    {READY}    {WAIT}\nexcept KeyboardInterrupt:\n    print('tidy')"
-    thread = interrupting(tmp_path, signal.SIGINT)
-    status, _ = launched(tmp_path, text, grace_s=20.0)
-    thread.join()
-    assert status == 130
-    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] tidy", "[1] tidy"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_workers_that_ignore_signals_are_killed_in_the_end(tmp_path: Path) -> None:
-    """Also one that is stopped."""
-    text = (
-        "import signal\nfor s in (2, 15): signal.signal(s, signal.SIG_IGN)\n"
-        f"{READY}if rank: os.kill(os.getpid(), signal.SIGSTOP)\n{WAIT}"
-    )
-    thread = interrupting(tmp_path, signal.SIGTERM)
-    status, launcher = launched(tmp_path, text, grace_s=0.2)
-    thread.join()
-    assert status == 128 + signal.SIGTERM
-    assert [end.status for end in launcher.ended] == [-9, -9]
-
-
-@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGTERM])
-def test_a_launcher_ended_by_a_signal_leaves_no_folder_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    """Of the real command; its workers are ended, too."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    with command("-n", "1", *script(tmp_path, READY + WAIT)) as process:
-        wait_until(lambda: (tmp_path / "ready-0").exists(), 60)
-        assert list(temporary.iterdir())
-        process.send_signal(number)
-        process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert list(temporary.iterdir()) == []
-    assert pids(tmp_path) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP])
-def test_a_command_ended_by_a_signal_tidies_up(number: signal.Signals) -> None:
-    """Also while it launches nobody; afterwards the signal means what it meant."""
-    tidy: list[str] = []
-
-    def be_ended() -> None:
-        try:
-            os.kill(os.getpid(), number)
-        finally:
-            tidy.append("tidy")
-
-    with pytest.raises(SystemExit, match=str(128 + number)), ended_by_signals():
-        be_ended()
-    assert tidy == ["tidy"]
-    assert signal.getsignal(number) == signal.SIG_DFL
-
-
-ANSWER = (
-    "import json, signal, time\n"
-    "def answer(*_):\n"
-    "    with open(os.environ['GOSSAMER_EXPLAIN_DIR'] + f'/{rank}.json', 'w') as file:\n"
-    "        json.dump([{'waits_for': 'a reply', 'peer': 1 - rank, 'since_seconds': 12.34,\n"
-    "                    'task': 'main'}] if rank else [], file)\n"
-    "if rank < 2: signal.signal(signal.SIGUSR1, answer)\n"
-)
-
-
-def test_sigusr1_asks_the_workers_and_shows_one_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Workers that would die of the signal are not sent it."""
-    text = f"{ANSWER}{READY}for _ in range(150): time.sleep(0.01)"
-    thread = interrupting(tmp_path, signal.SIGUSR1, workers=3)
-    status, _ = launched(tmp_path, text, workers=3)
-    thread.join()
-    said = capsys.readouterr().err
-    assert status == 0
-    assert said.count("Who waits for what") == 1
-    rows = [[cell.strip() for cell in row.split("│")[1:-1]] for row in said.splitlines()]
-    assert ["1", "main", "a reply", "0", "12.3 s"] in rows
-    assert ["0", "", "nothing: it computes", "", ""] in rows
-    assert "does not say" in said
-
-
-def test_a_deadline_explains_and_ends_with_3(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whoever has finished by then says so in the table."""
-    status, launcher = launched(tmp_path, f"{ANSWER}if rank: {WAIT}", deadline_s=1.0)
-    said = capsys.readouterr().err
-    assert status == 3
-    assert "not finished within the deadline of 1 s" in said
-    assert "a reply" in said
-    assert "nothing: ended with exit code 0" in said
-    assert len(launcher.ended) == 2
-
-
-def test_no_worker_outlives_an_interrupted_or_a_killed_launcher(tmp_path: Path) -> None:
-    """Of the real command: SIGINT ends it with 130; SIGKILL leaves it no time to do anything."""
-    worker = script(tmp_path, f"{READY}{WAIT}")
-    for number, expected in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
-        for file in tmp_path.glob("ready-*"):
-            file.unlink()
-        with command("-n", "2", *worker) as process:
-            wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2)
-            assert len(pids(tmp_path)) == 2
-            process.send_signal(number)
-            assert process.wait(timeout=20) == expected
-            wait_until(lambda: pids(tmp_path) == [], seconds=2.0)

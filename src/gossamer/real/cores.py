@@ -17,6 +17,11 @@ from gossamer.real.environment import discover
 from gossamer.real.transport import Transport
 
 
+def usable_cores() -> int:
+    """Of this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def core_of(rank: int, size: int, cores: Sequence[int]) -> int | None:
     """The one of that worker; None where all have room, or they cannot be shared out evenly."""
     if size <= len(cores) or size % len(cores):

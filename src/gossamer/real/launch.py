@@ -24,6 +24,7 @@ from rich.console import Console
 
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.real.alarm import Alarm
+from gossamer.real.cores import usable_cores
 from gossamer.real.ending import OVER_DEADLINE, Ending, exit_code, failures
 from gossamer.real.environment import TRANSPORTS
 from gossamer.real.explanation import Explanation
@@ -208,7 +209,7 @@ class Launcher:
         # Pipes are no terminals: without this, lines would come in blocks of kilobytes.
         kept.setdefault("PYTHONUNBUFFERED", "1")
         # Workers that each take all cores hinder each other.
-        kept.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // launch.workers)))
+        kept.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // launch.workers)))
         set_now = {key: str(value) for key, value in given.items() if value is not None}
         return kept | set_now | dict(launch.environment)
 
@@ -396,7 +397,3 @@ class Launcher:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gossamer.callbacks import Callback
+from gossamer.errors import PeerLost, ProtocolError
+from gossamer.pending import Pending
 from gossamer.real.books import Books
 from gossamer.real.driver import Driver
 from gossamer.real.hub import Hub, Plan
@@ -63,6 +65,19 @@ class Telling:
     def exchanged(self, worker: int, peer: int) -> None:
         seconds = self.seconds
         self._soon(lambda callback: callback.on_exchange(worker, peer, seconds, None))
+
+    def exchanged_once_done(self, pending: Pending[Any], *pairs: tuple[int, int]) -> None:
+        """Who has got whose model, once it is there."""
+
+        def done() -> None:
+            try:
+                pending.result()
+            except (PeerLost, ProtocolError):
+                return  # the peer died first
+            for worker, peer in pairs:
+                self.exchanged(worker, peer)
+
+        pending.when_done(done)
 
     def stale(self, end: int, staleness: int) -> None:
         seconds = self.seconds

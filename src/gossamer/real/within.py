@@ -63,3 +63,11 @@ def _pass_on(pending: Pending[Any], bounded: Pending[Any]) -> None:
         bounded.resolve(pending.result())
     except Exception as error:
         bounded.fail(error)
+
+
+def settle_by(result: Pending[Any], pending: Pending[Any], function: Callable[[Any], Any]) -> None:
+    """What has ended ends the other: by a function of its result, or by its error."""
+    try:
+        result.resolve(function(pending.result()))
+    except Exception as error:
+        result.fail(error)

@@ -21,7 +21,7 @@ from gossamer.real.mailbox import Receive
 from gossamer.real.silence import Silence
 from gossamer.real.telling import Telling
 from gossamer.real.transport import Scattered, StopToken
-from gossamer.real.within import ended_within
+from gossamer.real.within import ended_within, settle_by
 from gossamer.replica import Replica
 from gossamer.worker import Gradient, Left, Message, Tag
 
@@ -279,7 +279,7 @@ class RealWorker:
             result.resolve(value)
             return result
         message = self.receive(tag, source=root)
-        message.when_done(lambda: _settle(result, message, lambda m: m.payload))
+        message.when_done(lambda: settle_by(result, message, lambda m: m.payload))
         return result
 
     def all_gather(
@@ -320,25 +320,11 @@ class RealWorker:
             return value  # a server's is needed, however long it takes
         value = self._silence.bounded(peer, value, self._left_out)
         if self._telling is not None:
-            self._tell_exchange(value, (self.rank, peer))
+            self._telling.exchanged_once_done(value, (self.rank, peer))
         return value
 
     def _left_out(self) -> None:
         self._books.exchanges -= 1
-
-    def _tell_exchange(self, pending: Pending[Any], *pairs: tuple[int, int]) -> None:
-        """Who has got whose model, once it is there."""
-
-        def done() -> None:
-            try:
-                pending.result()
-            except (PeerLost, ProtocolError):
-                return  # the peer died first
-            assert self._telling is not None
-            for worker, peer in pairs:
-                self._telling.exchanged(worker, peer)
-
-        pending.when_done(done)
 
     def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
         if not self._is_alive(peer):
@@ -365,7 +351,8 @@ class RealWorker:
             if not started.done:
                 self._remember(started)
         if self._telling is not None:
-            self._tell_exchange(started, (self.rank, peer), (peer, self.rank))
+            pairs = (self.rank, peer), (peer, self.rank)
+            self._telling.exchanged_once_done(started, *pairs)
         # Left out it is made later, at both ends: the sum is kept.
         return self._silence.bounded(peer, started)
 
@@ -407,10 +394,3 @@ class RealWorker:
         for task in side:
             self.start(task)
         return await main
-
-
-def _settle(result: Pending[Any], pending: Pending[Any], function: Callable[[Any], Any]) -> None:
-    try:
-        result.resolve(function(pending.result()))
-    except Exception as error:
-        result.fail(error)

@@ -63,6 +63,8 @@ class Kernel:
         self._tasks: dict[int, list[Task]] = {}
         self.current: Task | None = None
         self.is_interrupted = False
+        self.raised_outside: Exception | None = None
+        """By an observer that a worker's step has called: no failure of the worker's."""
         self._heap: list[tuple[int, float, int, Timer]] = []
         self._sequence = 0
         self._tie = random.Random(f"{seed}/ties").random
@@ -143,7 +145,7 @@ class Kernel:
         task.finished.fail(error)
         if isinstance(error, RunOver) and not task.is_main:
             return
-        if isinstance(error, Error):
+        if isinstance(error, Error) or error is self.raised_outside:
             raise error
         raise RunFailed(
             f"worker {task.worker} failed at {self.now / SECOND:.6f} s: "

@@ -265,10 +265,14 @@ class Simulation:
 
     def _tell(self, row: Row) -> None:
         self.history.append(row)
-        if self._on_row is not None:
-            self._on_row(row)
-        for callback in self.world.callbacks:
-            callback.on_evaluation(row)
+        try:
+            if self._on_row is not None:
+                self._on_row(row)
+            for callback in self.world.callbacks:
+                callback.on_evaluation(row)
+        except Exception as error:
+            self.world.kernel.raised_outside = error
+            raise
 
     def _row(self, found: Complete | None = None) -> Row:
         """One line of the metrics; every value names the model it speaks of by `output`.
