@@ -57,15 +57,17 @@ class Replica(Protocol):
         ...
 
     def descend_(
-        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None
-    ) -> None:
+        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None,
+        share: float = 1.0,
+    ) -> None:  # fmt: skip
         """One step of the replica's own optimiser (momentum, Adam, ...).
 
         `read` is the version at which the gradient's point was read, one for each gradient in a
         mean: a server says it. Of a worker it is that at which the gradient was begun that it got
         last. The staleness that metrics report is `version - read`. `at` is the gradient's point
         where that is another than the present value: the optimiser's weight decay is taken there,
-        too.
+        too. `share` of the learning rate is used: an update that counts 1/p. A smaller gradient would be
+        no smaller step of Adam's.
         """
         ...
 

@@ -33,7 +33,7 @@ from gossamer.sim.cluster import Cluster
 from gossamer.sim.store import ReplicaStore, SimulatedReplica
 from gossamer.tasks import Data, Task
 from gossamer.train import job_of
-from support import Ones, bowl, build, centre, cluster_of, pieces, rows, scatter
+from support import Ones, bowl, build, centre, cluster_of, pieces, rows, scatter, unequal
 
 RATE, STEPS, SEED, PERIOD = 0.05, 12, 3, 5
 Make = Callable[..., torch.optim.Optimizer]
@@ -206,6 +206,47 @@ def test_workers_in_step_go_the_way_of_torchs_optimiser(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("optimiser", ["adam:epsilon=0.0", "adagrad:epsilon=0.0"])
+@pytest.mark.parametrize("method", ["ssp", "ssp:divide=true", "downpour:n_fetch=3", "hogwild"])
+def test_what_a_worker_adds_between_two_reads_obeys_the_optimisers_rule(
+    method: str, optimiser: str
+) -> None:
+    """Adam and Adagrad do not care how large a loss is. Nor does a worker that has them: were its
+    own writes a gradient times the rate, a loss that is summed instead of averaged would throw it
+    far from where the server is."""
+
+    def end(factor: float) -> Tensor:
+        task = bowl()
+        scaled = dataclasses.replace(task, loss=lambda *given: factor * task.loss(*given))
+        simulation = build(
+            scaled, method, unequal(4, 3), steps=12, engine="loop", optimiser=optimiser,
+            learning_rate=0.05, evaluations=1,
+        )  # fmt: skip
+        simulation.run()
+        return centre(simulation)
+
+    torch.testing.assert_close(end(1000.0), end(1.0), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["ssp", "bounded_delay"])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam:epsilon=0.0"])
+def test_an_update_that_counts_its_share_is_so_much_shorter(method: str, optimiser: str) -> None:
+    """Along gradients of one, SGD and Adam alike make steps as long as the rate; with `divide` each
+    is 1/p of that, on the server and in a worker's own copy."""
+    for divide, share in (("true", 0.25), ("false", 1.0)):
+        simulation = build(
+            bowl(), f"{method}:bound=2,divide={divide}", cluster_of(4), steps=6, own_engine=Ones(),
+            engine="none", optimiser=optimiser, learning_rate=RATE,
+        )  # fmt: skip
+        start = centre(simulation)
+        steps = simulation.run().steps
+        expected = start - RATE * share * steps
+        torch.testing.assert_close(centre(simulation), expected, rtol=1e-4, atol=1e-5)
+        if method == "ssp":
+            copies = (start - rows(simulation)) / (RATE * share)
+            torch.testing.assert_close(copies, copies.round(), rtol=1e-4, atol=1e-2)
+
+
 # ---------------------------------------------------------------------- where the decay is taken
 
 
@@ -229,21 +270,23 @@ def of_a_loop(optimiser: str, start: Tensor) -> Replica:
 
 
 @each_optimiser
+@pytest.mark.parametrize("share", [1.0, 0.25])
 @pytest.mark.parametrize("make", [stored, in_a_window, of_a_loop])
 def test_weight_decay_is_taken_where_the_gradient_was(
-    make: Callable[[str, Tensor], Replica], optimiser: str
+    make: Callable[[str, Tensor], Replica], share: float, optimiser: str
 ) -> None:
-    """Along a gradient of another point a replica moves as torch's optimiser moves that point."""
+    """Along a gradient of another point a replica moves as torch's optimiser moves that point, at
+    that share of the rate."""
     draws = torch.Generator().manual_seed(0)
     start, *rest = torch.randn(7, 7, generator=draws)
     replica, there = make(optimiser, start), nn.Parameter(torch.zeros(7))
-    theirs = OPTIMISERS[optimiser]([there], lr=RATE)
+    theirs = OPTIMISERS[optimiser]([there], lr=RATE * share)
     expected = start.clone()
     for point, gradient in zip(rest[::2], rest[1::2], strict=True):
         there.data, there.grad = point.clone(), gradient
         theirs.step()
         expected += there.detach() - point
-        replica.descend_(gradient, at=point)
+        replica.descend_(gradient, at=point, share=share)
         torch.testing.assert_close(replica.snapshot(), expected, rtol=1e-4, atol=1e-6)
 
 

@@ -242,7 +242,7 @@ async def ssp(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) ->
         grad = await w.gradient(x)
         shards.send(grad, clock=t)
         # By the server's own rule, along a copy: what was sent is the server's.
-        x.descend_(grad / (len(w.live) if divide else 1))
+        x.descend_(grad.clone(), share=1 / len(w.live) if divide else 1.0)
 
 
 async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) -> None:
@@ -275,7 +275,8 @@ async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = 
             fresh = []
         elif bound > 0:
             for update in fresh:
-                x.descend_(update.payload.gradient / shares, read=update.payload.read)
+                push = update.payload
+                x.descend_(push.gradient, read=push.read, share=1 / shares)
             fresh = []
         ready = [(clock, m) for clock, m in held if clock - slowest <= bound]
         held = [entry for entry in held if entry not in ready]

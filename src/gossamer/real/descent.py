@@ -141,18 +141,23 @@ def slowed(options: dict[str, Any], momentum: Momentum) -> dict[str, Any]:
 
 
 @contextmanager
-def slowing(optimizer: torch.optim.Optimizer, momentum: Momentum) -> Generator[None]:
-    """Inside, torch's SGD has what is left of its momentum; any other optimiser is as it was, for
-    its learning rate would be none for plain SGD."""
-    groups = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
-    names = ("momentum", "dampening", "nesterov")
-    before = [{name: group[name] for name in names} for group in groups]
-    for group, own in zip(groups, before, strict=True):
-        group.update(slowed(own, momentum))
+def slowing(
+    optimizer: torch.optim.Optimizer, momentum: Momentum | None, share: float
+) -> Generator[None]:
+    """Inside, the optimiser has that share of its learning rate, and torch's SGD what is left of
+    its momentum; any other one has all of its own, for its rate would be none for plain SGD."""
+    is_slowed = momentum is not None and isinstance(optimizer, torch.optim.SGD)
+    names = ("lr", "momentum", "dampening", "nesterov") if is_slowed else ("lr",)
+    before = [{name: group[name] for name in names} for group in optimizer.param_groups]
+    for group, own in zip(optimizer.param_groups, before, strict=True):
+        if momentum is not None and is_slowed:
+            group.update(slowed(own, momentum))
+        if share != 1.0:
+            group["lr"] = own["lr"] * share
     try:
         yield
     finally:
-        for group, own in zip(groups, before, strict=True):
+        for group, own in zip(optimizer.param_groups, before, strict=True):
             group.update(own)
 
 

@@ -102,8 +102,9 @@ class LoopReplica:
                 own.add_(value.to(own) - before.to(own), alpha=self._weight)
 
     def descend_(
-        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None
-    ) -> None:
+        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None,
+        share: float = 1.0,
+    ) -> None:  # fmt: skip
         for version in (read,) if isinstance(read, int) else read or self.read:
             self._on_descend(self.version - version)
         clip, self.clip = self.clip, None
@@ -112,7 +113,7 @@ class LoopReplica:
             return
         self.version += 1
         if self.rule is not None:
-            self.rule.descend_(clip_one(gradient, clip))
+            self.rule.descend_(clip_one(gradient, clip), share=share)
             return
         self._stand_in(gradient)
         if clip is not None:
@@ -121,10 +122,10 @@ class LoopReplica:
         if self._before_step is not None:
             self._before_step()
         point = at if at is not None and any(self._decays()) else None
-        if self.momentum is None:
+        if self.momentum is None and share == 1.0:
             self._binding.descend(self._descent, self._guard, point)
             return
-        with slowing(self._optimizer, self.momentum):
+        with slowing(self._optimizer, self.momentum, share):
             self._binding.descend(self._descent, self._guard, point)
 
     def _stand_in(self, gradient: Tensor) -> None:

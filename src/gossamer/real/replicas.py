@@ -81,15 +81,16 @@ class WindowReplica:
             self.window.copy_(value)
 
     def descend_(
-        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None
-    ) -> None:
+        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None,
+        share: float = 1.0,
+    ) -> None:  # fmt: skip
         for version in (read,) if isinstance(read, int) else read or self.read:
             self._on_descend(self.version - version)
         rows = self.clipped(gradient).unsqueeze(0)
         with self._guard:
             self.optimiser.descend_(
-                self.window.unsqueeze(0), rows, self.state, [self.steps], self._learning_rate(),
-                None if at is None else at.unsqueeze(0),
+                self.window.unsqueeze(0), rows, self.state, [self.steps],
+                self._learning_rate() * share, None if at is None else at.unsqueeze(0),
             )  # fmt: skip
             self.version += 1
             self.steps += 1

@@ -182,10 +182,11 @@ class SimulatedReplica:
         self.store.writable(self.row).copy_(value)
 
     def descend_(
-        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None
-    ) -> None:
+        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None,
+        share: float = 1.0,
+    ) -> None:  # fmt: skip
         self._on_descend(self, (read,) if isinstance(read, int) else read)
-        self.store.descend(self.row, gradient, self._learning_rate(), at)
+        self.store.descend(self.row, gradient, self._learning_rate() * share, at)
 
     def clipped(self, gradient: Tensor) -> Tensor:
         return clip_one(gradient, self.store.clip)
