@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.report.arrival import Arrival
+from gossamer import simulate
+from gossamer.report.arrival import Arrival, seconds_to
 from gossamer.report.ranking import LEVEL, LOOKS, Ranking, holm, probability_beyond, t_quantile
 from gossamer.report.verdict import verdict
 
@@ -237,3 +238,28 @@ class TestTheVerdict:
     def test_one_method_alone_wins_nothing(self):
         """First of one is no finding."""
         assert said({"ad_psgd": (2.0,)}) == "ad_psgd reaches 90 % after 2.00 s in its only run."
+
+
+@pytest.mark.slow
+def test_one_method_under_several_names_has_no_winner_in_virtual_time():
+    """With the times of true runs, each with a seed of its own: of 20 comparisons of two, 5 winners
+    would come once in 400 times; of 5 of eight, one is too many."""
+    times = [
+        seconds_to(
+            simulate(
+                "digits-logistic", "ad_psgd", "one-slow-of-8", seed=seed, epochs=3.0,
+                learning_rate=0.1, evaluations=40,
+            ).history,
+            0.85,
+        )
+        for seed in range(120)
+    ]  # fmt: skip
+
+    def winners(methods):
+        tables = np.array(times, dtype=object).reshape(-1, methods, 3)
+        found = [ranking({str(at): row for at, row in enumerate(table)}) for table in tables]
+        return sum(one.winner is not None for one in found)
+
+    assert None not in times
+    assert winners(2) <= 4
+    assert winners(8) == 0
