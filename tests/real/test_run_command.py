@@ -106,7 +106,10 @@ def test_a_folder_keeps_what_the_workers_print(tmp_path: Path) -> None:
 
 def test_the_exit_code_reaches_the_shell(tmp_path: Path) -> None:
     script(tmp_path, "sys.exit(7 * rank)")
-    assert ran("worker.py").status == 7
+    said = ran("worker.py")
+    assert said.status == 7
+    # Where nothing was said, nothing is announced.
+    assert said.err.rstrip().endswith("without a word")
 
 
 def test_the_help_explains_the_exit_codes_and_fits_a_terminal() -> None:

@@ -16,7 +16,6 @@ import pytest
 from real_mpi import (
     end_session,
     finish,
-    last_json,
     needs_mpirun,
     session_of,
     start,
@@ -249,9 +248,9 @@ def check_as_one_job(command: list[str], runs: Path) -> None:
     running = start([*command, "--runs", str(runs)])
     status, out, err = finish(running)
     assert status == 0, err
-    assert out.count("real workers") == 1
-    assert out.count("kept in") == 1
-    summary = last_json(out)
+    assert err.count("real workers") == 1
+    assert err.count("kept in") == 1
+    summary = json.loads(out)
     expected = simulate("digits-mlp", "d_psgd", Cluster(workers=2), engine="loop", epochs=1)
     assert summary["parameters_digest"] == expected.summary["parameters_digest"]
     assert summary["ended"] == "finished"
