@@ -66,8 +66,8 @@ class Replica(Protocol):
         mean: a server says it. Of a worker it is that at which the gradient was begun that it got
         last. The staleness that metrics report is `version - read`. `at` is the gradient's point
         where that is another than the present value: the optimiser's weight decay is taken there,
-        too. `share` of the learning rate is used: an update that counts 1/p. A smaller gradient would be
-        no smaller step of Adam's.
+        too. `share` of the learning rate is used: an update that counts 1/p. A smaller gradient
+        would be no smaller step of Adam's.
         """
         ...
 

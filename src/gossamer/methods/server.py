@@ -157,7 +157,8 @@ async def softsync_server(
         c = max(1, len(w.live) // n)
         if len(held) >= c:
             mean = mean_in_order([gradient for _, gradient in held])
-            x.descend_(mean / n if divide else mean, read=[push.read for push, _ in held])
+            read = [push.read for push, _ in held]
+            x.descend_(mean, read=read, share=1 / n if divide else 1.0)
             held = []
         elif not w.clients:  # the run is over, with too few for another update
             for _ in held:
