@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.commands.ended import ended_by_signals
 from launching import READY, WAIT, command, launched, pids, script, wait_until
 
 pytestmark = pytest.mark.timeout(60)
@@ -51,41 +50,6 @@ def test_workers_that_ignore_signals_are_killed_in_the_end(tmp_path: Path) -> No
     thread.join()
     assert status == 128 + signal.SIGTERM
     assert [end.status for end in launcher.ended] == [-9, -9]
-
-
-@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGTERM])
-def test_a_launcher_ended_by_a_signal_leaves_no_folder_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    """Of the real command; its workers are ended, too."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    with command("-n", "1", *script(tmp_path, READY + WAIT)) as process:
-        wait_until(lambda: (tmp_path / "ready-0").exists(), 60)
-        assert list(temporary.iterdir())
-        process.send_signal(number)
-        process.communicate(timeout=60)
-    assert process.returncode == 128 + number
-    assert list(temporary.iterdir()) == []
-    assert pids(tmp_path) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP])
-def test_a_command_ended_by_a_signal_tidies_up(number: signal.Signals) -> None:
-    """Also while it launches nobody; afterwards the signal means what it meant."""
-    tidy: list[str] = []
-
-    def be_ended() -> None:
-        try:
-            os.kill(os.getpid(), number)
-        finally:
-            tidy.append("tidy")
-
-    with pytest.raises(SystemExit, match=str(128 + number)), ended_by_signals():
-        be_ended()
-    assert tidy == ["tidy"]
-    assert signal.getsignal(number) == signal.SIG_DFL
 
 
 ANSWER = (
