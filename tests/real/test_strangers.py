@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-import stat
 import threading
 from pathlib import Path
 
@@ -123,17 +122,19 @@ def test_workers_prove_the_secret_to_each_other(secrets: tuple[bytes, bytes]) ->
 def test_the_secret_of_several_hosts_is_a_file_that_others_cannot_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Made once; refused where somebody else may read it."""
-    monkeypatch.delenv("GOSSAMER_SECRET")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    first = secret_of_hosts()
-    assert len(first) == 64
-    assert secret_of_hosts() == first
-    file = tmp_path / ".gossamer" / "secret"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    """Or the variable; nothing is made unasked, and what somebody else may read is refused."""
+    file = tmp_path / "secret"
+    file.write_text("0123456789abcdef\n")
+    file.chmod(0o600)
+    assert secret_of_hosts(file) == "0123456789abcdef"
     file.chmod(0o640)
     with pytest.raises(ConfigurationError, match=r"others than you may read .*chmod 600"):
-        secret_of_hosts()
+        secret_of_hosts(file)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        secret_of_hosts(tmp_path / "none")
+    monkeypatch.delenv("GOSSAMER_SECRET")
+    with pytest.raises(ConfigurationError, match="several hosts need a secret"):
+        secret_of_hosts(None)
 
 
 def test_a_host_with_another_secret_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

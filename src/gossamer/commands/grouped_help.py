@@ -10,7 +10,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Cluster and faults": (
         "--cluster", "--workers", "--slow", "--slow-link", "--kill", "--pause", "--drop",
         "--delay", "--partition", "--bandwidth", "--latency", "--compute", "--model-bytes",
-        "--transport", "--nnodes", "--node-rank", "--rendezvous", "--patience",
+        "--transport", "--nnodes", "--node-rank", "--rendezvous", "--patience", "--secret-file",
     ),
     "Training": (
         "--seed", "--seeds", "--epochs", "--samples", "--batch", "--lr", "--optimiser",

@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -66,6 +67,12 @@ HostOption = Annotated[int, typer.Option("--node-rank", help="Which of them this
 RendezvousOption = Annotated[
     str | None,
     typer.Option("--rendezvous", metavar="HOST:PORT", help="Where they meet: node 0's."),
+]
+SecretFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--secret-file", help="By what several hosts know each other; else in GOSSAMER_SECRET."
+    ),
 ]
 PatienceOption = Annotated[
     float,

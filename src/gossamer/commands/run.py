@@ -57,6 +57,7 @@ def run(
     node_rank: launching.HostOption = 0,
     rendezvous: launching.RendezvousOption = None,
     patience: launching.PatienceOption = 60.0,
+    secret_file: launching.SecretFileOption = None,
 ) -> int:
     """Run a script of yours on several real workers.
 
@@ -70,13 +71,12 @@ def run(
     when all of them have met.
 
     The exit code is 0 if every worker ended with 0 (those killed by --kill aside), else that of the
-    first worker that failed. A worker that dies does not end the others: they are told, and go
-    on. If a signal from outside killed it, the exit code is 1 even if all others finish, unless
-    --tolerate-deaths is given. 130 after Ctrl-C, 3 after the deadline.
+    first that failed. A worker that dies does not end the others: they are told, and go on; unless
+    --tolerate-deaths is given the exit code is 1 then. 130 after Ctrl-C, 3 after the deadline.
 
     SIGUSR1 to this process prints a table of who waits for what.
     """
-    hosts = Hosts.parse(nnodes, node_rank, rendezvous, patience)
+    hosts = Hosts.parse(nnodes, node_rank, rendezvous, patience, secret_file)
     if workers < 1:
         raise ConfigurationError(f"-n must be at least 1, got {workers}")
     chosen = None if method is None else parse_method(method)

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from gossamer.errors import ConfigurationError, Error, Late
 from gossamer.real.believing import number_from
 from gossamer.real.keeper import Keeper
 from gossamer.real.notices import tell_dead
-from gossamer.real.secret import new_secret, secret_file, secret_of_hosts
+from gossamer.real.secret import new_secret, secret_of_hosts
 from gossamer.real.store import NoGreeting, OwnStore, Stranger, TcpStore, serve
 
 _BEAT_S = 1.0
@@ -38,9 +39,14 @@ class Hosts:
     port: int = 0
     patience_s: float = 60.0
     """How long to wait for the others at the start."""
+    secret_file: Path | None = None
+    """With what they all know; else it is in the environment."""
 
     @staticmethod
-    def parse(count: int, rank: int, rendezvous: str | None, patience_s: float) -> Hosts:
+    def parse(
+        count: int, rank: int, rendezvous: str | None, patience_s: float,
+        secret_file: Path | None = None,
+    ) -> Hosts:  # fmt: skip
         """From what a command line says."""
         if count < 1:
             raise ConfigurationError(f"--nnodes must be at least 1, got {count}")
@@ -62,7 +68,7 @@ class Hosts:
             raise ConfigurationError(
                 f"--rendezvous must be HOST:PORT such as 10.0.0.1:29400, got {rendezvous!r}"
             )
-        return Hosts(count, rank, host.strip("[]"), int(port), patience_s)
+        return Hosts(count, rank, host.strip("[]"), int(port), patience_s, secret_file)
 
 
 class Meeting:
@@ -75,7 +81,7 @@ class Meeting:
         self._last_beat = 0.0
         self._heard: dict[int, tuple[int, float]] = {}
         self._gone: dict[int, str] = {}
-        self.secret = new_secret() if hosts.count == 1 else secret_of_hosts()
+        self.secret = new_secret() if hosts.count == 1 else secret_of_hosts(hosts.secret_file)
         self._keeper: Keeper | None = None
         if hosts.rank == 0:
             self._keeper, self.store = _open(hosts, self.secret)
@@ -230,7 +236,7 @@ def _reach(hosts: Hosts, secret: str) -> TcpStore:
     except Stranger as error:
         raise ConfigurationError(
             f"{error}; give --rendezvous the address that node 0 was given, and all hosts the same "
-            f"secret, in {secret_file()} or GOSSAMER_SECRET"
+            "secret, by --secret-file or GOSSAMER_SECRET"
         ) from None
     if is_there:
         return found[0]

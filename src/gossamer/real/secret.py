@@ -11,7 +11,6 @@ import hmac
 import os
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from gossamer.errors import ConfigurationError
@@ -46,47 +45,30 @@ def own_secret(variables: Mapping[str, str] | None = None) -> bytes:
     return _checked(found[VARIABLE], VARIABLE).encode()
 
 
-def secret_of_hosts(variables: Mapping[str, str] | None = None) -> str:
-    """What the launchers of several hosts, which nobody starts together, all know: the variable,
-    or a file in the user's home, which the first of them makes."""
+def secret_of_hosts(file: Path | None, variables: Mapping[str, str] | None = None) -> str:
+    """What the launchers of several hosts, which nobody starts together, all know: the text of a
+    file that only its owner may read, or of the variable."""
     found = os.environ if variables is None else variables
-    if VARIABLE in found:
-        return _checked(found[VARIABLE], VARIABLE)
-    path = secret_file()
-    try:
-        if not path.exists():
-            _make(path)
-        is_own = path.stat().st_mode & 0o077 == 0 and path.stat().st_uid == os.getuid()
-        text = path.read_text(encoding="ascii").strip() if is_own else ""
-    except (OSError, UnicodeDecodeError) as error:
+    if file is None:
+        if VARIABLE in found:
+            return _checked(found[VARIABLE], VARIABLE)
         raise ConfigurationError(
-            f"the secret that the hosts share cannot be read from {path} ({error}); set {VARIABLE} "
-            "to the same text on all hosts"
-        ) from None
+            "several hosts need a secret by which they know each other; make one with `openssl "
+            "rand -hex 32`, and give the same to all of them: in a file (--secret-file FILE, mode "
+            f"600) or in {VARIABLE}"
+        )
+    try:
+        state = file.stat()
+        is_own = state.st_mode & 0o077 == 0 and state.st_uid == os.getuid()
+        text = file.read_text(encoding="ascii").strip() if is_own else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--secret-file {file} cannot be read: {error}") from None
     if not is_own:
         raise ConfigurationError(
-            f"others than you may read {path}, which holds the secret that your hosts share; run "
-            f"`chmod 600 {path}`"
+            f"others than you may read {file}, which holds the secret that your hosts share; run "
+            f"`chmod 600 {file}`"
         )
-    return _checked(text, str(path))
-
-
-def secret_file() -> Path:
-    return Path.home() / ".gossamer" / "secret"
-
-
-def _make(path: Path) -> None:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    part = path.with_name(f".secret.{secrets.token_hex(8)}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(new_secret() + "\n")
-    try:
-        # Whole or not at all; the first of several hosts with one home has made it.
-        with suppress(FileExistsError):
-            os.link(part, path)
-    finally:
-        part.unlink()
+    return _checked(text, str(file))
 
 
 def _checked(text: str, where: str) -> str:
