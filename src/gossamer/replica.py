@@ -71,11 +71,6 @@ class Replica(Protocol):
         """
         ...
 
-    def clipped(self, gradient: Tensor) -> Tensor:
-        """The gradient, no longer than the run allows (`--clip`): for a method that descends by
-        itself. `descend_` and `penalised` clip what they are given."""
-        ...
-
     def penalised(self, gradient: Tensor, at: Tensor) -> Tensor:
         """The gradient, taken at that point, clipped and with the optimiser's weight decay added
         as torch's SGD adds it: for a method that descends by itself. `descend_` has its own."""

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from gossamer.methods import METHODS
 from gossamer.real.binding import Binding
 from gossamer.real.coupling import Coupling
 from gossamer.real.loop_replica import LoopReplica
@@ -80,7 +81,11 @@ def test_a_point_is_loaded_from_a_window_that_is_being_changed() -> None:
     parts = SimpleNamespace(gradient=lambda: Gradient("gradient"))
     changes = SimpleNamespace(given=lambda point: None)
     coupling: Any = SimpleNamespace(
-        _binding=binding, replica=replica, buckets=parts, _changes=changes
+        _binding=binding,
+        replica=replica,
+        buckets=parts,
+        _changes=changes,
+        method=METHODS["ad_psgd"],
     )
     gradient = Coupling._gradient(coupling, cast(Any, replica), None)  # pyright: ignore[reportPrivateUsage]
     assert torch.equal(binding.initial(), window)

@@ -190,7 +190,7 @@ class Tournament:
     @property
     def cut_short(self) -> str:
         """Why no winner may be named; empty where nothing was left out."""
-        if not self.interrupted or self.seeds > 1:
+        if not self.interrupted:
             return ""
         labels = {str(settings.method) for settings in self._settings}
         return (

@@ -116,8 +116,9 @@ async def downpour_server(
             waiting[message.source] = message
         elif isinstance(push, Push):
             if push.gradient is not None:
-                apart = max(n_push, n_fetch) if divide else 1
-                x.descend_(push.gradient / apart, read=push.read)
+                accrued, apart = (n_push, max(n_push, n_fetch)) if divide else (1, 1)
+                share = accrued / apart
+                x.descend_(push.gradient / accrued, read=push.read, share=share)
             answer(w, x, message)
         order = sorted(w.clients)
         for rank in sorted(waiting):
@@ -143,7 +144,7 @@ async def softsync_server(
     Staleness-aware (Zhang et al. 2016): each gradient is damped by its own staleness tau instead,
     by 1 / max(tau, 1), e^(-strength tau) or (1 + tau)^(-strength), and dropped beyond the cap.
     """
-    held: list[tuple[Push, Tensor]] = []
+    held: list[tuple[Push, float]] = []
     while True:
         message = await w.receive(INBOX)
         push = message.payload
@@ -152,13 +153,13 @@ async def softsync_server(
             if cap is not None and staleness > cap:
                 w.observe("dropped")
             else:
-                held.append((push, push.gradient * damp(staleness, damping, strength)))
+                held.append((push, damp(staleness, damping, strength)))
                 w.observe("queue", len(held))
         c = max(1, len(w.live) // n)
         if len(held) >= c:
-            mean = mean_in_order([gradient for _, gradient in held])
-            read = [push.read for push, _ in held]
-            x.descend_(mean, read=read, share=1 / n if divide else 1.0)
+            read, share = [push.read for push, _ in held], 1 / n if divide else 1.0
+            mean, damped = damped_mean(held)
+            x.descend_(mean, read=read, share=share * damped)
             held = []
         elif not w.clients:  # the run is over, with too few for another update
             for _ in held:
@@ -166,6 +167,15 @@ async def softsync_server(
             held = []
         if isinstance(push, Push):
             answer(w, x, message)
+
+
+def damped_mean(held: list[tuple[Push, float]]) -> tuple[Tensor, float]:
+    """Of gradients by their factors, and the mean factor, by which the step is to be shorter: a
+    smaller gradient would be no smaller step of Adam's."""
+    mean = sum(factor for _, factor in held) / len(held)
+    weights = [factor / mean if mean else 0.0 for _, factor in held]
+    gradients = [push.gradient for push, _ in held if push.gradient is not None]
+    return mean_in_order([g * by for g, by in zip(gradients, weights, strict=True)]), mean
 
 
 def damp(staleness: int, damping: str, strength: float) -> float:
@@ -241,6 +251,9 @@ async def ssp(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) ->
         if t > shards.clock + bound:
             x.assign_(await shards.pull(clock=t))  # waits while the slowest is too far behind
         grad = await w.gradient(x)
+        if bound == 0:  # the next read waits for this clock's end anyway
+            x.assign_(await shards.push(grad, clock=t))
+            continue
         shards.send(grad, clock=t)
         # By the server's own rule, along a copy: what was sent is the server's.
         x.descend_(grad.clone(), share=1 / len(w.live) if divide else 1.0)

@@ -35,6 +35,7 @@ async def all_reduce(w: Worker, x: Replica, *, overlap: bool = True, stale: int 
             x.descend_(join_buckets(await mean), read=read)  # x(t+1) = x(t) + d(t)
     for read, mean in on_the_way:
         x.descend_(join_buckets(await mean), read=read)
+    x.memory.clear()  # all of them have been applied
 
 
 async def ensemble(w: Worker, x: Replica) -> None:

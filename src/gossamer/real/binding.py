@@ -327,6 +327,7 @@ class Binding:
             self._step_there(descent, views)
         with guard:
             self._window.add_(there.sub_(at))
+        self.note_move()
 
     def _descend_elsewhere(
         self, descent: Descent, guard: AbstractContextManager[None], at: Tensor | None

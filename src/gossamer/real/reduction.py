@@ -197,6 +197,8 @@ class Reduction:
         with own.lock:
             if own.is_stopped or own.contributed == own.attempt:
                 return
+            if self._wire.rank not in own.members:
+                return  # it has left the sums, and this one to the others
             own.contributed = own.attempt
             head, bodies = self._head(own), list(own.contributions())
         for owner, body in bodies:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 from gossamer.report.arrival import arrival, held_at_the_end, is_lower_better
-from gossamer.report.ranking import LEVEL, Place, Ranking
+from gossamer.report.ranking import LEVEL, Ranking
 from gossamer.report.statistics import best_rate, beyond, final, interval, measure, show_number
 from gossamer.report.verdict import verdict
 
@@ -142,10 +142,6 @@ class Contest(Generic[One]):
             ],
             self._level,
         )
-
-    def place(self, label: str) -> Place:
-        """Of one method in the ranking."""
-        return next(one for one in self.ranking.places if one.label == label)
 
     def verdict(self) -> str:
         ends = {

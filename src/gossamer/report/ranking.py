@@ -34,7 +34,8 @@ _LEAST_SECONDS = 1e-9
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and the range that holds the true mean with 95 % confidence."""
+    """A mean and its 95 % interval, with the effect of the seeds taken out: it says how sure the
+    ratio to another method on these seeds is, not what a new seed would take."""
 
     mean: float
     low: float

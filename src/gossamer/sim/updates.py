@@ -25,7 +25,8 @@ class Updates:
         """Of the gradient that each worker got last."""
 
     def descended(self, replica: SimulatedReplica, read: Sequence[int]) -> None:
-        """A server says at which versions its gradients were read, of a worker the world knows."""
+        """Count an update. `read` are the versions at which a server's gradients were read; for a
+        worker's own update the world remembers that of its last gradient."""
         world = self._world
         is_worker = replica.store is world.parts.workers
         if is_worker and world.parts.servers_hold_model:
@@ -42,7 +43,7 @@ class Updates:
         versions = self._world.parts.workers.versions
         version, count = self.read[rank]
         missed = self.count - count if is_shared else versions[rank] - version
-        versions[rank] += 1
+        versions[rank] += not is_shared
         self._applied(rank, missed)
 
     def _applied(self, end: int, staleness: int, read: Read | None = None) -> None:

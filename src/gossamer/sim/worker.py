@@ -287,7 +287,8 @@ class SimulatedWorker:
             # The value is what the memory holds when the request gets there.
             value = world.replicas[peer].snapshot()
             if peer >= world.size:
-                self._seen = world.updates.count
+                count = world.updates.count  # what was read is as old as its oldest range
+                self._seen = count if self._seen is None else min(self._seen, count)
             world.post.carry(peer, self.rank, world.wire_size(value), lambda: arrived(value))
 
         step = self._steps_of(peer) if peer < self.size else 0
