@@ -359,7 +359,8 @@ def test_push_sum_counts_the_mass_that_dies() -> None:
     "method",
     [
         "all_reduce", "sync_server", "d_psgd", "d_psgd:groups=2", "push_sum", "bmuf:period=2",
-        "local_sgd:period=3", "easgd:synchronous=true,period=2",
+        "local_sgd:period=3", "easgd:synchronous=true,period=2", "ssp:bound=0",
+        "bounded_delay:bound=0",
     ],
 )  # fmt: skip
 def test_a_row_of_a_synchronous_run_holds_complete_rounds(method: str) -> None:

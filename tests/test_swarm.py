@@ -14,9 +14,9 @@ import pytest
 from gossamer.errors import PeerLost
 from gossamer.methods import METHODS, parse_method
 from gossamer.sim.cluster import Cluster, Compute, Wires
-from gossamer.sim.faults import FOREVER, random_faults
+from gossamer.sim.faults import FOREVER, Fault, random_faults
 from gossamer.sim.simulation import Simulation
-from support import bowl, build
+from support import bowl, build, cluster_of
 
 STEPS = 10
 SECONDS = 0.01
@@ -161,6 +161,19 @@ def test_a_partition_that_does_not_heal_stalls_nobody(method: str) -> None:
     somebody has died meanwhile: the run finishes or names it."""
     for seed in seeds_for(method, range(*((20, 30) if method in METHODS else (20, 26)))):
         check(method, seed, kills=2, twice=False, heals=False)
+
+
+@pytest.mark.parametrize("stale", [0, 1, 2])
+def test_who_makes_up_for_a_dead_worker_applies_every_gradient_once(stale: int) -> None:
+    """Its last gradients had been applied when it came to the end for the first time."""
+    faults = (Fault("slow", amount=2.0, worker=3), Fault("kill", at=0.09, worker=3))
+    cluster = cluster_of(4, faults=faults)
+    simulation = build(bowl(), f"all_reduce:stale={stale}", cluster, steps=5, engine="loop")
+    simulation.run()
+    world = simulation.world
+    steps = [world.accounts.workers[rank].steps for rank in sorted(world.alive)]
+    assert len(set(steps)) == 1
+    assert [world.replicas[rank].version for rank in sorted(world.alive)] == steps
 
 
 @pytest.mark.slow

@@ -247,6 +247,42 @@ def test_an_update_that_counts_its_share_is_so_much_shorter(method: str, optimis
             torch.testing.assert_close(copies, copies.round(), rtol=1e-4, atol=1e-2)
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "adam:epsilon=0.0"])
+@pytest.mark.parametrize(
+    ("method", "shares"),
+    [
+        ("downpour:n_fetch=4", 0.25), ("downpour:n_fetch=4,divide=false", 1.0),
+        ("softsync:n=4", 0.25), ("softsync:n=4,divide=false", 1.0),
+        ("staleness_aware:cap=0", 1.0), ("staleness_aware:damping=polynomial,strength=0", 1.0),
+    ],
+)  # fmt: skip
+def test_what_divides_an_update_shortens_the_step(
+    method: str, shares: float, optimiser: str
+) -> None:
+    """For Adam as for SGD: along gradients of one each update goes the rate times the share."""
+    simulation = build(
+        bowl(), method, cluster_of(4), steps=8, own_engine=Ones(), engine="none",
+        optimiser=optimiser, learning_rate=RATE,
+    )  # fmt: skip
+    start = centre(simulation)
+    simulation.run()
+    moved = RATE * shares * simulation.world.replicas[-1].version
+    torch.testing.assert_close(centre(simulation), start - moved, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam:epsilon=0.0"])
+def test_a_damped_gradient_makes_a_shorter_step(optimiser: str) -> None:
+    """Of four workers in turn each gradient misses three updates: a third of the rate."""
+    simulation = build(
+        bowl(), "staleness_aware", cluster_of(4, jitter=0.01), steps=20, own_engine=Ones(),
+        engine="none", optimiser=optimiser, learning_rate=RATE,
+    )  # fmt: skip
+    start = centre(simulation)
+    missed = simulation.run().staleness.items()
+    moved = RATE * sum(count / max(1, staleness) for staleness, count in missed)
+    torch.testing.assert_close(centre(simulation), start - moved, rtol=1e-4, atol=1e-5)
+
+
 # ---------------------------------------------------------------------- where the decay is taken
 
 
