@@ -256,9 +256,7 @@ def test_an_update_that_counts_its_share_is_so_much_shorter(method: str, optimis
         ("staleness_aware:cap=0", 1.0), ("staleness_aware:damping=polynomial,strength=0", 1.0),
     ],
 )  # fmt: skip
-def test_what_divides_an_update_shortens_the_step(
-    method: str, shares: float, optimiser: str
-) -> None:
+def test_what_divides_an_update_shortens_it(method: str, shares: float, optimiser: str) -> None:
     """For Adam as for SGD: along gradients of one each update goes the rate times the share."""
     simulation = build(
         bowl(), method, cluster_of(4), steps=8, own_engine=Ones(), engine="none",
