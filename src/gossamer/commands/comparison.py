@@ -104,13 +104,18 @@ class Comparison:
         say(self.contest.verdict(), style="bold")
 
     def _notices(self) -> dict[str, list[str]]:
-        """What a reader must be told, and of which runs."""
+        """What a reader must be told, and of which methods: of all their runs, or at which rate."""
         found: dict[str, list[str]] = {}
         for label, entry in self.entries.items():
-            for rate, results in (*entry.tried.items(), *entry.results.items()):
+            rates: dict[str, list[float]] = {}
+            runs = {rate: [*entry.tried.get(rate, ()), *entry.results.get(rate, ())]
+                    for rate in (*entry.tried, *entry.results)}  # fmt: skip
+            for rate, results in runs.items():
                 for notice in dict.fromkeys(n for one in results for n in one.notices):
-                    whose = found.setdefault(notice, [])
-                    whose += [name for name in [f"{label} at {rate:g}"] if name not in whose]
+                    rates.setdefault(notice, []).append(rate)
+            for notice, own in rates.items():
+                whose = [label] if len(own) == len(runs) > 1 else [f"{label} at {r:g}" for r in own]
+                found.setdefault(notice, []).extend(whose)
         return found
 
     def _ranking(self) -> Table:

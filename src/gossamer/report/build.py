@@ -235,12 +235,17 @@ def _notices(folders: Sequence[Folder], gathered: Gathered) -> list[str]:
     for folder in folders:
         for notice in texts(folder.summary.get("notices")) if folder.kind in _LAB else ():
             found.setdefault(notice, [])
+        rates: dict[str, set[float | None]] = {}
+        told: dict[tuple[str, str], dict[float | None, None]] = {}
         for run in folder.runs:
-            whose = f"{run.label} at {run.rate:g}" if run.rate else run.label
+            rates.setdefault(run.label, set()).add(run.rate)
             for notice in run.notices:
-                named = found.setdefault(notice, [])
-                if whose not in named:
-                    named.append(whose)
+                told.setdefault((notice, run.label), {})[run.rate] = None
+        for (notice, label), own in told.items():
+            is_of_all = len(own) == len(rates[label]) > 1
+            whose = [label] if is_of_all else [f"{label} at {r:g}" if r else label for r in own]
+            named = found.setdefault(notice, [])
+            named += [one for one in whose if one not in named]
     said = [
         f"{notice} ({', '.join(whose)})" if whose else notice for notice, whose in found.items()
     ]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gossamer.errors import ConfigurationError
-from gossamer.report.arrival import History, Vector, arrival, is_lower_better
+from gossamer.report.arrival import History, Vector, arrival, is_lower_better, smoothed
 from gossamer.report.ranking import Interval, t_quantile
 
 
@@ -53,13 +53,26 @@ def curve(history: History, key: str, along: str) -> tuple[Vector, Vector]:
     return np.array(list(points), dtype=float), np.array(list(points.values()), dtype=float)
 
 
+def averaged_curve(history: History, key: str, along: str) -> tuple[Vector, Vector]:
+    """Like `curve`, each score averaged over the epochs around its evaluation."""
+    epochs, _ = curve(history, key, "epochs")
+    if not len(epochs):
+        return epochs, epochs
+    epochs = np.sort(epochs)
+    places, seconds, averages = smoothed(history, key)
+    at = np.interp(epochs, places, seconds) if along == "virtual_seconds" else epochs
+    return at, np.interp(epochs, places, averages)
+
+
 def seed_curves(histories: Sequence[History], key: str, along: str) -> tuple[Vector, Vector]:
     """The seeds of a method at common places, as (places, [seeds, places]).
 
     The places are those of the seed that ended last. One that ended before keeps its last value: a
-    run that stops at its target has it from then on.
+    run that stops at its target has it from then on. Scores are averaged around each evaluation as
+    the rule for reaching a target does it, so that a curve meets the target when its run does.
     """
-    curves = [found for found in (curve(one, key, along) for one in histories) if len(found[0])]
+    draw = averaged_curve if key in ("accuracy", "loss") else curve
+    curves = [found for found in (draw(one, key, along) for one in histories) if len(found[0])]
     if not curves:
         return np.zeros(0), np.zeros((0, 0))
     places = max((xs for xs, _ in curves), key=lambda xs: float(xs[-1]))
