@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -114,6 +115,26 @@ def test_workers_prove_the_secret_to_each_other(secrets: tuple[bytes, bytes]) ->
     else:
         assert "in the place of worker 1 does not know the secret" in str(found[0])
     kept.close()
+
+
+def test_strangers_who_speak_while_they_are_refused_do_not_end_the_store() -> None:
+    """Of a crowd the oldest are refused, in the very moment in which they say something."""
+    keeper = Keeper(SECRET)
+    member = OwnStore("127.0.0.1", keeper.port, SECRET)
+    for _ in range(12):
+        crowd = [socket.create_connection(("127.0.0.1", keeper.port)) for _ in range(64)]
+        another = socket.socket()
+        another.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            another.connect(("127.0.0.1", keeper.port))
+        for stranger in crowd:
+            with contextlib.suppress(OSError):
+                stranger.send(b"z")
+        for stranger in (*crowd, another):
+            stranger.close()
+        assert member.add("count", 1)
+    assert member.add("count", 0) == 12
+    keeper.close()
 
 
 # ---------------------------------------------------------------------- several hosts

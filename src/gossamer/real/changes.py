@@ -32,6 +32,8 @@ class Changes:
     ) -> None:
         self._binding = binding
         self._replica = replica
+        self._is_shared = method.shares_replica
+        self._has_changed = False
         self._holder = method.name if method.servers_hold_model else None
         """The method, where its servers hold the model."""
         self._point: Tensor | None = None
@@ -56,6 +58,10 @@ class Changes:
             increment_version(binding.parameters)
         elif self._holder is None:
             return
+        if self._is_shared and point is None and (self._has_changed or self._left > 0):
+            # Others change the replica meanwhile, so that only the difference may be added. Whoever
+            # changes nothing does not pay for the copy; a first late change takes theirs away.
+            point = binding.initial()
         self._point = point
         self._versions = [parameter._version for parameter in binding.parameters]
         self._samples = {}
@@ -96,6 +102,7 @@ class Changes:
                 f" two steps, but the servers of {self._holder} hold the model and would undo it;"
                 " change it before the `with`, or use a method whose workers hold their own"
             )
+        self._has_changed = True
         for number in numbers:
             value = self._binding.parameters[number].detach()
             before = None if self._point is None else self._binding.cut(self._point)[number]

@@ -146,7 +146,9 @@ class Coupling:
         for end in self.plan.hosted_by(self.rank):
             if end >= self.size:
                 self._begin_server(end)
-        self._server_state = ServerState(self._optimizer, self._binding, self.spec, self.hub)
+        self._server_state = ServerState(
+            self._optimizer, self._binding, self.spec, self.hub, self.last_words
+        )
         explain_on_signal(self.rank, self._driver.waiting.explain)
         self.worker = RealWorker(
             self.hub, self.rank, seed=self._seed, pace=self._pace, books=self.books,
@@ -162,7 +164,13 @@ class Coupling:
         )  # fmt: skip
         self._core = OwnCore(self.transport, is_synchronous=self.is_synchronous)
         self._stepped_at = time.monotonic()
-        self._advance()
+        try:
+            self._advance()
+        except BaseException:
+            # No `with` has been entered that would end it.
+            self.handout.recalibration.close()
+            self._server_state.end()
+            raise
         self._guard.begin()
 
     def _make_handout(self) -> Handout:

@@ -285,7 +285,11 @@ class JoinedWorker:
             yield self.model  # alone, or after the end, it is the output already
             return
         self._open_for("consensus")
-        with self.coupling.handout.in_place():
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self.coupling.handout.in_place())
+            except PeerLost as lost:
+                raise self.coupling.last_words(lost) from None
             yield self.model
 
     def recalibrate(

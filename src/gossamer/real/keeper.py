@@ -75,7 +75,9 @@ class Keeper:
         self._waker, wakened = socket.socketpair()
         self._calls.register(wakened, selectors.EVENT_READ, wakened)
         self._calls.register(self._listening, selectors.EVENT_READ, self._listening)
-        self._thread = threading.Thread(target=self._keep, name="gossamer keeps", daemon=True)
+        self._thread = threading.Thread(
+            target=self._keep, args=(wakened,), name="gossamer keeps", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -96,16 +98,22 @@ class Keeper:
 
     # ------------------------------------------------------------------ connections
 
-    def _keep(self) -> None:
+    def _keep(self, wakened: socket.socket) -> None:
+        try:
+            self._listen(wakened)
+        finally:
+            # Whatever ends it, callers find the store gone and do not wait for its answers.
+            self._end(wakened)
+
+    def _listen(self, wakened: socket.socket) -> None:
         while True:
             for key, mask in self._calls.select(_LOOK_S):
-                if isinstance(key.data, _Caller):
-                    self._serve(key.data, mask)
-                elif key.data is self._listening:
-                    self._accept()
-                else:
-                    self._end(key.data)
+                if key.data is wakened:
                     return
+                if key.data is self._listening:
+                    self._accept()
+                elif key.data.connection.fileno() >= 0:  # else refused a moment ago
+                    self._serve(key.data, mask)
             until = time.monotonic() - _PROVING_S
             for caller in [caller for caller in self._unproved if caller.since < until]:
                 self._refuse(caller)

@@ -192,7 +192,10 @@ class LoopReplica:
         """What the optimiser remembers of each parameter, by its name."""
         with self._guard:
             states = self._optimizer.state
-            return [(name, dict(states.get(p, {}))) for name, p in self._binding.named()]
+            return [
+                (name, {key: _copied(value) for key, value in states.get(p, {}).items()})
+                for name, p in self._binding.named()
+            ]
 
     def optimiser_state(self) -> Tensor:
         tensors = self._state_tensors()
@@ -222,3 +225,7 @@ class LoopReplica:
         self.version = int(state["version"])
         self._optimizer.load_state_dict(state["optimiser"])
         self.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -53,6 +53,28 @@ def combined_averages(found: Sequence[Averages]) -> Averages:
     return Averages(total, torch.stack(weighted).sum(0))
 
 
+class _Watching:
+    """The hook: a copy of the model, or a model that is saved, takes no batches along."""
+
+    def __init__(self, passed: Callable[[nn.Module, Any, Any], None]) -> None:
+        self._passed = passed
+
+    def __call__(self, model: nn.Module, given: Any, named: Any) -> None:
+        self._passed(model, given, named)
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return copied_hook, ()
+
+
+def copied_hook() -> Callable[..., None]:
+    """What stands for the hook in copies: it does nothing."""
+    return _unwatched
+
+
+def _unwatched(model: nn.Module, given: Any, named: Any) -> None:
+    pass
+
+
 class Recalibration:
     """What one worker knows of the batches that go through its model."""
 
@@ -61,8 +83,8 @@ class Recalibration:
         which matters if it has layers with statistics."""
         self._model = model
         self._most = most
-        self._layers = layers_with_statistics(model) if is_needed and most > 0 else []
-        self.is_needed = bool(self._layers)
+        self._layers = layers_with_statistics(model) if is_needed else []
+        self.is_needed = bool(self._layers) and most > 0
         self.is_paused = False
         """The model is not this worker's own just now."""
         self._passes: deque[tuple[Callable[[], object], int]] = deque()
@@ -73,7 +95,7 @@ class Recalibration:
         self._is_full = False
         self._has_warned = False
         self._hook = (
-            model.register_forward_pre_hook(self._passed, with_kwargs=True)
+            model.register_forward_pre_hook(_Watching(self._passed), with_kwargs=True)
             if self.is_needed else None
         )  # fmt: skip
 
@@ -97,13 +119,17 @@ class Recalibration:
             self._passes.popleft()
         self._passes.append((partial(_pass, model, arguments), size))
         held = sum(size for _, size in self._passes)
+        while len(self._passes) > 1 and held - self._passes[0][1] >= _MOST_BYTES:
+            held -= self._passes.popleft()[1]
         self._is_full = len(self._passes) >= self._most or held >= _MOST_BYTES
         self._resting = [module for module in model.modules() if not module.training]
 
     def take(self, batches: Iterable[Any], forward: Callable[[Any], object] | None) -> None:
         """Use these from now on, and no others."""
+        if self._model.training:
+            self._resting = [module for module in self._model.modules() if not module.training]
         self.close()
-        chosen = islice(batches, self._most)
+        chosen = islice(batches, self._most or BATCHES)
         call = forward or partial(_forward, self._model)
         self._passes = deque((partial(call, batch), 0) for batch in chosen)
 

@@ -7,11 +7,13 @@ lose Adam's moments. So before its state is taken, the servers' is put there.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gossamer.errors import PeerLost
 from gossamer.methods import MethodSpec
 from gossamer.real.binding import Binding
 from gossamer.real.hub import Hub, Plan
@@ -57,15 +59,37 @@ class ServerState:
     """The loop's optimiser as one that knows what the servers' do."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, binding: Binding, spec: MethodSpec, hub: Hub
-    ) -> None:
+        self, optimizer: torch.optim.Optimizer, binding: Binding, spec: MethodSpec, hub: Hub,
+        last_words: Callable[[PeerLost], PeerLost],
+    ) -> None:  # fmt: skip
         self._optimizer = optimizer
         self._parameters = dict(binding.named())
         # Others hold parameters only, or descend with an optimiser of another kind.
         are_alike = spec.method.server is not None and not spec.server_optimiser
         self._plan = hub.plan if are_alike else Plan(hub.plan.size)
         self._hub = hub
-        self._hook = optimizer.register_state_dict_pre_hook(lambda _: self.fetch())
+        self._last_words = last_words
+        self._own: dict[nn.Parameter, Any] = {}
+        """What the loop's optimiser remembers itself, while its state is taken: a worker's own
+        steps between two reads go on with it."""
+        self._hooks = [
+            optimizer.register_state_dict_pre_hook(self._lend),
+            optimizer.register_state_dict_post_hook(self._give_back),
+        ]
+
+    def _lend(self, optimizer: torch.optim.Optimizer) -> None:
+        self._own = {p: optimizer.state.get(p) for p in self._parameters.values()}
+        try:
+            self.fetch()
+        except PeerLost as lost:
+            raise self._last_words(lost) from None
+
+    def _give_back(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        for parameter, own in self._own.items():
+            if own is None:
+                optimizer.state.pop(parameter, None)
+            else:
+                optimizer.state[parameter] = own
 
     def fetch(self) -> None:
         """From the servers, as it is now."""
@@ -81,4 +105,5 @@ class ServerState:
                 }
 
     def end(self) -> None:
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()

@@ -72,6 +72,8 @@ def check_one_optimiser(
     nobody would train it."""
     held = {id(parameter) for parameter in _held(optimizer)}
     names = {id(parameter): name for name, parameter in named if id(parameter) not in held}
+    if names:
+        gc.collect()  # one that nobody can use any more is none
     for other in _instances(torch.optim.Optimizer) if names else ():
         for parameter in _held(other):
             if id(parameter) in names:
@@ -82,7 +84,7 @@ def _second(other: torch.optim.Optimizer, name: str) -> ConfigurationError:
     return ConfigurationError(
         f"a second optimiser ({type(other).__name__}) holds the model's parameter {name}, and"
         " worker.step() makes the steps of the joined one only; give all parameters to one"
-        " optimiser, in groups"
+        " optimiser, in groups, or delete the second if it is not used any more"
     )
 
 
