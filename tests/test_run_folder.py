@@ -124,7 +124,7 @@ def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path) -> None:
 
 def test_a_comparison_keeps_every_run_and_a_picture(tmp_path: Path) -> None:
     """One folder for each method at each rate with the choosing seed, and at its best rate with
-    each seed that counts, and the table as JSON."""
+    each seed that counts, the table as JSON, and the first one's model of the first of them."""
     said, folder = kept(
         tmp_path, "compare", "--methods", "ad_psgd all_reduce", "--lr", "0.1,0.1,0.2",
         "--epochs", "0.2", "--seeds", "2", "--json",
@@ -141,7 +141,7 @@ def test_a_comparison_keeps_every_run_and_a_picture(tmp_path: Path) -> None:
     for run in runs:
         assert read(folder / run / "summary.json")["ended"] == "finished"
     best = read(folder / "summary.json")["ranking"][0]
-    first = folder / f"{best['method']}-lr{best['learning_rate']:g}-seed0"
+    first = folder / f"{best['method']}-lr{best['learning_rate']:g}-seed1"
     model = "model.safetensors"
     assert (folder / model).read_bytes() == (first / model).read_bytes()
     assert classified(folder) == pytest.approx(read(first / "summary.json")["accuracy"])
@@ -234,7 +234,8 @@ def test_ctrl_c_leaves_a_readable_simulation(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_shows_what_a_comparison_has_finished(tmp_path: Path) -> None:
-    """The table of the finished methods, on the console and in the folder, and status 130."""
+    """The table of the finished methods, on the console and in the folder, and status 130; who
+    runs first has not won."""
     runs = tmp_path / "runs"
     said = interrupted(
         runs, lambda: written(runs) == 2, "compare", "--methods", "all_reduce ad_psgd easgd",
@@ -242,7 +243,10 @@ def test_ctrl_c_shows_what_a_comparison_has_finished(tmp_path: Path) -> None:
     )  # fmt: skip
     assert said.status == 130, said.err
     assert "Traceback" not in said.err
-    assert "all_reduce reaches" in said.err
+    verdict = said.json["verdict"]
+    assert verdict.startswith("Interrupted when 1 of 3 methods had run, so no winner is named: ")
+    assert re.search(r"all_reduce took \S+ s\.$", verdict)
+    assert f"\n{verdict}\n" in said.err
     assert [row["method"] for row in said.json["ranking"]] == ["all_reduce"]
     assert said.json["ended"] == "interrupted"
     folder = only_folder(runs)

@@ -188,6 +188,7 @@ def test_the_command_tells_draws_and_keeps_everything(tmp_path: Path) -> None:
     assert said.status == 0, said.err
     (folder,) = tmp_path.iterdir()
     summary = strict((folder / "summary.json").read_text())
+    assert set(summary.pop("made_with")) == {"gossamer", "python", "schema", "torch", "written"}
     assert summary == {"ended": "finished", **said.json}
     assert list(said.json["scenes"]) == [RANDOM, PERMANENT, MEMORYLESS]
     methods = [row["method"] for row in said.json["scenes"][PERMANENT]]
@@ -213,11 +214,11 @@ def test_the_command_tells_draws_and_keeps_everything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("--steps 5", "steps must be at least 40, got 5"),
-        ("--workers 1", "workers must be at least 2, got 1"),
+        ("--steps 5", "--steps must be at least 40, got 5"),
+        ("--workers 1", "--workers must be at least 2, got 1"),
         ("--lr fast", "--lr must be numbers separated by commas, got 'fast'"),
-        ("--lr -1", "learning_rate must be a finite number above 0, got -1.0"),
-        ("--seeds 0", "seeds must be at least 1, got 0"),
+        ("--lr -1", "--lr must be a finite number above 0, got -1.0"),
+        ("--seeds 0", "--seeds must be at least 1, got 0"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path: Path, arguments: str, sentence: str) -> None:

@@ -19,7 +19,6 @@ from rich.table import Table
 from command_line import gossamer
 from gossamer import __version__
 from gossamer.commands import console, listing
-from gossamer.commands.training_view import View
 from gossamer.methods import METHODS
 
 
@@ -111,8 +110,15 @@ def test_a_file_is_as_wide_as_its_tables() -> None:
     assert buffer.getvalue().count("0123456789") == 12
 
 
-def test_training_says_at_once_that_it_starts_its_workers() -> None:
+def test_training_says_at_once_that_it_starts_its_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before their imports are done, which takes seconds, nothing else can be told."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), View("ad_psgd", 4, 1.0):
-        assert said.getvalue() == "starting 4 workers\n"
+
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["gossamer.train"], "Launcher", press)
+    said = gossamer("train", "-n", "4", "--runs", str(tmp_path))
+    assert said.status == 130
+    assert said.err.startswith("starting 4 workers\n")

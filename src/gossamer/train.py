@@ -222,12 +222,17 @@ def launch(
     checkpoint_every: str | None = None,
     is_resumed: bool = False,
     callbacks: Sequence[Callback] = (),
+    on_start: Callable[[], None] = lambda: None,
 ) -> TrainingResult:
-    """Start the workers, follow what they write, and put it together."""
+    """Start the workers, follow what they write, and put it together.
+
+    `on_start` is called once nothing can be refused any more.
+    """
     result = _launched(
         settings, data=data, injection=injection or Injection(), transport=transport,
         folder=folder, on_row=on_row, on_progress=on_progress, deadline=deadline, record=record,
         checkpoint_every=checkpoint_every, is_resumed=is_resumed, callbacks=callbacks,
+        on_start=on_start,
     )  # fmt: skip
     here = outer_job()
     if result.status == 0 and (here is None or here.rank == 0):
@@ -240,7 +245,7 @@ def _launched(
     settings: Settings, *, data: Path | str | None, injection: Injection, transport: str | None,
     folder: Path | None, on_row: Callable[[Row], None] | None, on_progress: Watch | None,
     deadline: float | None, record: bool, checkpoint_every: str | None, is_resumed: bool,
-    callbacks: Sequence[Callback],
+    callbacks: Sequence[Callback], on_start: Callable[[], None],
 ) -> TrainingResult:  # fmt: skip
     with ExitStack() as stack:
         if folder is None:
@@ -253,6 +258,7 @@ def _launched(
             return _take_part(
                 settings, prepare, injection=injection, transport=transport, data=data,
                 folder=folder, on_row=on_row, on_progress=on_progress, callbacks=callbacks,
+                on_start=on_start,
             )  # fmt: skip
         job, history = prepare(folder)
         plan = Launch(
@@ -262,6 +268,7 @@ def _launched(
             environment=_variables(job),
         )  # fmt: skip
         diaries = [FileEntries(folder, rank) for rank in range(settings.cluster.workers)]
+        on_start()
         launcher = Launcher(plan)
         follower = Follower(
             folder, diaries, on_row, on_progress, callbacks=callbacks, deaths=launcher.deaths,
@@ -302,7 +309,7 @@ def _take_part(
     settings: Settings, prepare: Callable[[Path], tuple[Job, list[Row]]], *,
     injection: Injection, transport: str | None, data: Path | str | None, folder: Path,
     on_row: Callable[[Row], None] | None, on_progress: Watch | None,
-    callbacks: Sequence[Callback],
+    callbacks: Sequence[Callback], on_start: Callable[[], None],
 ) -> TrainingResult:  # fmt: skip
     """Be one worker of a job; what all of them write goes through the store."""
     company, connection = meet(transport, injection)
@@ -328,6 +335,7 @@ def _take_part(
             follower = Follower(place, diaries, on_row, on_progress, _LOOK_S, callbacks)
             follower.rows = history
             stack.enter_context(follower)
+            on_start()
         status = work(job, connection, diary)
         follower.catch_up()
         if status == 0:

@@ -7,7 +7,7 @@ import itertools
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gossamer.advice.plan import make_plan, nominal_seconds
@@ -52,6 +52,7 @@ def test_a_budget_that_pays_for_nothing_is_refused_with_one_that_would_do() -> N
     st.floats(0.01, 1e4), st.floats(0.05, 20.0), st.integers(1, 60), st.integers(1, 5),
     st.floats(1.0, 100.0), st.integers(0, 6),
 )  # fmt: skip
+@example(budget=1.0, run=1.0, menu=2, rates=5, epochs=14.0, scenes=0)  # three rungs dearer than one
 def test_the_budget_that_a_refusal_names_is_accepted_and_so_is_every_larger_one(
     budget: float, run: float, menu: int, rates: int, epochs: float, scenes: int
 ) -> None:

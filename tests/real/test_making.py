@@ -23,13 +23,13 @@ MEMBERS = (0, 1, 2)
 
 
 class Register:
-    """Who is gone, as the control memory would say."""
+    """Who takes no part in sums any more, as the control memory would say."""
 
     def __init__(self) -> None:
-        self.gone: set[int] = set()
+        self.out_of_sums: set[int] = set()
 
-    def is_gone(self, process: int) -> bool:
-        return process in self.gone
+    def is_out_of_sums(self, process: int) -> bool:
+        return process in self.out_of_sums
 
 
 class Group:
@@ -127,7 +127,7 @@ def test_what_a_dead_one_was_at_is_made_by_another(parts: int, files: list[int])
     group.boards[0].published[5] = 1
     group.boards[0].working[5] = making._ALL
     assert group.make(1) is False
-    group.register.gone.add(0)
+    group.register.out_of_sums.add(0)
     assert group.make(1) == (parts > 1)
     group.check()
 

@@ -21,6 +21,7 @@ from run_folders import (
 
 from command_line import gossamer
 from gossamer.commands.report import report
+from gossamer.errors import ConfigurationError
 from gossamer.report.arrival import Arrival
 from gossamer.report.main_picture import Advice, main_picture
 from gossamer.report.ranking import Ranking
@@ -196,11 +197,14 @@ class TestCommands:
         assert (folder / "report.html").exists()
         assert not (folder / "report.png").exists()
 
-    def test_a_page_that_is_called_a_picture_is_not_overwritten(self, tmp_path):
-        """Whatever the user had in mind."""
+    def test_a_picture_is_not_overwritten_by_a_page(self, tmp_path):
+        """A page under a picture's name is refused, and what has that name stays as it was."""
         run = write_run(tmp_path / "run", settings_of(), rising(0.2))
-        command([str(run), "--out", str(tmp_path / "a.png")], standalone_mode=False)
-        assert (tmp_path / "a.png").read_bytes().startswith(b"<!DOCTYPE html>")
+        (tmp_path / "a.png").write_bytes(b"a picture")
+        with pytest.raises(ConfigurationError, match=r"--out must end in \.html.*a\.png$"):
+            command([str(run), "--out", str(tmp_path / "a.png")], standalone_mode=False)
+        assert (tmp_path / "a.png").read_bytes() == b"a picture"
+        assert not (run / "report.html").exists()
 
     def test_without_matplotlib_the_page_comes_alone(self, tmp_path, monkeypatch):
         """And nobody is told what they did not ask for."""

@@ -6,6 +6,7 @@ cluster, budget and seed give the same plan, and so the same answer, on every ma
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -96,6 +97,10 @@ def make_plan(
     needs = {
         one: _cost(*one, kinds) + _finalists(one[0] // rates, kinds) * fewest for one in searches
     }
+    # More rungs of few candidates can cost more than one, for the best of each kind stays in: what
+    # is less careful than another and no cheaper is never bought.
+    before = itertools.accumulate([math.inf, *(needs[one] for one in searches)], min)
+    searches = [one for one, least in zip(searches, before, strict=False) if needs[one] < least]
     affordable = runs * (1 - _CHANGES_SHARE)
     if seeds is None and min(needs.values()) > affordable:
         needed = min(needs.values()) * run_s / (1 - _CHANGES_SHARE)

@@ -180,6 +180,7 @@ def _follow(
                 folder=None if folder is None else folder.path,
                 on_row=view.row if folder is None else _both(view.row, folder.add_row),
                 on_progress=view.worker,
+                on_start=view.start,
             )
         summary = {"ended": _how(result.status), "failure": result.failure, **result.summary}
     except ConfigurationError:

@@ -31,12 +31,15 @@ class View:
         if err.is_terminal:
             self._live.start()
             self._live.update(self._table())
-        else:
-            err.print(f"starting {counted(self._workers, 'worker')}", markup=False)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._live.stop()
+
+    def start(self) -> None:
+        """The first word, before seconds of imports; what is refused is one sentence without it."""
+        if not err.is_terminal:
+            err.print(f"starting {counted(self._workers, 'worker')}", markup=False)
 
     def worker(self, rank: int, row: Row) -> None:
         before = self._latest.get(rank)
