@@ -5,6 +5,7 @@ import math
 import struct
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,6 +70,14 @@ class TestReadings:
         """Accuracy where there is one, loss elsewhere."""
         assert measure([rows([0.5])]) == "accuracy"
         assert measure([rows([2.0], key="loss")]) == "loss"
+
+    def test_scores_that_were_taken_often_are_drawn_as_averages(self):
+        """A curve that jumps at every evaluation becomes the line that it jumps around."""
+        jumping = rows([0.5 + 0.1 * (-1) ** at for at in range(81)])
+        _, seeds = seed_curves([jumping], "accuracy", "epochs")
+        assert np.abs(seeds[0, 40:] - 0.5).max() < 0.02
+        _, raw = seed_curves([jumping[:20]], "accuracy", "epochs")
+        assert np.abs(raw[0] - 0.5).min() == pytest.approx(0.1)
 
     def test_a_mean_goes_on_to_the_last_seed_and_those_that_ended_keep_their_value(self):
         """A run that stopped at its target has it from then on: the mean reaches the line too."""

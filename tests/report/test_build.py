@@ -233,9 +233,13 @@ class TestOneRun:
 
 class TestSeveralRuns:
     def test_runs_that_differ_by_seed_are_one_method(self, tmp_path):
-        """Three folders, one line with a band."""
+        """Three folders, one line with a band, whenever each of them was written."""
         folders = [
-            write_run(tmp_path / f"run{seed}", settings_of(seed=seed), rising(0.2 + 0.01 * seed))
+            write_run(
+                tmp_path / f"run{seed}",
+                {**settings_of(seed=seed), "made_with": {"written": f"at second {seed}"}},
+                rising(0.2 + 0.01 * seed),
+            )
             for seed in range(3)
         ]
         (method,) = report_data(folders)["methods"]

@@ -100,7 +100,12 @@ class Findings:
         best = self.ranking[0].nearest
         if not math.isfinite(best):
             return "Every candidate diverged; give smaller rates with --lr."
-        rounded = math.ceil(best * 100) / 100 if is_lower_better(key) else int(best * 100) / 100
+        # Held with some seeds, or nearly held: what is proposed must be easier than what was asked.
+        rounded = (
+            max(math.ceil(best * 100) / 100, math.floor(self.search.target * 100 + 1) / 100)
+            if is_lower_better(key)
+            else min(int(best * 100) / 100, math.ceil(self.search.target * 100 - 1) / 100)
+        )
         return f"Try --target {rounded:g}, or --epochs {_LONGER * epochs:g}."
 
     def edge(self) -> str:

@@ -14,7 +14,7 @@ from gossamer.report.reading import Row, count
 from gossamer.report.runs import Folder, Run
 
 # What may differ between runs that are repetitions of each other.
-_REPEATED = frozenset({"seed", "seeds", "command_line"})
+_REPEATED = frozenset({"seed", "seeds", "command_line", "made_with"})
 
 
 @dataclass

@@ -43,6 +43,10 @@ def final(history: History, key: str) -> float:
     return math.nan if value is None else float(value)
 
 
+_MANY = 40
+"""Evaluations of a run; of fewer each is drawn as it is."""
+
+
 def curve(history: History, key: str, along: str) -> tuple[Vector, Vector]:
     """The finite scores against time or epochs; of evaluations at one moment the last counts."""
     points = {
@@ -68,11 +72,15 @@ def seed_curves(histories: Sequence[History], key: str, along: str) -> tuple[Vec
     """The seeds of a method at common places, as (places, [seeds, places]).
 
     The places are those of the seed that ended last. One that ended before keeps its last value: a
-    run that stops at its target has it from then on. Scores are averaged around each evaluation as
-    the rule for reaching a target does it, so that a curve meets the target when its run does.
+    run that stops at its target has it from then on. Scores that were taken often are averaged
+    around each evaluation as the rule for reaching a target does it: one alone is mostly noise.
     """
-    draw = averaged_curve if key in ("accuracy", "loss") else curve
-    curves = [found for found in (draw(one, key, along) for one in histories) if len(found[0])]
+    is_score = key in ("accuracy", "loss")
+    drawn = [
+        (averaged_curve if is_score and len(one) >= _MANY else curve)(one, key, along)
+        for one in histories
+    ]
+    curves = [found for found in drawn if len(found[0])]
     if not curves:
         return np.zeros(0), np.zeros((0, 0))
     places = max((xs for xs, _ in curves), key=lambda xs: float(xs[-1]))

@@ -73,7 +73,7 @@ function nothingShown() {
 function raceSection() {
   const score = state.data.score === "loss" ? "loss" : "accuracy";
   const heading = allMethods().length > 1 ? "The race" : "How it went";
-  return section("race", heading, "The same training twice: over time, where waiting counts, and over epochs, where only the learning counts.",
+  return section("race", heading, "The same training twice: over time, where waiting counts, and over epochs, where only the learning counts. Scores that were taken often are averages over the epochs around a moment.",
     curvePair(score), arrivalFigure());
 }
 
