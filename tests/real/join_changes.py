@@ -122,6 +122,21 @@ def case_of_clamping_data(rank: int) -> dict[str, object]:
     return case_of_clamping(rank, is_counted=False)
 
 
+def case_of_touching_a_shared_replica(rank: int) -> dict[str, object]:
+    """The first step moves each by its rank, and every step clamps without changing anything."""
+    model = nn.Linear(8, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with gossamer.join(model, optimizer) as worker:
+        for step in range(60):
+            optimizer.zero_grad()
+            (-float(rank if step == 0 else 0) * model.weight.sum()).backward()
+            with torch.no_grad():
+                model.weight.clamp_(-10.0, 10.0)
+            worker.step()
+    return {"mean": float(model.weight.detach().mean()), "digest": digest(model)}
+
+
 def case_of_loading_inside(rank: int) -> dict[str, object]:
     """Another model's parameters in the middle of the loop."""
     model, other = net(0), net(5)

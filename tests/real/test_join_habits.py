@@ -41,6 +41,7 @@ GROUPS = [
     *(("case_of_an_old_graph", 2, method) for method in MOVED),
     ("case_of_clamping", 3, "ad_psgd:least=0,most=0"),
     ("case_of_clamping_data", 3, "ad_psgd:least=0,most=0"),
+    ("case_of_touching_a_shared_replica", 3, "ad_psgd"),
     ("case_of_loading_inside", 2, "easgd:alpha=0,period=1"),
     ("case_of_loading_inside", 2, "push_sum"),
     ("case_of_changes_that_servers_undo", 2, "sync_server"),
@@ -125,6 +126,12 @@ def test_a_graph_from_before_a_step_is_not_gone_back_through(method: str) -> Non
         for said in answer["moved"] if is_left else answer["moved"] + answer["kept"]:
             assert "modified by an inplace operation" in said
         assert method != "all_reduce" or answer["kept"] == ["", ""]
+
+
+def test_what_a_loop_changes_is_added_to_what_others_have_averaged_meanwhile() -> None:
+    """A change of nothing moves no mean."""
+    for answer in answers("case_of_touching_a_shared_replica", 3, "ad_psgd"):
+        assert answer["mean"] == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("case", ["case_of_clamping", "case_of_clamping_data"])

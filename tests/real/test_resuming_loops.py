@@ -97,3 +97,16 @@ def test_an_ordinary_checkpoint_holds_what_the_servers_optimisers_remember(
     moments = [again.optimizer.state[p]["exp_avg_sq"] for p in again.model.parameters()]
     others = [plain.optimizer.state[p]["exp_avg_sq"] for p in plain.model.parameters()]
     torch.testing.assert_close(moments, others)
+
+
+def test_a_state_that_is_taken_changes_nothing() -> None:
+    """What `ssp` moves its own copy with between two reads is not the servers' afterwards."""
+    loop = loop_of("ssp", is_adam=True)
+    with loop:
+        train(loop, 0, 3)
+        parameter = next(loop.model.parameters())
+        before = copy.deepcopy(loop.optimizer.state[parameter])
+        loop.optimizer.state_dict()
+        after = loop.optimizer.state[parameter]
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
