@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import platform
 import runpy
 import subprocess
@@ -122,3 +123,17 @@ def test_training_says_at_once_that_it_starts_its_workers(
     said = gossamer("train", "-n", "4", "--runs", str(tmp_path))
     assert said.status == 130
     assert said.err.startswith("starting 4 workers\n")
+
+
+BEGIN = "import sys, gossamer_command; sys.argv = ['gossamer']; gossamer_command.main()"
+
+
+def test_a_shell_can_complete_what_is_typed() -> None:
+    """By `gossamer --install-completion`, which asks the command itself."""
+    asked = {"_GOSSAMER_COMPLETE": "complete_bash", "COMP_WORDS": "gossamer sim", "COMP_CWORD": "1"}
+    said = subprocess.run(
+        [sys.executable, "-c", BEGIN],
+        env={**os.environ, **asked}, text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert said.stdout.split() == ["simulate"]

@@ -33,7 +33,7 @@ from gossamer.versions import version_line
 app = typer.Typer(
     name="gossamer",
     help="Train on many loosely coupled workers, and know beforehand which way of coupling wins.",
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     # As markup, the [@START+LENGTH] of an option's help would be swallowed as a style.
     rich_markup_mode=None,
