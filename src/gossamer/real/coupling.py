@@ -228,6 +228,7 @@ class Coupling:
             self.hub.announce_leaving(self.books.steps)
             with self._driver.waiting.shown("the others: it has left its loop"):
                 self.hub.ended.wait()
+            self._leavers.conclude()
             self.hub.settle()
             output = self.handout.final()
             self._server_state.fetch()

@@ -27,21 +27,40 @@ class Leavers:
         self._books = books
         self._is_synchronous = is_synchronous
         self._period = int(options.get("period", 1))
-        self._told: set[int] = set()
+        self._noticed: set[int] = set()
+        self._said: set[int] = set()
+        """Of whom this worker itself has told the user."""
 
     def notice(self) -> None:
         """In every step: say once of each who left with fewer steps that the others go on."""
         for rank, steps in self._hub.left.items():
-            is_missed = self._is_synchronous or rank in self._group
-            if is_missed and steps < self._books.steps and rank not in self._told:
-                self._told.add(rank)
+            if self._is_missed(rank) and steps < self._books.steps and rank not in self._noticed:
+                self._noticed.add(rank)
                 here = self._hub.training if self._is_synchronous else self._group
                 if self._hub.rank == min(self._hub.training.intersection(here), default=None):
-                    print(
-                        f"gossamer: worker {rank} has left its loop after {steps} steps; the "
-                        "others go on without it, and it gets their model in the end",
-                        file=sys.stderr, flush=True,
-                    )  # fmt: skip
+                    self._say(rank, steps)
+
+    def conclude(self) -> None:
+        """All have left: who should have said it may have heard of it behind its own last step."""
+        made = {**self._hub.left, self._hub.rank: self._books.steps}
+        known = {rank: steps for rank, steps in made.items() if rank in self._hub.live}
+        here = known.keys() if self._is_synchronous else known.keys() & set(self._group)
+        most = max((known[rank] for rank in here), default=0)
+        if self._hub.rank == min((rank for rank in here if known[rank] == most), default=None):
+            for rank, steps in known.items():
+                if self._is_missed(rank) and steps < most and rank not in self._said:
+                    self._say(rank, steps)
+
+    def _is_missed(self, rank: int) -> bool:
+        return self._is_synchronous or rank in self._group
+
+    def _say(self, rank: int, steps: int) -> None:
+        self._said.add(rank)
+        print(
+            f"gossamer: worker {rank} has left its loop after {steps} steps; the "
+            "others go on without it, and it gets their model in the end",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
 
     @property
     def standing(self) -> frozenset[int]:
