@@ -24,15 +24,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gossamer.following import Follower
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import make_settings
 from gossamer.methods import METHODS
-from gossamer.real import program
-from gossamer.real.job import FileEntries
-from gossamer.real.launch import Launch, Launcher
-from gossamer.real.pace import Leases, Rounds
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import Cluster
-from gossamer.train import job_of
+from gossamer.real.batches import Leases, Rounds
+from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.train import program
+from gossamer.real.train.job import FileEntries
+from gossamer.real.train.progress import Follower
+from gossamer.real.train.train import job_of
 
 METHODS_MEASURED = ("pull_gossip", "push_gossip", "ad_psgd", "d_psgd", "local_sgd", "all_reduce")
 WORKERS = 4

@@ -20,8 +20,8 @@ from timing import best_seconds
 from torch import Tensor, nn
 
 from gossamer import Data, Task, load_cluster, simulate
-from gossamer.model import FlatModel
 from gossamer.sim.engine import LoopEngine, VectorEngine
+from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.models import lenet5, resnet20
 from gossamer.tasks.task import cross_entropy, fraction_correct
 

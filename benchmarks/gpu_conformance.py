@@ -1,6 +1,6 @@
 """What processes that share a GPU must get right, as programs of `gossamer run`.
 
-    PYTHONPATH=src python -m gossamer.cli run -n 3 benchmarks/gpu_conformance.py reduce cuda FOLDER
+    PYTHONPATH=src python -m gossamer run -n 3 benchmarks/gpu_conformance.py reduce cuda FOLDER
 
 Every process writes what it found as JSON into FOLDER; `real_gpu.py` starts them all and reads it.
 With `cpu` in place of `cuda` the same is checked of main memory.
@@ -24,13 +24,13 @@ from timing import synchronise
 from torch import Tensor, nn
 
 import gossamer
-from gossamer.real.environment import connect, discover
-from gossamer.real.exchange import finished
-from gossamer.real.shm.ahead import AHEAD
-from gossamer.real.shm.arenas import IN_ARENA
-from gossamer.real.shm.one_pass import average_in_one_pass
-from gossamer.real.shm.transport import ShmTransport
-from gossamer.real.transport import StopToken, Window
+from gossamer.real.launch.environment import connect, discover
+from gossamer.real.launch.selftest import finished
+from gossamer.real.transports.shm.ahead import AHEAD
+from gossamer.real.transports.shm.arenas import IN_ARENA
+from gossamer.real.transports.shm.one_pass import average_in_one_pass
+from gossamer.real.transports.shm.transport import ShmTransport
+from gossamer.real.transports.transport import StopToken, Window
 
 ROUNDS = 200
 LARGE = {"cuda": 11_000_000, "cpu": 100_000}

@@ -1,6 +1,6 @@
 """Loops of several processes that share one GPU, coupled and plain, as a ratio within one run.
 
-    PYTHONPATH=src python -m gossamer.cli run -n 2 --method ad_psgd benchmarks/gpu_loop.py
+    PYTHONPATH=src python -m gossamer run -n 2 --method ad_psgd benchmarks/gpu_loop.py
 
 Each process measures its own steps per second with the coupling and then, all of them at the same
 time, without. One line of JSON per worker.

@@ -25,8 +25,8 @@ from timing import best_seconds, synchronise
 from torch import Tensor, nn
 
 from gossamer import Data, Task, make_task
-from gossamer.lab.grid import DEFAULT_DELAYS, DEFAULT_RATES, Grid, Point, named_optimisers
-from gossamer.lab.training import GroupTraining, Models
+from gossamer.studies.lab.grid import DEFAULT_DELAYS, DEFAULT_RATES, Grid, Point, named_optimisers
+from gossamer.studies.lab.training import GroupTraining, Models
 from gossamer.tasks.models import lenet5
 from gossamer.tasks.task import cross_entropy, fraction_correct
 

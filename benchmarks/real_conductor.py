@@ -73,7 +73,7 @@ class Group:
             command = [mpirun, "-n", str(size), "--oversubscribe", "--bind-to", "none", *worker]
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         elif transport:
-            run = "from gossamer.cli import main; main()"
+            run = "from gossamer.commands.cli import main; main()"
             command = [sys.executable, "-c", run, "run", "-n", str(size), "--transport", transport,
                        "--", *worker]  # fmt: skip
             environment |= {"GOSSAMER_REDUCTION": self.variant.reduction}

@@ -14,8 +14,8 @@ from timing import synchronise
 
 from gossamer.pending import Pending
 from gossamer.real.driver import Driver
-from gossamer.real.join import JoinedWorker
-from gossamer.real.transport import StopToken
+from gossamer.real.join.joined_worker import JoinedWorker
+from gossamer.real.transports.transport import StopToken
 
 
 def exchange_times(worker: JoinedWorker, rounds: int) -> dict[str, list[float]]:

@@ -111,7 +111,7 @@ class Plan:
         return found
 
     def _start(self, case: str, size: int, folder: Path) -> subprocess.Popen[str]:
-        run = "from gossamer.cli import main; main()"
+        run = "from gossamer.commands.cli import main; main()"
         command = [
             sys.executable, "-c", run, "run", "-n", str(size), "--transport", "shm",
             "--tolerate-deaths", "--deadline", "50", str(_SCRIPT), case, self.device, str(folder),

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from real_models import Problem
 from torch import Tensor, nn
 
-from gossamer.real.join import JoinedWorker
+from gossamer.real.join.joined_worker import JoinedWorker
 
 
 class Plain:

@@ -20,8 +20,8 @@ from real_loops import BARE, Ddp, Joined, Plain
 from real_models import Flat, Problem
 from timing import synchronise
 
-from gossamer.real.environment import discover
-from gossamer.real.join import JoinedWorker, join
+from gossamer.real.join.joined_worker import JoinedWorker, join
+from gossamer.real.launch.environment import discover
 
 _FEW = 200
 """Steps of one block where single calls are timed."""

@@ -37,10 +37,10 @@ import torch
 from namespaces import Hosts, hosts, why_not
 
 from gossamer import Cluster, make_task, simulate
-from gossamer.settings import Settings, make_settings
-from gossamer.sim.cluster import Compute, Wires
-from gossamer.sim.faults import parse_fault
-from gossamer.train import job_of
+from gossamer.config.cluster import Compute, Wires
+from gossamer.config.faults import parse_fault
+from gossamer.config.settings import Settings, make_settings
+from gossamer.real.train.train import job_of
 
 HERE = Path(__file__).parent
 WORKERS = 4
@@ -87,7 +87,7 @@ def run_real(made: Hosts, plan: Plan, method: str, slow: str, port: int) -> dict
         path = folder / "job.json"
         path.write_text(json.dumps({"job": job, "seconds": plan.seconds, "jitter": plan.jitter}))
         command = [
-            *NICE, sys.executable, "-m", "gossamer.cli", "run", "-n", "1", "--nnodes", str(WORKERS),
+            *NICE, sys.executable, "-m", "gossamer", "run", "-n", "1", "--nnodes", str(WORKERS),
             "--rendezvous", f"node0:{port}", "--deadline", str(LIMIT_S),
             *(("--slow", slow) if slow else ()),
         ]  # fmt: skip

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from gossamer import Task, make_task
-from gossamer.real.environment import connect
-from gossamer.real.job import Diary, Job
-from gossamer.real.lone import LoneTransport
-from gossamer.real.training import Training
+from gossamer.real.launch.environment import connect
+from gossamer.real.train.job import Diary, Job
+from gossamer.real.train.training import Training
+from gossamer.real.transports.local import LoneTransport
 
 
 def sleepy(task: Task, seconds: float, jitter: float, slept: list[float]) -> Task:

@@ -21,10 +21,10 @@ from timing import best_seconds
 from torch import nn
 
 from gossamer import load_cluster, make_task, simulate
-from gossamer.model import FlatModel
 from gossamer.pending import Pending
 from gossamer.sim.engine import LoopEngine, VectorEngine
 from gossamer.sim.kernel import Kernel
+from gossamer.tasks.flat_model import FlatModel
 
 
 def kernel_events_per_second(tasks: int = 64, awaits: int = 2000) -> float:

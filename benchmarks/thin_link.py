@@ -26,7 +26,7 @@ from namespaces import Hosts, hosts, why_not
 from real_loops import Ddp, Joined, Plain
 from real_models import Problem
 
-from gossamer.real.join import join
+from gossamer.real.join.joined_worker import join
 
 PLAIN, DDP = "no communication", "DDP"
 VARIANTS = (PLAIN, DDP, "all_reduce", "all_reduce:overlap=false", "local_sgd:period=4",

@@ -5,8 +5,8 @@ Six workers on gigabit Ethernet: worker 2 is three times slower, worker 5 dies a
 """
 
 from gossamer import Cluster, simulate
-from gossamer.sim.cluster import Compute, Wires
-from gossamer.sim.faults import parse_fault
+from gossamer.config.cluster import Compute, Wires
+from gossamer.config.faults import parse_fault
 
 faults = (("slow", "2=3"), ("kill", "5@0.5s"), ("partition", "0,1|2-5@1s+0.2s"))
 cluster = Cluster(

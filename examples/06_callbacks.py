@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import gossamer
-from gossamer.exporters import CsvExporter
-from gossamer.sim.faults import parse_fault
+from gossamer.config.faults import parse_fault
+from gossamer.report.exporters import CsvExporter
 
 
 class Watch(gossamer.Callback):

@@ -18,7 +18,7 @@ def main() -> None:
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_ours:
         signal.signal(signal.SIGINT, _leave)
-    from gossamer.cli import main as command
+    from gossamer.commands.cli import main as command
 
     if is_ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.cli import main
+from gossamer.commands.cli import main
 
 
 @dataclass(frozen=True)

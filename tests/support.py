@@ -11,17 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossamer.keyed import key_of
+from gossamer.config.cluster import Cluster, Compute, Wires
+from gossamer.config.faults import Fault
+from gossamer.config.settings import make_settings
 from gossamer.methods import METHODS, Method, MethodSpec
 from gossamer.methods.shards import Push
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import Cluster, Compute, Wires
+from gossamer.runs.result import Result
 from gossamer.sim.engine import Engine, Evaluated
-from gossamer.sim.faults import Fault
 from gossamer.sim.mailbox import Mailbox
-from gossamer.sim.simulation import Result, Simulation
-from gossamer.sim.store import SimulatedReplica
+from gossamer.sim.replica_matrix import SimulatedReplica
+from gossamer.sim.simulation import Simulation
 from gossamer.tasks import Task, make_sampler, make_task
+from gossamer.tasks.keyed import key_of
 from gossamer.worker import Message, Tag
 
 Role = Callable[..., Coroutine[Any, Any, None]]

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import ConfigurationError
-from gossamer.report.arrival import AROUND, RULE, arrival, evaluations, has_lasted, seconds_to
-from gossamer.report.statistics import best_rate, beyond
+from gossamer.runs.arrival import AROUND, RULE, arrival, evaluations, has_lasted, seconds_to
+from gossamer.runs.statistics import best_rate, beyond
 from histories import rows
 
 few = settings(max_examples=50, deadline=None)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from gossamer.sim.faults import Fault
+from gossamer.config.faults import Fault
 from support import (
     bowl,
     build,

@@ -10,9 +10,9 @@ import pytest
 
 from command_line import Said, gossamer
 from gossamer import MethodSpec, simulate
+from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS, parse_method
-from gossamer.settings import make_settings
 from support import cluster_of, digits
 
 

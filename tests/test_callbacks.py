@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer import Callback, simulate
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import Cluster, Compute, Wires
-from gossamer.sim.faults import parse_fault
+from gossamer.config.cluster import Cluster, Compute, Wires
+from gossamer.config.faults import parse_fault
+from gossamer.config.settings import make_settings
 from gossamer.sim.simulation import Simulation
 from gossamer.trace import Strip
 

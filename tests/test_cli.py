@@ -13,13 +13,13 @@ from command_line import Said, gossamer, strict
 from gossamer import simulate
 from gossamer.commands import train
 from gossamer.commands.console import show_stale
-from gossamer.following import Follower, TrainingResult
+from gossamer.config.cluster import clusters
+from gossamer.config.faults import Fault
+from gossamer.config.settings import Settings
 from gossamer.methods import METHODS
 from gossamer.real.books import Books
-from gossamer.reproductions import TABLES
-from gossamer.settings import Settings
-from gossamer.sim.cluster import clusters
-from gossamer.sim.faults import Fault
+from gossamer.real.train.progress import Follower, TrainingResult
+from gossamer.studies.reproductions import TABLES
 from gossamer.tasks import TASKS
 from support import bowl, cluster_of, digits
 

@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.errors import ConfigurationError, PeerLost
-from gossamer.quantities import bytes_per_second, seconds
-from gossamer.replica import Replica
-from gossamer.sim.cluster import (
+from gossamer.config.cluster import (
     DISTRIBUTIONS,
     Cluster,
     Compute,
@@ -23,9 +20,12 @@ from gossamer.sim.cluster import (
     clusters,
     load_cluster,
 )
-from gossamer.sim.collectives import COLLECTIVES, all_reduce_seconds
-from gossamer.sim.faults import KINDS, Fault, parse_fault, random_faults
-from gossamer.sim.simulation import Result
+from gossamer.config.collective_costs import COLLECTIVES, all_reduce_seconds
+from gossamer.config.faults import KINDS, Fault, parse_fault, random_faults
+from gossamer.errors import ConfigurationError, PeerLost
+from gossamer.quantities import bytes_per_second, seconds
+from gossamer.replica import Replica
+from gossamer.runs.result import Result
 from gossamer.worker import Worker
 from support import Role, bowl, build, cluster_of, only_here
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.errors import ConfigurationError
-from gossamer.sim.collectives import (
+from gossamer.config.collective_costs import (
     COLLECTIVES,
     all_gather_seconds,
     all_reduce_bytes,
@@ -17,6 +16,7 @@ from gossamer.sim.collectives import (
     broadcast_seconds,
     reduce_scatter_seconds,
 )
+from gossamer.errors import ConfigurationError
 
 LATENCY_S = 10e-6
 SECONDS_PER_BYTE = 0.8e-9  # 10 Gbit/s

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer import DelayedOptimizer, simulate
-from gossamer.delayed import make_delay
 from gossamer.errors import ConfigurationError
+from gossamer.optim.delayed import make_delay
 from support import bowl, cluster_of
 
 OPTIMISERS: dict[str, Callable[[Any], Optimizer]] = {

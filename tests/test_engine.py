@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from gossamer import simulate
-from gossamer.evaluate import BUFFER_POLICIES
-from gossamer.keyed import key_of
-from gossamer.model import FlatModel
-from gossamer.optimisers import make_optimiser
+from gossamer.optim.optimisers import make_optimiser
 from gossamer.sim.engine import Engine, LoopEngine, NullEngine, VectorEngine, make_engine
 from gossamer.sim.gradients import GradientDesk, Request
-from gossamer.sim.store import Point, ReplicaStore
+from gossamer.sim.replica_matrix import Point, ReplicaStore
 from gossamer.tasks import Task
+from gossamer.tasks.evaluator import BUFFER_POLICIES
+from gossamer.tasks.flat_model import FlatModel
+from gossamer.tasks.keyed import key_of
 from gossamer.tasks.task import Data
 from gossamer.tasks.vision import crop_and_flip
 from support import build, cluster_of, digits, rows

@@ -11,10 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import ConfigurationError
-from gossamer.real import environment
-from gossamer.real.environment import LAUNCHERS, TRANSPORTS, Environment, choose, connect, discover
 from gossamer.real.grouping import host_of
-from gossamer.real.slurm import first_host, slurm_address, slurm_local_size
+from gossamer.real.launch import environment
+from gossamer.real.launch.environment import (
+    LAUNCHERS,
+    TRANSPORTS,
+    Environment,
+    choose,
+    connect,
+    discover,
+)
+from gossamer.real.transports.slurm import first_host, slurm_address, slurm_local_size
 
 GOSSAMER = {
     "GOSSAMER_RANK": "3", "GOSSAMER_SIZE": "4", "GOSSAMER_LOCAL_RANK": "1",

@@ -20,10 +20,10 @@ import torch
 import typer
 
 from gossamer import errors, replica, worker
-from gossamer.cli import app
+from gossamer.commands.cli import app
+from gossamer.config.cluster import cluster_from
 from gossamer.methods import METHODS, Method
 from gossamer.methods.method import Promises
-from gossamer.sim.cluster import cluster_from
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gossamer.config.faults import Fault, parse_fault
 from gossamer.errors import PeerLost
-from gossamer.sim.faults import Fault, parse_fault
 from gossamer.sim.kernel import SECOND
 from support import bowl, build, cluster_of
 

@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from command_line import gossamer
-from gossamer.reproductions import TABLES, Cell, PublishedTable
-from gossamer.reproductions.ad_psgd_cifar10 import TABLE as AD_PSGD
-from gossamer.reproductions.ad_psgd_cifar10 import verdict as ad_psgd_verdict
-from gossamer.reproductions.gossip_scaling import DIGITS
-from gossamer.reproductions.gossip_scaling import TABLE as CIFAR10
-from gossamer.reproductions.shapes import (
+from gossamer.optim.schedules import make_schedule
+from gossamer.sim.simulation import Simulation
+from gossamer.studies.reproductions import TABLES, Cell, PublishedTable
+from gossamer.studies.reproductions.ad_psgd_cifar10 import TABLE as AD_PSGD
+from gossamer.studies.reproductions.ad_psgd_cifar10 import verdict as ad_psgd_verdict
+from gossamer.studies.reproductions.gossip_scaling import DIGITS
+from gossamer.studies.reproductions.gossip_scaling import TABLE as CIFAR10
+from gossamer.studies.reproductions.shapes import (
     AGREES,
     DIFFERS,
     OPEN,
@@ -30,10 +32,8 @@ from gossamer.reproductions.shapes import (
     less,
     moment,
 )
-from gossamer.reproductions.table import Trainings
-from gossamer.reproductions.trainings import Problem, Trained, Training
-from gossamer.schedules import make_schedule
-from gossamer.sim.simulation import Simulation
+from gossamer.studies.reproductions.table import Trainings
+from gossamer.studies.reproductions.trainings import Problem, Trained, Training
 
 SHAPES = {"gossip-scaling": CIFAR10, "gossip-scaling-digits": DIGITS}
 numbers = st.one_of(st.none(), st.just(math.inf), st.floats(0, 1e6))

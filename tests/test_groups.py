@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from gossamer import simulate
+from gossamer.config.cluster import Cluster
+from gossamer.config.faults import Fault
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS
-from gossamer.sim.cluster import Cluster
-from gossamer.sim.faults import Fault
 from gossamer.sim.simulation import Simulation
 from support import bowl, build, centre, cluster_of, digits, racing, rows, scatter, total
 

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gossamer.errors import ConfigurationError
-from gossamer.keyed import KeyedDropout, fold, key_of, uniform, with_keyed_dropout
+from gossamer.tasks.keyed import KeyedDropout, fold, key_of, uniform, with_keyed_dropout
 
 integers = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 quick = settings(max_examples=50, deadline=None)

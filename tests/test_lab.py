@@ -19,18 +19,23 @@ from torch import Tensor
 
 from gossamer import DelayedOptimizer, make_task
 from gossamer.commands.sweep import interruptible
+from gossamer.config.cluster import DISTRIBUTIONS, Compute
 from gossamer.errors import ConfigurationError
-from gossamer.lab.curvature import largest_curvature
-from gossamer.lab.grid import Grid, Point, named_optimisers, steps_of
-from gossamer.lab.results import Results
-from gossamer.lab.staleness import Histogram, monte_carlo, simulated
-from gossamer.lab.sweep import Sweep
-from gossamer.lab.theory import characteristic_roots, edge_of, numerical_edge, stability_edge
-from gossamer.lab.training import GroupTraining, Models, RingBuffer
-from gossamer.model import FlatModel
-from gossamer.optimisers import make_optimiser
-from gossamer.sim.cluster import DISTRIBUTIONS, Compute
+from gossamer.optim.optimisers import make_optimiser
+from gossamer.studies.lab.curvature import largest_curvature
+from gossamer.studies.lab.grid import Grid, Point, named_optimisers, steps_of
+from gossamer.studies.lab.results import Results
+from gossamer.studies.lab.staleness import Histogram, monte_carlo, simulated
+from gossamer.studies.lab.sweep import Sweep
+from gossamer.studies.lab.theory import (
+    characteristic_roots,
+    edge_of,
+    numerical_edge,
+    stability_edge,
+)
+from gossamer.studies.lab.training import GroupTraining, Models, RingBuffer
 from gossamer.tasks import Order
+from gossamer.tasks.flat_model import FlatModel
 from support import bowl, digits
 
 # ---------------------------------------------------------------------- theory

@@ -10,8 +10,8 @@ import torch
 
 from command_line import gossamer, strict
 from gossamer import DelayedOptimizer
-from gossamer.reproductions.delayed_gradients import ADAM_CELLS, SGD_CELLS, verdict
-from gossamer.reproductions.table import Cell
+from gossamer.studies.reproductions.delayed_gradients import ADAM_CELLS, SGD_CELLS, verdict
+from gossamer.studies.reproductions.table import Cell
 
 # ---------------------------------------------------------------------- published tables
 

@@ -16,7 +16,7 @@ from command_line import gossamer
 from gossamer.commands import live
 from gossamer.commands.live import LivePage
 from gossamer.errors import ConfigurationError
-from gossamer.report.folder import RunFolder
+from gossamer.runs.folder import RunFolder
 
 SHORT = ["simulate", "--task", "digits-logistic", "--epochs", "1"]
 

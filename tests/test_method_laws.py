@@ -14,12 +14,12 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gossamer.config.faults import Fault
 from gossamer.methods import parse_method
 from gossamer.pending import Pending
 from gossamer.rules import OuterOptimiser
-from gossamer.sim.faults import Fault
+from gossamer.sim.replica_matrix import SimulatedReplica
 from gossamer.sim.simulation import Simulation
-from gossamer.sim.store import SimulatedReplica
 from gossamer.topology import make_topology
 from support import (
     batches,

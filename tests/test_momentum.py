@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError
-from gossamer.momentum import explicit_momentum, implicit_momentum, measured_momentum
-from gossamer.sim.store import SimulatedReplica
+from gossamer.optim.momentum import explicit_momentum, implicit_momentum, measured_momentum
+from gossamer.sim.replica_matrix import SimulatedReplica
 from gossamer.tasks import make_task
 from support import before_each_descent, build, cluster_of
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gossamer.errors import ConfigurationError
 from gossamer.sim import network as network_module
+from gossamer.sim.fair_share import Lane, Port, fair_rates
 from gossamer.sim.network import Network
-from gossamer.sim.sharing import Lane, Port, fair_rates
 from heap_clock import HeapClock
 
 TEN_GIGABIT = 1.25

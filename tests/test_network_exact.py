@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.sim import network as network_module
+from gossamer.sim.fair_share import ROUNDING_NS
 from gossamer.sim.network import Network
-from gossamer.sim.sharing import ROUNDING_NS
 from heap_clock import HeapClock
 
 LINK = Fraction(1, 8)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.methods import METHODS
-from gossamer.sim.simulation import Result, Simulation
+from gossamer.runs.result import Result
+from gossamer.sim.simulation import Simulation
 from gossamer.tasks import make_sampler
 from support import build, cluster_of, digits
 

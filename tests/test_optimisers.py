@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import ConfigurationError
-from gossamer.optimisers import (
+from gossamer.optim.optimisers import (
     OPTIMISERS,
     Adagrad,
     Adam,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import ConfigurationError
-from gossamer.options import (
+from gossamer.specs import (
     bind,
     check_range,
     convert,

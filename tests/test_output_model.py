@@ -12,16 +12,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gossamer import simulate
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
-from gossamer.evaluate import Evaluator
-from gossamer.real.job import Diary
-from gossamer.real.lone import LoneTransport
-from gossamer.real.part import work
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import Cluster
-from gossamer.sim.simulation import Result, Simulation
+from gossamer.real.train.job import Diary
+from gossamer.real.train.train import job_of
+from gossamer.real.train.worker import work
+from gossamer.real.transports.local import LoneTransport
+from gossamer.runs.result import Result
+from gossamer.sim.simulation import Simulation
 from gossamer.tasks import Data, Task
-from gossamer.train import job_of
+from gossamer.tasks.evaluator import Evaluator
 from support import cluster_of, digits
 
 
@@ -207,7 +208,7 @@ def test_a_real_run_keeps_the_model_that_it_reports(
     """`model.safetensors` in the folder of `gossamer train`, statistics included."""
     task = task_with(deep)
     settings = make_settings(task, "easgd", Cluster(workers=1), epochs=0.5, learning_rate=0.1)
-    monkeypatch.setattr("gossamer.real.part.make_task", lambda *_, **__: task)
+    monkeypatch.setattr("gossamer.real.train.worker.make_task", lambda *_, **__: task)
     diary = Diary(str(tmp_path), 0)
     assert work(job_of(settings, "own", None, tmp_path), LoneTransport(), diary) == 0
     state = load_file(tmp_path / "model.safetensors")

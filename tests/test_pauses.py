@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.sim.faults import Fault
+from gossamer.config.faults import Fault
 from support import bowl, build, cluster_of
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from gossamer.config.faults import Fault
 from gossamer.errors import Late, PeerLost, ProtocolError, RunFailed, Stalled
 from gossamer.replica import Replica
 from gossamer.rules import pair_delta
-from gossamer.sim.faults import Fault
-from gossamer.sim.simulation import Result, Simulation
+from gossamer.runs.result import Result
+from gossamer.sim.simulation import Simulation
 from gossamer.worker import Worker
 from support import Role, bowl, bowl_gradient, build, cluster_of, only_here, rows, scatter, spread
 

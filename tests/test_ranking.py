@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer import simulate
-from gossamer.report.arrival import Arrival, seconds_to
-from gossamer.report.ranking import LEVEL, LOOKS, Ranking, holm, probability_beyond, t_quantile
-from gossamer.report.verdict import verdict
+from gossamer.runs.arrival import Arrival, seconds_to
+from gossamer.runs.ranking import LEVEL, LOOKS, Ranking, holm, probability_beyond, t_quantile
+from gossamer.runs.verdict import verdict
 
 few = settings(max_examples=50, deadline=None)
 README = {

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import ConfigurationError
-from gossamer.report.arrival import arrival
-from gossamer.report.pictures import Series, comparison_picture, table_picture
-from gossamer.report.ranking import Ranking, t_quantile
-from gossamer.report.statistics import interval, measure, seed_curves, show_number
+from gossamer.report.pictures.run_pictures import Series, comparison_picture, table_picture
+from gossamer.runs.arrival import arrival
+from gossamer.runs.ranking import Ranking, t_quantile
+from gossamer.runs.statistics import interval, measure, seed_curves, show_number
 from histories import rows
 
 needs_matplotlib = pytest.mark.skipif(

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 from command_line import Said, gossamer, numbers_in, strict
 from gossamer import simulate
+from gossamer.config.cluster import cluster_from
+from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
-from gossamer.report.folder import RunFolder, to_json
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import cluster_from
+from gossamer.runs.folder import RunFolder, to_json
 from gossamer.trace import Timeline
 from support import digits
 
@@ -149,7 +149,7 @@ def test_a_comparison_keeps_every_run_and_a_picture(tmp_path: Path) -> None:
 
 def test_a_reproduced_table_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what was printed and a picture of it."""
-    monkeypatch.setattr("gossamer.reproductions.ad_psgd.EPOCH", 2_500)
+    monkeypatch.setattr("gossamer.studies.reproductions.ad_psgd.EPOCH", 2_500)
     said, folder = kept(tmp_path, "reproduce", "ad-psgd-slow-worker", "--json")
     assert said.status == 0, said.err
     assert said.json.items() <= read(folder / "summary.json").items()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 from gossamer.errors import ConfigurationError
-from gossamer.schedules import SCHEDULES, make_schedule
+from gossamer.optim.schedules import SCHEDULES, make_schedule
 
 
 def torch_factors(make_scheduler, epochs):

@@ -13,9 +13,9 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gossamer.config.cluster import Cluster, Compute
+from gossamer.config.faults import Fault
 from gossamer.methods.shards import Push
-from gossamer.sim.cluster import Cluster, Compute
-from gossamer.sim.faults import Fault
 from gossamer.sim.gradients import Request
 from gossamer.sim.simulation import Simulation
 from support import (

@@ -12,12 +12,12 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gossamer.config.cluster import Cluster, Wires
 from gossamer.methods.shards import Parameters
 from gossamer.pending import Pending
 from gossamer.rules import delay_compensated, elastic_pull
-from gossamer.sim.cluster import Cluster, Wires
+from gossamer.sim.replica_matrix import SimulatedReplica
 from gossamer.sim.simulation import Simulation
-from gossamer.sim.store import SimulatedReplica
 from gossamer.sim.worker import SimulatedWorker
 from gossamer.worker import Message
 from support import (

@@ -12,12 +12,13 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from gossamer import simulate
+from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS
-from gossamer.momentum import explicit_momentum
+from gossamer.optim.momentum import explicit_momentum
 from gossamer.replica import cut
-from gossamer.sim.cluster import Cluster, Compute, Wires
-from gossamer.sim.simulation import Result, Simulation
+from gossamer.runs.result import Result
+from gossamer.sim.simulation import Simulation
 from support import before_each_descent, bowl, build, centre, cluster_of, digits, pieces, rows
 
 SIZES = (3, 2, 4, 3)

@@ -12,7 +12,10 @@ import pytest
 
 from command_line import gossamer, strict
 from gossamer.errors import ConfigurationError
-from gossamer.lab.stragglers import (
+from gossamer.report.pictures.stragglers_picture import Runner, Stage, stragglers_picture
+from gossamer.runs.statistics import Interval
+from gossamer.sim.simulation import Simulation
+from gossamer.studies.lab.stragglers import (
     BOUNDS,
     DIAL,
     MEMORYLESS,
@@ -25,10 +28,7 @@ from gossamer.lab.stragglers import (
     pace,
     scenes,
 )
-from gossamer.report.statistics import Interval
-from gossamer.report.stragglers_picture import Runner, Stage, stragglers_picture
-from gossamer.reproductions import TABLES, Cell, servers
-from gossamer.sim.simulation import Simulation
+from gossamer.studies.reproductions import TABLES, Cell, servers
 from support import bowl
 
 WORKERS, STEPS, SEEDS = 8, 60, (0, 1)

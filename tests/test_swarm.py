@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
+from gossamer.config.cluster import Cluster, Compute, Wires
+from gossamer.config.faults import FOREVER, Fault, random_faults
 from gossamer.errors import PeerLost
 from gossamer.methods import METHODS, parse_method
-from gossamer.sim.cluster import Cluster, Compute, Wires
-from gossamer.sim.faults import FOREVER, Fault, random_faults
 from gossamer.sim.simulation import Simulation
 from support import bowl, build, cluster_of
 

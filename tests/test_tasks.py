@@ -5,8 +5,8 @@ import torch
 from torch.func import functional_call, grad, jacrev, vmap
 
 from gossamer.errors import ConfigurationError
-from gossamer.keyed import key_of
 from gossamer.tasks import TASKS, make_task
+from gossamer.tasks.keyed import key_of
 from gossamer.tasks.models import Standardise, lenet5, resnet18, resnet20
 from gossamer.tasks.task import Data, cross_entropy, fraction_correct
 from gossamer.tasks.text import CharacterTransformer

@@ -119,7 +119,7 @@ def test_training_says_at_once_that_it_starts_its_workers(
     def press(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["gossamer.train"], "Launcher", press)
+    monkeypatch.setattr(sys.modules["gossamer.real.train.train"], "Launcher", press)
     said = gossamer("train", "-n", "4", "--runs", str(tmp_path))
     assert said.status == 130
     assert said.err.startswith("starting 4 workers\n")

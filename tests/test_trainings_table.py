@@ -14,15 +14,15 @@ import pytest
 from command_line import gossamer, strict
 from gossamer.commands import published, trainers
 from gossamer.commands.trainers import Site, Watch, train_side_by_side
+from gossamer.config.cluster import Cluster
 from gossamer.errors import RunFailed
-from gossamer.reproductions import TABLES, Cell, PublishedTable
-from gossamer.reproductions.dc_asgd import TABLE as DC_ASGD
-from gossamer.reproductions.dc_asgd import trainings, verdict
-from gossamer.reproductions.table import Trainings
-from gossamer.reproductions.trainings import Problem, Trained, Training, error_of
-from gossamer.schedules import make_schedule
-from gossamer.sim.cluster import Cluster
+from gossamer.optim.schedules import make_schedule
 from gossamer.sim.simulation import Simulation
+from gossamer.studies.reproductions import TABLES, Cell, PublishedTable
+from gossamer.studies.reproductions.dc_asgd import TABLE as DC_ASGD
+from gossamer.studies.reproductions.dc_asgd import trainings, verdict
+from gossamer.studies.reproductions.table import Trainings
+from gossamer.studies.reproductions.trainings import Problem, Trained, Training, error_of
 
 REPRODUCTIONS = Path(__file__).parents[1] / "docs" / "reproductions"
 CELLS = {("1 worker", "alone"): (1, "sync_server"), ("2 workers", "late"): (2, "downpour"),

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from gossamer import YellowFin, simulate
 from gossamer.errors import ConfigurationError
-from gossamer.optimisers import YellowFinRows, make_optimiser
-from gossamer.yellowfin import Tuner, _median, root_momentum
+from gossamer.optim.optimisers import YellowFinRows, make_optimiser
+from gossamer.optim.yellowfin import Tuner, _median, root_momentum
 from support import cluster_of, digits
 
 SHAPES = [(5, 4), (5,), (3, 5), (3,)]  # 43 parameters

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost
-from gossamer.real.transport import Stopped, Transport
+from gossamer.real.transports.transport import Stopped, Transport
 from gossamer.rules import mean_in_order
 from transport_tools import WIDTH, Tools, scenario, values_of
 

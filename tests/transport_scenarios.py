@@ -14,7 +14,7 @@ import threading
 import torch
 
 import transport_deaths  # noqa: F401  # enters its scenarios into the table
-from gossamer.real.transport import Transport
+from gossamer.real.transports.transport import Transport
 from gossamer.rules import mean_in_order
 from transport_tools import SERVER_WIDTH, WIDTH, Tools, run_group, scenario, values_of
 

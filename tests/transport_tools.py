@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gossamer.pending import Pending
-from gossamer.real.transport import StopToken, Transport, Window
+from gossamer.real.transports.transport import StopToken, Transport, Window
 
 PATIENCE_S = 20.0
 WIDTH = 4096

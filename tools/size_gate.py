@@ -1,6 +1,6 @@
 """Fail when a file or a function outgrows what one reader holds in mind.
 
-Files under 400 lines, functions under 70, a method of `gossamer.methods` under 60.
+Files under 500 lines, functions under 70, a method of `gossamer.methods` under 60.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ast
 import sys
 from pathlib import Path
 
-FILE_LINES = 400
+FILE_LINES = 500
 FUNCTION_LINES = 70
 METHOD_LINES = 60
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,7 +1,7 @@
 """Train PyTorch models on many loosely coupled workers, and know beforehand which way wins."""
 
 from gossamer.callbacks import Callback
-from gossamer.delayed import DelayedOptimizer
+from gossamer.config.cluster import Cluster, load_cluster
 from gossamer.errors import (
     ConfigurationError,
     Error,
@@ -12,15 +12,15 @@ from gossamer.errors import (
     Stalled,
 )
 from gossamer.methods import METHODS, MethodSpec, parse_method
-from gossamer.real.join import JoinedWorker, join
-from gossamer.run import simulate
-from gossamer.sim.cluster import Cluster, load_cluster
-from gossamer.sim.simulation import Result
+from gossamer.optim.delayed import DelayedOptimizer
+from gossamer.optim.yellowfin import YellowFin
+from gossamer.real.join.joined_worker import JoinedWorker, join
+from gossamer.real.train.train import TrainingResult, train
+from gossamer.runs.result import Result
+from gossamer.runs.versions import VERSION as __version__
+from gossamer.sim.simulation import simulate
 from gossamer.tasks import TASKS, Data, Task, make_task
 from gossamer.topology import make_topology
-from gossamer.train import TrainingResult, train
-from gossamer.versions import VERSION as __version__
-from gossamer.yellowfin import YellowFin
 
 __all__ = [
     "METHODS",

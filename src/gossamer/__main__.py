@@ -1,5 +1,5 @@
 """`python -m gossamer`: the command, where it is not on the path."""
 
-from gossamer.cli import main
+from gossamer.commands.cli import main
 
 main()

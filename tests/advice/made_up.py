@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from gossamer.advice.advise import Stop
+from gossamer.config.settings import Settings
 from gossamer.errors import Stalled
-from gossamer.settings import Settings
-from gossamer.sim.simulation import Result
+from gossamer.plan.advise.search import Stop
+from gossamer.runs.result import Result
 
 POINTS = 50
 

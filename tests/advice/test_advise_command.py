@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from command_line import gossamer
-from gossamer.advice import candidates
 from gossamer.commands import advise as command
+from gossamer.plan.advise import candidates
 
 QUICK = ("--task", "digits-logistic", "--workers", "4", "--cluster", "equal-8", "--epochs", "2",
          "--lr", "0.1,0.3", "--seeds", "2", "--target", "0.7", "--budget", "10m")  # fmt: skip

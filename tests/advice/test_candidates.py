@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from gossamer.advice.candidates import MENU, NOT_ADVISED, Candidate, candidates, kind_of
+from gossamer.config.settings import Settings, make_settings
 from gossamer.methods import METHODS, parse_method
-from gossamer.settings import Settings, make_settings
+from gossamer.plan.advise.candidates import MENU, NOT_ADVISED, Candidate, candidates, kind_of
 from gossamer.sim.simulation import Simulation
 from support import cluster_of, digits
 

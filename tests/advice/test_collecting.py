@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gossamer.advice.collecting import charged, collecting_seconds, model_bytes
-from gossamer.model import FlatModel
-from gossamer.settings import make_settings
+from gossamer.config.settings import make_settings
+from gossamer.plan.advise.output_cost import charged, collecting_seconds, model_bytes
+from gossamer.tasks.flat_model import FlatModel
 from support import cluster_of, digits
 
 CLUSTER = cluster_of(8, latency=1e-3)

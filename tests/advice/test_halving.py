@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.advice.halving import Curve, Halving, Rung, curve, order
+from gossamer.plan.advise.halving import Curve, Halving, Rung, curve, order
 
 GOAL = 0.9
 QUICK = settings(max_examples=50, deadline=None)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gossamer.advice.plan import make_plan, nominal_seconds
+from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
+from gossamer.plan.advise.budget import make_plan, nominal_seconds
 from gossamer.quantities import seconds
-from gossamer.settings import make_settings
 from support import digits
 
 COMMON = {"epochs": 20.0, "candidates": 114, "rates": 3, "kinds": 6, "scenes": 5}

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from made_up import MadeUp
 
-from gossamer.advice.advise import OutOfTime, Search, Step
-from gossamer.advice.candidates import Candidate
-from gossamer.advice.findings import Findings
-from gossamer.advice.halving import Rung
-from gossamer.advice.plan import Plan
-from gossamer.advice.sensitivity import scenes
-from gossamer.settings import make_settings
+from gossamer.config.settings import make_settings
+from gossamer.plan.advise.budget import Plan
+from gossamer.plan.advise.candidates import Candidate
+from gossamer.plan.advise.findings import Findings
+from gossamer.plan.advise.halving import Rung
+from gossamer.plan.advise.search import OutOfTime, Search, Step
+from gossamer.plan.advise.sensitivity import scenes
 from support import cluster_of, digits
 
 METHODS = {

@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.advice.sensitivity import Outcome, Scene, scenes, sentence, thresholds, with_workers
-from gossamer.report.arrival import Arrival
-from gossamer.sim.cluster import load_cluster
-from gossamer.sim.faults import parse_fault
+from gossamer.config.cluster import load_cluster
+from gossamer.config.faults import parse_fault
+from gossamer.plan.advise.sensitivity import (
+    Outcome,
+    Scene,
+    scenes,
+    sentence,
+    thresholds,
+    with_workers,
+)
+from gossamer.runs.arrival import Arrival
 from support import cluster_of
 
 

@@ -11,8 +11,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from gossamer import simulate
+from gossamer.config.faults import Fault
 from gossamer.methods import METHODS
-from gossamer.sim.faults import Fault
 from gossamer.sim.kernel import SECOND
 from support import (
     Ones,

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from gossamer.cost.agreement import FAST, SLOW, TOLERANCE, WORKERS, compare_step, equal_cluster
-from gossamer.cost.forms import FORMS
-from gossamer.cost.step_time import predict
-from gossamer.cost.workload import workload_of
+from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.methods import METHODS
-from gossamer.sim.cluster import Cluster, Compute, Wires
+from gossamer.plan.cost.agreement import FAST, SLOW, TOLERANCE, WORKERS, compare_step, equal_cluster
+from gossamer.plan.cost.forms import FORMS
+from gossamer.plan.cost.step_time import predict
+from gossamer.plan.cost.workload import workload_of
 from gossamer.tasks import make_task
 
 DRAWN = ("pull_gossip", "ad_psgd")

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from gossamer.commands.cost import cost
 from gossamer.commands.cost_tables import show_layers
-from gossamer.cost.work_depth import layer_costs
 from gossamer.errors import ConfigurationError
+from gossamer.plan.cost.work_depth import layer_costs
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command()(cost)

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gossamer.cost.alpha_beta import Link, LogGP, hierarchical_all_reduce_s, server_way_s
-from gossamer.cost.case import NoClosedForm
-from gossamer.cost.crossing import crossings, fastest, speeds_over
-from gossamer.cost.forms import FORMS
-from gossamer.cost.pace import Pace, expected_largest_normal, order_means
-from gossamer.cost.queueing import read_from_another_s, response_s
-from gossamer.cost.step_time import Prediction, predict
-from gossamer.cost.timed import answer_over
-from gossamer.cost.workload import workload_of, workload_of_bytes
+from gossamer.config.cluster import Cluster, Compute, Wires, load_cluster
+from gossamer.config.collective_costs import COLLECTIVES
+from gossamer.config.faults import parse_fault
 from gossamer.errors import ConfigurationError
-from gossamer.sim.cluster import Cluster, Compute, Wires, load_cluster
-from gossamer.sim.collectives import COLLECTIVES
-from gossamer.sim.faults import parse_fault
+from gossamer.plan.cost.alpha_beta import Link, LogGP, hierarchical_all_reduce_s, server_way_s
+from gossamer.plan.cost.case import NoClosedForm
+from gossamer.plan.cost.crossing import crossings, fastest, speeds_over
+from gossamer.plan.cost.forms import FORMS
+from gossamer.plan.cost.pace import Pace, expected_largest_normal, order_means
+from gossamer.plan.cost.queueing import read_from_another_s, response_s
+from gossamer.plan.cost.simulated_step import answer_over
+from gossamer.plan.cost.step_time import Prediction, predict
+from gossamer.plan.cost.workload import workload_of, workload_of_bytes
 from gossamer.tasks import make_task
 
 TASK = make_task("digits-mlp")

@@ -11,15 +11,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
-from gossamer.cost import convolution, sequences
-from gossamer.cost.work_depth import (
+from gossamer.errors import ConfigurationError
+from gossamer.plan.cost import convolution, sequences
+from gossamer.plan.cost.work_depth import (
     NOT_COUNTED,
     greedy_bounds,
     layer_costs,
     model_work_depth,
     reduction,
 )
-from gossamer.errors import ConfigurationError
 
 
 def test_a_linear_layer_multiplies_every_input_with_every_output() -> None:

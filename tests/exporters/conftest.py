@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gossamer import Result, simulate
-from gossamer.report.folder import RunFolder
-from gossamer.report.runs import Run, read_folder
+from gossamer.runs.folder import RunFolder
+from gossamer.runs.kept_runs import Run, read_folder
 
 # Before any test imports them: nothing of these tests leaves the machine.
 os.environ["WANDB_MODE"] = "offline"

@@ -12,7 +12,7 @@ import pytest
 
 from gossamer.commands.export import export
 from gossamer.errors import ConfigurationError
-from gossamer.report.runs import read_folder
+from gossamer.runs.kept_runs import read_folder
 
 PACKAGES = {"parquet": "pyarrow", "tensorboard": "tensorboard", "mlflow": "mlflow"}
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from gossamer import Result, simulate
 from gossamer.errors import ConfigurationError
-from gossamer.exporters import CsvExporter, ParquetExporter
-from gossamer.exporters.facts import flat
-from gossamer.exporters.tables import columns, one_type
-from gossamer.report.runs import Run, read_folder
+from gossamer.report.exporters import CsvExporter, ParquetExporter
+from gossamer.report.exporters.facts import flat
+from gossamer.report.exporters.tables import columns, one_type
+from gossamer.runs.kept_runs import Run, read_folder
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),

@@ -12,8 +12,8 @@ import pytest
 
 from gossamer import Result, simulate
 from gossamer.errors import ConfigurationError
-from gossamer.exporters import MlflowExporter, TensorBoardExporter, WandbExporter
-from gossamer.report.runs import Run, read_folder
+from gossamer.report.exporters import MlflowExporter, TensorBoardExporter, WandbExporter
+from gossamer.runs.kept_runs import Run, read_folder
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_what_is_not_installed_is_named_before_the_run(
 ) -> None:
     """One sentence that says what to install; nothing is written."""
     monkeypatch.setitem(sys.modules, module, None)
-    exporter = getattr(importlib.import_module("gossamer.exporters"), make)
+    exporter = getattr(importlib.import_module("gossamer.report.exporters"), make)
     with pytest.raises(ConfigurationError, match=sentence) as caught:
         exporter(str(tmp_path / "there"))
     assert "which is not installed; use pip install " in str(caught.value)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from gossamer.real.join import join
+from gossamer.real.join.joined_worker import join
 
 
 def main(method: str, steps: int, folder: Path, fate: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from gossamer.probing.findings import Crowd, Findings, Inquiry, Link, Steps
-from gossamer.probing.links import all_to_one, ring_between, ring_inside
+from gossamer.plan.probe.findings import Crowd, Findings, Inquiry, Link, Steps
+from gossamer.plan.probe.links import all_to_one, ring_between, ring_inside
 
 INQUIRY = Inquiry("digits-mlp", None, 16, 0.1, "sgd:momentum=0.9", 1, 20.0)
 

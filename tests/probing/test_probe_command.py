@@ -19,8 +19,8 @@ from real_mpi import finish, last_json, needs_mpirun, start, under_mpirun, under
 from command_line import gossamer
 from gossamer import simulate
 from gossamer.commands.probe import check_place, write
+from gossamer.config.cluster import load_cluster
 from gossamer.errors import ConfigurationError
-from gossamer.sim.cluster import load_cluster
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -132,7 +132,7 @@ def test_one_worker_says_how_to_start_several(tmp_path: Path) -> None:
 def test_mpirun_starts_its_workers(tmp_path: Path) -> None:
     """Every process is one worker, and the first one writes."""
     path = tmp_path / "cluster.toml"
-    arguments = ("-m", "gossamer.cli", "probe", "--seconds", "2", "--out", str(path), "--json")
+    arguments = ("-m", "gossamer", "probe", "--seconds", "2", "--out", str(path), "--json")
     status, out, err = finish(start(under_mpirun(2, *arguments)))
     assert status == 0, (out, err)
     assert last_json(out)["findings"]["transport"] == "mpi"
@@ -142,7 +142,7 @@ def test_mpirun_starts_its_workers(tmp_path: Path) -> None:
 def test_torchrun_starts_its_workers(tmp_path: Path) -> None:
     """The same under torchrun."""
     path = tmp_path / "cluster.toml"
-    arguments = ("-m", "gossamer.cli", "probe", "--seconds", "2", "--out", str(path), "--json")
+    arguments = ("-m", "gossamer", "probe", "--seconds", "2", "--out", str(path), "--json")
     status, out, err = finish(start(under_torchrun(2, *arguments)))
     assert status == 0, (out, err)
     assert last_json(out)["findings"]["transport"] == "torch"
@@ -155,7 +155,7 @@ def test_torchrun_starts_its_workers(tmp_path: Path) -> None:
 @contextmanager
 def measuring(path: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
     """A long probe in a process of its own, which has begun to measure."""
-    command = [sys.executable, "-m", "gossamer.cli", "probe", "--seconds", "60"]
+    command = [sys.executable, "-m", "gossamer", "probe", "--seconds", "60"]
     process = subprocess.Popen(
         [*command, "-n", "2", "--out", str(path), *arguments],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,

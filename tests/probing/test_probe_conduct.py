@@ -12,9 +12,9 @@ import pytest
 from findings_made import INQUIRY
 
 from gossamer.errors import Error, PeerLost, RunFailed
-from gossamer.probing import conduct as conducting
-from gossamer.probing.conduct import conduct, take_part
-from gossamer.probing.findings import Findings
+from gossamer.plan.probe import conductor as conducting
+from gossamer.plan.probe.conductor import conduct, take_part
+from gossamer.plan.probe.findings import Findings
 
 pytestmark = pytest.mark.timeout(60)
 

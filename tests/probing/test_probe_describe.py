@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer import simulate
-from gossamer.probing import Findings, describe, to_toml
-from gossamer.probing.describe import notices, workers_per_machine
-from gossamer.sim.cluster import Wires, load_cluster
+from gossamer.config.cluster import Wires, load_cluster
+from gossamer.plan.probe import Findings, describe, to_toml
+from gossamer.plan.probe.description import notices, workers_per_machine
 
 LAW = settings(max_examples=30, deadline=None)
 FOUR = ["a", "b", "c", "d"]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.probing.fit import CONSTANT_BELOW, fit
-from gossamer.sim.cluster import Compute
+from gossamer.config.cluster import Compute
+from gossamer.plan.probe.fit import CONSTANT_BELOW, fit
 
 COUNT = 3000
 LAW = settings(max_examples=30, deadline=None)

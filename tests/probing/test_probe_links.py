@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.probing import links, measure
-from gossamer.probing.links import all_to_one, flood, measure_link, pairs_of, ring_between, rounds
+from gossamer.plan.probe import links
+from gossamer.plan.probe import step_times as measure
+from gossamer.plan.probe.links import (
+    all_to_one,
+    flood,
+    measure_link,
+    pairs_of,
+    ring_between,
+    rounds,
+)
 
 LAW = settings(max_examples=40, deadline=None)
 HOSTS = st.lists(st.sampled_from("abcd"), min_size=2, max_size=10)

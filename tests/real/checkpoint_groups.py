@@ -24,13 +24,13 @@ import torch
 from programs import run_program, store_apart
 from train_groups import Group, become_worker, watch
 
-from gossamer.following import Follower
-from gossamer.real.job import FileEntries
-from gossamer.real.shm import create_segments
-from gossamer.resuming import resumption
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import Cluster
-from gossamer.train import job_of
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import make_settings
+from gossamer.real.train.job import FileEntries
+from gossamer.real.train.progress import Follower
+from gossamer.real.train.resume import resumption
+from gossamer.real.train.train import job_of
+from gossamer.real.transports.shm import create_segments
 
 
 @dataclass(frozen=True)

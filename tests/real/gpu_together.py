@@ -12,9 +12,9 @@ from main_memory import MainMemory
 from torch import Tensor
 
 from gossamer.pending import Pending
-from gossamer.real.shm import ShmTransport, create_segments
-from gossamer.real.shm import transport as shm_transport
-from gossamer.real.transport import StopToken, Window
+from gossamer.real.transports.shm import ShmTransport, create_segments
+from gossamer.real.transports.shm import transport as shm_transport
+from gossamer.real.transports.transport import StopToken, Window
 from transport_tools import Recorder
 
 WIDTH = 1000

@@ -20,7 +20,8 @@ import gossamer
 from gossamer.errors import ProtocolError
 from gossamer.methods import METHODS
 from gossamer.pending import gather
-from gossamer.real import beginning, buckets
+from gossamer.real.join import buckets
+from gossamer.real.join import initial_model as beginning
 from gossamer.replica import Replica
 from gossamer.rules import join_buckets
 from gossamer.worker import Worker

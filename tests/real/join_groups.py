@@ -32,7 +32,7 @@ import join_leaving
 import join_servers
 from programs import store_apart, watch
 
-from gossamer.real.shm import Segments, create_segments
+from gossamer.real.transports.shm import Segments, create_segments
 
 LIMIT_S = 30.0
 CASES = {

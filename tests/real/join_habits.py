@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 import gossamer
-from gossamer.real import sharding
+from gossamer.real.join import loader as sharding
 
 
 def refusal(attempt: Callable[[], object]) -> str:

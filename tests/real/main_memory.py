@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gossamer.real.shm.one_pass import Mean
+from gossamer.real.transports.shm.one_pass import Mean
 from gossamer.rules import mean_in_order
 
 

@@ -14,11 +14,11 @@ import torch
 
 import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.errors import ConfigurationError, PeerLost, ProtocolError
-from gossamer.real.mpi import MpiTransport
-from gossamer.real.mpi.meeting import address_towards
-from gossamer.real.mpi.memory import places_of
-from gossamer.real.mpi.pool import Pool
-from gossamer.real.transport import StopToken, Transport, Window
+from gossamer.real.transports.mpi import MpiTransport
+from gossamer.real.transports.mpi.meeting import address_towards
+from gossamer.real.transports.mpi.pool import Pool
+from gossamer.real.transports.mpi.windows import places_of
+from gossamer.real.transports.transport import StopToken, Transport, Window
 from transport_tools import WIDTH, Recorder, Tools, run_group, scenario
 
 MAPPED = {"mapped": True, "distant": False}

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from programs import run_program, store_apart, watch
 
-from gossamer.cli import main
-from gossamer.real import checkpoint
+from gossamer.commands.cli import main
+from gossamer.real.train import checkpoint_files as checkpoint
 
 _LIMIT_S = 60.0
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import TCPStore
 
-from gossamer.real.keeper import Keeper
-from gossamer.real.secret import own_secret
+from gossamer.real.transports.secret import own_secret
+from gossamer.real.transports.store_server import Keeper
 
 if TYPE_CHECKING:
     import pytest

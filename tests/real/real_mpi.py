@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from gossamer.following import Follower
-from gossamer.real.job import FileEntries
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import Cluster
-from gossamer.train import job_of
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import make_settings
+from gossamer.real.train.job import FileEntries
+from gossamer.real.train.progress import Follower
+from gossamer.real.train.train import job_of
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
 needs_mpirun = pytest.mark.skipif(
@@ -86,7 +86,7 @@ def train_under_mpirun(
     settings = make_settings("digits-mlp", method, Cluster(workers=size), **choices)
     job = job_of(settings, "digits-mlp", None, folder)
     variables = {"GOSSAMER_JOB": job.to_json(), "GOSSAMER_REDUCTION": reduction}
-    command = under_mpirun(size, "-m", "gossamer.real.program")
+    command = under_mpirun(size, "-m", "gossamer.real.train.program")
     status, out, err = finish(start(command, variables))
     assert status == 0, (out, err)
     follower = Follower(folder, [FileEntries(folder, rank) for rank in range(size)])

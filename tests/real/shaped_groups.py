@@ -19,11 +19,11 @@ import torch
 import torch_groups
 from programs import tell_groups
 
-from gossamer.real.links import Links, Spell
-from gossamer.real.shaping import ShapedTransport
-from gossamer.real.shm import ShmTransport
-from gossamer.real.torch_transport import TorchTransport
-from gossamer.real.transport import Stopped, Transport
+from gossamer.real.faults.links import Links, Spell
+from gossamer.real.faults.shaped_links import ShapedTransport
+from gossamer.real.transports.shm import ShmTransport
+from gossamer.real.transports.torch import TorchTransport
+from gossamer.real.transports.transport import Stopped, Transport
 from gossamer.rules import mean_in_order
 from transport_tools import SERVER_WIDTH, WIDTH, Tools, scenario, values_of
 

@@ -26,7 +26,13 @@ from main_memory import MainMemory
 from programs import store_apart, watch
 
 import transport_scenarios  # noqa: F401  # fills the table
-from gossamer.real.shm import Segments, ShmTransport, create_segments, operation, transport
+from gossamer.real.transports.shm import (
+    Segments,
+    ShmTransport,
+    create_segments,
+    operation,
+    transport,
+)
 from transport_tools import run_group
 
 LIMIT_S = 40.0

@@ -13,8 +13,8 @@ from join_buckets import PARTS, STEPS
 from programs import answers_of
 from torch import nn
 
-from gossamer.real import buckets
-from gossamer.real.binding import Binding
+from gossamer.real.join import buckets
+from gossamer.real.join.binding import Binding
 
 pytestmark = pytest.mark.timeout(200)
 

@@ -20,18 +20,18 @@ from checkpoint_groups import Case, Told, run_cases
 
 from command_line import gossamer
 from gossamer import simulate
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS
-from gossamer.real import checkpoint
-from gossamer.real.checkpointing import Every, InStep
-from gossamer.real.job import Job
-from gossamer.real.lone import LocalStore
-from gossamer.real.pace import Leases
-from gossamer.resuming import resumption
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import Cluster
+from gossamer.real.batches import Leases
+from gossamer.real.train import checkpoint_files as checkpoint
+from gossamer.real.train.checkpoint import Every, InStep
+from gossamer.real.train.job import Job
+from gossamer.real.train.resume import resumption
+from gossamer.real.train.train import check_checkpoints, job_of
+from gossamer.real.transports.local import LocalStore
 from gossamer.tasks.split import Order
-from gossamer.train import check_checkpoints, job_of
 from launching import wait_until
 
 pytestmark = pytest.mark.timeout(120)
@@ -246,7 +246,7 @@ def test_checkpoints_without_a_place_or_of_a_recorded_run_are_refused(tmp_path: 
 
 
 def train_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "gossamer.cli", "train", *arguments]
+    return [sys.executable, "-m", "gossamer", "train", *arguments]
 
 
 def run_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:

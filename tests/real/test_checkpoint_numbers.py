@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.real import checkpointing
-from gossamer.real.checkpointing import Checkpointed, Every, OutOfStep
-from gossamer.real.lone import LocalStore
-from gossamer.real.pace import Leases
+from gossamer.real.batches import Leases
+from gossamer.real.train import checkpoint as checkpointing
+from gossamer.real.train.checkpoint import Checkpointed, Every, OutOfStep
+from gossamer.real.transports.local import LocalStore
 from gossamer.tasks.split import Order
 
 BATCHES = 400

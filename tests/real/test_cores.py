@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.real import cores
-from gossamer.real.cores import OwnCore, core_of
-from gossamer.real.environment import Environment
+from gossamer.real.launch import cores
+from gossamer.real.launch.cores import OwnCore, core_of
+from gossamer.real.launch.environment import Environment
 
 
 def test_cores_are_shared_out_evenly() -> None:

@@ -20,7 +20,7 @@ README = ROOT / "README.md"
 BIN = Path(sys.executable).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TORCHRUN += ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-GOSSAMER = [sys.executable, "-m", "gossamer.cli", "run", "-n", "2"]
+GOSSAMER = [sys.executable, "-m", "gossamer", "run", "-n", "2"]
 MPIRUN = [shutil.which("mpirun", path=f"{BIN}:{os.environ.get('PATH', '')}") or "mpirun"]
 MPIRUN += ["--oversubscribe", "-n", "2", sys.executable]
 PYTHON = [sys.executable]

@@ -123,7 +123,7 @@ def test_a_stopped_worker_stops_nobody_who_waits_for_nobody() -> None:
 def test_mpi_ends_the_whole_job_when_a_process_dies(tmp_path: Path) -> None:
     """That is the engine's way: mpirun ends the others and says so with its exit code."""
     command = under_mpirun(
-        2, "-m", "gossamer.cli", "train", "--epochs", "2000", "--runs", str(tmp_path)
+        2, "-m", "gossamer", "train", "--epochs", "2000", "--runs", str(tmp_path)
     )
     running = start(command)
     try:

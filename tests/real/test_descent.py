@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gossamer.real.binding import Binding
-from gossamer.real.descent import Descent
+from gossamer.real.join.binding import Binding
+from gossamer.real.join.descent import Descent
 
 STEPS = 5
 SHAPES = ((3, 7), (7,), (5, 2, 3), ())

@@ -13,11 +13,11 @@ import torch
 from torch.distributed import TCPStore
 
 from gossamer.errors import Error
-from gossamer.real.binding import Binding
-from gossamer.real.checking import check_alike
-from gossamer.real.launch import Launch, Launcher
-from gossamer.real.lone import LocalStore
-from gossamer.real.pace import Leases
+from gossamer.real.batches import Leases
+from gossamer.real.join.binding import Binding
+from gossamer.real.join.checks import check_alike
+from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.transports.local import LocalStore
 from gossamer.replica import trainable
 from gossamer.tasks.split import Order
 from launching import script, wait_until

@@ -11,9 +11,9 @@ from gpu_together import WIDTH, Together, settled
 from main_memory import Signalling
 from torch import Tensor, nn
 
-from gossamer.real.binding import Binding
-from gossamer.real.shm import ahead
-from gossamer.real.shm.ahead import AHEAD
+from gossamer.real.join.binding import Binding
+from gossamer.real.transports.shm import ahead
+from gossamer.real.transports.shm.ahead import AHEAD
 from gossamer.rules import mean_in_order
 from transport_tools import values_of
 

@@ -9,12 +9,12 @@ import pytest
 from gpu_together import OneStore, Together
 from main_memory import MainMemory, MainSignals, Signalling
 
-from gossamer.real.shm import create_segments
-from gossamer.real.shm.line import Line
-from gossamer.real.shm.segments import CLOSED, Control
-from gossamer.real.shm.turns import Turns
-from gossamer.real.shm.words import TURNS, Words
-from gossamer.real.transport import StopToken
+from gossamer.real.transports.shm import create_segments
+from gossamer.real.transports.shm.line import Line
+from gossamer.real.transports.shm.segments import CLOSED, Control
+from gossamer.real.transports.shm.turns import Turns
+from gossamer.real.transports.shm.words import TURNS, Words
+from gossamer.real.transports.transport import StopToken
 
 
 class Noting(MainSignals):

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from main_memory import FileMark, MainMemory
 from torch import Tensor
 
-from gossamer.real.shm import create_segments
-from gossamer.real.shm.arenas import IN_ARENA
-from gossamer.real.shm.cuda import Cuda, Mark
-from gossamer.real.shm.one_pass import average_in_one_pass
-from gossamer.real.shm.segments import CLOSED, Control
-from gossamer.real.shm.system import LOCK_BYTES, SPARE_WORD
-from gossamer.real.shm.turns import Turns
-from gossamer.real.transport import Stopped, StopToken
+from gossamer.real.transports.shm import create_segments
+from gossamer.real.transports.shm.arenas import IN_ARENA
+from gossamer.real.transports.shm.cuda import Cuda, Mark
+from gossamer.real.transports.shm.one_pass import average_in_one_pass
+from gossamer.real.transports.shm.segments import CLOSED, Control
+from gossamer.real.transports.shm.system import LOCK_BYTES, SPARE_WORD
+from gossamer.real.transports.shm.turns import Turns
+from gossamer.real.transports.transport import Stopped, StopToken
 from gossamer.rules import mean_in_order
 from transport_tools import values_of
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gossamer.commands import doctor
-from gossamer.real.shm import signals as signals_module
-from gossamer.real.shm.signals import CudaSignals, cuda_signals
+from gossamer.real.transports.shm import signals as signals_module
+from gossamer.real.transports.shm.signals import CudaSignals, cuda_signals
 
 DEVICE = torch.device("cuda", 1)
 STREAM = 77

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import ConfigurationError, Error, Late
-from gossamer.real.hosts import Hosts, Meeting
-from gossamer.real.launch import Launch, Launcher
+from gossamer.real.launch.hosts import Hosts, Meeting
+from gossamer.real.launch.launcher import Launch, Launcher
 from launching import command, pids, script
 
 pytestmark = pytest.mark.timeout(60)

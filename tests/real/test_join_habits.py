@@ -14,7 +14,7 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import ConfigurationError
-from gossamer.real.checking import check_apart
+from gossamer.real.join.checks import check_apart
 from gossamer.replica import trainable
 
 pytestmark = pytest.mark.timeout(200)

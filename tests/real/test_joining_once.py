@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import ConfigurationError
-from gossamer.real import environment
-from gossamer.real.launch import Launch, Launcher
-from gossamer.real.lone import LoneTransport
-from gossamer.real.shm import ShmTransport
-from gossamer.real.shm.segments import create_segments
+from gossamer.real.launch.launcher import Launch, Launcher, environment
+from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.shm import ShmTransport
+from gossamer.real.transports.shm.segments import create_segments
 from launching import script
 
 pytestmark = pytest.mark.timeout(90)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.real.ending import exit_code
-from gossamer.real.hosts import Meeting
-from gossamer.real.injection import Injection, Kill, Pause
-from gossamer.real.launch import Launch, Launcher
-from gossamer.real.process import Ended
+from gossamer.real.faults.injection import Injection, Kill, Pause
+from gossamer.real.launch.ending import exit_code
+from gossamer.real.launch.hosts import Meeting
+from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.launch.process import Ended
 from launching import WAIT, launched, script, wait_until
 
 pytestmark = pytest.mark.timeout(60)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.real.launch import Launch, Launcher
+from gossamer.real.launch.launcher import Launch, Launcher
 from launching import pids, script
 
 pytestmark = pytest.mark.timeout(90)
 
 MEET = """
 import time, torch
-from gossamer.real.environment import connect
-from gossamer.real.exchange import finished
-from gossamer.real.transport import StopToken, Window
+from gossamer.real.launch.environment import connect
+from gossamer.real.launch.selftest import finished
+from gossamer.real.transports.transport import StopToken, Window
 
 class Heard:
     lost_at = {}

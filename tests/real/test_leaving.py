@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from gossamer.methods import parse_method
 from gossamer.pending import Pending
-from gossamer.real.binding import Binding
-from gossamer.real.coupling import Coupling
-from gossamer.real.join import JoinedWorker
-from gossamer.real.lone import LocalStore, LoneTransport
-from gossamer.real.transport import Listener, Parts, StopToken, Window
+from gossamer.real.join.binding import Binding
+from gossamer.real.join.joined_worker import JoinedWorker
+from gossamer.real.join.loop_session import Coupling
+from gossamer.real.transports.local import LocalStore, LoneTransport
+from gossamer.real.transports.transport import Listener, Parts, StopToken, Window
 from gossamer.replica import trainable
 
 SIZE = 3

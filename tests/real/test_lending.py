@@ -13,11 +13,11 @@ import torch
 from test_shm_parts import NoStore
 from torch import Tensor, nn
 
-from gossamer.real.binding import Binding
-from gossamer.real.descent import Descent
-from gossamer.real.loop_replica import LoopReplica
-from gossamer.real.shm import ShmTransport, create_segments, operation
-from gossamer.real.transport import StopToken, Window
+from gossamer.real.join.binding import Binding
+from gossamer.real.join.descent import Descent
+from gossamer.real.join.replica import LoopReplica
+from gossamer.real.transports.shm import ShmTransport, create_segments, operation
+from gossamer.real.transports.transport import StopToken, Window
 from gossamer.rules import mean_in_order
 from transport_tools import Recorder
 

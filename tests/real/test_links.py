@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from command_line import gossamer
 from gossamer.commands.launching import faults_of
+from gossamer.config.collective_costs import all_reduce_seconds
 from gossamer.errors import ConfigurationError
-from gossamer.real.agenda import Agenda
-from gossamer.real.injection import Injection
-from gossamer.real.links import Links, Spell, own_links
-from gossamer.real.transport import StopToken
-from gossamer.sim.collectives import all_reduce_seconds
+from gossamer.real.faults.injection import Injection
+from gossamer.real.faults.links import Links, Spell, own_links
+from gossamer.real.faults.timer_thread import Agenda
+from gossamer.real.transports.transport import StopToken
 
 SPELLS = st.builds(
     Spell,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gossamer.methods import METHODS
-from gossamer.real.binding import Binding
-from gossamer.real.coupling import Coupling
-from gossamer.real.loop_replica import LoopReplica
+from gossamer.real.join.binding import Binding
+from gossamer.real.join.loop_session import Coupling
+from gossamer.real.join.replica import LoopReplica
 from gossamer.worker import Gradient
 
 decays = st.sampled_from([0.0, 0.25, 0.5])

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from gossamer.real.shm import making, means
-from gossamer.real.shm.board import Board
-from gossamer.real.shm.layout import lay_out
-from gossamer.real.shm.making import Making
-from gossamer.real.shm.memory import Memory
-from gossamer.real.shm.operation import Kind, Operation
-from gossamer.real.shm.segments import Control
+from gossamer.real.transports.shm import making, means
+from gossamer.real.transports.shm.board import Board
+from gossamer.real.transports.shm.layout import lay_out
+from gossamer.real.transports.shm.making import Making
+from gossamer.real.transports.shm.memory import Memory
+from gossamer.real.transports.shm.operation import Kind, Operation
+from gossamer.real.transports.shm.segments import Control
 from gossamer.rules import mean_in_order
 
 MEMBERS = (0, 1, 2)

@@ -6,9 +6,9 @@ from queue import SimpleQueue
 
 import pytest
 
-from gossamer.real.notices import Notices, tell_dead
-from gossamer.real.secret import own_secret
-from gossamer.real.store import TcpStore, serve
+from gossamer.real.transports.death_notices import Notices, tell_dead
+from gossamer.real.transports.secret import own_secret
+from gossamer.real.transports.store import TcpStore, serve
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -27,14 +27,15 @@ from real_mpi import (
 from test_hosts import free_port
 
 from command_line import gossamer
-from gossamer import outer, simulate
+from gossamer import simulate
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
-from gossamer.outer import Company, Refused
-from gossamer.real.job import Job
-from gossamer.real.lone import LocalStore
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import Cluster
-from gossamer.train import job_of
+from gossamer.real.train import other_launcher as outer
+from gossamer.real.train.job import Job
+from gossamer.real.train.other_launcher import Company, Refused
+from gossamer.real.train.train import job_of
+from gossamer.real.transports.local import LocalStore
 from launching import wait_until
 
 pytestmark = pytest.mark.timeout(200)
@@ -251,7 +252,7 @@ def begin(command: list[str], runs: Path) -> tuple[subprocess.Popen[str], Path]:
 
 
 def cli(*arguments: str) -> list[str]:
-    return ["-m", "gossamer.cli", "train", *arguments]
+    return ["-m", "gossamer", "train", *arguments]
 
 
 def variable(pid: int, name: str) -> str | None:
@@ -345,5 +346,5 @@ def test_the_loop_of_the_documentation_is_started_again_by_its_launcher(
 
 def on_two_hosts(*script: str) -> list[subprocess.Popen[str]]:
     meeting = ["-n", "1", "--nnodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}"]
-    launcher = [*under_torchrun(1)[:1], "-m", "gossamer.cli", "run", *meeting]
+    launcher = [*under_torchrun(1)[:1], "-m", "gossamer", "run", *meeting]
     return [start([*launcher, "--node-rank", rank, *script]) for rank in ("1", "0")]

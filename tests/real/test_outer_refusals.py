@@ -9,14 +9,14 @@ import pytest
 from test_outer_jobs import arrange, job_in
 
 from command_line import gossamer
-from gossamer import outer
 from gossamer.errors import PeerLost
-from gossamer.outer import Company, Refused
-from gossamer.real import part
-from gossamer.real.injection import Injection
-from gossamer.real.job import Job
-from gossamer.real.lone import LocalStore, LoneTransport
-from gossamer.report.folder import RunFolder
+from gossamer.real.faults.injection import Injection
+from gossamer.real.train import other_launcher as outer
+from gossamer.real.train import worker as part
+from gossamer.real.train.job import Job
+from gossamer.real.train.other_launcher import Company, Refused
+from gossamer.real.transports.local import LocalStore, LoneTransport
+from gossamer.runs.folder import RunFolder
 
 pytestmark = pytest.mark.timeout(60)
 

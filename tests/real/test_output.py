@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.real.output import Lines, Output
+from gossamer.real.launch.console import Lines, Output
 
 
 def lines_of(*pieces: bytes, clock: float = 0.0) -> list[str]:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.real.lone import LocalStore
-from gossamer.real.pace import Leases, Rounds
+from gossamer.real.batches import Leases, Rounds
+from gossamer.real.transports.local import LocalStore
 from gossamer.tasks.split import Order, make_sampler
 
 BATCH = 3

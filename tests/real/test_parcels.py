@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
-from gossamer.real.shm.board import Room
-from gossamer.real.shm.layout import PARCELS
-from gossamer.real.shm.memory import Memory
-from gossamer.real.shm.parcels import Packing, Unpacking
-from gossamer.real.shm.segments import CLOSED, DEAD, OPEN, Control
+from gossamer.real.transports.shm.board import Room
+from gossamer.real.transports.shm.large_frames import Packing, Unpacking
+from gossamer.real.transports.shm.layout import PARCELS
+from gossamer.real.transports.shm.memory import Memory
+from gossamer.real.transports.shm.segments import CLOSED, DEAD, OPEN, Control
 
 TO = 3
 ROOM = 1 << 16

@@ -16,10 +16,10 @@ from join_cases import batch, loss_of, net
 from programs import answers_of
 
 import gossamer
-from gossamer.following import Follower
-from gossamer.real.launch import Launch, Launcher
-from gossamer.real.telling import Telling
-from gossamer.train import train
+from gossamer.real.callback_dispatcher import Telling
+from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.train.progress import Follower
+from gossamer.real.train.train import train
 from launching import WAIT, script
 
 pytestmark = pytest.mark.timeout(120)

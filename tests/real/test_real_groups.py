@@ -17,10 +17,10 @@ from train_groups import Group, run_groups
 
 from gossamer.groups import Groups
 from gossamer.methods import METHODS, parse_method
-from gossamer.real.environment import Environment
 from gossamer.real.grouping import Grouping, groups_by_host, host_of
-from gossamer.real.lone import LocalStore
-from gossamer.real.sharding import OwnBatches, Passes, Positions, shard_of
+from gossamer.real.join.loader import OwnBatches, Passes, Positions, shard_of
+from gossamer.real.launch.environment import Environment
+from gossamer.real.transports.local import LocalStore
 
 pytestmark = pytest.mark.timeout(300)
 

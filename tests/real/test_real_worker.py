@@ -15,9 +15,9 @@ from gossamer.errors import Late, PeerLost
 from gossamer.pending import Pending, gather
 from gossamer.real.books import Books
 from gossamer.real.driver import Driver
-from gossamer.real.hub import Hub, Plan
-from gossamer.real.lone import LoneTransport
-from gossamer.real.transport import StopToken
+from gossamer.real.router import Hub, Plan
+from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.transport import StopToken
 from gossamer.real.worker import RealWorker
 from gossamer.worker import Gradient, Message
 

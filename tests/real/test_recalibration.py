@@ -8,7 +8,7 @@ import io
 import torch
 from torch import nn
 
-from gossamer.real.recalibration import Recalibration
+from gossamer.real.join.recalibration import Recalibration
 
 
 def net() -> nn.Sequential:

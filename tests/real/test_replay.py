@@ -11,12 +11,12 @@ import torch
 from command_line import gossamer
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS
-from gossamer.real.injection import Injection, Kill
-from gossamer.real.job import Job
-from gossamer.real.replay import read_order, replay
-from gossamer.sim.simulation import digest_of
+from gossamer.real.faults.injection import Injection, Kill
+from gossamer.real.train.job import Job
+from gossamer.real.train.replay import read_order, replay
+from gossamer.real.train.train import train
+from gossamer.runs.result import digest_of
 from gossamer.tasks import make_task
-from gossamer.train import train
 
 WORKERS = 3
 

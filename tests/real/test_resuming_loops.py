@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.methods import parse_method
-from gossamer.real.binding import Binding
-from gossamer.real.coupling import Coupling
-from gossamer.real.join import JoinedWorker
-from gossamer.real.lone import LoneTransport
+from gossamer.real.join.binding import Binding
+from gossamer.real.join.joined_worker import JoinedWorker
+from gossamer.real.join.loop_session import Coupling
+from gossamer.real.transports.local import LoneTransport
 from gossamer.replica import trainable
 
 STEPS = 6

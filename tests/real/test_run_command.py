@@ -12,7 +12,7 @@ import torch
 
 from command_line import Said, gossamer
 from gossamer.commands import doctor
-from gossamer.real.shm import system
+from gossamer.real.transports.shm import system
 from launching import pids, script
 
 pytestmark = pytest.mark.timeout(60)

@@ -11,9 +11,9 @@ import pytest
 from programs import answers_of
 
 import transport_scenarios  # noqa: F401  # fills the table
-from gossamer.real import environment
-from gossamer.real.lone import LoneTransport
-from gossamer.real.shaping import ShapedTransport
+from gossamer.real.faults.shaped_links import ShapedTransport
+from gossamer.real.launch import environment
+from gossamer.real.transports.local import LoneTransport
 from transport_tools import SCENARIOS
 
 pytestmark = pytest.mark.timeout(150)

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from gossamer.errors import PeerLost
-from gossamer.real.shm import segments as shm_segments
-from gossamer.real.shm.shared_sums import SharedSums, open_files
-from gossamer.real.torch_transport import one_host
-from gossamer.real.transport import StopToken, Window
+from gossamer.real.transports.shm import segments as shm_segments
+from gossamer.real.transports.shm.shared_sums import SharedSums, open_files
+from gossamer.real.transports.torch import one_host
+from gossamer.real.transports.transport import StopToken, Window
 from gossamer.rules import mean_in_order
 
 WINDOWS = {rank: Window(1000, torch.float32, rank) for rank in range(3)}

@@ -14,7 +14,7 @@ from programs import answers_of
 
 import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.errors import ConfigurationError
-from gossamer.real.shm import ShmTransport, create_segments
+from gossamer.real.transports.shm import ShmTransport, create_segments
 from transport_tools import SCENARIOS, Scenario
 
 TOGETHER = [law.name for law in SCENARIOS.values() if not law.apart]

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import PeerLost, ProtocolError
-from gossamer.real.shm import Segments, ShmTransport, create_segments
-from gossamer.real.shm.board import Room
-from gossamer.real.shm.layout import (
+from gossamer.real.transports.shm import Segments, ShmTransport, create_segments
+from gossamer.real.transports.shm.board import Room
+from gossamer.real.transports.shm.layout import (
     CELL_FIELDS,
     CELLS,
     LINE,
@@ -26,10 +26,10 @@ from gossamer.real.shm.layout import (
     RING_HEAD_BYTES,
     lay_out,
 )
-from gossamer.real.shm.operation import Kind
-from gossamer.real.shm.rings import LENGTH_BYTES, RingReader, RingWriter
-from gossamer.real.shm.system import Bell
-from gossamer.real.transport import Stopped, StopToken, Window
+from gossamer.real.transports.shm.operation import Kind
+from gossamer.real.transports.shm.rings import LENGTH_BYTES, RingReader, RingWriter
+from gossamer.real.transports.shm.system import Bell
+from gossamer.real.transports.transport import Stopped, StopToken, Window
 from transport_tools import Recorder
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from gossamer.errors import PeerLost
 from gossamer.pending import Pending
-from gossamer.real.silence import Silence
-from gossamer.real.transport import StopToken
+from gossamer.real.silent_peers import Silence
+from gossamer.real.transports.transport import StopToken
 
 
 class Clock:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.real import slowness
-from gossamer.real.slowness import Slowness
+from gossamer.real.faults import slow_worker as slowness
+from gossamer.real.faults.slow_worker import Slowness
 
 
 class Machine:

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import ConfigurationError
-from gossamer.real import keeper
-from gossamer.real.hosts import Hosts, Meeting
-from gossamer.real.keeper import Keeper
-from gossamer.real.secret import secret_of_hosts
-from gossamer.real.store import OwnStore, Stranger, TcpStore, serve
-from gossamer.real.torch_transport import rendezvous
+from gossamer.real.launch.hosts import Hosts, Meeting
+from gossamer.real.transports import store_server as keeper
+from gossamer.real.transports.secret import secret_of_hosts
+from gossamer.real.transports.store import OwnStore, Stranger, TcpStore, serve
+from gossamer.real.transports.store_server import Keeper
+from gossamer.real.transports.torch import rendezvous
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = b"a secret of the tests alone"

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from gossamer.pending import Pending
-from gossamer.real.lone import LocalStore
-from gossamer.real.losses import Losses
-from gossamer.real.reduction import MEAN, RESULT, Reduction
-from gossamer.real.sums import UNDER_WAY, Order, weight_of
-from gossamer.real.torch_transport.engine import GroupEngine
-from gossamer.real.torch_transport.making import Making
-from gossamer.real.transport import StopToken
-from gossamer.real.wire import PIECE
+from gossamer.real.transports.local import LocalStore
+from gossamer.real.transports.torch.departures import Losses
+from gossamer.real.transports.torch.engine import GroupEngine
+from gossamer.real.transports.torch.pipeline import Making
+from gossamer.real.transports.torch.reduction import MEAN, RESULT, Reduction
+from gossamer.real.transports.torch.reduction_state import UNDER_WAY, Order, weight_of
+from gossamer.real.transports.torch.wire import PIECE
+from gossamer.real.transports.transport import StopToken
 from gossamer.rules import mean_in_order
 
 pytestmark = pytest.mark.timeout(20)

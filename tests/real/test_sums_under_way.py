@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from gossamer.errors import PeerLost
-from gossamer.real.sums import UNDER_WAY, Order
-from gossamer.real.torch_transport.making import Making, MakingGroup
+from gossamer.real.transports.torch.pipeline import Making, MakingGroup
+from gossamer.real.transports.torch.reduction_state import UNDER_WAY, Order
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -171,7 +171,7 @@ def test_what_a_death_has_changed_is_broken_off(sums: Sums) -> None:
 def test_a_failure_that_is_no_death_is_told_and_the_next_goes_on(
     sums: Sums, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gossamer.real.torch_transport.making._GRACE_S", 0.01)
+    monkeypatch.setattr("gossamer.real.transports.torch.pipeline._GRACE_S", 0.01)
     sums.ready.set()
     first = sums.ask()
     sums.broken.add(first)

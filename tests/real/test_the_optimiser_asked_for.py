@@ -14,25 +14,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
-from gossamer.following import Follower
 from gossamer.methods import METHODS, parse_method
-from gossamer.model import FlatModel
-from gossamer.optimisers import make_optimiser
-from gossamer.real.binding import Binding
-from gossamer.real.coupling import Coupling
-from gossamer.real.join import JoinedWorker
-from gossamer.real.lone import LoneTransport
-from gossamer.real.loop_replica import LoopReplica
+from gossamer.optim.optimisers import make_optimiser
+from gossamer.real.join.binding import Binding
+from gossamer.real.join.joined_worker import JoinedWorker
+from gossamer.real.join.loop_session import Coupling
+from gossamer.real.join.replica import LoopReplica
+from gossamer.real.join.server import momentum_left_out
 from gossamer.real.replicas import WindowReplica
-from gossamer.real.server_optimizer import momentum_left_out
-from gossamer.real.training import Training
+from gossamer.real.train.progress import Follower
+from gossamer.real.train.train import job_of
+from gossamer.real.train.training import Training
+from gossamer.real.transports.local import LoneTransport
 from gossamer.replica import Replica, trainable
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import Cluster
-from gossamer.sim.store import ReplicaStore, SimulatedReplica
+from gossamer.sim.replica_matrix import ReplicaStore, SimulatedReplica
 from gossamer.tasks import Data, Task
-from gossamer.train import job_of
+from gossamer.tasks.flat_model import FlatModel
 from support import Ones, bowl, build, centre, cluster_of, pieces, rows, scatter, unequal
 
 RATE, STEPS, SEED, PERIOD = 0.05, 12, 3, 5

@@ -14,14 +14,14 @@ from torch.cuda import nccl
 
 from gossamer.commands import doctor
 from gossamer.errors import ConfigurationError
-from gossamer.real.environment import Environment
-from gossamer.real.torch_transport.collectives import (
+from gossamer.real.launch.environment import Environment
+from gossamer.real.transports.torch.collectives import (
     Place,
     agree_on_collectives,
     choose_collectives,
     own_gpu,
 )
-from gossamer.real.transport import StopToken
+from gossamer.real.transports.transport import StopToken
 
 
 class Facts:

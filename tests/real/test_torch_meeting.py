@@ -11,11 +11,11 @@ import torch
 from torch import distributed
 
 from gossamer.errors import ConfigurationError, PeerLost
-from gossamer.real.notices import Attendance, tell_dead
-from gossamer.real.store import TcpStore, serve
-from gossamer.real.torch_transport import TorchTransport
-from gossamer.real.torch_transport.rendezvous import Meeting, meet
-from gossamer.real.transport import StopToken, Window
+from gossamer.real.transports.death_notices import Attendance, tell_dead
+from gossamer.real.transports.store import TcpStore, serve
+from gossamer.real.transports.torch import TorchTransport
+from gossamer.real.transports.torch.rendezvous import Meeting, meet
+from gossamer.real.transports.transport import StopToken, Window
 from transport_tools import Recorder
 
 pytestmark = pytest.mark.timeout(30)

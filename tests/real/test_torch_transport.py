@@ -17,13 +17,18 @@ from programs import answers_of
 
 import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.errors import ConfigurationError, Error
-from gossamer.real.finished import decode_finished, encode_finished
-from gossamer.real.losses import Loss, Losses
-from gossamer.real.memory import Memory
-from gossamer.real.sums import Group, contributors_of, mean_into, parts_of
-from gossamer.real.torch_transport import TorchTransport
-from gossamer.real.torch_transport.rendezvous import Meeting
-from gossamer.real.transport import StopToken
+from gossamer.real.transports.buffers import Memory
+from gossamer.real.transports.torch import TorchTransport
+from gossamer.real.transports.torch.departures import Loss, Losses
+from gossamer.real.transports.torch.finished import decode_finished, encode_finished
+from gossamer.real.transports.torch.reduction_state import (
+    Group,
+    contributors_of,
+    mean_into,
+    parts_of,
+)
+from gossamer.real.transports.torch.rendezvous import Meeting
+from gossamer.real.transports.transport import StopToken
 from gossamer.rules import mean_in_order
 from transport_tools import SCENARIOS, Scenario
 
@@ -111,7 +116,7 @@ def test_torchrun_starts_it_with_its_own_store(tmp_path: Path) -> None:
     scenarios = HERE.parent / "transport_scenarios.py"
     code, output = run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         str(scenarios), "gossamer.real.torch_transport:TorchTransport", *laws],
+         str(scenarios), "gossamer.real.transports.torch:TorchTransport", *laws],
         {},
     )  # fmt: skip
     assert code == 0, output

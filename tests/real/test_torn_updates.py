@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gossamer.following import Follower
-from gossamer.real.job import Diary, FileEntries
-from gossamer.real.links import Links
-from gossamer.real.lone import LoneTransport
-from gossamer.real.shaping import ShapedTransport
-from gossamer.real.training import Training
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import Cluster
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import make_settings
+from gossamer.real.faults.links import Links
+from gossamer.real.faults.shaped_links import ShapedTransport
+from gossamer.real.train.job import Diary, FileEntries
+from gossamer.real.train.progress import Follower
+from gossamer.real.train.train import job_of
+from gossamer.real.train.training import Training
+from gossamer.real.transports.local import LoneTransport
 from gossamer.tasks import make_task
-from gossamer.train import job_of
 
 TASK = "digits-logistic"
 

@@ -25,8 +25,8 @@ from real_mpi import (
 
 from command_line import gossamer
 from gossamer import simulate
+from gossamer.config.cluster import Cluster
 from gossamer.errors import Late
-from gossamer.sim.cluster import Cluster
 from launching import wait_until
 
 pytestmark = pytest.mark.timeout(200)
@@ -110,7 +110,7 @@ class Running:
 
     def __init__(self, runs: Path, *arguments: str) -> None:
         self.runs = runs
-        command = [sys.executable, "-m", "gossamer.cli", "train", "--epochs", "100000"]
+        command = [sys.executable, "-m", "gossamer", "train", "--epochs", "100000"]
         self.process = subprocess.Popen(
             [*command, "--runs", str(runs), *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -263,7 +263,7 @@ def check_as_one_job(command: list[str], runs: Path) -> None:
     assert session_of(running.pid) == []
 
 
-TRAIN = ["-m", "gossamer.cli", "train", "--method", "d_psgd", "--epochs", "1", "--json"]
+TRAIN = ["-m", "gossamer", "train", "--method", "d_psgd", "--epochs", "1", "--json"]
 
 
 def test_under_torchrun_each_process_is_a_worker(tmp_path: Path) -> None:

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from gossamer import simulate
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import make_settings
 from gossamer.methods import METHODS
-from gossamer.real.job import Diary
-from gossamer.real.lone import LoneTransport
-from gossamer.real.part import work
-from gossamer.real.training import Training
+from gossamer.real.train.job import Diary
+from gossamer.real.train.train import job_of
+from gossamer.real.train.training import Training
+from gossamer.real.train.worker import work
+from gossamer.real.transports.local import LoneTransport
 from gossamer.replica import Replica
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import Cluster
 from gossamer.tasks import make_task
-from gossamer.train import job_of
 from gossamer.worker import Worker
 
 TASK = "digits-mlp"

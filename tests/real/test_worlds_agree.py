@@ -13,8 +13,8 @@ from real_mpi import needs_mpirun, train_under_mpirun
 from train_groups import Group, Ran, run_groups
 
 from gossamer import simulate
+from gossamer.config.cluster import Cluster
 from gossamer.methods import METHODS, parse_method
-from gossamer.sim.cluster import Cluster
 
 pytestmark = pytest.mark.timeout(300)
 

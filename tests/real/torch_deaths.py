@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from gossamer.real.reduction import CONTRIBUTION, MEAN
-from gossamer.real.torch_transport import TorchTransport
-from gossamer.real.wire import PIECE
+from gossamer.real.transports.torch import TorchTransport
+from gossamer.real.transports.torch.reduction import CONTRIBUTION, MEAN
+from gossamer.real.transports.torch.wire import PIECE
 from gossamer.rules import mean_in_order
 from transport_deaths import SURVIVORS, VICTIM, check_mean, survivors_reduce
 from transport_tools import Tools, scenario, values_of

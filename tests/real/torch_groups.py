@@ -21,7 +21,7 @@ import torch_deaths  # noqa: F401  # fills the table
 from programs import store_apart, tell_groups, watch
 
 import transport_scenarios  # noqa: F401  # fills the table
-from gossamer.real.torch_transport import TorchTransport
+from gossamer.real.transports.torch import TorchTransport
 from transport_tools import run_group
 
 LIMIT_S = 40.0

@@ -25,15 +25,16 @@ from typing import Any
 import torch
 from programs import run_program, store_apart
 
-from gossamer.following import Follower
-from gossamer.real import pace, program
-from gossamer.real.job import FileEntries, Job
-from gossamer.real.notices import tell_dead
-from gossamer.real.shm import create_segments
-from gossamer.real.store import TcpStore
-from gossamer.settings import Settings, make_settings
-from gossamer.sim.cluster import Cluster
-from gossamer.train import job_of
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import Settings, make_settings
+from gossamer.real import batches as pace
+from gossamer.real.train import program
+from gossamer.real.train.job import FileEntries, Job
+from gossamer.real.train.progress import Follower
+from gossamer.real.train.train import job_of
+from gossamer.real.transports.death_notices import tell_dead
+from gossamer.real.transports.shm import create_segments
+from gossamer.real.transports.store import TcpStore
 
 _PATIENCE_S = 20.0
 

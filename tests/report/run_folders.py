@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import settings
 
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import load_cluster
-from gossamer.sim.faults import parse_fault
+from gossamer.config.cluster import load_cluster
+from gossamer.config.faults import parse_fault
+from gossamer.config.settings import make_settings
 from support import digits
 
 Row = dict[str, Any]

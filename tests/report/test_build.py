@@ -22,9 +22,9 @@ from run_folders import (
 
 from gossamer import simulate
 from gossamer.errors import ConfigurationError
-from gossamer.report.arrival import arrival, seconds_to
-from gossamer.report.build import build_page, report_data
-from gossamer.report.runs import Folder, run_of
+from gossamer.report.page.build import build_page, report_data
+from gossamer.runs.arrival import arrival, seconds_to
+from gossamer.runs.kept_runs import Folder, run_of
 
 # ---------------------------------------------------------------------- whole folders
 

@@ -20,8 +20,8 @@ from run_folders import (
     write_run,
 )
 
-from gossamer.report.build import report_data
-from gossamer.report.runs import read_folder
+from gossamer.report.page.build import report_data
+from gossamer.runs.kept_runs import read_folder
 
 # ---------------------------------------------------------------------- damage
 

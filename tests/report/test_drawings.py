@@ -12,8 +12,8 @@ from run_folders import (
 )
 
 from gossamer.methods import METHODS
-from gossamer.report.build import report_data
-from gossamer.report.drawn_topology import drawn_topology
+from gossamer.report.page.build import report_data
+from gossamer.report.page.topology import drawn_topology
 
 # ---------------------------------------------------------------------- drawings
 

@@ -6,9 +6,9 @@ from run_folders import SLOPES, method_of, write_comparison
 
 from gossamer.commands.compare import DEFAULT_METHODS
 from gossamer.methods import METHODS
-from gossamer.report.build import report_data
-from gossamer.report.figures import look
 from gossamer.report.looks import COLOURS, places
+from gossamer.report.page.build import report_data
+from gossamer.report.pictures.figure import look
 
 few = settings(max_examples=50, deadline=None)
 labels = st.lists(st.sampled_from([*METHODS, "local_sgd:period=8", "a (rate 0.1)"]), unique=True)

@@ -22,10 +22,10 @@ from run_folders import (
 from command_line import gossamer
 from gossamer.commands.report import report
 from gossamer.errors import ConfigurationError
-from gossamer.report.arrival import Arrival
-from gossamer.report.main_picture import Advice, main_picture
-from gossamer.report.ranking import Ranking
-from gossamer.report.runs import read_folder
+from gossamer.report.pictures.main_picture import Advice, main_picture
+from gossamer.runs.arrival import Arrival
+from gossamer.runs.kept_runs import read_folder
+from gossamer.runs.ranking import Ranking
 
 image = pytest.importorskip("matplotlib.image")
 command = typer.Typer()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_sample import bare_method, sample_page
 
-from gossamer.report.page import page_html, write_page
+from gossamer.report.page.html_file import page_html, write_page
 
 HOSTILE = "</script><img src=x onerror=\"alert('&amp;')\"><!--<script>"
 ASSETS = Path(str(files("gossamer.report"))) / "assets"

@@ -16,7 +16,7 @@ import pytest
 from page_browser import CHARTS, FLAGS, HELD, Opened, watch
 from page_sample import LABELS, bare_method, sample_page
 
-from gossamer.report.page import page_html, write_page
+from gossamer.report.page.html_file import page_html, write_page
 
 playwright_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed; run pip install playwright"

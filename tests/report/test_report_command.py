@@ -186,7 +186,7 @@ def test_a_comparison_that_is_interrupted_keeps_the_page_of_what_is_done(
 
 def test_a_reproduced_table_keeps_its_page(tmp_path, monkeypatch, no_pictures):
     """With its cells as a table that sorts."""
-    monkeypatch.setattr("gossamer.reproductions.ad_psgd.EPOCH", 2_500)
+    monkeypatch.setattr("gossamer.studies.reproductions.ad_psgd.EPOCH", 2_500)
     said = gossamer("reproduce", "ad-psgd-slow-worker", "--runs", str(tmp_path))
     assert said.status == 0, said.err
     data = embedded(only_folder(tmp_path) / "report.html")

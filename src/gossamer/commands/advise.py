@@ -12,11 +12,6 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from gossamer.advice.advise import OutOfTime, Run, Search, Step, Stop
-from gossamer.advice.candidates import candidates
-from gossamer.advice.findings import Findings
-from gossamer.advice.plan import Plan, make_plan, nominal_seconds
-from gossamer.advice.sensitivity import scenes
 from gossamer.commands import options as given
 from gossamer.commands.console import (
     Reporter,
@@ -29,17 +24,23 @@ from gossamer.commands.console import (
 )
 from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.report import draw_beside
+from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
+from gossamer.plan.advise.budget import Plan, make_plan, nominal_seconds
+from gossamer.plan.advise.candidates import candidates
+from gossamer.plan.advise.findings import Findings
+from gossamer.plan.advise.search import OutOfTime, Run, Search, Step, Stop
+from gossamer.plan.advise.sensitivity import scenes
 from gossamer.quantities import counted, seconds
-from gossamer.report.arrival import RULE, evaluations
-from gossamer.report.build import build_page
-from gossamer.report.folder import RunFolder
-from gossamer.report.main_picture import Advice
-from gossamer.report.page import write_page
-from gossamer.report.runs import read_folder
-from gossamer.report.statistics import show_number
-from gossamer.settings import Settings, make_settings
-from gossamer.sim.simulation import Result, Row, Simulation
+from gossamer.report.page.build import build_page
+from gossamer.report.page.html_file import write_page
+from gossamer.report.pictures.main_picture import Advice
+from gossamer.runs.arrival import RULE, evaluations
+from gossamer.runs.folder import RunFolder
+from gossamer.runs.kept_runs import read_folder
+from gossamer.runs.result import Result, Row
+from gossamer.runs.statistics import show_number
+from gossamer.sim.simulation import Simulation
 from gossamer.trace import Recorder
 
 BudgetOption = Annotated[

@@ -10,11 +10,11 @@ from gossamer.commands import options as given
 from gossamer.commands.comparison import Comparison
 from gossamer.commands.execute import recorded
 from gossamer.commands.live import LiveOption, live_page
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError
-from gossamer.report.arrival import evaluations as frequency
-from gossamer.report.folder import RunFolder
-from gossamer.settings import Settings, make_settings
-from gossamer.sim.cluster import Cluster
+from gossamer.runs.arrival import evaluations as frequency
+from gossamer.runs.folder import RunFolder
 from gossamer.tasks import Task
 
 DEFAULT_METHODS = "all_reduce downpour easgd d_psgd ad_psgd push_sum local_sgd diloco"

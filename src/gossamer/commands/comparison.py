@@ -23,15 +23,15 @@ from gossamer.commands.console import (
 from gossamer.commands.live import LivePage
 from gossamer.commands.report import keep_report
 from gossamer.commands.tournament import Tournament
+from gossamer.config.settings import Settings
 from gossamer.quantities import counted
-from gossamer.report.arrival import RULE
-from gossamer.report.contest import Contest, Entry
-from gossamer.report.folder import RunFolder
-from gossamer.report.main_picture import series_of
-from gossamer.report.pictures import comparison_picture
-from gossamer.report.runs import run_of
-from gossamer.settings import Settings
-from gossamer.sim.simulation import Result
+from gossamer.report.pictures.main_picture import series_of
+from gossamer.report.pictures.run_pictures import comparison_picture
+from gossamer.runs.arrival import RULE
+from gossamer.runs.contest import Contest, Entry
+from gossamer.runs.folder import RunFolder
+from gossamer.runs.kept_runs import run_of
+from gossamer.runs.result import Result
 
 
 class Comparison:

@@ -20,9 +20,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from gossamer.report.figures import has_matplotlib
-from gossamer.report.folder import to_json
-from gossamer.report.units import show_bytes as show_bytes
+from gossamer.quantities import show_bytes as show_bytes
+from gossamer.report.pictures.figure import has_matplotlib
+from gossamer.runs.folder import to_json
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)

@@ -22,18 +22,18 @@ from gossamer.commands.console import (
 )
 from gossamer.commands.cost_tables import check_agreement, show_layers
 from gossamer.commands.execute import recorded
-from gossamer.cost.case import NoClosedForm
-from gossamer.cost.crossing import Crossing, crossings, fastest
-from gossamer.cost.step_time import Prediction
-from gossamer.cost.timed import answer_over
-from gossamer.cost.work_depth import LayerCost, layer_costs
-from gossamer.cost.workload import Workload, workload_of, workload_of_bytes
+from gossamer.config.cluster import Cluster, load_cluster
 from gossamer.errors import ConfigurationError
+from gossamer.plan.cost.case import NoClosedForm
+from gossamer.plan.cost.crossing import Crossing, crossings, fastest
+from gossamer.plan.cost.simulated_step import answer_over
+from gossamer.plan.cost.step_time import Prediction
+from gossamer.plan.cost.work_depth import LayerCost, layer_costs
+from gossamer.plan.cost.workload import Workload, workload_of, workload_of_bytes
 from gossamer.quantities import bytes_per_second, counted, seconds
-from gossamer.report.cost_picture import Line, Mark, cost_picture
-from gossamer.report.figures import has_matplotlib
-from gossamer.report.folder import RunFolder
-from gossamer.sim.cluster import Cluster, load_cluster
+from gossamer.report.pictures.cost_picture import Line, Mark, cost_picture
+from gossamer.report.pictures.figure import has_matplotlib
+from gossamer.runs.folder import RunFolder
 from gossamer.tasks import Task, make_task
 
 _METHODS = "all_reduce sync_server downpour easgd local_sgd d_psgd push_sum ad_psgd"

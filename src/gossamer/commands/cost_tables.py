@@ -9,11 +9,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gossamer.commands.console import Reporter, out, show_bytes
-from gossamer.cost.agreement import TOLERANCE, WORKERS, Agreement, agreement_table
-from gossamer.cost.case import NoClosedForm
-from gossamer.cost.crossing import show_value
-from gossamer.cost.forms import FORMS
-from gossamer.cost.work_depth import NOT_COUNTED, LayerCost, greedy_bounds, model_work_depth
+from gossamer.plan.cost.agreement import TOLERANCE, WORKERS, Agreement, agreement_table
+from gossamer.plan.cost.case import NoClosedForm
+from gossamer.plan.cost.crossing import show_value
+from gossamer.plan.cost.forms import FORMS
+from gossamer.plan.cost.work_depth import NOT_COUNTED, LayerCost, greedy_bounds, model_work_depth
 
 _ELEMENTS = (1, 64, 4096)
 

@@ -23,12 +23,12 @@ from torch.cuda import nccl
 from gossamer.commands.console import out, print_json
 from gossamer.commands.options import JsonOption
 from gossamer.quantities import counted
-from gossamer.real.environment import LAUNCHERS, discover
-from gossamer.real.shm.signals import cuda_signals
-from gossamer.real.transport import StopToken
+from gossamer.real.launch.environment import LAUNCHERS, discover
+from gossamer.real.transports.shm.signals import cuda_signals
+from gossamer.real.transports.transport import StopToken
 
 _PATIENCE_S = 20.0
-_EXCHANGE = "gossamer.real.exchange"
+_EXCHANGE = "gossamer.real.launch.selftest"
 _MPS_PIPES = "/tmp/nvidia-mps"
 """Where NVIDIA puts them unless told otherwise."""
 
@@ -135,7 +135,7 @@ def _memfd() -> bool:
 
 
 def _futex() -> bool:
-    from gossamer.real.shm.system import can_sleep
+    from gossamer.real.transports.shm.system import can_sleep
 
     return can_sleep()
 
@@ -143,7 +143,7 @@ def _futex() -> bool:
 def _locks() -> bool:
     import mmap
 
-    from gossamer.real.shm.system import RobustLock
+    from gossamer.real.transports.shm.system import RobustLock
 
     lock = RobustLock(mmap.mmap(-1, 4096), 0, StopToken())
     try:
@@ -284,7 +284,7 @@ _PARTS: dict[str, Callable[[], Finding]] = {
 
 def _run_with(transport: str) -> Callable[[], list[str]]:
     return lambda: [
-        sys.executable, "-m", "gossamer.cli", "run", "-n", "2", "--transport", transport,
+        sys.executable, "-m", "gossamer", "run", "-n", "2", "--transport", transport,
         "--deadline", f"{_PATIENCE_S:g}", "-m", _EXCHANGE,
     ]  # fmt: skip
 

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 
 from gossamer.commands.console import command_line, err
 from gossamer.commands.report import keep_report
-from gossamer.model import FlatModel
-from gossamer.report.folder import RunFolder
-from gossamer.settings import Settings
-from gossamer.sim.cluster import Cluster
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import Settings
+from gossamer.runs.folder import RunFolder
+from gossamer.runs.result import Result, Row
 from gossamer.sim.engine import Engine
 from gossamer.sim.kernel import SECOND
-from gossamer.sim.simulation import Result, Row, Simulation
+from gossamer.sim.simulation import Simulation
+from gossamer.tasks.flat_model import FlatModel
 from gossamer.trace import Recorder, Recorders, Strip
 
 _DIVERGED = 100.0

@@ -10,7 +10,8 @@ import typer
 
 from gossamer.commands.console import err, out
 from gossamer.errors import ConfigurationError, unknown_name
-from gossamer.exporters import (
+from gossamer.quantities import counted
+from gossamer.report.exporters import (
     CsvExporter,
     Exporter,
     MlflowExporter,
@@ -18,9 +19,8 @@ from gossamer.exporters import (
     TensorBoardExporter,
     WandbExporter,
 )
-from gossamer.exporters.wandb import keep_inside
-from gossamer.quantities import counted
-from gossamer.report.runs import Folder, Run, read_folder
+from gossamer.report.exporters.wandb import keep_inside
+from gossamer.runs.kept_runs import Folder, Run, read_folder
 
 
 def export(

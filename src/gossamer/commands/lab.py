@@ -24,21 +24,21 @@ from gossamer.commands.sweep import (
     run_sweep,
     say_how_to_go_on,
 )
+from gossamer.config.cluster import Cluster, Compute
 from gossamer.errors import ConfigurationError
-from gossamer.lab.grid import (
+from gossamer.quantities import counted
+from gossamer.runs.folder import RunFolder
+from gossamer.studies.lab.grid import (
     DEFAULT_DELAYS,
     DEFAULT_RATES,
     Grid,
     default_batches,
     named_optimisers,
 )
-from gossamer.lab.heat_map import caption_of, results_picture, show_rate
-from gossamer.lab.pictures import Words, staleness_picture
-from gossamer.lab.results import Cell, Results
-from gossamer.lab.staleness import Histogram, monte_carlo, simulated
-from gossamer.quantities import counted
-from gossamer.report.folder import RunFolder
-from gossamer.sim.cluster import Cluster, Compute
+from gossamer.studies.lab.heat_map import caption_of, results_picture, show_rate
+from gossamer.studies.lab.pictures import Words, staleness_picture
+from gossamer.studies.lab.results import Cell, Results
+from gossamer.studies.lab.staleness import Histogram, monte_carlo, simulated
 from gossamer.tasks import Task
 
 lab = typer.Typer(

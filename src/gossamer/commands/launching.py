@@ -13,11 +13,11 @@ from typing import Annotated, Any, cast
 import typer
 
 from gossamer.commands import options as given
+from gossamer.config.faults import parse_fault
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import bytes_per_second, seconds
-from gossamer.real.injection import Injection, Kill, Pause
-from gossamer.real.links import Links, Spell
-from gossamer.sim.faults import parse_fault
+from gossamer.real.faults.injection import Injection, Kill, Pause
+from gossamer.real.faults.links import Links, Spell
 
 CountOption = Annotated[
     int, typer.Option("-n", "--workers", help="Workers on this host, a process each.")

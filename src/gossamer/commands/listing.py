@@ -9,10 +9,10 @@ from rich.table import Table
 
 from gossamer.commands.console import out, print_json, say, show_table
 from gossamer.commands.options import JsonOption
+from gossamer.config.cluster import clusters as presets
 from gossamer.errors import unknown_name
 from gossamer.methods import METHODS, Method
-from gossamer.options import print_spec
-from gossamer.sim.cluster import clusters as presets
+from gossamer.specs import print_spec
 from gossamer.tasks import TASKS
 
 # Workers and steps of a short run and of a long one: an option that suits its run shows in one.

@@ -17,10 +17,10 @@ import typer
 
 from gossamer.commands.console import err
 from gossamer.errors import ConfigurationError
-from gossamer.report.build import report_data
-from gossamer.report.folder import RunFolder, to_json
-from gossamer.report.page import page_html
-from gossamer.report.page_data import PageData
+from gossamer.report.page.build import report_data
+from gossamer.report.page.data import PageData
+from gossamer.report.page.html_file import page_html
+from gossamer.runs.folder import RunFolder, to_json
 
 LiveOption = Annotated[
     int | None,

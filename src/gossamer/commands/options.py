@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from gossamer.commands.console import results_elsewhere
+from gossamer.config.cluster import Cluster, load_cluster
+from gossamer.config.faults import KINDS, parse_fault
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import size_in_bytes
-from gossamer.report.ranking import LOOKS
-from gossamer.sim.cluster import Cluster, load_cluster
-from gossamer.sim.faults import KINDS, parse_fault
+from gossamer.runs.ranking import LOOKS
 from gossamer.tasks import Task, make_task
 
 MethodsOption = Annotated[

@@ -17,17 +17,17 @@ from rich.table import Table
 from gossamer.commands import launching
 from gossamer.commands import options as given
 from gossamer.commands.console import err, out, print_json
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
-from gossamer.probing import Findings, describe, to_toml
-from gossamer.probing.describe import measured_as_network, notices, speeds_of
-from gossamer.probing.findings import Inquiry
-from gossamer.probing.run import check, job_around, number_of_workers
-from gossamer.probing.run import probe as run_probe
-from gossamer.probing.text import show_rate, show_time, spread
+from gossamer.plan.probe import Findings, describe, to_toml
+from gossamer.plan.probe.description import measured_as_network, notices, speeds_of
+from gossamer.plan.probe.findings import Inquiry
+from gossamer.plan.probe.probe import check, job_around, number_of_workers
+from gossamer.plan.probe.probe import probe as run_probe
+from gossamer.plan.probe.toml_text import show_rate, show_time, spread
 from gossamer.quantities import seconds as duration
-from gossamer.real.injection import Injection
-from gossamer.settings import Settings, make_settings
-from gossamer.sim.cluster import Cluster
+from gossamer.real.faults.injection import Injection
 
 _INTERRUPTED = 130
 _LEAST_S = 1.0
@@ -71,9 +71,9 @@ def probe(
     senders at once. To measure several hosts, launch it there as a training would be:
 
     \b
-    torchrun --nnodes 4 --nproc-per-node 1 ... -m gossamer.cli probe
+    torchrun --nnodes 4 --nproc-per-node 1 ... -m gossamer probe
     mpirun -n 4 --host node0,node1,node2,node3 gossamer probe
-    gossamer run -n 1 --nnodes 4 --node-rank 0 --rendezvous node0:29400 -m gossamer.cli probe
+    gossamer run -n 1 --nnodes 4 --node-rank 0 --rendezvous node0:29400 -m gossamer probe
     """
     count = number_of_workers(workers)
     if not _LEAST_S <= seconds <= _MOST_S:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.table import Table
 
 from gossamer.commands.console import out
-from gossamer.report.folder import RunFolder
-from gossamer.report.pictures import table_picture
-from gossamer.reproductions import Cell, PublishedTable
+from gossamer.report.pictures.run_pictures import table_picture
+from gossamer.runs.folder import RunFolder
+from gossamer.studies.reproductions import Cell, PublishedTable
 
 
 def show_table(table: PublishedTable, cells: list[Cell]) -> None:

@@ -13,9 +13,9 @@ from gossamer.commands import options as given
 from gossamer.commands.console import Reporter, out, print_json
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
-from gossamer.real.replay import read_order, replay
-from gossamer.resuming import kept_job
-from gossamer.sim.simulation import digest_of
+from gossamer.real.train.replay import read_order, replay
+from gossamer.real.train.resume import kept_job
+from gossamer.runs.result import digest_of
 
 
 def replay_run(

@@ -11,13 +11,13 @@ import typer
 from gossamer.commands.console import err, out
 from gossamer.commands.options import target_from
 from gossamer.errors import ConfigurationError
-from gossamer.report.build import build_page
-from gossamer.report.figures import has_matplotlib
-from gossamer.report.folder import RunFolder
-from gossamer.report.main_picture import Advice, has_own_picture, main_picture
-from gossamer.report.page import write_page
-from gossamer.report.runs import Folder, read_folder
-from gossamer.report.statistics import measure
+from gossamer.report.page.build import build_page
+from gossamer.report.page.html_file import write_page
+from gossamer.report.pictures.figure import has_matplotlib
+from gossamer.report.pictures.main_picture import Advice, has_own_picture, main_picture
+from gossamer.runs.folder import RunFolder
+from gossamer.runs.kept_runs import Folder, read_folder
+from gossamer.runs.statistics import measure
 
 
 def report(

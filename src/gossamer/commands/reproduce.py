@@ -25,12 +25,12 @@ from gossamer.commands.sweep import (
 )
 from gossamer.commands.trainings import continued_plan, planned, run_trainings
 from gossamer.errors import ConfigurationError, unknown_name
-from gossamer.lab.results import Results
 from gossamer.quantities import counted
-from gossamer.report.folder import RunFolder
-from gossamer.reproductions import TABLES, PublishedTable
-from gossamer.reproductions.table import Experiment
-from gossamer.reproductions.trainings import Trained
+from gossamer.runs.folder import RunFolder
+from gossamer.studies.lab.results import Results
+from gossamer.studies.reproductions import TABLES, PublishedTable
+from gossamer.studies.reproductions.table import Experiment
+from gossamer.studies.reproductions.trainings import Trained
 
 JobsOption = Annotated[
     int | None,

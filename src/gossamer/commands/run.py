@@ -19,9 +19,9 @@ from gossamer.commands.console import err
 from gossamer.errors import ConfigurationError
 from gossamer.groups import even_groups
 from gossamer.methods import parse_method
-from gossamer.real.hosts import Hosts
-from gossamer.real.launch import Launch, Launcher
-from gossamer.report.folder import RunFolder
+from gossamer.real.launch.hosts import Hosts
+from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.runs.folder import RunFolder
 
 # Long enough that no period or schedule is refused for the shortness of the run.
 _MANY_STEPS = 1_000_000

@@ -23,11 +23,11 @@ from gossamer.commands.console import (
 from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.live import LiveOption, live_page
 from gossamer.commands.report import keep_report
+from gossamer.config.settings import Settings, make_settings
 from gossamer.quantities import counted
-from gossamer.report.folder import RunFolder
-from gossamer.report.statistics import interval
-from gossamer.settings import Settings, make_settings
-from gossamer.sim.simulation import Row
+from gossamer.runs.folder import RunFolder
+from gossamer.runs.result import Row
+from gossamer.runs.statistics import interval
 
 
 def simulate(

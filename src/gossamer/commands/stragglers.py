@@ -21,7 +21,11 @@ from gossamer.commands.console import (
 )
 from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.report import keep_report
-from gossamer.lab.stragglers import (
+from gossamer.quantities import counted
+from gossamer.report.pictures.stragglers_picture import Runner, Stage, stragglers_picture
+from gossamer.runs.folder import RunFolder
+from gossamer.runs.statistics import Interval, show_number
+from gossamer.studies.lab.stragglers import (
     OPTIMISER,
     RATES,
     STEPS,
@@ -34,10 +38,6 @@ from gossamer.lab.stragglers import (
     pace,
     scenes,
 )
-from gossamer.quantities import counted
-from gossamer.report.folder import RunFolder
-from gossamer.report.statistics import Interval, show_number
-from gossamer.report.stragglers_picture import Runner, Stage, stragglers_picture
 
 Found = dict[str, dict[str, Entry]]
 

@@ -18,15 +18,15 @@ import typer
 from gossamer.commands.console import Reporter, command_line, err, out
 from gossamer.commands.execute import ended_by, recorded
 from gossamer.commands.report import keep_report
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
-from gossamer.lab.grid import Grid, Group
-from gossamer.lab.results import Results
-from gossamer.lab.sweep import Sweep
-from gossamer.lab.training import GroupTraining
 from gossamer.quantities import counted
-from gossamer.report.folder import RunFolder
-from gossamer.settings import make_settings
-from gossamer.sim.cluster import Cluster
+from gossamer.runs.folder import RunFolder
+from gossamer.studies.lab.grid import Grid, Group
+from gossamer.studies.lab.results import Results
+from gossamer.studies.lab.sweep import Sweep
+from gossamer.studies.lab.training import GroupTraining
 from gossamer.tasks import Task
 
 Summary = dict[str, Any]

@@ -17,14 +17,14 @@ from gossamer.commands.dashboard import Dashboard
 from gossamer.commands.execute import Engines, execute
 from gossamer.commands.live import LivePage
 from gossamer.commands.simulate import progress_line
+from gossamer.config.settings import Settings
 from gossamer.errors import Error, PeerLost, Stalled
 from gossamer.quantities import counted
-from gossamer.report.contest import Contest, Entry
-from gossamer.report.folder import RunFolder
-from gossamer.report.ranking import LEVEL
-from gossamer.report.statistics import beyond
-from gossamer.settings import Settings
-from gossamer.sim.simulation import Result, Row
+from gossamer.runs.contest import Contest, Entry
+from gossamer.runs.folder import RunFolder
+from gossamer.runs.ranking import LEVEL
+from gossamer.runs.result import Result, Row
+from gossamer.runs.statistics import beyond
 
 _Entries = dict[str, Entry[Result]]
 

@@ -28,21 +28,21 @@ from gossamer.commands.execute import ended_by
 from gossamer.commands.live import LiveOption, live_page
 from gossamer.commands.report import keep_report
 from gossamer.commands.training_view import View
+from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, RunFailed
-from gossamer.following import TrainingResult
-from gossamer.outer import is_told, refusing_for_all, work_as_told
 from gossamer.quantities import counted
-from gossamer.report.folder import RunFolder
-from gossamer.resuming import kept_choices
-from gossamer.settings import Settings, make_settings
-from gossamer.sim.simulation import Row
-from gossamer.train import (
+from gossamer.real.train.other_launcher import is_told, refusing_for_all, work_as_told
+from gossamer.real.train.progress import TrainingResult
+from gossamer.real.train.resume import kept_choices
+from gossamer.real.train.train import (
     check,
     check_checkpoints,
     cluster_here,
     launch,
     number_of_workers,
 )
+from gossamer.runs.folder import RunFolder
+from gossamer.runs.result import Row
 
 _INTERRUPTED = 130
 MethodOption = Annotated[
@@ -116,7 +116,7 @@ def train(
     the workers:
 
     \b
-    torchrun --nproc-per-node 4 -m gossamer.cli train --method ad_psgd
+    torchrun --nproc-per-node 4 -m gossamer train --method ad_psgd
     mpirun -n 4 gossamer train --method ad_psgd
     """
     injection = faults.injection

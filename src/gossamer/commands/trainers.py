@@ -16,8 +16,8 @@ from typing import cast
 
 from gossamer.commands.execute import Engines, execute
 from gossamer.errors import Error, RunFailed
-from gossamer.reproductions.trainings import Problem, Trained, Training
-from gossamer.sim.simulation import Row
+from gossamer.runs.result import Row
+from gossamer.studies.reproductions.trainings import Problem, Trained, Training
 from gossamer.tasks import Task
 
 _END_SECONDS = 5.0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from rich.live import Live
 from rich.table import Table
 
 from gossamer.commands.console import err, fit, show_share, show_stale
 from gossamer.quantities import counted
-
-Row = dict[str, Any]
+from gossamer.runs.result import Row
 
 
 class View:

@@ -15,13 +15,13 @@ from gossamer.commands.published import show_table
 from gossamer.commands.sweep import say_how_to_go_on
 from gossamer.commands.trainers import Site, Watch, train_here, train_side_by_side
 from gossamer.errors import ConfigurationError
-from gossamer.options import check_range
 from gossamer.quantities import counted
-from gossamer.report.folder import RunFolder
-from gossamer.reproductions import Cell, PublishedTable
-from gossamer.reproductions.table import Trainings
-from gossamer.reproductions.trainings import Trained, Training, brief
-from gossamer.sim.simulation import Row
+from gossamer.runs.folder import RunFolder
+from gossamer.runs.result import Row
+from gossamer.specs import check_range
+from gossamer.studies.reproductions import Cell, PublishedTable
+from gossamer.studies.reproductions.table import Trainings
+from gossamer.studies.reproductions.trainings import Trained, Training, brief
 from gossamer.tasks import Task
 
 

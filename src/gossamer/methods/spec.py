@@ -11,9 +11,9 @@ from typing import Any
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.methods.method import Method, Options, options_of
 from gossamer.methods.registry import METHODS
-from gossamer.momentum import explicit_momentum
-from gossamer.optimisers import Optimiser, Sgd, make_optimiser
-from gossamer.options import bind, convert, parse_spec, print_spec
+from gossamer.optim.momentum import explicit_momentum
+from gossamer.optim.optimisers import Optimiser, Sgd, make_optimiser
+from gossamer.specs import bind, convert, parse_spec, print_spec
 from gossamer.topology import make_topology
 
 

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from gossamer.errors import PeerLost, RunFailed, RunOver
 from gossamer.pending import Pending
+from gossamer.real.event_order import Free, Turns
 from gossamer.real.mailbox import Receive
-from gossamer.real.recording import Free, Turns
-from gossamer.real.transport import Stopped, StopToken
+from gossamer.real.transports.transport import Stopped, StopToken
 
 T = TypeVar("T")
 _IN_A_ROW = 64

@@ -12,8 +12,8 @@ from functools import cached_property
 
 from gossamer.errors import Late, PeerLost
 from gossamer.groups import Groups, even_groups
-from gossamer.real.environment import Environment, discover
-from gossamer.real.transport import Store, Transport
+from gossamer.real.launch.environment import Environment, discover
+from gossamer.real.transports.transport import Store, Transport
 
 _LOOK_S = 0.01
 _PATIENCE_S = 300.0

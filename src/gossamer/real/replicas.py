@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.optimisers import Optimiser, clip_one
+from gossamer.optim.optimisers import Optimiser, clip_one
 
 
 class WindowReplica:

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.pending import Pending
-from gossamer.real.hub import Hub
 from gossamer.real.moments import Moments
+from gossamer.real.router import Hub
 from gossamer.real.worker import RealWorker
 from gossamer.worker import Message, Tag
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from gossamer.errors import PeerLost, ProtocolError
 from gossamer.pending import Pending
-from gossamer.real.believing import numbers_from
 from gossamer.real.books import Books
+from gossamer.real.callback_dispatcher import Telling
 from gossamer.real.grouping import Grouping
-from gossamer.real.hub import Hub
 from gossamer.real.mailbox import Receive
-from gossamer.real.silence import Silence
-from gossamer.real.telling import Telling
-from gossamer.real.transport import Scattered, StopToken
+from gossamer.real.router import Hub
+from gossamer.real.silent_peers import Silence
+from gossamer.real.transports.checked_values import numbers_from
+from gossamer.real.transports.transport import Scattered, StopToken
 from gossamer.real.within import ended_within, settle_by
 from gossamer.replica import Replica
 from gossamer.worker import Gradient, Left, Message, Tag

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gossamer.model import drawing_from
 from gossamer.replica import trainable
+from gossamer.tasks.flat_model import drawing_from
 
 
 @dataclass(frozen=True)

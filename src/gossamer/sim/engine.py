@@ -16,15 +16,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap  # pyright: ignore[reportUnknownVariableType]
 
+from gossamer.config.settings import ENGINES
 from gossamer.errors import unknown_name
-from gossamer.model import FlatModel
-from gossamer.sim.recording import Batched, GraphReplay, record
+from gossamer.sim.traced import Batched, GraphReplay, record
+from gossamer.tasks.flat_model import FlatModel
 
-ENGINES = {
-    "vector": "all outstanding gradients in one batched call (the default)",
-    "loop": "one worker after the other: the reference, bit for bit plain PyTorch",
-    "none": "no gradients at all, zeros at once: for questions about time only",
-}
 _WIDTHS = sorted({w for power in range(13) for w in (2**power, 3 * 2**power)})
 
 

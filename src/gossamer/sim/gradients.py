@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gossamer.pending import Pending
 from gossamer.sim.engine import Engine
-from gossamer.sim.store import Point, ReplicaStore
+from gossamer.sim.replica_matrix import Point, ReplicaStore
 
 Batch = NDArray[np.int64]
 

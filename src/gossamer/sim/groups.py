@@ -1,21 +1,13 @@
-"""The groups of a simulated cluster, and what each of its workers runs then."""
+"""What each worker of a simulated cluster runs when its workers form groups."""
 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from gossamer.groups import GroupLeader, Groups, Role, even_groups, follow, groups_of, lead
+from gossamer.groups import GroupLeader, Groups, Role, follow, lead
 from gossamer.replica import Replica
-from gossamer.sim.cluster import Cluster
 from gossamer.sim.worker import SimulatedWorker
-
-
-def split_groups(groups: int | str, cluster: Cluster) -> Groups:
-    """Consecutive ranks, in so many groups or one per machine; empty when there is one level."""
-    if groups == "host":
-        return groups_of(cluster.workers, cluster.workers_per_machine)
-    return even_groups(cluster.workers, groups) if isinstance(groups, int) and groups else ()
 
 
 def grouped_roles(

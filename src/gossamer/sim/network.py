@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Protocol
 
 from gossamer.errors import ConfigurationError
-from gossamer.sim.sharing import (
+from gossamer.sim.fair_share import (
     Flow,
     Lane,
     Port,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer.groups import Groups
-from gossamer.sim.store import Point
+from gossamer.sim.replica_matrix import Point
 from gossamer.sim.world import World
 
 

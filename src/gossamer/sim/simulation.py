@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gossamer.callbacks import Callback
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import Settings, make_settings, split_groups
 from gossamer.errors import RunOver
-from gossamer.evaluate import Evaluator, Held
-from gossamer.methods import Method, for_role
-from gossamer.model import FlatModel
-from gossamer.optimisers import make_optimiser
-from gossamer.outcome import Outcome
+from gossamer.groups import Groups
+from gossamer.methods import Method, MethodSpec, for_role
+from gossamer.optim.optimisers import make_optimiser
+from gossamer.optim.schedules import make_schedule
 from gossamer.replica import cut
-from gossamer.schedules import make_schedule
-from gossamer.settings import Settings
+from gossamer.runs.result import Result, Row, digest_of
 from gossamer.sim.accounts import Observed
 from gossamer.sim.buckets import make_buckets
 from gossamer.sim.budget import Budget
 from gossamer.sim.engine import Engine, make_engine
 from gossamer.sim.gradients import GradientDesk
-from gossamer.sim.groups import Groups, grouped_roles, split_groups
+from gossamer.sim.groups import grouped_roles
 from gossamer.sim.interrupts import interrupted_between_events
 from gossamer.sim.kernel import SECOND
+from gossamer.sim.replica_matrix import ReplicaStore
 from gossamer.sim.rounds import Complete, Rounds
-from gossamer.sim.store import ReplicaStore
 from gossamer.sim.worker import SimulatedWorker
 from gossamer.sim.world import Parts, Rates, World
+from gossamer.tasks import Task
+from gossamer.tasks.evaluator import Evaluator, Held
+from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.split import make_sampler
 from gossamer.trace import Recorder
 
-Row = dict[str, Any]
 _COMPILE_AFTER_GRADIENTS = 20_000
-
-
-@dataclass(repr=False)
-class Result(Outcome):
-    """What a run gives back. `summary` is what `--json` prints and the run folder keeps."""
-
-    settings: Settings
-    summary: Row
-    history: list[Row]
-    parameters: Tensor
-    """The output model's trainable parameters as a flat vector."""
-    staleness: dict[int, int] = field(default_factory=dict[int, int])
-    state: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
 class Simulation:
@@ -373,7 +361,20 @@ class Simulation:
         }
 
 
-def digest_of(parameters: Tensor) -> str:
-    """A fingerprint of the resulting bits."""
-    raw = parameters.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return hashlib.blake2b(raw, digest_size=16).hexdigest()
+def simulate(
+    task: str | Task,
+    method: str | MethodSpec,
+    cluster: str | Path | Cluster = "equal-8",
+    *,
+    data: Path | str | None = None,
+    on_row: Callable[[Row], None] | None = None,
+    callbacks: Sequence[Callback] = (),
+    **choices: Any,
+) -> Result:
+    """Train in virtual time with true gradients; the same seed gives the same run.
+
+    `choices` are the fields of `Settings`: seed, epochs, batch, learning_rate, optimiser,
+    schedule, clip, split, engine, device, compiled, buffers, evaluations.
+    """
+    settings = make_settings(task, method, cluster, data=data, **choices)
+    return Simulation(settings, on_row=on_row, callbacks=callbacks).run()

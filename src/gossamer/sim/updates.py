@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gossamer.sim.kernel import SECOND
 
 if TYPE_CHECKING:
-    from gossamer.sim.store import SimulatedReplica
+    from gossamer.sim.replica_matrix import SimulatedReplica
     from gossamer.sim.world import World
 
 Read = tuple[int, int]

@@ -10,14 +10,14 @@ import numpy as np
 from torch import Tensor
 
 from gossamer.errors import Late, ProtocolError, RunOver
-from gossamer.keyed import key_of
 from gossamer.pending import Pending
 from gossamer.replica import Replica
 from gossamer.rules import pair_delta
 from gossamer.sim.gradients import Request
 from gossamer.sim.kernel import SECOND
-from gossamer.sim.store import Point, SimulatedReplica
+from gossamer.sim.replica_matrix import Point, SimulatedReplica
 from gossamer.sim.world import World
+from gossamer.tasks.keyed import key_of
 from gossamer.worker import Gradient, Message, Tag
 
 T = TypeVar("T")

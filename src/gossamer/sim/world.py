@@ -11,23 +11,23 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.callbacks import Callback
+from gossamer.config.cluster import Cluster
+from gossamer.config.faults import FOREVER, Fault
 from gossamer.errors import PeerLost
+from gossamer.optim.schedules import Schedule
 from gossamer.payload import tensor_bytes, wire_bytes
 from gossamer.pending import Gathered, Pending
-from gossamer.schedules import Schedule
 from gossamer.sim.accounts import Accounts, WorkerAccount
 from gossamer.sim.buckets import Bucket
 from gossamer.sim.budget import Budget
-from gossamer.sim.cluster import Cluster
+from gossamer.sim.collectives import Rendezvous
 from gossamer.sim.ending import LABEL, Ending
-from gossamer.sim.faults import FOREVER, Fault
 from gossamer.sim.gradients import GradientDesk, Request
 from gossamer.sim.kernel import SECOND, Kernel, Task
 from gossamer.sim.mailbox import Mailbox
-from gossamer.sim.post import Post
-from gossamer.sim.rendezvous import Rendezvous
-from gossamer.sim.store import ReplicaStore, SimulatedReplica
+from gossamer.sim.replica_matrix import ReplicaStore, SimulatedReplica
 from gossamer.sim.updates import Updates
+from gossamer.sim.wires import Post
 from gossamer.tasks.split import Sampler
 from gossamer.trace import Recorder, Span
 from gossamer.worker import INBOX, Left, Message

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gossamer.errors import ConfigurationError, unknown_name
-from gossamer.options import bind, parse_spec
+from gossamer.specs import bind, parse_spec
 from gossamer.tasks.digits import digits_logistic, digits_mlp
 from gossamer.tasks.images import CIFAR10_ORIGIN, MNIST_ORIGIN
 from gossamer.tasks.quadratic import quadratic

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from gossamer.options import check_range
+from gossamer.specs import check_range
 from gossamer.tasks.task import Data, Task, cross_entropy, fraction_correct
 
 TRAINING_SAMPLES = 1437

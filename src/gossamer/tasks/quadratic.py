@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gossamer.options import check_range
+from gossamer.specs import check_range
 from gossamer.tasks.task import Data, Task
 
 CLASSES = 10

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError, unknown_name
-from gossamer.keyed import key_of
-from gossamer.options import bind, check_range, parse_spec
+from gossamer.specs import bind, check_range, parse_spec
+from gossamer.tasks.keyed import key_of
 
 Indices = npt.NDArray[np.int64]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gossamer.errors import ConfigurationError
-from gossamer.options import check_range
+from gossamer.specs import check_range
 from gossamer.tasks.files import read_bytes
 from gossamer.tasks.task import Data, Task, cross_entropy, fraction_correct
 

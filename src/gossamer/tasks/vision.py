@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gossamer.keyed import fold, uniform
-from gossamer.options import check_range
+from gossamer.specs import check_range
 from gossamer.tasks.images import read_cifar10, read_mnist
+from gossamer.tasks.keyed import fold, uniform
 from gossamer.tasks.models import Standardise, lenet5, resnet18, resnet20
 from gossamer.tasks.task import Task, cross_entropy, fraction_correct
 

@@ -1,0 +1,235 @@
+"""A cluster as a description: how long a step computes, what the network carries, what breaks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+from gossamer.config.collective_costs import COLLECTIVES
+from gossamer.config.faults import Fault, parse_fault
+from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.quantities import bytes_per_second, seconds
+from gossamer.specs import check_range
+
+DISTRIBUTIONS = ("constant", "normal", "lognormal", "uniform", "exponential")
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How long one gradient takes."""
+
+    seconds: float = 0.010
+    distribution: str = "normal"
+    jitter: float = 0.05
+    """Standard deviation over mean; ignored by constant and exponential."""
+    unoverlapped_seconds: float = 0.0
+    """Copying and applying after each gradient: not scaled by slow-downs, hidden by nothing."""
+    forward_share: float = 1 / 3
+    """The part of the time before the first bucket can be ready."""
+    pause_probability: float = 0.0
+    pause_seconds: float = 0.0
+    """A straggler that strikes at random: with that probability a step takes that much longer."""
+
+    def draw(self, rng: random.Random) -> float:
+        """One compute time, before slow-downs."""
+        mean, spread = self.seconds, self.jitter
+        match self.distribution:
+            case "constant":
+                value = mean
+            case "normal":
+                value = max(0.1 * mean, rng.gauss(mean, spread * mean))
+            case "lognormal":
+                # Parameters chosen so that mean and standard deviation are the ones asked for.
+                variance = math.log1p(spread * spread)
+                value = mean * rng.lognormvariate(-variance / 2, variance**0.5)
+            case "uniform":
+                half = min(1.0, spread * 3**0.5)
+                value = mean * rng.uniform(1 - half, 1 + half)
+            case _:
+                value = rng.expovariate(1 / mean)
+        if self.pause_probability and rng.random() < self.pause_probability:
+            value += self.pause_seconds
+        return value
+
+
+@dataclass(frozen=True)
+class Wires:
+    """What the network carries."""
+
+    bandwidth: float = 1.25e9
+    """Bytes per second of one card, each way."""
+    latency: float = 50e-6
+    collective: str = "ring"
+    memory_bandwidth: float = 0.0
+    """Inside a machine; 0 means free."""
+    server_bandwidth: float = 0.0
+    """Of a server's own card; 0 means like everybody's."""
+    rack_latency: float = 0.0
+    """Added when a message leaves its rack."""
+    oversubscription: float = 1.0
+    """A byte that leaves its rack costs this many times its time on both cards."""
+    retransmission: float = 0.2
+    """How long until a dropped message is sent again."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers on machines in racks, and what goes wrong."""
+
+    name: str = "custom"
+    title: str = ""
+    workers: int = 8
+    workers_per_machine: int = 1
+    machines_per_rack: int = 0
+    compute: Compute = field(default_factory=Compute)
+    network: Wires = field(default_factory=Wires)
+    failure_detection: float = 0.05
+    """How long until the others learn of a death."""
+    deadline: float = 10.0
+    """How long a peer may stay unreachable before it counts as lost."""
+    faults: tuple[Fault, ...] = ()
+
+    def __post_init__(self) -> None:
+        compute, wires = self.compute, self.network
+        if compute.distribution not in DISTRIBUTIONS:
+            raise unknown_name("distribution", compute.distribution, DISTRIBUTIONS)
+        if wires.collective not in COLLECTIVES:
+            raise unknown_name("collective", wires.collective, COLLECTIVES)
+        if not compute.seconds > 0:
+            raise ConfigurationError(f"compute seconds must be above 0, got {compute.seconds:g}")
+        check_range("workers", self.workers, 1)
+        check_range("workers_per_machine", self.workers_per_machine, 1)
+        check_range("machines_per_rack", self.machines_per_rack, 0)
+        check_range("jitter", compute.jitter, 0)
+        check_range("forward_share", compute.forward_share, 0, 1)
+        check_range("pause_probability", compute.pause_probability, 0, 1)
+        check_range("oversubscription", wires.oversubscription, 1)
+        check_range("latency", wires.latency, 0)
+        check_range("retransmission", wires.retransmission, 0)
+        check_range("failure_detection", self.failure_detection, 0)
+        check_range("deadline", self.deadline, 0)
+        if not wires.bandwidth > 0:
+            raise ConfigurationError(f"bandwidth must be above 0, got {wires.bandwidth:g}")
+        for fault in self.faults:
+            ranks = {fault.worker} if fault.worker >= 0 else frozenset().union(*fault.sides)
+            if any(rank >= self.workers for rank in ranks):
+                raise ConfigurationError(
+                    f"the fault '{fault}' names worker {max(ranks)}, but the {self.workers} "
+                    f"workers are numbered 0 to {self.workers - 1}"
+                )
+
+    def changed(self, *, workers: int | None = None, faults: Sequence[Fault] = ()) -> Cluster:
+        """With other workers and more faults; a lasting slow-down replaces the old one."""
+        replaced = {(fault.kind, fault.worker) for fault in faults if fault.is_trait}
+        kept = [f for f in self.faults if not f.is_trait or (f.kind, f.worker) not in replaced]
+        return dataclasses.replace(
+            self, workers=self.workers if workers is None else workers, faults=(*kept, *faults)
+        )
+
+    def machine_of(self, rank: int) -> int:
+        return rank // self.workers_per_machine
+
+    def rack_of(self, machine: int) -> int:
+        return machine // self.machines_per_rack if self.machines_per_rack else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The resolved description, as `load_cluster` reads it."""
+        described = dataclasses.asdict(self)
+        described["faults"] = [str(fault) for fault in self.faults]
+        return described
+
+
+def clusters() -> dict[str, str]:
+    """The presets that come with the package, with their one-line descriptions."""
+    found: dict[str, str] = {}
+    for entry in sorted(resources.files("gossamer.config").joinpath("clusters").iterdir(), key=str):
+        if entry.name.endswith(".toml"):
+            described = tomllib.loads(entry.read_text(encoding="utf-8"))
+            found[entry.name.removesuffix(".toml")] = str(described.get("title", ""))
+    return found
+
+
+def load_cluster(name: str | Path | Cluster) -> Cluster:
+    """A preset by name, or a TOML file by path."""
+    if isinstance(name, Cluster):
+        return name
+    text = str(name)
+    if text.endswith(".toml") or "/" in text:
+        try:
+            source, stem = Path(text).read_text(encoding="utf-8"), Path(text).stem
+        except FileNotFoundError:
+            raise ConfigurationError(f"cluster file {text!r} does not exist") from None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigurationError(f"cluster file {text!r} cannot be read: {reason}") from None
+    else:
+        if text not in clusters():
+            raise unknown_name("cluster", text, clusters())
+        entry = resources.files("gossamer.config").joinpath("clusters", f"{text}.toml")
+        source, stem = entry.read_text(encoding="utf-8"), text
+    try:
+        described = tomllib.loads(source)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"cluster {text!r} is not valid TOML: {error}") from None
+    return cluster_from({"name": stem, **described})
+
+
+def cluster_from(described: Mapping[str, Any]) -> Cluster:
+    """A cluster from the tables of a TOML file; every unknown key is refused."""
+    top = dict(described)
+    compute = _section(Compute, _table(top, "compute"), "compute")
+    network = _section(Wires, _table(top, "network"), "network")
+    faults = [
+        parse_fault(kind, f"{rank}={factor}")
+        for key, kind in (("slow", "slow"), ("slow_link", "slow-link"))
+        for rank, factor in _table(top, key).items()
+    ]
+    lines = top.pop("faults", [])
+    if not isinstance(lines, list):
+        raise ConfigurationError(f"faults must be a list such as ['kill 3@2.5s'], got {lines!r}")
+    for line in cast(list[object], lines):
+        kind, _, rest = str(line).partition(" ")
+        faults.append(parse_fault(kind, rest))
+    rest = _section(Cluster, top, "cluster")
+    return dataclasses.replace(rest, compute=compute, network=network, faults=tuple(faults))
+
+
+def _table(top: dict[str, Any], key: str) -> Mapping[str, Any]:
+    found = top.pop(key, {})
+    if not isinstance(found, Mapping):
+        raise ConfigurationError(f"{key} must be a table of keys and values, got {found!r}")
+    return cast(Mapping[str, Any], found)
+
+
+_BANDWIDTHS = ("bandwidth", "memory_bandwidth", "server_bandwidth")
+_TIMES = (
+    "latency", "rack_latency", "retransmission", "seconds", "unoverlapped_seconds",
+    "pause_seconds", "failure_detection", "deadline",
+)  # fmt: skip
+
+
+def _section(cls: type[Any], given: Mapping[str, Any], where: str) -> Any:
+    known = {entry.name for entry in dataclasses.fields(cls)}
+    default = cls()
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in known:
+            raise unknown_name(f"key of [{where}]", key, known)
+        usual = getattr(default, key)
+        if key in _BANDWIDTHS:
+            # Inside a machine and for servers, 0 means: nothing special.
+            value = bytes_per_second(value, key) if value or usual else 0.0
+        elif key in _TIMES:
+            value = seconds(value, key)
+        elif type(value) is not type(usual) and (type(value), type(usual)) != (int, float):
+            expected = type(usual).__name__
+            raise ConfigurationError(f"[{where}] {key} must be of type {expected}, got {value!r}")
+        values[key] = value
+    return cls(**values)

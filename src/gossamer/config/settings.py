@@ -1,0 +1,176 @@
+"""Everything that decides a simulated run, resolved and written down."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gossamer.config.cluster import Cluster, load_cluster
+from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.groups import Groups, even_groups, groups_of
+from gossamer.methods import MethodSpec, parse_method
+from gossamer.optim.optimisers import Sgd, make_optimiser
+from gossamer.optim.schedules import make_schedule
+from gossamer.replica import cut, trainable
+from gossamer.specs import check_range
+from gossamer.tasks import Task, make_task, shares
+from gossamer.tasks.evaluator import buffer_policy
+
+ENGINES = {
+    "vector": "all outstanding gradients in one batched call (the default)",
+    "loop": "one worker after the other: the reference, bit for bit plain PyTorch",
+    "none": "no gradients at all, zeros at once: for questions about time only",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may choose; None means: as the task suggests."""
+
+    task: Task
+    method: MethodSpec
+    cluster: Cluster
+    seed: int = 0
+    epochs: float | None = None
+    batch: int | None = None
+    learning_rate: float | None = None
+    optimiser: str | None = None
+    schedule: str = "constant"
+    clip: float | None = None
+    split: str = "shuffled"
+    engine: str = "vector"
+    device: str = "cpu"
+    threads: int = 1
+    """Of torch on the CPU; another number may change the last bits, so it is a setting."""
+    compiled: bool | None = None
+    """None: on a GPU, when the run is long enough to pay for compiling."""
+    buffers: str = "recomputed"
+    evaluations: int = 20
+    """How many times the models are evaluated on the way."""
+    model_bytes: int | None = None
+    """Charge the network for a model of this size instead of the task's own."""
+
+    def resolved(self) -> Settings:
+        """With everything filled in and checked."""
+        task = self.task
+        optimiser = task.optimiser if self.optimiser is None else self.optimiser
+        rate = self.learning_rate
+        if rate is None:
+            rate = make_optimiser(optimiser).own_rate or middle_rate(task)
+        filled = dataclasses.replace(
+            self,
+            epochs=task.epochs if self.epochs is None else self.epochs,
+            batch=task.batch if self.batch is None else self.batch,
+            learning_rate=rate,
+            optimiser=optimiser,
+        )
+        filled._check()
+        return filled
+
+    def _check(self) -> None:
+        for name in ("epochs", "batch", "learning_rate", "threads", "clip", "model_bytes"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigurationError(f"{name} must be a finite number above 0, got {value}")
+        check_range("evaluations", self.evaluations, 1)
+        if self.engine not in ENGINES:
+            raise unknown_name("engine", self.engine, ENGINES)
+        buffer_policy(self.buffers)
+        _check_device(self.device)
+        if self.batch is not None and self.batch > len(self.task.train):
+            raise ConfigurationError(
+                f"a batch of {self.batch} is larger than the {len(self.task.train)} samples of "
+                f"{self.task.name}; choose a smaller one"
+            )
+        # What a run would refuse when it is made is refused here, before anything is written.
+        asked = make_optimiser(self.optimiser or "")
+        self.method.check_kind(isinstance(asked, Sgd), asked.name)
+        make_schedule(self.schedule, epochs=self.epochs or 0.0, workers=self.cluster.workers)
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise ConfigurationError(f"seed must have at most 63 bits, got {self.seed}")
+        shares(self.task.train.targets, self.cluster.workers, self.split, self.seed)
+        if self.method.servers > 1:
+            with torch.random.fork_rng(devices=[]):
+                model = self.task.make_model()
+            cut([parameter.numel() for _, parameter in trainable(model)], self.method.servers)
+        self.method_options()
+
+    def notices(self) -> list[str]:
+        """What a user must be told of these settings."""
+        asked = make_optimiser(self.optimiser or "")
+        momentum = asked.momentum if isinstance(asked, Sgd) else 0.0
+        is_synchronous = self.method.method.is_synchronous(self.method_options())
+        notice = self.method.notice(momentum, is_synchronous=is_synchronous)
+        return [] if notice is None else [notice]
+
+    def method_options(self) -> dict[str, Any]:
+        """All options of the method in this run; with groups, between the groups."""
+        groups = split_groups(self.method.groups, self.cluster)
+        return self.method.resolve(len(groups) or self.cluster.workers, self.steps_per_worker)
+
+    @property
+    def samples(self) -> int:
+        """How many samples all workers together will process."""
+        return max(1, round((self.epochs or 0) * len(self.task.train)))
+
+    @property
+    def steps_per_worker(self) -> int:
+        return max(1, -(-self.samples // ((self.batch or 1) * self.cluster.workers)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the run folder: plain values only."""
+        shallow = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return shallow | {
+            "task": self.task.name,
+            "method": str(self.method),
+            "method_options": self.method_options(),
+            "cluster": self.cluster.as_dict(),
+        }
+
+
+def split_groups(groups: int | str, cluster: Cluster) -> Groups:
+    """Consecutive ranks, in so many groups or one per machine; empty when there is one level."""
+    if groups == "host":
+        return groups_of(cluster.workers, cluster.workers_per_machine)
+    return even_groups(cluster.workers, groups) if isinstance(groups, int) and groups else ()
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigurationError(f"unknown device {name!r}; choose cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigurationError(f"device {name!r} is not supported; choose cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigurationError(f"no CUDA device was found for {name!r}; use the device cpu")
+
+
+def middle_rate(task: Task) -> float:
+    """The middle of the task's small grid."""
+    return task.learning_rates[len(task.learning_rates) // 2]
+
+
+def make_settings(
+    task: str | Task,
+    method: str | MethodSpec,
+    cluster: str | Path | Cluster,
+    *,
+    data: Path | str | None = None,
+    **choices: Any,
+) -> Settings:
+    """Settings from names; unknown names and keys are refused with the nearest right one."""
+    known = {field.name for field in dataclasses.fields(Settings)}
+    for key in choices:
+        if key not in known:
+            raise unknown_name("setting", key, known)
+    made = (
+        make_task(task, data=None if data is None else Path(data))
+        if isinstance(task, str)
+        else task
+    )
+    return Settings(made, parse_method(method), load_cluster(cluster), **choices).resolved()

@@ -1,0 +1,389 @@
+"""Optimisers that update many workers at once.
+
+An optimiser is a frozen set of options. What it remembers lives outside of it, as one
+[rows, parameters] matrix per slot, so that a worker, a server or an outer optimiser is one row and
+a whole batch of them is updated by a handful of large operations. With a learning rate that is one
+number, a single row on the CPU gets bit for bit what `torch.optim` computes with `foreach=False`:
+each update spells the same operations in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.optim.yellowfin import Chunk, Tuner, descend_rows_, state_names
+from gossamer.specs import bind, check_range, parse_spec, print_dataclass
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimiser(ABC):
+    """The options of one optimiser; `str` gives the spec that makes it again."""
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    own_rate: ClassVar[float | None] = None
+    """The learning rate to use with it where the task's own does not fit."""
+
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check("weight_decay")
+
+    def __str__(self) -> str:
+        return print_dataclass(self.name, self)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the state matrices that `descend_` reads and writes."""
+        return ()
+
+    def initial(self, slot: str) -> float:
+        """The number that fills a state matrix before the first update."""
+        assert slot in self.slots, f"{self} has no slot {slot!r}"
+        return 0.0
+
+    def descend_(
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        state: Mapping[str, Tensor],
+        steps: Sequence[int],
+        learning_rate: float | Tensor,
+        points: Tensor | None = None,
+    ) -> None:
+        """Update `parameters` and `state` in place, one row per worker.
+
+        `steps` counts the updates that each row has had before this one. `learning_rate` is one
+        number for all rows, or a [rows, 1] tensor. `gradients` is only read. `points` is where they
+        were taken, if elsewhere than at the parameters: the weight decay is that of those points.
+        """
+        assert len(steps) == parameters.shape[0], "one step count per row"
+        if isinstance(learning_rate, Tensor):
+            assert learning_rate.shape == (len(steps), 1), "one learning rate per row"
+            learning_rate = learning_rate.to(parameters)
+        if steps:
+            with torch.no_grad():
+                gradients = self._decay_(parameters, gradients, learning_rate, points)
+                self._update_(parameters, gradients, state, steps, learning_rate)
+
+    def penalised(self, gradients: Tensor, parameters: Tensor) -> Tensor:
+        """The gradients with those of an L2 penalty of `weight_decay` added."""
+        if self.weight_decay == 0.0:
+            return gradients
+        return gradients.add(parameters, alpha=self.weight_decay)
+
+    def _decay_(
+        self, parameters: Tensor, gradients: Tensor, learning_rate: float | Tensor,
+        points: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Apply the weight decay and return the gradients to go on with: here, of an L2 penalty."""
+        return self.penalised(gradients, parameters if points is None else points)
+
+    @abstractmethod
+    def _update_(
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        state: Mapping[str, Tensor],
+        steps: Sequence[int],
+        learning_rate: float | Tensor,
+    ) -> None:
+        """`descend_` after weight decay; there is at least one row."""
+
+    def _check(self, *options: str, below: float = math.inf) -> None:
+        for option in options:
+            check_range(f"{self.name}: {option}", getattr(self, option), 0.0, below)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sgd(Optimiser):
+    """Stochastic gradient descent with heavy-ball or Nesterov momentum."""
+
+    name = "sgd"
+    description = "stochastic gradient descent, with heavy-ball or Nesterov momentum"
+
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("momentum", "dampening")
+        if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
+            raise ConfigurationError(
+                f"sgd: nesterov needs momentum above 0 and dampening 0, got "
+                f"momentum={self.momentum}, dampening={self.dampening}; try momentum=0.9"
+            )
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("momentum",) if self.momentum else ()
+
+    def _update_(
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        state: Mapping[str, Tensor],
+        steps: Sequence[int],
+        learning_rate: float | Tensor,
+    ) -> None:
+        direction = gradients
+        if self.momentum:
+            momentum = state["momentum"]
+            self._accumulate_(momentum, gradients, steps)
+            direction = gradients.add(momentum, alpha=self.momentum) if self.nesterov else momentum
+        _move_(parameters, direction, learning_rate)
+
+    def _accumulate_(self, momentum: Tensor, gradients: Tensor, steps: Sequence[int]) -> None:
+        momentum.mul_(self.momentum).add_(gradients, alpha=1 - self.dampening)
+        # A row's first gradient enters whole: dampening starts with the second.
+        fresh = [row for row, step in enumerate(steps) if step == 0]
+        if fresh:
+            momentum[fresh] = gradients[fresh]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adam(Optimiser):
+    """Adam (Kingma and Ba, 2015), with an L2 penalty as weight decay."""
+
+    name = "adam"
+    description = "adaptive moments; weight decay is an L2 penalty on the loss"
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("beta1", "beta2", below=1.0)
+        self._check("epsilon")
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("first", "second")
+
+    def _update_(
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        state: Mapping[str, Tensor],
+        steps: Sequence[int],
+        learning_rate: float | Tensor,
+    ) -> None:
+        first, second = state["first"], state["second"]
+        first.lerp_(gradients, 1 - self.beta1)
+        second.mul_(self.beta2).addcmul_(gradients, gradients, value=1 - self.beta2)
+        corrections = [1 - self.beta1 ** (step + 1) for step in steps]
+        if isinstance(learning_rate, Tensor):
+            step_size = learning_rate / _per_row(corrections, parameters)
+        else:
+            # Divided in double precision, so that no row depends on the rows updated beside it.
+            step_size = _per_row([learning_rate / one for one in corrections], parameters)
+        root = _per_row([(1 - self.beta2 ** (step + 1)) ** 0.5 for step in steps], parameters)
+        denominators = second.sqrt().div_(root).add_(self.epsilon)
+        _move_by_ratio_(parameters, first, denominators, step_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdamW(Adam):
+    """Adam with weight decay on the parameters themselves (Loshchilov and Hutter, 2019)."""
+
+    name = "adamw"
+    description = "adaptive moments; weight decay shrinks the parameters directly"
+
+    weight_decay: float = 0.01
+
+    def _decay_(
+        self, parameters: Tensor, gradients: Tensor, learning_rate: float | Tensor,
+        points: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        rate = learning_rate * self.weight_decay
+        if self.weight_decay != 0.0 and points is None:
+            parameters.mul_(1 - rate)
+        elif self.weight_decay != 0.0 and points is not None:
+            parameters.sub_(points * rate)
+        return gradients
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adagrad(Optimiser):
+    """Adagrad (Duchi, Hazan and Singer, 2011)."""
+
+    name = "adagrad"
+    description = "each parameter's rate falls with the sum of its squared gradients"
+
+    epsilon: float = 1e-10
+    initial_accumulator_value: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("epsilon", "initial_accumulator_value")
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("sum_of_squares",)
+
+    def initial(self, slot: str) -> float:
+        return super().initial(slot) + self.initial_accumulator_value
+
+    def _update_(
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        state: Mapping[str, Tensor],
+        steps: Sequence[int],
+        learning_rate: float | Tensor,
+    ) -> None:
+        sum_of_squares = state["sum_of_squares"].addcmul_(gradients, gradients, value=1)
+        denominators = sum_of_squares.sqrt().add_(self.epsilon)
+        _move_by_ratio_(parameters, gradients, denominators, learning_rate)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RMSprop(Optimiser):
+    """RMSprop (Tieleman and Hinton, 2012), plain, centred (Graves, 2013) or with momentum."""
+
+    name = "rmsprop"
+    description = "gradients divided by a moving root mean square, plain, centred or with momentum"
+
+    alpha: float = 0.99
+    epsilon: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("alpha", below=1.0)
+        self._check("epsilon", "momentum")
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        first = ("first",) if self.centered else ()
+        momentum = ("momentum",) if self.momentum else ()
+        return ("second", *first, *momentum)
+
+    def _update_(
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        state: Mapping[str, Tensor],
+        steps: Sequence[int],
+        learning_rate: float | Tensor,
+    ) -> None:
+        second = state["second"]
+        second.mul_(self.alpha).addcmul_(gradients, gradients, value=1 - self.alpha)
+        if self.centered:
+            first = state["first"].lerp_(gradients, 1 - self.alpha)
+            denominators = second.addcmul(first, first, value=-1).sqrt_()
+        else:
+            denominators = second.sqrt()
+        denominators.add_(self.epsilon)
+        if self.momentum:
+            momentum = state["momentum"].mul_(self.momentum).addcdiv_(gradients, denominators)
+            _move_(parameters, momentum, learning_rate)
+        else:
+            _move_by_ratio_(parameters, gradients, denominators, learning_rate)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class YellowFinRows(Optimiser, Tuner):
+    """YellowFin (Zhang and Mitliagkas, 2019), each row tuned on its own."""
+
+    name = "yellowfin"
+    description = "tunes momentum and rate by itself; the learning rate is a factor, 1 as a rule"
+    own_rate = 1.0
+
+    def __post_init__(self) -> None:
+        Optimiser.__post_init__(self)
+        Tuner.__post_init__(self)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return (*state_names(self), "tuner")
+
+    def _update_(
+        self,
+        parameters: Tensor,
+        gradients: Tensor,
+        state: Mapping[str, Tensor],
+        steps: Sequence[int],
+        learning_rate: float | Tensor,
+    ) -> None:
+        scalars = state["tuner"]
+        if scalars.shape[1] < self.columns:
+            raise ConfigurationError(
+                f"yellowfin: a window of {self.window} needs a model of at least {self.columns} "
+                f"parameters, got {scalars.shape[1]}; use a smaller window or a larger model"
+            )
+        displacement, mean_gradient, *past = (state[name] for name in state_names(self))
+        whole = Chunk(parameters, gradients, displacement, mean_gradient, learning_rate, past)
+        descend_rows_(self, [whole], scalars)
+
+
+_CLASSES: dict[str, type[Optimiser]] = {
+    optimiser.name: optimiser for optimiser in (Sgd, Adam, AdamW, Adagrad, RMSprop, YellowFinRows)
+}
+
+OPTIMISERS: dict[str, str] = {name: made.description for name, made in _CLASSES.items()}
+
+
+def make_optimiser(spec: str | Optimiser) -> Optimiser:
+    """The optimiser that a spec such as "sgd:momentum=0.9,nesterov=true" describes."""
+    if isinstance(spec, Optimiser):
+        return spec
+    name, given = parse_spec(spec, "optimiser")
+    if name not in _CLASSES:
+        raise unknown_name("optimiser", name, _CLASSES)
+    options: dict[str, Any] = bind("optimiser", name, _CLASSES[name], given)
+    return _CLASSES[name](**options)
+
+
+def clip_rows(gradients: Tensor, max_norm: float) -> Tensor:
+    """A new matrix in which each row is scaled down to a norm of at most `max_norm`.
+
+    One row gets what `torch.nn.utils.clip_grad_norm_` makes of one gradient. Rows that are short
+    enough are multiplied by exactly 1, which keeps a GPU from having to report which ones are.
+    """
+    norms = cast(
+        Tensor,
+        torch.linalg.vector_norm(  # pyright: ignore[reportUnknownMemberType]
+            gradients, dim=1, keepdim=True
+        ),
+    )
+    return gradients * torch.clamp(max_norm / (norms + 1e-6), max=1.0)
+
+
+def clip_one(gradient: Tensor, max_norm: float | None) -> Tensor:
+    """One gradient as `clip_rows` clips each row; without a bound it stays as it is."""
+    return gradient if max_norm is None else clip_rows(gradient.unsqueeze(0), max_norm)[0]
+
+
+def _per_row(values: Sequence[float], like: Tensor) -> float | Tensor:
+    """One number where all rows agree, which keeps the arithmetic of torch.optim; or a column."""
+    if all(value == values[0] for value in values):
+        return values[0]
+    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
+
+
+def _move_(parameters: Tensor, direction: Tensor, rate: float | Tensor) -> None:
+    if isinstance(rate, Tensor):
+        parameters.addcmul_(direction, rate, value=-1)
+    else:
+        parameters.add_(direction, alpha=-rate)
+
+
+def _move_by_ratio_(
+    parameters: Tensor, numerators: Tensor, denominators: Tensor, rate: float | Tensor
+) -> None:
+    if isinstance(rate, Tensor):
+        parameters.addcdiv_(numerators * rate, denominators, value=-1)
+    else:
+        parameters.addcdiv_(numerators, denominators, value=-rate)

@@ -1,0 +1,172 @@
+"""Learning-rate schedules: what the base rate is multiplied by, as a pure function of the epoch.
+
+The epoch is a real number, samples processed by all workers over the size of the data set, so
+that asynchronous workers agree on the rate without counting each other's steps. Every schedule
+knows two more options. `scale` multiplies all rates, by a number or by the number of workers.
+`warmup` rises linearly over that many epochs from a fraction `start` of the full rate; without
+`start` a scaled schedule rises from the base rate (Goyal et al., 2017) and any other from a tenth
+of it: not from zero, for some methods divide by the rate.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.specs import bind, check_range, parse_spec, print_dataclass
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule(ABC):
+    """A schedule for one run; `str` gives the spec that makes it again for another."""
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+
+    epochs: float
+    workers: int
+    _: dataclasses.KW_ONLY
+    warmup: float = 0.0
+    start: float | None = None
+    scale: float | Literal["workers"] = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.epochs < math.inf:
+            raise ConfigurationError(
+                f"{self.name}: epochs must be a finite number above 0, got {self.epochs}"
+            )
+        if self.workers < 1:
+            raise ConfigurationError(f"{self.name}: workers must be at least 1, got {self.workers}")
+        check_range(f"{self.name}: warmup", self.warmup, 0.0)
+        if self.warmup >= self.epochs:
+            raise ConfigurationError(
+                f"{self.name}: warmup must be shorter than the run, got warmup={self.warmup:g} "
+                f"for {self.epochs:g} epochs; shorten it or run for longer"
+            )
+        if self.start is not None and not 0.0 < self.start <= 1.0:
+            raise ConfigurationError(
+                f"{self.name}: start must be above 0 and at most 1, got {self.start}"
+            )
+        if self.scale != "workers" and not 0.0 < self.scale < math.inf:
+            raise ConfigurationError(
+                f"{self.name}: scale must be a finite number above 0 or workers, got {self.scale}"
+            )
+
+    def __str__(self) -> str:
+        return print_dataclass(self.name, self)
+
+    def factor(self, epoch: float) -> float:
+        """What to multiply the base rate by; after the run's end, its last value."""
+        epoch = min(max(epoch, 0.0), self.epochs)
+        scale = float(self.workers) if self.scale == "workers" else self.scale
+        if epoch >= self.warmup:
+            return scale * self._shape(epoch)
+        start = self.start
+        if start is None:
+            start = 1.0 / scale if scale > 1.0 else 0.1
+        return scale * (start + (1.0 - start) * epoch / self.warmup)
+
+    @abstractmethod
+    def _shape(self, epoch: float) -> float:
+        """The fraction of the full rate at an epoch after the warm-up."""
+
+    def _progress(self, epoch: float) -> float:
+        """How far the epoch lies between the end of the warm-up, 0, and the end of the run, 1."""
+        return (epoch - self.warmup) / (self.epochs - self.warmup)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """The full rate until the end."""
+
+    name = "constant"
+    description = "the same rate until the end"
+
+    def _shape(self, epoch: float) -> float:
+        return 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step(Schedule):
+    """The rate drops by `gamma` at each epoch of `at`, by default at 1/2 and 3/4 of the run."""
+
+    name = "step"
+    description = "the rate is multiplied by gamma at the given epochs"
+
+    at: tuple[float, ...] | None = None
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("step: gamma", self.gamma, 0.0)
+        for epoch in self._drops:
+            check_range("step: at", epoch, 0.0)
+        if any(later <= earlier for earlier, later in pairwise(self._drops)):
+            raise ConfigurationError(
+                f"step: at must increase from one epoch to the next, got {self._drops_text}"
+            )
+        if self._drops and self._drops[0] < self.warmup:
+            raise ConfigurationError(
+                f"step: at must not begin before the warm-up ends, got at={self._drops_text}, "
+                f"warmup={self.warmup:g}; shorten the warm-up or drop later"
+            )
+
+    @property
+    def _drops(self) -> tuple[float, ...]:
+        return (self.epochs / 2, self.epochs * 3 / 4) if self.at is None else self.at
+
+    @property
+    def _drops_text(self) -> str:
+        return "/".join(f"{epoch:g}" for epoch in self._drops)
+
+    def _shape(self, epoch: float) -> float:
+        return self.gamma ** bisect.bisect_right(self._drops, epoch)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cosine(Schedule):
+    """Half a cosine from the full rate to `final` of it (Loshchilov and Hutter, 2017)."""
+
+    name = "cosine"
+    description = "half a cosine, from the full rate to the fraction final of it"
+
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("cosine: final", self.final, 0.0)
+
+    def _shape(self, epoch: float) -> float:
+        return self.final + (1 - self.final) * (1 + math.cos(math.pi * self._progress(epoch))) / 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Linear(Schedule):
+    """A straight line from the full rate to zero."""
+
+    name = "linear"
+    description = "a straight line, from the full rate to zero"
+
+    def _shape(self, epoch: float) -> float:
+        return 1 - self._progress(epoch)
+
+
+_CLASSES: dict[str, type[Schedule]] = {
+    schedule.name: schedule for schedule in (Constant, Step, Cosine, Linear)
+}
+
+SCHEDULES: dict[str, str] = {name: made.description for name, made in _CLASSES.items()}
+
+
+def make_schedule(spec: str, *, epochs: float, workers: int) -> Schedule:
+    """The schedule that a spec such as "step:at=81/122,warmup=5,scale=workers" describes."""
+    name, given = parse_spec(spec, "schedule")
+    if name not in _CLASSES:
+        raise unknown_name("schedule", name, _CLASSES)
+    options: dict[str, Any] = bind("schedule", name, _CLASSES[name], given)
+    return _CLASSES[name](epochs, workers, **options)

@@ -1,0 +1,148 @@
+"""What advice may choose from: methods with their main settings, and one grid of learning rates.
+
+The menu is a table in order of importance: where a budget cannot pay for all of it, rows at the end
+go first. Every row gets the same rates, for the rate decides more than the method does; so a row
+must train at one of them, and settings that need another grid (ssp:bound=16) are not here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gossamer.config.settings import Settings
+from gossamer.errors import ConfigurationError
+from gossamer.methods import parse_method
+from gossamer.quantities import counted
+
+MENU = (
+    # One of each way to couple workers.
+    "all_reduce",
+    "ad_psgd",
+    "local_sgd:period=8",
+    "push_sum",
+    "easgd:period=4",
+    "downpour",
+    "d_psgd",
+    "push_gossip",
+    "backup_workers",
+    "ssp:bound=4,divide=true",
+    # The same with another period, topology, bound or number of servers.
+    "local_sgd:period=32",
+    "push_sum:overlap=1",
+    "ad_psgd:topology=bipartite_ring",
+    "push_gossip:period=8",
+    "easgd:period=16",
+    "all_reduce:stale=1",
+    "diloco:period=8",
+    "bmuf:period=8",
+    "slowmo:period=8",
+    "d_psgd:topology=exponential",
+    "d_psgd:topology=complete",
+    "eamsgd:period=4",
+    "downpour:n_push=8,n_fetch=8",
+    "softsync",
+    "dc_asgd",
+    "staleness_aware",
+    "ssp:bound=1,divide=true",
+    "sync_server:servers=4",
+    "pull_gossip",
+    # Finer choices.
+    "ad_psgd:topology=complete",
+    "local_sgd:period=2",
+    "local_sgd:period=128",
+    "bmuf:period=32",
+    "slowmo:period=32",
+    "diloco:period=32",
+    "eamsgd:period=16",
+    "pull_gossip:period=8",
+    "push_sum:overlap=4",
+    "ssp:bound=4",
+    "bounded_delay:bound=4,divide=true",
+    "softsync:n=4",
+    "downpour:servers=4",
+    "backup_workers:servers=4",
+)
+NOT_ADVISED = {
+    "ensemble": "it gives as many models as workers instead of one",
+    "hogwild": "it needs one memory that all workers share, which a cluster has not",
+}
+_FEWEST_MEETINGS = 4
+_MOST_MODELS = 16
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method with its options and a learning rate."""
+
+    method: str
+    learning_rate: float
+
+    @property
+    def name(self) -> str:
+        """The method without its options."""
+        return self.method.partition(":")[0]
+
+    def __str__(self) -> str:
+        return f"{self.method} at {self.learning_rate:g}"
+
+    def settings(self, base: Settings) -> Settings:
+        """The base with this method and rate, checked."""
+        return dataclasses.replace(
+            base, method=parse_method(self.method), learning_rate=self.learning_rate
+        ).resolved()
+
+
+def candidates(
+    base: Settings, rates: Sequence[float], menu: Sequence[str] = MENU
+) -> tuple[list[Candidate], dict[str, str]]:
+    """All that can run on this cluster, in the menu's order, and why the others cannot."""
+    found: list[Candidate] = []
+    left_out = dict(NOT_ADVISED)
+    for method in menu:
+        reason = _obstacle(base, method)
+        if reason:
+            left_out[method] = reason
+        else:
+            found += [Candidate(method, rate) for rate in rates]
+    if not found:
+        method, reason = next((m, r) for m, r in left_out.items() if m in menu)
+        raise ConfigurationError(f"no method can run on this cluster: {method}: {reason}")
+    return found, left_out
+
+
+def _obstacle(base: Settings, method: str) -> str:
+    if base.cluster.workers == 1 and method != "all_reduce":
+        return "with one worker there is nobody to exchange anything with"
+    try:
+        settings = dataclasses.replace(base, method=parse_method(method)).resolved()
+    except ConfigurationError as error:
+        return str(error)
+    options = settings.method_options()
+    models = settings.method.method.promises.models_per_step(base.cluster.workers, options)
+    if models > _MOST_MODELS:
+        return f"it sends {models:.0f} models a step, too many messages to simulate in a search"
+    period = max(int(options.get(key, 1)) for key in ("period", "n_push"))
+    if period > 1 and period * _FEWEST_MEETINGS > settings.steps_per_worker:
+        return (
+            f"with {counted(settings.steps_per_worker, 'step')} a worker it would meet fewer than "
+            f"{_FEWEST_MEETINGS} times"
+        )
+    return ""
+
+
+def kind_of(candidate: Candidate, settings: Settings) -> str:
+    """How this candidate couples its workers, in a few words."""
+    method = settings.method.method
+    if method.family == "local updates":
+        return "local updates"
+    options = settings.method_options()
+    is_synchronous = method.is_synchronous(options)
+    if options.get("backups"):
+        return "synchronous with backups"
+    if method.has_server:
+        return "synchronous" if is_synchronous else "asynchronous server"
+    if method.family == "synchronous":
+        return "synchronous"
+    return "gossip in rounds" if is_synchronous else "asynchronous gossip"

@@ -1,0 +1,311 @@
+"""What a search found, in words and numbers: for the console, for JSON and for the page."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from gossamer.config.settings import Settings
+from gossamer.plan.advise.reasons import parts, why
+from gossamer.plan.advise.search import Search, Standing
+from gossamer.plan.advise.sensitivity import Outcome, sentence, thresholds
+from gossamer.quantities import counted
+from gossamer.report.page.data import ArrivalData, TableData
+from gossamer.report.page.method import arrival_data
+from gossamer.runs.arrival import RULE, is_lower_better
+from gossamer.runs.ranking import Place, Ranking
+from gossamer.runs.statistics import beyond, show_number, show_score
+from gossamer.runs.verdict import verdict
+
+_LONGER = 3
+
+
+class Findings:
+    """The answer, its reason and what would change it."""
+
+    def __init__(self, search: Search, left_out: Mapping[str, str]) -> None:
+        self.search = search
+        self.ranking: list[Standing] = search.ranking()
+        self.contest = Ranking([one.arrival for one in self.ranking])
+        self.left_out = dict(left_out)
+
+    @property
+    def goal(self) -> str:
+        return show_score(self.search.target, self.search.key)
+
+    @property
+    def is_reached(self) -> bool:
+        return any(one.arrival.mean is not None for one in self.ranking)
+
+    @property
+    def has_final(self) -> bool:
+        """Whether the finalists have run: before that nobody may be called first."""
+        return bool(self.ranking) and self.ranking[0].is_final
+
+    def place(self, one: Standing) -> Place:
+        return next(p for p in self.contest.places if p.label == one.candidate.method)
+
+    def verdict(self) -> str:
+        """One sentence, with the uncertainty."""
+        cut_short = ""
+        contest = self.contest
+        if not self.has_final:
+            cut_short = f"{self._why_ended()} when {self._measured()} had been measured"
+            # Such a search knows nothing of those who had not arrived yet.
+            contest = Ranking([one.arrival for one in self.ranking if one.arrival.reached])
+        ends = {one.candidate.method: one.nearest for one in self.ranking}
+        return verdict(contest, self.search.target, self.search.key, ends, cut_short)
+
+    def _why_ended(self) -> str:
+        return {"interrupted": "Interrupted", "out of time": "The budget ran out"}.get(
+            self.search.ended, "The final failed"
+        )
+
+    def _measured(self) -> str:
+        return f"{len(self.search.searched)} of {counted(len(self.search.candidates), 'candidate')}"
+
+    def reason(self) -> str:
+        """Why the runner-up loses."""
+        if len(self.ranking) < 2:
+            return "There is no runner-up."
+        first, second = self.ranking[:2]
+        target, key = self.search.target, self.search.key
+        winner, loser = (
+            parts(one.candidate.method, one.results, target, key, one.collecting)
+            for one in (first, second)
+        )
+        if winner is None:
+            return (
+                f"Nobody reaches {self.goal} with every seed; {first.candidate.method} comes "
+                f"nearest with {show_score(first.nearest, key)}, then {second.candidate.method} "
+                f"with {show_score(second.nearest, key)}."
+            )
+        if loser is None and not second.is_final:
+            return f"{second.candidate.method} had not arrived yet."
+        if loser is None:
+            return (
+                f"{second.candidate.method} reaches {self.goal} with {second.arrival.reached} of "
+                f"{counted(len(second.results), 'seed')} only and comes to "
+                f"{show_score(second.nearest, key)} in the mean."
+            )
+        return why(winner, loser)
+
+    def proposal(self) -> str:
+        """Where nobody arrives: a target or a length with which somebody would."""
+        if self.is_reached or not self.ranking or not self.ranking[0].is_final:
+            return ""
+        key, epochs = self.search.key, self.search.base.epochs or 1.0
+        best = self.ranking[0].nearest
+        if not math.isfinite(best):
+            return "Every candidate diverged; give smaller rates with --lr."
+        # Held with some seeds, or nearly held: what is proposed must be easier than what was asked.
+        rounded = (
+            max(math.ceil(best * 100) / 100, math.floor(self.search.target * 100 + 1) / 100)
+            if is_lower_better(key)
+            else min(int(best * 100) / 100, math.ceil(self.search.target * 100 - 1) / 100)
+        )
+        return f"Try --target {rounded:g}, or --epochs {_LONGER * epochs:g}."
+
+    def edge(self) -> str:
+        """Where the winner's rate is the outermost of the grid, a better one may lie beyond."""
+        rates = sorted({candidate.learning_rate for candidate in self.search.candidates})
+        if not self.has_final:
+            return ""
+        chosen = self.ranking[0].candidate.learning_rate
+        further = beyond(chosen, rates)
+        if further is None:
+            return ""
+        end = "largest" if further > chosen else "smallest"
+        grid = sorted([*rates, further])
+        return (
+            f"{chosen:g} is the {end} rate of the grid, a better one may lie beyond it: "
+            f"try --lr {','.join(f'{rate:g}' for rate in grid)}."
+        )
+
+    def changes(self) -> list[str]:
+        """What each change of the cluster does to the answer."""
+        if not self.ranking:
+            return []
+        winner = self.ranking[0].candidate.method
+        outcomes = self.search.outcomes
+        said = thresholds(outcomes, self.search.base.cluster.workers, winner)
+        return [*said, *(sentence(one, winner, self.goal) for one in outcomes)]
+
+    def left_out_for(self) -> dict[str, list[str]]:
+        """The methods that were left out, by reason."""
+        found: dict[str, list[str]] = {}
+        for method, reason in self.left_out.items():
+            found.setdefault(reason, []).append(method)
+        return found
+
+    def remarks(self) -> list[str]:
+        """All that the page says besides its verdict and tables."""
+        said = [self.ended(), self.reason(), self.proposal(), self.edge()]
+        said += [f"{change[0].upper()}{change[1:]}." for change in self.changes()]
+        said += [f"{what} failed: {error}" for what, error in self.search.failures.items()]
+        said += [
+            f"Left out: {', '.join(m)}: {reason}." for reason, m in self.left_out_for().items()
+        ]
+        return [*filter(None, said), *filter(None, [self.next_step()])]
+
+    def next_step(self) -> str:
+        """What to do with the answer; nothing where there is none."""
+        if not self.has_final:
+            return ""
+        whom = "the winner" if self.contest.winner is not None else "the first of them"
+        return f"Train with {whom}: {self.train_command()}"
+
+    def train_command(self) -> str:
+        """Trains with the first of the ranking on real processes; empty before there is one."""
+        if not self.has_final:
+            return ""
+        first = self.ranking[0].candidate
+        chosen = ["--method", first.method, "--lr", f"{first.learning_rate:g}"]
+        return shlex.join(["gossamer", "train", *chosen, *_common(self.search.base)])
+
+    def ended(self) -> str:
+        """What a reader must know of a search that was cut short; empty where it was not."""
+        seeds = len(self.ranking[0].results) if self.ranking and self.ranking[0].is_final else 0
+        final = (
+            f"the final had {seeds} of {counted(self.search.plan.seeds, 'seed')}, "
+            f"followed by {counted(len(self.search.outcomes), 'changed cluster')}"
+        )
+        state = final if self.search.finals else f"the search had measured {self._measured()}"
+        return {
+            "interrupted": f"Interrupted: this is the best so far; {state}.",
+            "out of time": f"The budget ran out on this machine: this is the best so far; {state}; "
+            "another machine may get further.",
+        }.get(self.search.ended, "")
+
+    # ------------------------------------------------------------------ as data
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `--json` prints and the folder keeps."""
+        base, plan = self.search.base, self.search.plan
+        return {
+            "ranking": [self._row(one) for one in self.ranking],
+            "task": base.task.name,
+            "cluster": base.cluster.name,
+            "workers": base.cluster.workers,
+            "target": self.search.target,
+            "seed": base.seed,
+            "ended": self.search.ended,
+            "verdict": self.verdict() if self.ranking else "",
+            "reason": self.reason(),
+            "proposal": self.proposal(),
+            "edge": self.edge(),
+            "changes": self.changes(),
+            "sensitivity": [self._outcome(one) for one in self.search.outcomes],
+            "command": self.train_command(),
+            "rule": RULE,
+            "left_behind": [
+                {"method": c.method, "learning_rate": c.learning_rate, "rung": rung, "best": best}
+                for c, rung, best in self.search.left_behind()
+            ],
+            "left_out": self.left_out,
+            "failures": self.search.failures,
+            "plan": {
+                "candidates": plan.candidates,
+                "rungs": [{"share": rung.share, "keep": rung.keep} for rung in plan.rungs],
+                "seeds": plan.seeds,
+                "contenders": plan.contenders,
+                "nominal_seconds": plan.nominal_s,
+            },
+        }
+
+    def arrivals(self) -> dict[str, ArrivalData]:
+        """For the page, whose curves do not know what collecting the model costs."""
+        return {place.label: arrival_data(place) for place in self.contest.places}
+
+    def _row(self, one: Standing) -> dict[str, Any]:
+        place = self.place(one)
+        span = place.span
+        return {
+            "method": one.candidate.method,
+            "learning_rate": one.candidate.learning_rate,
+            "seconds_to_target": None if span is None else span.mean,
+            "low": None if span is None else span.low,
+            "high": None if span is None else span.high,
+            "times_the_first": place.times,
+            "may_be_first": place.is_close,
+            "seconds_of_seeds": list(one.arrival.seconds),
+            "reached": one.arrival.reached,
+            "seeds": len(one.results),
+            "best": one.nearest,
+            "kind": one.kind,
+            "collecting_seconds": one.collecting,
+        }
+
+    def _outcome(self, one: Outcome) -> dict[str, Any]:
+        return {
+            "change": one.scene.title,
+            "what": one.scene.what,
+            "leader": one.leader(),
+            "seconds_to_target": {method: found.mean for method, found in one.arrivals.items()},
+            "failures": dict(one.failures),
+        }
+
+    def tables(self) -> list[TableData]:
+        """For the page: the ranking, what would change it, and who was left behind."""
+        made = [self._ranking_table()]
+        if self.search.outcomes:
+            made.append(self._sensitivity_table())
+        behind = self.search.left_behind()
+        if behind:
+            made.append(
+                {
+                    "title": "Left behind in the search",
+                    "columns": ["method", "learning rate", "rung", f"best {self.search.key} there"],
+                    "rows": [[c.method, c.learning_rate, rung, best] for c, rung, best in behind],
+                }
+            )
+        return made
+
+    def _ranking_table(self) -> TableData:
+        keys = (
+            "method", "kind", "learning_rate", "seconds_to_target", "low", "high",
+            "times_the_first", "reached", "seeds", "best",
+        )  # fmt: skip
+        rows = [self._row(one) for one in self.ranking]
+        return {
+            "title": f"Time to {self.goal}, in virtual seconds",
+            "columns": [key.replace("_", " ") for key in keys],
+            "rows": [[row[key] for key in keys] for row in rows],
+        }
+
+    def _sensitivity_table(self) -> TableData:
+        contenders = [one.candidate.method for one in self.search.contenders()]
+        rows: list[list[str | float | None]] = []
+        for outcome in self.search.outcomes:
+            cells: list[str | float | None] = [outcome.scene.title]
+            for method in contenders:
+                found = outcome.arrivals.get(method)
+                mean = None if found is None else found.mean
+                cells.append("-" if mean is None else f"{show_number(mean)} s")
+            rows.append([*cells, outcome.leader() or "nobody"])
+        return {
+            "title": f"What would change the answer: time to {self.goal} if one thing differed",
+            "columns": ["change", *contenders, "first"],
+            "rows": rows,
+        }
+
+
+def _common(base: Settings) -> list[str]:
+    """The settings that differ from the task's own, as options of `gossamer train`."""
+    task = base.task
+    words = ["--task", task.name, "--workers", str(base.cluster.workers)]
+    if base.epochs != task.epochs:
+        words += ["--epochs", f"{base.epochs:g}"]
+    if base.batch != task.batch:
+        words += ["--batch", str(base.batch)]
+    if base.optimiser != task.optimiser:
+        words += ["--optimiser", str(base.optimiser)]
+    if base.schedule != "constant":
+        words += ["--schedule", base.schedule]
+    if base.clip is not None:
+        words += ["--clip", f"{base.clip:g}"]
+    if base.split != "shuffled":
+        words += ["--split", base.split]
+    return words

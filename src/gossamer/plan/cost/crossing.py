@@ -1,0 +1,187 @@
+"""Where one method overtakes another: over the number of workers, the bandwidth or the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from types import MappingProxyType
+from typing import Any
+
+from gossamer.config.cluster import Cluster
+from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.plan.cost.case import NoClosedForm
+from gossamer.plan.cost.step_time import predict
+from gossamer.plan.cost.workload import Piece, Workload
+from gossamer.quantities import counted
+
+TIE = 1e-3
+"""Methods whose speeds differ by less count as equal: none of them overtakes the other."""
+SIMULATED_TIE = 0.02
+"""The same where one of them was simulated, over few steps and with chance in them."""
+
+Known = Mapping[tuple[str, int], float]
+"""Samples per second that were simulated, by method and number of workers."""
+_NOTHING: Known = MappingProxyType({})
+Speed = Callable[[str, float], float | None]
+"""Samples per second of a method at a value of what is varied; None: no closed form there."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """From `value` on (workers: the first number of them), `faster` is faster than `slower`."""
+
+    axis: str
+    value: float
+    faster: str
+    slower: str
+
+    def __str__(self) -> str:
+        # Workers come in whole numbers: from 23 on is above 22.
+        least = self.value - 1 if self.axis == "workers" else self.value
+        return f"above {show_value(self.axis, least)} {self.faster} overtakes {self.slower}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+AXES = ("workers", "bandwidth", "model_bytes")
+
+
+def show_value(axis: str, value: float) -> str:
+    """With its unit."""
+    if axis == "workers":
+        return counted(round(value), "worker")
+    if axis == "bandwidth":
+        bits = 8 * value
+        unit, size = ("Gbit/s", 1e9) if bits >= 1e9 else ("Mbit/s", 1e6)
+        return f"{bits / size:.3g} {unit}"
+    unit, size = ("GB", 1e9) if value >= 1e9 else ("MB", 1e6) if value >= 1e6 else ("kB", 1e3)
+    return f"a model of {value / size:.3g} {unit}"
+
+
+def speeds_over(axis: str, cluster: Cluster, workload: Workload, known: Known = _NOTHING) -> Speed:
+    """How fast a method is when one thing varies and the rest is as given.
+
+    Over workers, what was simulated counts where there is no closed form.
+    """
+    if axis not in AXES:
+        raise unknown_name("axis", axis, AXES)
+
+    def speed(method: str, value: float) -> float | None:
+        where, what = cluster, workload
+        if axis == "workers" and (method, round(value)) in known:
+            return known[method, round(value)]
+        if axis == "workers":
+            where = cluster.changed(workers=round(value))
+        elif axis == "bandwidth":
+            wires = dataclasses.replace(cluster.network, bandwidth=value)
+            where = dataclasses.replace(cluster, network=wires)
+        else:
+            what = scaled(workload, value)
+        try:
+            return predict(method, where, what).samples_per_second
+        except NoClosedForm:
+            return None
+        except ConfigurationError:
+            if axis != "workers":
+                raise
+            return None  # such as an odd number of workers on a graph that needs an even one
+
+    return speed
+
+
+def scaled(workload: Workload, model_bytes: float) -> Workload:
+    """The same layers as a model of another size, in as many pieces."""
+    factor = model_bytes / workload.model_bytes
+    pieces = tuple(Piece(p.size_bytes * factor, p.ready_share) for p in workload.pieces)
+    return dataclasses.replace(
+        workload, model_bytes=model_bytes, pieces=pieces,
+        scalar_bytes=workload.scalar_bytes * factor,
+    )  # fmt: skip
+
+
+def crossings(
+    axis: str,
+    methods: Sequence[str],
+    values: Sequence[float],
+    cluster: Cluster,
+    workload: Workload,
+    known: Known = _NOTHING,
+) -> list[Crossing]:
+    """All crossings between the first and the last value, in order.
+
+    Looked for between neighbouring values: two crossings of one pair between two of them cancel
+    out and stay unseen, so give more values where that may be.
+    """
+    speed = speeds_over(axis, cluster, workload, known)
+    found: list[Crossing] = []
+    grid = sorted(set(values))
+    for first, second in combinations(dict.fromkeys(methods), 2):
+        orders: list[tuple[float, int]] = []
+        for value in grid:
+            order = _order(speed, first, second, value, _tie(known, (first, second), value))
+            # Ties are passed over: only who was behind and is then ahead has overtaken.
+            if order:
+                orders.append((value, order))
+        for (low, before), (high, after) in pairwise(orders):
+            if before != after:
+                # Between two numbers of workers nothing was simulated.
+                at = _between(axis, speed, first, second, (low, before), high)
+                faster, slower = (first, second) if after > 0 else (second, first)
+                found.append(Crossing(axis, at, faster, slower))
+    return sorted(found, key=lambda crossing: (crossing.value, crossing.faster, crossing.slower))
+
+
+def _tie(known: Known, methods: Sequence[str], value: float) -> float:
+    is_simulated = any((method, round(value)) in known for method in methods)
+    return SIMULATED_TIE if is_simulated else TIE
+
+
+def _order(speed: Speed, first: str, second: str, value: float, tie: float = TIE) -> int:
+    """1 where the first is faster, -1 where the second is, 0 for a tie or where one is refused."""
+    one, other = speed(first, value), speed(second, value)
+    if one is None or other is None or abs(one - other) <= tie * max(one, other):
+        return 0
+    return 1 if one > other else -1
+
+
+def _between(
+    axis: str, speed: Speed, first: str, second: str, start: tuple[float, int], high: float
+) -> float:
+    """The least value at which the order is no longer that of the start."""
+    low, before = start
+    if axis == "workers":
+        # Some numbers of workers have no closed form; the first that shows the new order counts.
+        for count in range(round(low) + 1, round(high)):
+            if _order(speed, first, second, count) == -before:
+                return count
+        return high
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        if _order(speed, first, second, middle) == before:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def fastest(
+    axis: str,
+    methods: Sequence[str],
+    values: Sequence[float],
+    cluster: Cluster,
+    workload: Workload,
+    known: Known = _NOTHING,
+) -> dict[float, list[str]]:
+    """At each value the fastest methods; several where they tie, none where all are refused."""
+    speed = speeds_over(axis, cluster, workload, known)
+    best: dict[float, list[str]] = {}
+    for value in values:
+        speeds = {method: found for method in methods if (found := speed(method, value))}
+        top = max(speeds.values(), default=0.0)
+        tie = _tie(known, methods, value) if axis == "workers" else TIE
+        best[value] = [method for method, own in speeds.items() if own >= top * (1 - tie)]
+    return best

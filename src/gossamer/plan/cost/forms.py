@@ -1,0 +1,360 @@
+"""The step of each method, in closed form.
+
+Written for workers that are equal, so that those who start together and do the same stay together:
+where compute times do not vary at all, asynchronous workers meet at the server in one crowd, for
+ever. Where they vary, the crowd disperses, and a closed network of queues (`queueing`) takes its
+place. c is computing, L latency, G seconds per byte, B the model, p the workers, q = p B G / S the
+time that everybody's transfer takes at one of S servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gossamer.plan.cost.case import Case, NoClosedForm, Parts, split
+from gossamer.plan.cost.queueing import answered_by_one_of_s, binomial, pulled_round_s, response_s
+from gossamer.topology import Topology, make_topology
+
+Form = Callable[[Case], Parts]
+_ROUNDS = 20
+
+
+def all_reduce(case: Case) -> Parts:
+    """Pieces are reduced one after the other, each as soon as the slowest has it."""
+    stale, pace = case.options["stale"], case.pace
+    whole_s = case.all_reduce_s(case.model_bytes)
+    latest_s = pace.latest_s(case.ends)
+    pieces = case.pieces if case.options["overlap"] else ()
+    reduced_s = sum(case.all_reduce_s(piece.size_bytes) for piece in pieces) or whole_s
+    if stale:
+        # Reducing hides behind the next step, as long as there is less of it than of computing.
+        step_s = max(latest_s, reduced_s)
+        return split(pace.mean_s, latest_s, reduced_s, step_s, ignores_jitter=True)
+    if not pieces:
+        return split(pace.mean_s, latest_s, whole_s, latest_s + whole_s)
+    gradient_s, forward = pace.gradient_s(case.ends), pace.compute.forward_share
+    done_s = 0.0
+    for piece in pieces:
+        # A group has its gradient in one piece, at the end.
+        share = forward + (1 - forward) * piece.ready_share if pace.members == 1 else 1.0
+        done_s = max(done_s, gradient_s * share) + case.all_reduce_s(piece.size_bytes)
+    return split(pace.mean_s, latest_s, reduced_s, max(latest_s, done_s))
+
+
+def local(case: Case) -> Parts:
+    """H steps alone, then one all-reduce: (H c + T) / H; T twice with the optimiser's state."""
+    period, pace = case.options["period"], case.pace
+    exchange_s = case.all_reduce_s(case.model_bytes)
+    if case.options.get("state") == "averaged":
+        exchange_s += case.all_reduce_s(case.optimiser_slots * case.model_bytes)
+    early = case.options.get("switch", 0.0)
+    # Before the switch everybody averages after every step.
+    meetings = early + (1 - early) / period
+    together_s = pace.latest_sum_s(case.ends, period) / period
+    latest_s = early * pace.latest_s(case.ends) + (1 - early) * together_s
+    shared_s = exchange_s * meetings
+    return split(pace.mean_s, latest_s, shared_s, latest_s + shared_s)
+
+
+def ensemble(case: Case) -> Parts:
+    return Parts(case.pace.mean_s)
+
+
+def d_psgd(case: Case) -> Parts:
+    """max(c, L + d B G) where the exchange overlaps the gradient, their sum where it cannot."""
+    exchange_s, alone_s, latest_s = _neighbours_s(case)
+    compute_s = case.pace.mean_s
+    if case.options["overlap"] and case.options["adapt"] != "before":
+        # A message leaves when its step begins, so that only a whole step of lag is waited for.
+        return split(compute_s, compute_s, alone_s, max(compute_s, exchange_s), ignores_jitter=True)
+    return split(compute_s, latest_s, alone_s, latest_s + exchange_s, ignores_jitter=True)
+
+
+def push_sum(case: Case) -> Parts:
+    """c + L + d B G; with overlap tau the slowest of c, d B G and (c + L + d B G) / (tau + 1)."""
+    exchange_s, alone_s, latest_s = _neighbours_s(case)
+    compute_s, tau = case.pace.mean_s, case.options["overlap"]
+    if not tau:
+        return split(compute_s, latest_s, alone_s, latest_s + exchange_s, ignores_jitter=True)
+    carried_s = exchange_s - case.link.latency_s
+    step_s = max(compute_s, carried_s, (compute_s + exchange_s) / (tau + 1))
+    return split(compute_s, compute_s, alone_s, step_s, ignores_jitter=True)
+
+
+def _neighbours_s(case: Case) -> tuple[float, float, float]:
+    """Seconds of a mean round on the method's topology, of one message alone, of the slowest.
+
+    The slowest of a neighbourhood is the least that a step waits for: who waits makes its own
+    neighbours wait, for which there is no closed form.
+    """
+    if case.ends == 1:
+        return 0.0, 0.0, case.pace.mean_s
+    graph = _topology(case)
+    rounds = range(graph.period)
+    degrees = [_largest_degree(graph, step) for step in rounds]
+    carried_s = [case.link.crowded_s(degree, case.model_bytes) for degree in degrees]
+    latest_s = [case.pace.latest_s(degree + 1) for degree in degrees]
+    count = len(degrees)
+    alone_s = case.link.message_s(case.model_bytes)
+    return sum(carried_s) / count, alone_s, sum(latest_s) / count
+
+
+def _largest_degree(graph: Topology, step: int) -> int:
+    """Of the card that the most messages cross in that round: everybody ends up at its pace."""
+    return max(
+        max(len(graph.out_neighbours(rank, step)), len(graph.in_neighbours(rank, step)))
+        for rank in graph.members
+    )
+
+
+def _topology(case: Case) -> Topology:
+    return make_topology(case.options["topology"], case.ends)
+
+
+def ad_psgd(case: Case) -> Parts:
+    """Active workers take max(c, A), passive ones c; A = 2 (L + B G) if nobody else asks.
+
+    Averaging hides behind the next gradient. Several active workers may ask the same passive one.
+    """
+    compute_s, least = case.pace.mean_s, case.options["least"]
+    if case.ends == 1 or least == 0:
+        return Parts(compute_s)
+    graph = _topology(case)
+    if graph.sides is None:
+        raise NoClosedForm(
+            f"ad_psgd on {graph.name} with {case.ends} workers has no closed form, as everyone "
+            "asks and answers at once; take an even number of workers and a bipartite topology, "
+            "or simulate it"
+        )
+    active, passive = graph.sides
+    links = sum(len(graph.neighbours(rank)) for rank in active)
+    choices, users = links / len(active), links / len(passive)
+    pauses_s = 2 * case.link.latency_s
+    alone_s = least * (pauses_s + 2 * case.model_s)
+    busy_s, idle_s = compute_s, 0.0
+    for _ in range(_ROUNDS):
+        asked_s = answered_by_one_of_s(len(active), choices, users, pauses_s + idle_s, case.model_s)
+        others = asked_s / (2 * case.model_s) - 1
+        if len(active) == 2 and case.pace.is_constant:
+            # Two that ask at the same moment are also answered at the same moment, for ever.
+            others = (users - 1) / choices
+        chances = binomial(round(users) - 1, others)
+        busy_s = sum(
+            chance * max(compute_s, least * (pauses_s + 2 * case.model_s * (1 + count)))
+            for count, chance in enumerate(chances)
+        )
+        # Who is done with averaging before its gradient is there asks nobody meanwhile.
+        idle_s = max(0.0, busy_s - least * (pauses_s + asked_s))
+    mean_rate = (len(active) / busy_s + len(passive) / compute_s) / case.ends
+    return split(compute_s, compute_s, alone_s, busy_s, rate=busy_s * mean_rate)
+
+
+def pull_gossip(case: Case) -> Parts:
+    """c + (2 L + B G) / period, and what others add who read from the same card."""
+    period, compute_s = case.options["period"], case.pace.mean_s
+    if case.ends == 1:
+        return Parts(compute_s)
+    alone_s = 2 * case.link.latency_s + case.model_s
+    think_s = period * compute_s + 2 * case.link.latency_s
+    if case.ends == 2 and case.pace.is_constant:
+        # Two that ask each other at the same moment: both requests are there before the answers.
+        round_s = think_s + case.model_s
+    else:
+        round_s = pulled_round_s(case.ends, think_s, case.model_s)
+    step_s = round_s / period
+    return split(compute_s, compute_s, alone_s / period, step_s)
+
+
+def push_gossip(case: Case) -> Parts:
+    """c: nobody waits. Where a card carries less than a model in that time, messages pile up."""
+    compute_s = case.pace.mean_s
+    load = case.model_s / (case.options["period"] * compute_s) if case.ends > 1 else 0.0
+    return Parts(compute_s, backlog=load)
+
+
+# ---------------------------------------------------------------------- servers
+
+
+def sync_server(case: Case) -> Parts:
+    """c + 2 (L + q): the first p - b gradients in, then the parameters out to everybody."""
+    backups = case.options["backups"]
+    if case.pace.is_constant:
+        # All arrive at once: those beyond the first p - b are dropped, and answered like them.
+        return _in_step(case, 1, 2 * case.crowded_way_s())
+    order = case.pace.in_order_s(case.ends).tolist()
+    latest_s = order[case.ends - backups - 1]
+    gathered_s = max(
+        _gathered_s(order, case.ends - backups, case.server_s),
+        latest_s + case.lone_way_s() - case.link.latency_s,
+    )
+    step_s = gathered_s + case.link.latency_s + case.crowded_way_s()
+    # Where the late are dropped, the last that counts may be earlier than most.
+    compute_s = min(case.pace.mean_s, latest_s)
+    return split(compute_s, latest_s, 2 * case.lone_way_s(), step_s, ignores_jitter=backups > 0)
+
+
+def _gathered_s(order: Sequence[float], needed: int, service_s: float) -> float:
+    """When the first `needed` gradients have passed the server's card.
+
+    From some k-th on the card never rests, and it is shared with all that come before the end, also
+    with those that will be too late.
+    """
+    end_s = 0.0
+    while True:
+        started = sum(start < end_s for start in order)
+        count = max(needed, started)
+        following_s = max(order[at] + (count - at) * service_s for at in range(needed))
+        if following_s <= end_s:
+            return end_s
+        end_s = following_s
+
+
+def clock_server(case: Case) -> Parts:
+    """A fresh read at every step: with equal workers nobody is ever ahead by the bound."""
+    if case.options["bound"] == 0:
+        return _in_step(case, 1, 2 * case.crowded_way_s())
+    return asynchronous(case)
+
+
+def asynchronous(case: Case) -> Parts:
+    """Gradient in, parameters out, and nobody waits for another but at the server's card."""
+    return _served(case, case.pace.mean_s, 2, 2 * case.link.latency_s, 1)
+
+
+def hogwild(case: Case) -> Parts:
+    """c + 3 L + 2 q: a read is asked for and answered, then the update is added."""
+    return _served(case, case.pace.mean_s, 2, 3 * case.link.latency_s, 1)
+
+
+def downpour(case: Case) -> Parts:
+    """Per fetch: its answer, and the pushes between two fetches as far as computing hides them."""
+    pushes, fetches = case.options["n_push"], case.options["n_fetch"]
+    if case.options["warm_start"] or case.options["introduce"]:
+        raise NoClosedForm(
+            "downpour with warm_start or introduce has no closed form, as its pace changes during "
+            "the run; leave them out, or simulate it"
+        )
+    if pushes == fetches:
+        return _served(case, pushes * case.pace.mean_s, 2, 2 * case.link.latency_s, pushes)
+    if fetches % pushes == 0:
+        return _pushed_meanwhile(case, fetches, pushes)
+    if pushes % fetches:
+        raise NoClosedForm(
+            f"downpour has no closed form where neither of n_push={pushes} and n_fetch={fetches} "
+            "divides the other; choose one that does, or simulate it"
+        )
+    between = pushes // fetches
+    ways_s = (between + 1) * case.crowded_way_s() + (between - 1) * case.link.latency_s
+    return _in_step(case, pushes, ways_s, ignores_jitter=True)
+
+
+def ssp(case: Case) -> Parts:
+    """A push at every step, a read only when the cache is older than the bound."""
+    return _pushed_meanwhile(case, case.options["bound"] + 1, 1)
+
+
+def easgd(case: Case) -> Parts:
+    """Per period: max(tau c, q) + 2 L + q, for the push goes on while the worker computes."""
+    period, latency_s = case.options["period"], case.link.latency_s
+    if case.options["synchronous"]:
+        meetings_s = 2 * case.all_reduce_s(case.scalar_bytes)
+        ways_s = 2 * case.crowded_way_s() + latency_s + meetings_s
+        return _in_step(case, period, ways_s)
+    compute_s = period * case.pace.mean_s
+    way_s = case.crowded_way_s() - latency_s
+    if case.pace.is_constant or way_s >= case.pace.latest_sum_s(case.ends, period):
+        # Where everybody's push outlasts all computing, nothing that varies is left to part them.
+        _refuse_unequal_places(case)
+        round_s = max(compute_s, way_s) + 2 * latency_s + way_s
+        alone_s = latency_s + case.lone_way_s()
+        return split(case.pace.mean_s, case.pace.mean_s, alone_s / period, round_s / period)
+    return _served(case, compute_s, 1, 2 * latency_s, period)
+
+
+def _in_step(case: Case, steps: int, ways_s: float, *, ignores_jitter: bool = False) -> Parts:
+    """All workers compute so many steps, then wait for all of them and for the server."""
+    latest_s = case.pace.latest_sum_s(case.ends, steps) / steps
+    alone_s = min(ways_s, 2 * case.lone_way_s()) / steps
+    return split(
+        case.pace.mean_s, latest_s, alone_s, latest_s + ways_s / steps,
+        ignores_jitter=ignores_jitter and not case.pace.is_constant,
+    )  # fmt: skip
+
+
+def _served(case: Case, compute_s: float, ways: int, latency_s: float, steps: int) -> Parts:
+    """Rounds of computing and of models that cross the servers' cards, in a crowd or dispersed."""
+    _refuse_unequal_places(case)
+    lone_s = case.lone_way_s() - case.link.latency_s
+    alone_s = latency_s + ways * lone_s
+    if case.pace.is_constant:
+        round_s = compute_s + latency_s + ways * (case.crowded_way_s() - case.link.latency_s)
+    else:
+        # What a worker's own card adds to the server's share is nobody else's business.
+        think_s = compute_s + latency_s + ways * (lone_s - case.server_s)
+        round_s = think_s + response_s(case.ends, think_s, [case.server_s] * ways)
+    mean_s = case.pace.mean_s
+    return split(mean_s, mean_s, alone_s / steps, round_s / steps)
+
+
+def _pushed_meanwhile(case: Case, steps: int, between: int) -> Parts:
+    """A push after every `between` steps in the background, a read after all of them.
+
+    The read's request follows the last push on its connection: L + max(n c + q, c + m q) for m
+    pushes in n steps, then L + q for the answer.
+    """
+    way_s = case.crowded_way_s() - case.link.latency_s
+    compute_s, pushes = steps * case.pace.mean_s, steps // between
+    pauses_s = 2 * case.link.latency_s
+    if case.pace.is_constant:
+        pushed_s = max(compute_s + way_s, compute_s / pushes + pushes * way_s)
+        round_s = pushed_s + way_s + pauses_s
+    else:
+        # Dispersed, a card that is never idle carries all pushes of all workers in a round.
+        think_s = compute_s + pauses_s + 2 * (case.lone_way_s() - case.link.latency_s)
+        think_s -= 2 * case.server_s
+        response = response_s(case.ends, think_s, [case.server_s] * 2)
+        round_s = max(think_s + response, pushes * way_s)
+    return split(
+        case.pace.mean_s, case.pace.mean_s, 2 * case.lone_way_s() / steps, round_s / steps,
+        ignores_jitter=True,
+    )  # fmt: skip
+
+
+def _refuse_unequal_places(case: Case) -> None:
+    others = sorted(case.shards)[-2:-1] or [0.0]
+    if case.servers_on_workers and case.ends > 1 and others[0] < 0.95 * max(case.shards):
+        raise NoClosedForm(
+            "a server with the largest part of the model on a worker's machine has no closed form, "
+            "as that worker is served sooner and gets ahead of the others; use placement=own or "
+            "equal parts, or simulate it"
+        )
+
+
+FORMS: dict[str, Form] = {
+    "all_reduce": all_reduce,
+    "d_psgd": d_psgd,
+    "ad_psgd": ad_psgd,
+    "pull_gossip": pull_gossip,
+    "push_gossip": push_gossip,
+    "push_sum": push_sum,
+    "easgd": easgd,
+    "eamsgd": easgd,
+    "sync_server": sync_server,
+    "backup_workers": sync_server,
+    "ssp": ssp,
+    "bounded_delay": clock_server,
+    "softsync": asynchronous,
+    "staleness_aware": asynchronous,
+    "dc_asgd": asynchronous,
+    "hogwild": hogwild,
+    "downpour": downpour,
+    "local_sgd": local,
+    "bmuf": local,
+    "slowmo": local,
+    "diloco": local,
+    "ensemble": ensemble,
+}
+"""By name of method; a new method has none until its row is written here."""
+
+COLLECTIVE_ONLY = frozenset({"all_reduce", "local_sgd", "bmuf", "slowmo", "diloco", "ensemble"})
+"""Those that send no messages of their own, so that machines and racks are priced with them."""

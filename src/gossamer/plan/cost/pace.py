@@ -1,0 +1,165 @@
+"""How long computing takes when it varies: the mean, and the slowest of several.
+
+Who waits for everybody waits for the slowest of n draws. The expected k-th smallest of n follows
+from the distribution function F alone, E X_(k) = integral of P(Binomial(n, F(x)) < k), which is
+evaluated here by quadrature for every distribution that a cluster can have.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossamer.config.cluster import Compute
+
+Values = NDArray[np.float64]
+_POINTS = 4001
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What one end of a method computes per step: a worker, or a group that steps together."""
+
+    compute: Compute
+    members: int = 1
+    """How many workers compute at once; the end has its gradient when the slowest is ready."""
+    extra_s: float = 0.0
+    """What an end adds to each gradient: spreading the point and averaging inside a group."""
+
+    @property
+    def is_constant(self) -> bool:
+        return deviation(self.compute) == 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """Of one step, all that nothing hides included."""
+        return self.gradient_s(1) + self.compute.unoverlapped_seconds
+
+    def latest_s(self, ends: int) -> float:
+        """Of the slowest of so many ends."""
+        return self.gradient_s(ends) + self.compute.unoverlapped_seconds
+
+    def gradient_s(self, ends: int) -> float:
+        """The same without copying and applying."""
+        count = ends * self.members
+        return self.extra_s + float(order_means(self.compute, count)[-1])
+
+    def in_order_s(self, ends: int) -> Values:
+        """Of all ends, from the fastest to the slowest."""
+        if self.members > 1:
+            return np.full(ends, self.latest_s(ends))
+        after = self.extra_s + self.compute.unoverlapped_seconds
+        return order_means(self.compute, ends) + after
+
+    def latest_sum_s(self, ends: int, steps: int) -> float:
+        """Of the end that is slowest over so many steps; their sum is taken to be normal."""
+        if steps == 1:
+            return self.latest_s(ends)
+        if self.members > 1:
+            return steps * self.latest_s(ends)
+        spread = deviation(self.compute) * math.sqrt(steps)
+        return steps * self.mean_s + spread * expected_largest_normal(ends)
+
+
+def deviation(compute: Compute) -> float:
+    """The standard deviation of one compute time."""
+    chance = compute.pause_probability
+    pauses = chance * (1 - chance) * compute.pause_seconds**2
+    match compute.distribution:
+        case "constant":
+            own = 0.0
+        case "exponential":
+            own = compute.seconds
+        case "uniform":
+            own = compute.seconds * min(compute.jitter, 1 / math.sqrt(3))
+        case _:
+            own = compute.seconds * compute.jitter
+    return math.sqrt(own * own + pauses)
+
+
+def _mean_s(compute: Compute) -> float:
+    mean = compute.seconds
+    if compute.distribution == "normal" and compute.jitter:
+        # Draws below a tenth of the mean are raised to it.
+        spread, least = compute.jitter * mean, 0.1 * mean
+        far = (mean - least) / spread
+        density = math.exp(-far * far / 2) / math.sqrt(2 * math.pi)
+        below = 0.5 * math.erfc(far / math.sqrt(2))
+        mean = least * below + mean * (1 - below) + spread * density
+    return mean + compute.pause_probability * compute.pause_seconds
+
+
+@lru_cache(maxsize=1024)
+def expected_largest_normal(count: int) -> float:
+    """The expected maximum of so many standard normal numbers."""
+    standard = Compute(seconds=20.0, distribution="normal", jitter=1 / 20)
+    return float(order_means(standard, count)[-1]) - 20.0
+
+
+@lru_cache(maxsize=1024)
+def _order_means(compute: Compute, count: int) -> tuple[float, ...]:
+    mean = _mean_s(compute)
+    if deviation(compute) == 0.0:
+        return (mean,) * count
+    # Beyond this no draw is worth counting: the tail of an exponential is the longest.
+    far = math.log(count) + 30.0
+    end = mean + compute.pause_seconds + far * deviation(compute)
+    grid = np.linspace(0.0, end, _POINTS)
+    below = distribution_function(compute, grid)
+    if count == 1:
+        return (mean,)
+    # P(exactly k of n are below x), cumulated over k, is the chance that X_(k+1) is above x.
+    with np.errstate(divide="ignore"):
+        log_below, log_above = np.log(below), np.log1p(-below)
+    survival = np.zeros_like(grid)
+    means: list[float] = []
+    for at in range(count):
+        ways = math.lgamma(count + 1) - math.lgamma(at + 1) - math.lgamma(count - at + 1)
+        survival = survival + np.exp(ways + _times(at, log_below) + _times(count - at, log_above))
+        means.append(float(np.trapezoid(survival, grid)))
+    return tuple(means)
+
+
+def order_means(compute: Compute, count: int) -> Values:
+    """The expected compute times of so many workers, from the fastest to the slowest."""
+    return np.array(_order_means(compute, count))
+
+
+def _times(count: int, logarithm: Values) -> Values:
+    """A count times a logarithm, with nothing times minus infinity being nothing."""
+    return count * logarithm if count else np.zeros_like(logarithm)
+
+
+def distribution_function(compute: Compute, grid: Values) -> Values:
+    """F(x): the chance that a compute time, pauses included, is at most x."""
+    chance = compute.pause_probability
+    value = (1 - chance) * _plain(compute, grid)
+    if chance:
+        value = value + chance * _plain(compute, grid - compute.pause_seconds)
+    return np.clip(value, 0.0, 1.0)
+
+
+def _plain(compute: Compute, grid: Values) -> Values:
+    mean, spread = compute.seconds, compute.jitter
+    match compute.distribution:
+        case "normal" if spread:
+            return _normal((grid - mean) / (spread * mean)) * (grid >= 0.1 * mean)
+        case "lognormal" if spread:
+            variance = math.log1p(spread * spread)
+            positive = np.maximum(grid, 1e-300)
+            return _normal((np.log(positive / mean) + variance / 2) / math.sqrt(variance))
+        case "uniform" if spread:
+            half = min(1.0, spread * math.sqrt(3))
+            return np.clip((grid / mean - 1 + half) / (2 * half), 0.0, 1.0)
+        case "exponential":
+            return -np.expm1(-np.maximum(grid, 0.0) / mean)
+        case _:
+            return np.where(grid >= mean, 1.0, 0.0)
+
+
+def _normal(at: Values) -> Values:
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in at])

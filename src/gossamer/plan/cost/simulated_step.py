@@ -1,0 +1,141 @@
+"""Where a step has no closed form it is simulated in time only.
+
+Messages that share a card, racks, slow workers and partners that everybody may ask have no closed
+form here, and a run without gradients knows what they cost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from gossamer.callbacks import Callback
+from gossamer.config.cluster import Cluster
+from gossamer.config.faults import FOREVER, Fault
+from gossamer.config.settings import make_settings, split_groups
+from gossamer.errors import ConfigurationError
+from gossamer.methods import MethodSpec, parse_method
+from gossamer.plan.cost.case import NoClosedForm, Parts
+from gossamer.plan.cost.step_time import LONG_RUN, Prediction, predict
+from gossamer.plan.cost.workload import Workload
+from gossamer.sim.simulation import Simulation
+from gossamer.tasks import Task
+from gossamer.topology import make_topology
+
+_LEAST_STEPS = 4
+_GRADIENTS = 192
+"""Of all workers together, so that chance evens out where they are few."""
+_MOST_GRADIENTS = 10_000
+"""A first look takes seconds, not minutes."""
+
+
+class _Times(Callback):
+    """When each gradient of a run was there."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step(self, worker: int, step: int, seconds: float, loss: float | None) -> None:
+        self.seconds.append(seconds)
+
+
+def round_steps(options: dict[str, object], ends: int) -> int:
+    """After how many steps a method's exchanges repeat."""
+    rounds = [options.get(key, 1) for key in ("period", "n_push", "n_fetch")]
+    bound = options.get("bound", 0)
+    rounds.append(bound + 1 if isinstance(bound, int) else 1)
+    if "topology" in options and ends > 1:
+        rounds.append(make_topology(str(options["topology"]), ends).period)
+    return math.lcm(*(one for one in rounds if isinstance(one, int)))
+
+
+def simulated_step(
+    spec: MethodSpec, cluster: Cluster, task: Task, *, model_bytes: float, steps: int, more: int
+) -> Parts:
+    """Seconds per gradient and worker from the `steps`-th step on, over as many.
+
+    The run goes on for `more` steps, so that its end, where workers wait for nobody any more, does
+    not count.
+    """
+    times = _Times()
+    settings = make_settings(
+        task, spec, cluster, engine="none", batch=1, model_bytes=round(model_bytes),
+        epochs=(2 * steps + more) * cluster.workers / len(task.train),
+    )  # fmt: skip
+    summary = Simulation(settings, callbacks=[times]).run().summary
+    first, last = (times.seconds[count * cluster.workers - 1] for count in (steps, 2 * steps))
+    step_s = (last - first) / steps
+    waiting_s = step_s * float(summary["waiting_fraction"])
+    return Parts(step_s - waiting_s, waiting_s)
+
+
+def answer_over(
+    method: str | MethodSpec,
+    cluster: Cluster,
+    workload: Workload,
+    task: Task,
+    workers: Sequence[int],
+    on_simulation: Callable[[str], None] = lambda what: None,
+) -> dict[int, Prediction | NoClosedForm]:
+    """The step for several numbers of workers: by its closed form, else by simulating it.
+
+    A refusal takes the place of what it refuses.
+    """
+    spec = parse_method(method)
+    found: dict[int, Prediction | NoClosedForm] = {}
+    for count in workers:
+        try:
+            where = cluster.changed(workers=count)
+            try:
+                found[count] = predict(spec, where, workload)
+            except NoClosedForm as reason:
+                on_simulation(f"{spec}, {count} workers")
+                found[count] = _simulated(spec, where, workload, task, reason)
+        except NoClosedForm as refusal:
+            found[count] = refusal
+        except ConfigurationError as error:
+            # Such as backups that are not fewer than the workers: no such run exists.
+            found[count] = NoClosedForm(str(error))
+    return found
+
+
+def _simulated(
+    spec: MethodSpec, cluster: Cluster, workload: Workload, task: Task, reason: NoClosedForm
+) -> Prediction:
+    for fault in cluster.faults:
+        if not _is_lasting(fault):
+            raise NoClosedForm(
+                f"a step has no time of its own where the cluster changes during the run, as by "
+                f"'{fault}'; leave the fault out, or use gossamer simulate"
+            ) from None
+    ends = len(split_groups(spec.groups, cluster)) or cluster.workers
+    # Those of a long run: what suits so few steps is not what a step of a training costs.
+    options = spec.resolve(ends, LONG_RUN)
+    own = round_steps(options, ends)
+    # Who waits for a slow neighbour makes its own neighbours wait: half a ring later all do. Until
+    # then they get ahead, and at the end they have nothing left to do while the others catch up.
+    lead = cluster.workers // 2 if cluster.faults and "topology" in options else 1
+    steps, more = (
+        own * math.ceil(least / own)
+        for least in (max(_LEAST_STEPS, _GRADIENTS // cluster.workers, lead), lead)
+    )
+    if (2 * steps + more) * cluster.workers > _MOST_GRADIENTS:
+        raise NoClosedForm(
+            f"{cluster.workers} workers would take more than {_MOST_GRADIENTS} simulated "
+            "gradients, too many for a first look; ask for fewer workers, or use gossamer simulate "
+            "--engine none"
+        ) from None
+    parts = simulated_step(
+        dataclasses.replace(spec, options=options), cluster, task,
+        model_bytes=workload.model_bytes, steps=steps, more=more,
+    )  # fmt: skip
+    return Prediction(
+        str(spec), cluster.workers, parts, workload.batch, workload.samples, options,
+        simulated_because=str(reason),
+    )  # fmt: skip
+
+
+def _is_lasting(fault: Fault) -> bool:
+    always = fault.at == 0 and fault.lasts == FOREVER
+    return fault.is_trait or (always and fault.kind in ("drop", "delay"))

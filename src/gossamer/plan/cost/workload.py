@@ -1,0 +1,88 @@
+"""What a step has to compute and to move: the sizes of a model, from a task or from a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gossamer.errors import ConfigurationError
+from gossamer.optim.optimisers import make_optimiser
+from gossamer.replica import cut
+from gossamer.sim.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, make_buckets
+from gossamer.tasks import Task
+from gossamer.tasks.flat_model import FlatModel
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the gradient, and the share of the backward pass after which it is there."""
+
+    size_bytes: float
+    ready_share: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The sizes that decide what a step costs."""
+
+    model_bytes: float
+    pieces: tuple[Piece, ...]
+    """In the order in which the backward pass finishes them."""
+    tensors: tuple[int, ...]
+    """Elements of each parameter, at whose ends servers may be divided; empty: anywhere."""
+    scalar_bytes: float = 4.0
+    """Charged for one number that travels alone."""
+    optimiser_slots: int = 1
+    """Vectors of an optimiser's state, such as one for momentum."""
+    batch: int = 32
+    samples: int = 50_000
+    """Of one epoch."""
+
+    def shards(self, servers: int) -> tuple[float, ...]:
+        """The bytes that each of so many servers holds."""
+        if not self.tensors:
+            return (self.model_bytes / servers,) * servers
+        total = sum(self.tensors)
+        ranges = cut(self.tensors, servers)
+        return tuple(self.model_bytes * (part.stop - part.start) / total for part in ranges)
+
+
+def workload_of(
+    task: Task, *, model_bytes: float | None = None, batch: int | None = None,
+    optimiser: str | None = None,
+) -> Workload:  # fmt: skip
+    """That of a task; with `model_bytes` the same layers charged as a model of that size."""
+    model = FlatModel(task, torch.device("cpu"), seed=0)
+    element = model.initial.element_size()
+    own = model.layout.total * element
+    scale = 1.0 if model_bytes is None else _checked(model_bytes) / own
+    pieces = tuple(
+        Piece((bucket.end - bucket.start) * element * scale, bucket.ready_share)
+        for bucket in make_buckets(model.module, task.train.inputs[:1], scale)
+    )
+    return Workload(
+        own * scale, pieces, model.layout.sizes,
+        scalar_bytes=element * scale,
+        optimiser_slots=len(make_optimiser(optimiser or task.optimiser).slots),
+        batch=batch or task.batch,
+        samples=len(task.train),
+    )  # fmt: skip
+
+
+def workload_of_bytes(model_bytes: float, *, batch: int = 32, samples: int = 50_000) -> Workload:
+    """A model of which nothing is known but its size: equal layers, in DDP's pieces."""
+    left = _checked(model_bytes)
+    pieces: list[Piece] = []
+    while left > 0:
+        full = BUCKET_BYTES if pieces else FIRST_BUCKET_BYTES
+        size = left if left < 2 * full else float(full)
+        left -= size
+        pieces.append(Piece(size, (model_bytes - left) / model_bytes))
+    return Workload(model_bytes, tuple(pieces), (), batch=batch, samples=samples)
+
+
+def _checked(model_bytes: float) -> float:
+    if not 0 < model_bytes < float("inf"):
+        raise ConfigurationError(f"model bytes must be a finite number above 0, got {model_bytes}")
+    return float(model_bytes)

@@ -1,0 +1,266 @@
+"""Who does what when: worker 0 says it, everybody does it, worker 0 collects what was found.
+
+Each phase has its own part of the time and ends with it; an answer that stays away for a minute
+longer, or a worker that is lost, ends the probe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gossamer.errors import Error, PeerLost, RunFailed
+from gossamer.plan.probe import links
+from gossamer.plan.probe.channel import PATIENCE_S, Post
+from gossamer.plan.probe.findings import Crowd, Findings, Inquiry, Link, Steps
+from gossamer.plan.probe.step_times import Stepper, measure_steps
+from gossamer.real.faults.slow_worker import Slowness, own_slow_factor
+from gossamer.real.transports.transport import Transport
+
+Progress = Callable[[float, str], None]
+"""Told which share of the time is over, and what is going on."""
+_COMPUTE, _LINKS = 0.4, 0.35
+"""Shares of the time; crowds have the rest."""
+_LEAST_ROUND_S = 0.1
+_MOST_ROUND_S = 1.0
+_MOST_CROWD_S = 2.0
+_CROWD_MESSAGE_S = 0.02
+
+
+def conduct(transport: Transport, inquiry: Inquiry, on_progress: Progress) -> Findings:
+    """Worker 0's part: the whole probe."""
+    post = Post(transport)
+    own = Part(post, _stepper(inquiry, transport))
+    conductor = Conductor(own, inquiry, transport.name, on_progress)
+    try:
+        post.open()
+    except PeerLost as lost:
+        raise conductor.loss(lost) from lost
+    try:
+        return conductor.run()
+    except PeerLost as lost:
+        raise conductor.loss(lost) from lost
+    finally:
+        conductor.dismiss()
+        post.close()
+
+
+def take_part(transport: Transport, inquiry: Inquiry) -> None:
+    """Everybody else's part: do as told until there is nothing more to do."""
+    post = Post(transport)
+    part = Part(post, _stepper(inquiry, transport))
+    post.open()
+    try:
+        post.tell(0, {"host": own_host()})
+        while (words := post.hear(0)).get("do") != "end":
+            post.tell(0, part.obey(words))
+    except PeerLost:
+        raise  # worker 0 learns of it from the transport, or is the one
+    except Exception as error:
+        why = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+        post.tell(0, {"failed": f"worker {post.rank} gave up: {why}"})
+        raise
+    finally:
+        post.close()
+
+
+def _stepper(inquiry: Inquiry, transport: Transport) -> Stepper:
+    slowness = Slowness(own_slow_factor(transport.rank))
+    return Stepper(inquiry, transport.rank, transport.size, slowness)
+
+
+def own_host() -> str:
+    """A name that workers share if, and only if, they run on one host."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        # Hosts that were never given names are all called localhost.
+        mark = boot.read_text(encoding="ascii")[:8]
+    except OSError:
+        mark = ""
+    return f"{socket.gethostname()}/{mark}" if mark else socket.gethostname()
+
+
+class Part:
+    """What one worker can be told to do."""
+
+    def __init__(self, post: Post, stepper: Stepper) -> None:
+        self.post = post
+        self._stepper = stepper
+        self.on_time: Callable[[float], None] = lambda passed: None
+        """Told while steps are measured how much time has passed."""
+
+    def obey(self, words: Mapping[str, Any]) -> dict[str, Any]:
+        seconds = words["seconds"]
+        match words["do"]:
+            case "compute":
+                steps = measure_steps(self._stepper.step, seconds, self._pass_time)
+                return dataclasses.asdict(steps)
+            case "link":
+                link = links.measure_link(self.post, words["peer"], seconds)
+                return dataclasses.asdict(link)
+            case _:
+                rate = links.flood(self.post, words["peer"], seconds, words["size"])
+                return {"rate": rate}
+
+    def _pass_time(self, passed: float) -> None:
+        self.post.check()
+        self.on_time(passed)
+
+
+class Conductor:
+    """Worker 0 while it says what to do."""
+
+    def __init__(
+        self, own: Part, inquiry: Inquiry, transport: str, on_progress: Progress
+    ) -> None:  # fmt: skip
+        self._own = own
+        self._post = own.post
+        self._inquiry = inquiry
+        self._transport = transport
+        self._on_progress = on_progress
+        self._began = time.monotonic()
+        self.phase = "the workers met"
+
+    def run(self) -> Findings:
+        others = range(1, self._post.size)
+        answers = [self._hear(rank, 0.0) for rank in others]
+        hosts = [own_host(), *(answer["host"] for answer in answers)]
+        at = time.time()
+        self._began = time.monotonic()
+        is_alone = len(hosts) == 1
+        steps = self._measure_steps(self._inquiry.seconds * (1.0 if is_alone else _COMPUTE))
+        found: list[Link] = []
+        crowds: list[Crowd] = []
+        if not is_alone:
+            found = self._measure_links(hosts, self._inquiry.seconds * _LINKS)
+            left = self._inquiry.seconds - (time.monotonic() - self._began)
+            crowds = self._measure_crowds(hosts, found, left)
+        self._tell(1.0, "done")
+        return Findings(
+            self._inquiry, self._transport, hosts, steps, found, crowds,
+            len(hosts) * (len(hosts) - 1) // 2, at, time.monotonic() - self._began,
+        )  # fmt: skip
+
+    def loss(self, lost: PeerLost) -> RunFailed:
+        return RunFailed(
+            f"{lost} while {self.phase}, so nothing was written; see what ended it, and probe again"
+        )
+
+    def dismiss(self) -> None:
+        """Whatever has happened, nobody waits for further words."""
+        for rank in range(1, self._post.size):
+            try:
+                self._post.tell(rank, {"do": "end"})
+            except PeerLost:
+                pass  # it needs none
+
+    # ------------------------------------------------------------------ phases
+
+    def _measure_steps(self, seconds: float) -> list[Steps]:
+        self.phase = "steps were measured"
+        what = f"steps of {self._inquiry.task}, all workers at once"
+        self._tell(0.0, what)
+        self._own.on_time = lambda passed: self._tell(passed / self._inquiry.seconds, what)
+        words = {"do": "compute", "seconds": seconds}
+        answers = self._ask(dict.fromkeys(range(self._post.size), words), seconds)
+        return [Steps(**answers[rank]) for rank in sorted(answers)]
+
+    def _measure_links(self, hosts: list[str], seconds: float) -> list[Link]:
+        self.phase = "links were measured"
+        until = time.monotonic() + seconds
+        plan = links.rounds(hosts)
+        slot = min(_MOST_ROUND_S, max(_LEAST_ROUND_S, seconds / len(plan))) / 2
+        found: list[Link] = []
+        for number, pairs in enumerate(plan):
+            if found and time.monotonic() + 2 * slot > until + _LEAST_ROUND_S:
+                break
+            self._tell(
+                self._share, f"links, {number + 1} of {len(plan)} rounds: {_pairs_shown(pairs)}"
+            )
+            for leads in (pairs, [(other, one) for one, other in pairs]):
+                words = {
+                    one: {"do": "link", "peer": other, "seconds": slot} for one, other in leads
+                }
+                found += [Link(**answer) for answer in self._ask(words, slot).values()]
+        return found
+
+    def _measure_crowds(self, hosts: list[str], found: list[Link], seconds: float) -> list[Crowd]:
+        self.phase = "crowded links were measured"
+        best: dict[int, float] = {}
+        for link in found:
+            for end in (link.source, link.target):
+                best[end] = max(best.get(end, 0.0), link.bandwidth)
+        # A worker in the middle, so that nobody's slow card is taken for everybody's.
+        target = sorted(best, key=lambda rank: (best[rank], rank))[len(best) // 2]
+        patterns = {
+            "inside": links.ring_inside(hosts),
+            "between": links.ring_between(hosts),
+            "to_one": links.all_to_one(hosts, target),
+        }
+        planned = {
+            pattern: sends
+            for pattern, sends in patterns.items()
+            if sends and (pattern != "to_one" or len(sends) > 1)
+        }
+        slot = max(_LEAST_ROUND_S, min(_MOST_CROWD_S, seconds / max(1, len(planned))))
+        typical = sorted(link.bandwidth for link in found)[len(found) // 2]
+        crowds: list[Crowd] = []
+        for pattern, sends in planned.items():
+            share = len(sends) if pattern == "to_one" else 1
+            size = int(_CROWD_MESSAGE_S * typical / share)
+            size = min(links.LARGEST, max(links.SMALLEST, size))
+            self._tell(self._share, f"{len(sends)} senders at once, {_pattern_shown(pattern)}")
+            words = {
+                one: {"do": "flood", "peer": other, "seconds": slot, "size": size}
+                for one, other in sends.items()
+            }
+            answers = self._ask(words, slot)
+            rates = {rank: answer["rate"] for rank, answer in answers.items()}
+            aim = target if pattern == "to_one" else None
+            crowds.append(Crowd(pattern, len(sends), aim, rates))
+        return crowds
+
+    # ------------------------------------------------------------------ words
+
+    def _ask(
+        self, words: Mapping[int, dict[str, Any]], seconds: float
+    ) -> dict[int, dict[str, Any]]:
+        """Everybody named does its own at the same time; their answers."""
+        for rank, said in words.items():
+            if rank != 0:
+                self._post.tell(rank, said)
+        answers = {0: self._own.obey(words[0])} if 0 in words else {}
+        for rank in words:
+            if rank != 0:
+                answers[rank] = self._hear(rank, seconds)
+        return answers
+
+    def _hear(self, rank: int, seconds: float) -> dict[str, Any]:
+        answer = self._post.hear(rank, seconds + PATIENCE_S)
+        if "failed" in answer:
+            raise RunFailed(answer["failed"])
+        return answer
+
+    @property
+    def _share(self) -> float:
+        return (time.monotonic() - self._began) / self._inquiry.seconds
+
+    def _tell(self, share: float, what: str) -> None:
+        self._on_progress(min(1.0, share), what)
+
+
+def _pairs_shown(pairs: list[links.Pair]) -> str:
+    shown = ", ".join(f"{one} and {other}" for one, other in pairs[:3])
+    return f"{shown} and {len(pairs) - 3} more" if len(pairs) > 3 else shown
+
+
+def _pattern_shown(pattern: str) -> str:
+    return {
+        "inside": "each to the next on its host",
+        "between": "each to the next host",
+        "to_one": "all to one",
+    }[pattern]

@@ -1,0 +1,233 @@
+"""From what was measured to a cluster that the simulator reads."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gossamer.config.cluster import Cluster, Compute, Wires
+from gossamer.config.faults import Fault
+from gossamer.plan.probe.findings import Crowd, Findings, Link
+from gossamer.plan.probe.fit import fit
+from gossamer.plan.probe.links import ring_between
+
+SLOW_WORKER = 1.25
+"""A worker whose steps are so many times longer than the typical one's is described as slow."""
+SLOW_CARD = 1.5
+"""So many times less bandwidth than the typical card makes a slow one."""
+CROWDED = 0.8
+"""A crowd in which a sender gets less than this part of what it gets alone is worth a word."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """The steps of all workers, compared."""
+
+    medians: list[float]
+    typical: float
+    """The median of a typical worker."""
+    factors: list[float]
+    """How many times longer than the typical worker's each one's steps are, on average."""
+    slow: dict[int, float]
+    """The factors of those that differ."""
+
+
+def speeds_of(findings: Findings) -> Speeds:
+    """Who differs has another median and another mean; the means say by how much.
+
+    A worker that stood still once is not slow, so its median must differ too. But what a slow one
+    gets done follows from its mean, long steps included.
+    """
+    medians = [statistics.median(steps.compute) for steps in findings.steps]
+    means = [statistics.fmean(steps.compute) for steps in findings.steps]
+    # Of two workers that differ the slow one is the one to name.
+    typical, typical_mean = statistics.median_low(medians), statistics.median_low(means)
+    factors = [mean / typical_mean for mean in means]
+    slow = {
+        rank: factor
+        for rank, factor in enumerate(factors)
+        if min(factor, medians[rank] / typical) > SLOW_WORKER
+        or max(factor, medians[rank] / typical) < 1 / SLOW_WORKER
+    }
+    return Speeds(medians, typical, factors, slow)
+
+
+def describe(findings: Findings, name: str = "measured") -> Cluster:
+    """Equal machines become typical ones; whoever differs is named."""
+    per_machine = workers_per_machine(findings.hosts)
+    speeds = speeds_of(findings)
+    faults = [Fault("slow", worker=rank, amount=_rounded(f)) for rank, f in speeds.slow.items()]
+    for host, factor in slow_cards(findings).items():
+        ranks = [rank for rank, there in enumerate(findings.hosts) if there == host]
+        # Workers of one machine share its card, which must not be slowed once for each of them.
+        for rank in ranks[:1] if per_machine > 1 else ranks:
+            faults.append(Fault("slow-link", worker=rank, amount=_rounded(factor)))
+    return Cluster(
+        name=name, title=_title(findings), workers=findings.workers,
+        workers_per_machine=per_machine, compute=_compute(findings, speeds),
+        network=_wires(findings, per_machine), faults=tuple(faults),
+    )  # fmt: skip
+
+
+def workers_per_machine(hosts: Sequence[str]) -> int:
+    """As many as share each host, if all hosts have as many and in order; otherwise 1."""
+    names = list(dict.fromkeys(hosts))
+    share, rest = divmod(len(hosts), len(names))
+    is_regular = rest == 0 and all(host == names[rank // share] for rank, host in enumerate(hosts))
+    return share if is_regular else 1
+
+
+def _title(findings: Findings) -> str:
+    hosts, workers = len(findings.host_names), findings.workers
+    return (
+        f"{workers} worker{'s' * (workers > 1)} on {hosts} host{'s' * (hosts > 1)}, measured with "
+        f"{findings.inquiry.task}"
+    )
+
+
+def _compute(findings: Findings, speeds: Speeds) -> Compute:
+    """Times in units of each typical worker's own median have one distribution."""
+    relative = [
+        value / speeds.medians[rank]
+        for rank, steps in enumerate(findings.steps)
+        if rank not in speeds.slow
+        for value in steps.compute
+    ]
+    fitted = fit(relative)
+    # Nothing of it is described as a pause, so the mean has to hold what interrupted it.
+    others = [statistics.fmean(steps.other) for steps in findings.steps]
+    return Compute(
+        seconds=speeds.typical * fitted.seconds,
+        distribution=fitted.distribution,
+        jitter=fitted.jitter,
+        unoverlapped_seconds=statistics.median(others),
+        pause_probability=fitted.pause_probability,
+        pause_seconds=speeds.typical * fitted.pause_seconds,
+    )
+
+
+# ---------------------------------------------------------------------------------- the network
+
+
+def inside(findings: Findings) -> list[Link]:
+    """Links of workers that share a host."""
+    return [link for link in findings.links if findings.are_together(link.source, link.target)]
+
+
+def between(findings: Findings) -> list[Link]:
+    return [link for link in findings.links if not findings.are_together(link.source, link.target)]
+
+
+def measured_as_network(findings: Findings) -> list[Link]:
+    """What the description calls the network: links between hosts, if there are several."""
+    return between(findings) or inside(findings)
+
+
+def slow_cards(findings: Findings) -> dict[str, float]:
+    """Hosts whose cards are slower than the typical one, with how many times.
+
+    A link is as fast as the slower of its cards, so a card is as fast as its best link. Of two
+    hosts nobody can say which one holds the other up.
+    """
+    best: dict[str, float] = {}
+    for link in between(findings):
+        for end in (link.source, link.target):
+            host = findings.hosts[end]
+            best[host] = max(best.get(host, 0.0), link.bandwidth)
+    if len(best) < 3:
+        return {}
+    typical = statistics.median_high(best.values())
+    return {host: typical / speed for host, speed in best.items() if typical / speed > SLOW_CARD}
+
+
+def _wires(findings: Findings, per_machine: int) -> Wires:
+    found = measured_as_network(findings)
+    if not found:
+        return Wires()
+    slow = slow_cards(findings)
+    typical = [
+        link for link in found
+        if findings.hosts[link.source] not in slow and findings.hosts[link.target] not in slow
+    ]  # fmt: skip
+    memory = 0.0
+    if per_machine > 1 and (together := inside(findings)):
+        memory = statistics.median(link.bandwidth for link in together)
+        if (crowd := crowd_of(findings, "inside")) is not None:
+            # Inside a machine the simulator's transfers do not share: what each gets in a crowd
+            # is what it gets in a run.
+            memory = min(memory, statistics.median(crowd.rates.values()))
+    return Wires(
+        bandwidth=statistics.median(link.bandwidth for link in typical or found),
+        latency=statistics.median(link.latency for link in typical or found),
+        memory_bandwidth=memory,
+    )
+
+
+def crowd_of(findings: Findings, pattern: str) -> Crowd | None:
+    return next((crowd for crowd in findings.crowds if crowd.pattern == pattern), None)
+
+
+def share_in_a_crowd(findings: Findings) -> float | None:
+    """What the typical card gets while all hosts send, over what the same links carry alone."""
+    crowd = crowd_of(findings, "between")
+    if crowd is None:
+        return None
+    targets = ring_between(findings.hosts)
+    alone: dict[str, list[float]] = {}
+    for link in findings.links:
+        if targets.get(link.source) == link.target:
+            alone.setdefault(findings.hosts[link.source], []).append(link.bandwidth)
+    rates = card_rates(findings, crowd.rates)
+    shares = [rates[host] / statistics.median(found) for host, found in alone.items()]
+    return statistics.median(shares) if shares else None
+
+
+def card_rates(findings: Findings, rates: Mapping[int, float]) -> dict[str, float]:
+    """What the cards of the senders' hosts put out together."""
+    found: dict[str, float] = {}
+    for rank, rate in rates.items():
+        host = findings.hosts[rank]
+        found[host] = found.get(host, 0.0) + rate
+    return found
+
+
+def notices(findings: Findings) -> list[str]:
+    """What the description cannot say, or what was not measured."""
+    said: list[str] = []
+    if findings.workers == 1:
+        said.append(
+            "there are no peers to measure links with, so [network] has the simulator's defaults; "
+            "start several workers: `gossamer probe -n 4` on one host, `torchrun --nproc-per-node "
+            "4 -m gossamer probe` or `mpirun -n 4 gossamer probe` on any number of them"
+        )
+        return said
+    if len(findings.host_names) == 1:
+        said.append(
+            "all workers share one host: what is written of the network was measured inside it"
+        )
+    elif workers_per_machine(findings.hosts) == 1 and len(findings.host_names) < findings.workers:
+        said.append(
+            "the hosts have different numbers of workers, or not in order, which no cluster file "
+            "can say: each worker is described as a machine of its own"
+        )
+    looked_at = {
+        (min(one.source, one.target), max(one.source, one.target)) for one in findings.links
+    }
+    if len(looked_at) < findings.pairs:
+        said.append(
+            f"{len(looked_at)} of {findings.pairs} pairs were measured in the time given; "
+            "a larger --seconds measures more"
+        )
+    share = share_in_a_crowd(findings)
+    if share is not None and share < CROWDED:
+        said.append(
+            f"with all hosts sending at once a card gets {100 * share:.0f} % of what it gets "
+            "alone: something between the hosts is shared, which the simulator does not know; "
+            "lower bandwidth in the file for methods whose workers send in step"
+        )
+    return said
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")

@@ -1,0 +1,201 @@
+"""A measured cluster as a TOML file that says what was measured, when, and how much it spread."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from gossamer.config.cluster import Cluster
+from gossamer.plan.probe.description import (
+    between,
+    card_rates,
+    crowd_of,
+    inside,
+    measured_as_network,
+    notices,
+    speeds_of,
+)
+from gossamer.plan.probe.findings import Findings, Link
+from gossamer.quantities import counted
+
+_MOST_LINES = 64
+_LINE = 96
+
+
+def to_toml(cluster: Cluster, findings: Findings) -> str:
+    """The file: `load_cluster` reads it, and a person too."""
+    lines = [
+        *_header(findings),
+        f"title = {json.dumps(cluster.title)}",
+        f"workers = {cluster.workers}",
+    ]
+    if cluster.workers_per_machine > 1:
+        lines.append(f"workers_per_machine = {cluster.workers_per_machine}")
+    lines += ["", "[compute]", *_compute(cluster, findings), "", "[network]"]
+    lines += _network(cluster, findings)
+    for kind, table, what in (
+        ("slow", "slow", "How many times longer than the typical worker's their steps are."),
+        ("slow-link", "slow_link", "How many times slower than the typical one their cards are."),
+    ):
+        faults = [fault for fault in cluster.faults if fault.kind == kind]
+        if faults:
+            lines += ["", f"[{table}]", f"# {what}"]
+            lines += [f"{fault.worker} = {fault.amount!r}" for fault in faults]
+    return "\n".join(lines) + "\n"
+
+
+def show_time(seconds: float) -> str:
+    """As `quantities.seconds` reads it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.4g}{unit}"
+    return f"{seconds / 1e-9:.4g}ns"
+
+
+def show_rate(bytes_per_second: float) -> str:
+    """As `quantities.bytes_per_second` reads it."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if bytes_per_second >= size:
+            return f"{bytes_per_second / size:.4g}{unit}"
+    return f"{bytes_per_second:.4g}B"
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """From where to where nine of ten lie."""
+    low, high = np.quantile(values, [0.05, 0.95])
+    return float(low), float(high)
+
+
+# ---------------------------------------------------------------------------------- the parts
+
+
+def _header(findings: Findings) -> list[str]:
+    inquiry = findings.inquiry
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(findings.began))
+    lines = _comment(
+        f"Measured by gossamer probe on {when}, in {findings.seconds:.0f} s: task {inquiry.task}, "
+        f"batch {inquiry.batch}, {inquiry.optimiser}, {inquiry.threads} "
+        f"thread{'s' * (inquiry.threads > 1)} of torch in each worker."
+    )
+    for host in findings.host_names[:_MOST_LINES]:
+        ranks = [str(rank) for rank, there in enumerate(findings.hosts) if there == host]
+        word = "worker" if len(ranks) == 1 else "workers"
+        lines += _comment(f"{_name(host)}: {word} {', '.join(ranks)}.")
+    for notice in notices(findings):
+        lines += _comment(f"Note: {notice}.")
+    return lines
+
+
+def _name(host: str) -> str:
+    printable = "".join(character for character in host if character.isprintable())
+    return printable.partition("/")[0]
+
+
+def _compute(cluster: Cluster, findings: Findings) -> list[str]:
+    compute, speeds = cluster.compute, speeds_of(findings)
+    total = sum(steps.count for steps in findings.steps)
+    lines = _comment(
+        f"{counted(total, 'step')} after warming up, all workers at once. A gradient's median, and "
+        "from where to where nine of ten lie:"
+    )
+    for rank, steps in enumerate(findings.steps[:_MOST_LINES]):
+        low, high = spread(steps.compute)
+        factor = speeds.slow.get(rank)
+        named = "" if factor is None else f", on average {factor:.3g} times the typical one"
+        lines.append(
+            f"#   worker {rank}: {show_time(speeds.medians[rank])} ({show_time(low)} to "
+            f"{show_time(high)}), {counted(steps.count, 'step')}{named}"
+        )
+    lines += [
+        f'seconds = "{show_time(compute.seconds)}"',
+        f'distribution = "{compute.distribution}"',
+    ]
+    lines.append(f"jitter = {compute.jitter:.4f}")
+    others = [statistics.fmean(steps.other) for steps in findings.steps]
+    lines += _comment(
+        f"Copying the parameters and applying the optimiser: means from {show_time(min(others))} "
+        f"to {show_time(max(others))} among the workers."
+    )
+    lines.append(f'unoverlapped_seconds = "{show_time(compute.unoverlapped_seconds)}"')
+    if compute.pause_probability > 0:
+        lines += _comment("Steps much longer than the others.")
+        lines.append(f"pause_probability = {_plain(compute.pause_probability)}")
+        lines.append(f'pause_seconds = "{show_time(compute.pause_seconds)}"')
+    return lines
+
+
+def _plain(share: float) -> str:
+    return np.format_float_positional(share, precision=4, fractional=False, trim="-")
+
+
+def _network(cluster: Cluster, findings: Findings) -> list[str]:
+    wires, links = cluster.network, measured_as_network(findings)
+    if not links:
+        return [
+            *_comment("Not measured: there was one worker only. These are the defaults."),
+            f'bandwidth = "{show_rate(wires.bandwidth)}"',
+            f'latency = "{show_time(wires.latency)}"',
+        ]
+    where = "between hosts" if between(findings) else "inside the host"
+    lines = _comment(
+        f"Messages over {findings.transport} {where}, {len(links)} directions of pairs, alone:"
+    )
+    lines += [f"#   {line}" for line in _spreads(links)]
+    lines += _crowds(findings)
+    lines.append(f'bandwidth = "{show_rate(wires.bandwidth)}"')
+    lines.append(f'latency = "{show_time(wires.latency)}"')
+    if wires.memory_bandwidth > 0:
+        if between(findings):
+            lines += _comment("Inside a host, alone:")
+            lines += [f"#   {line}" for line in _spreads(inside(findings))]
+        else:
+            lines += _comment(
+                "Workers of one machine reach each other through memory: these bytes per second, "
+                "those of a crowd if they are fewer; the simulator takes their latency as 1us."
+            )
+        lines.append(f'memory_bandwidth = "{show_rate(wires.memory_bandwidth)}"')
+    return lines
+
+
+def _spreads(links: Sequence[Link]) -> list[str]:
+    rates = [link.bandwidth for link in links]
+    delays = [link.latency for link in links]
+    (slow, fast), (short, long) = spread(rates), spread(delays)
+    return [
+        f"bandwidth {show_rate(statistics.median(rates))} per second ({show_rate(slow)} to "
+        f"{show_rate(fast)}), {counted(sum(link.messages for link in links), 'message')}",
+        f"latency {show_time(statistics.median(delays))} ({show_time(short)} to "
+        f"{show_time(long)}), {counted(sum(link.trips for link in links), 'round trip')}",
+    ]
+
+
+def _crowds(findings: Findings) -> list[str]:
+    lines: list[str] = []
+    if (crowd := crowd_of(findings, "inside")) is not None:
+        rate = statistics.median(crowd.rates.values())
+        lines.append(f"each to the next on its host: {show_rate(rate)} per second and sender")
+    if (crowd := crowd_of(findings, "between")) is not None:
+        rate = statistics.median(card_rates(findings, crowd.rates).values())
+        lines.append(f"each to the next host: {show_rate(rate)} per second and card")
+    if (crowd := crowd_of(findings, "to_one")) is not None:
+        total = sum(crowd.rates.values())
+        lines.append(
+            f"{crowd.senders} senders to worker {crowd.target}: {show_rate(total)} per second "
+            f"together, the least of them {show_rate(min(crowd.rates.values()))}"
+        )
+    return ["# At once:", *(f"#   {line}" for line in lines)] if lines else []
+
+
+def _comment(text: str) -> list[str]:
+    """One sentence as lines of a comment."""
+    lines, line = list[str](), "#"
+    for word in text.split():
+        if len(line) + 1 + len(word) > _LINE and line != "#":
+            lines.append(line)
+            line = "#"
+        line += f" {word}"
+    return [*lines, line]

@@ -1,0 +1,290 @@
+"""When a real run ends and which batches are whose: samples, not steps, are counted.
+
+What a worker was to process when it died is processed by others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gossamer.real.transports.checked_values import number_from
+from gossamer.real.transports.transport import Store
+from gossamer.real.worker import BLOCK
+from gossamer.tasks.split import Order, OwnSampler, Sampler
+
+State = dict[str, Any]
+"""What a checkpoint keeps of one worker: plain values."""
+Indices = npt.NDArray[np.int64]
+LEASE = 4
+"""Batches taken from the shared order at a time: a few, so that the end is shared fairly."""
+
+
+class Rounds:
+    """Synchronous methods step in rounds of everyone alive."""
+
+    def __init__(
+        self, samples: int, batch: int, data_size: int,
+        live_at: Callable[[int], frozenset[int]], sampler: Sampler, rank: int,
+        workers: int,
+    ) -> None:  # fmt: skip
+        self.epoch = 0.0
+        self.expected_steps = max(1, -(-samples // (batch * workers)))
+        self._samples, self._batch, self._data_size = samples, batch, data_size
+        self._claimed = self._drawn = 0
+        self._live_at = live_at
+        self._sampler = sampler
+        self._rank = rank
+        self._members: frozenset[int] | None = None
+        self._block = 0
+        self._rounds = [0, 0]
+        """In the block before this one, and in this one so far."""
+
+    def open_step(self, step: int) -> bool:
+        """Everyone comes to the same answer: the living of a round are agreed on."""
+        block = step // BLOCK
+        if self._members is None or block != self._block:
+            self._keep(self._live_at(step))
+            self._block = block
+            self._rounds = [self._rounds[1], 0]
+        if self._claimed >= self._samples:
+            # Who is known by now to have died has not done what it was counted for.
+            self._keep(self._live_at((block + 1) * BLOCK))
+        self.epoch = self._claimed / self._data_size
+        if self._claimed >= self._samples:
+            return False
+        self._claimed += self._batch * len(self._members or ())
+        self._rounds[1] += 1
+        return True
+
+    def _keep(self, live: frozenset[int]) -> None:
+        """Of who is gone, the rounds since its death was surely unknown count no longer."""
+        if self._members is not None:
+            gone = self._members - live
+            self._claimed -= self._batch * sum(self._rounds) * len(gone)
+            live = live & self._members
+        self._members = live
+
+    def next_batch(self) -> Indices:
+        self._drawn += 1
+        return self._sampler.next(self._rank)
+
+    def state(self) -> State:
+        return {"claimed": self._claimed, "drawn": self._drawn}
+
+    def resume(self, own: State, everyone: Sequence[State]) -> None:
+        """Rounds are everybody's: each worker's own count is enough, and all are alive again."""
+        self._claimed, self._drawn = own["claimed"], own["drawn"]
+        self.epoch = self._claimed / self._data_size
+        self._sampler.resume(self._rank, self._drawn)
+
+
+class Leases:
+    """Asynchronous methods: whoever is ready takes the next batches of one shared order.
+
+    A lease's holder is written down in the store before its first batch. When the order is used
+    up, whoever gets there takes over the last lease of each worker that has died: how much of it
+    was done nobody knows, so all of it is done again.
+    """
+
+    def __init__(
+        self, samples: int, batch: int, data_size: int, store: Store,
+        order: Order | OwnSampler, rank: int, workers: int,
+        live: Callable[[], frozenset[int]] | None = None,
+        on_repeat: Callable[[int], None] = lambda samples: None, lease: int = LEASE,
+    ) -> None:  # fmt: skip
+        """`lease` is how many batches are taken at a time."""
+        self.epoch = 0.0
+        self.expected_steps = max(1, -(-samples // (batch * workers)))
+        self._last = -(-samples // batch)
+        """How many batches the run has."""
+        self._batch, self._data_size = batch, data_size
+        self._lease = lease
+        self._store = store
+        self._order = order
+        self._rank = rank
+        self._everyone = frozenset(range(workers))
+        self._live = live or (lambda: self._everyone)
+        self._on_repeat = on_repeat
+        self._leased = range(0)
+        self._missed: frozenset[int] = frozenset()
+        """Who had died when this worker last asked for a lease."""
+        self._taken: list[range] = []
+        self._drawn = 0
+        self._begun: set[int] = set()
+        """Leases of a run before this one, resumed by it, whose holders may go on with them."""
+        self._open = (list[int](), 0)
+        """Leases that nobody had then, though later ones were taken; then all from a number on."""
+
+    def open_step(self, step: int) -> bool:
+        if not self._leased:
+            self._leased = self._take()
+        if not self._leased:
+            # What is not done yet others have.
+            self.epoch = self._last * self._batch / self._data_size
+            return False
+        # Not back to the beginning, and to its learning rate, with what one who died had left.
+        self.epoch = max(self.epoch, self._leased[0] * self._batch / self._data_size)
+        return True
+
+    def next_batch(self) -> Indices:
+        if self._leased:
+            position, self._leased = self._leased[0], self._leased[1:]
+        else:
+            # The leader of a group has the last batch, and its members compute beside it.
+            position = self._last + self._store.add("leases/beyond", 1) - 1
+        self._drawn += 1
+        if isinstance(self._order, OwnSampler):
+            return self._order.next(self._rank)
+        return self._order.lookup(position * self._batch, self._batch)
+
+    # ------------------------------------------------------------------ taking
+
+    @property
+    def _count(self) -> int:
+        """How many leases the run has."""
+        return -(-self._last // self._lease)
+
+    def _batches(self, number: int) -> range:
+        return range(number * self._lease, min((number + 1) * self._lease, self._last))
+
+    def _take(self) -> range:
+        """The next lease that nobody has; empty when there is none."""
+        missed, self._missed = self._missed, self._everyone - self._live()
+        while (number := self._next()) < self._count:
+            for rank in missed:
+                # Dead for at least a lease: none of its questions can still be on the way.
+                self._store.agree(f"lease/below/{rank}", str(number))
+            if self._claims(number, 0):
+                self._note(number)
+                return self._batches(number)
+        return self._take_over()
+
+    def _next(self) -> int:
+        asked = self._store.add("leases", 1) - 1
+        gaps, begin = self._open
+        return gaps[asked] if asked < len(gaps) else begin + asked - len(gaps)
+
+    def _note(self, number: int) -> None:
+        if self._taken and self._taken[-1].stop == number:
+            self._taken[-1] = range(self._taken[-1].start, number + 1)
+        else:
+            self._taken.append(range(number, number + 1))
+
+    def _claims(self, number: int, turn: int) -> bool:
+        """Whether this worker is the first to claim a lease for the first or a further time."""
+        mine = str(self._rank)
+        return self._store.agree(f"lease/{number}/{turn}", mine) == mine
+
+    def _holder(self, number: int, turn: int) -> int | None:
+        key = f"lease/{number}/{turn}"
+        text = self._store.get(key)
+        return None if text is None else number_from(key, text, len(self._everyone))
+
+    def _take_over(self) -> range:
+        dead = self._everyone - self._live()
+        for number in self._left_by(dead):
+            turn = 0
+            while (holder := self._holder(number, turn)) in dead:
+                turn += 1
+            if holder is None and self._claims(number, turn):
+                batches = self._batches(number)
+                self._note(number)
+                if turn > 0:
+                    self._on_repeat(len(batches) * self._batch)
+                return batches
+        return range(0)
+
+    def _left_by(self, dead: frozenset[int]) -> Iterator[int]:
+        """The last lease that each of them has written down, and those that nobody has.
+
+        A worker may die after it got a number and before it wrote its name there; its last lease
+        is below that number, so looking from above comes across both. From the number on that
+        somebody got who had known of the death there is neither.
+        """
+        gaps, begin = self._open
+        for rank in sorted(dead):
+            key = f"lease/below/{rank}"
+            below = number_from(key, self._store.get(key) or str(self._count))
+            # Backwards in the order in which they were given out; what was begun came first.
+            given = chain(range(begin, below)[::-1], (n for n in gaps[::-1] if n < below))
+            for number in chain(given, self._begun):
+                holder = self._holder(number, 0)
+                if holder == rank or (holder is None and number not in self._begun):
+                    yield number
+                if holder == rank:
+                    break
+
+    # ------------------------------------------------------------------ checkpoints
+
+    @property
+    def batches(self) -> int:
+        """How many the run has."""
+        return self._last
+
+    @property
+    def position(self) -> int:
+        """How many batches all workers together have taken, about."""
+        gaps, begin = self._open
+        asked = begin + max(0, self._store.add("leases", 0) - len(gaps))
+        return min(self._lease * asked, self._last)
+
+    @property
+    def reached(self) -> int:
+        """The batch that this worker's last lease ends with; unlike the others' known at once."""
+        return self._batches(self._taken[-1].stop - 1).stop if self._taken else 0
+
+    def state(self) -> State:
+        return {
+            "taken": [[run.start, run.stop] for run in self._taken],
+            "left": [self._leased.start, self._leased.stop],
+            "batches": self._last,
+            "drawn": self._drawn,
+        }
+
+    def resume(self, own: State, everyone: Sequence[State]) -> None:
+        """Go on behind what everyone had taken; what is between, and nobody's, comes first.
+
+        Where a worker is missing, which had died, what is between was its own and stays done:
+        the others have learnt from it.
+        """
+        self._taken = [range(*run) for run in own["taken"]]
+        self._leased, self._drawn = range(*own["left"]), own["drawn"]
+        done = {number for one in everyone for run in one["taken"] for number in range(*run)}
+        begin = max(done, default=-1) + 1
+        is_whole = len(everyone) == len(self._everyone)
+        gaps = [number for number in range(begin) if number not in done]
+        self._open = (gaps if is_whole else [], begin)
+        # What is left of a lease, or was added to the last one, which the end had cut.
+        parts = [one["left"][0] for one in everyone] + [own["batches"]]
+        self._begun = {part // self._lease for part in parts} & done
+        self._lengthen(own["batches"])
+        if self._leased:
+            self._claims(self._leased.start // self._lease, 0)
+        position = self._leased[0] if self._leased else begin * self._lease
+        self.epoch = position * self._batch / self._data_size
+        if isinstance(self._order, OwnSampler):
+            self._order.resume(self._rank, self._drawn)
+
+    def _lengthen(self, before: int) -> None:
+        """A run that has grown goes on with the rest of the lease that its old end had cut."""
+        number = before // self._lease
+        is_own = any(number in run for run in self._taken)
+        is_last = not self._leased or self._leased.stop == before
+        if before % self._lease and self._last > before and is_own and is_last:
+            start = self._leased.start if self._leased else before
+            self._leased = range(start, self._batches(number).stop)
+
+
+class LoopPace:
+    """The user's loop decides when it is over."""
+
+    def __init__(self, expected_steps: int) -> None:
+        self.expected_steps = expected_steps
+
+    def open_step(self, step: int) -> bool:
+        return True

@@ -1,0 +1,374 @@
+"""The first door: keep your loop. The method's coroutine runs between the user's own steps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gossamer.callbacks import Callback
+from gossamer.errors import ConfigurationError, PeerLost
+from gossamer.methods import MethodSpec, parse_method
+from gossamer.real.callback_dispatcher import Telling
+from gossamer.real.join.binding import Binding
+from gossamer.real.join.checks import check_apart, check_joinable
+from gossamer.real.join.loader import Passes, shard_of
+from gossamer.real.join.loop_session import Coupling
+from gossamer.real.join.recalibration import BATCHES
+from gossamer.real.join.server import momentum_left_out
+from gossamer.real.join.step_guard import check_alone, check_one_optimiser
+from gossamer.real.launch.console import say
+from gossamer.real.launch.environment import connect, discover
+from gossamer.real.transports.transport import Transport
+from gossamer.replica import trainable
+from gossamer.specs import check_range
+
+T = TypeVar("T")
+
+
+def join(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    method: str | MethodSpec | None = None,
+    *,
+    seed: int | None = None,
+    steps: int = 1000,
+    transport: str | Transport | None = None,
+    callbacks: Sequence[Callback] = (),
+    statistics_batches: int = BATCHES,
+) -> JoinedWorker:
+    """Couple a training loop with those of the other workers.
+
+    Which workers there are is decided outside: by `gossamer run`, torchrun, mpirun or srun. Under
+    plain `python` there is one, and the loop is exactly what it was. A method given at the start,
+    by `gossamer run --method` or GOSSAMER_METHOD, goes before the one given here. `steps` is about
+    how many steps the loop will make: methods with a period choose one that suits. Every worker
+    starts from the model of worker 0.
+
+    `statistics_batches` is how many of its batches each worker keeps, at most, to recompute
+    BatchNorm's statistics for the output model, which is not the one that it trains; with 0 the
+    output has the mean of the workers' statistics.
+
+    `callbacks` hear of what happens in this process: its worker's steps, exchanges, stale and
+    dropped gradients, the servers' that live here, deaths of other workers, and the end. Steps and
+    the end are told in the thread of the loop; all else may come from another thread, such as the
+    one that receives. No two calls overlap.
+    """
+    spec = _chosen(method)
+    check_joinable(model, optimizer)
+    check_range("statistics_batches", statistics_batches, 0)
+    given = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
+    if transport is None or isinstance(transport, str):
+        is_alone = discover().size == 1
+        if is_alone:
+            check_alone()
+    else:
+        is_alone = transport.size == 1
+    if spec is None and not is_alone:
+        raise ConfigurationError(
+            "no method was given; write join(model, optimizer, method='ad_psgd') or start with "
+            "gossamer run --method ad_psgd"
+        )
+    if not is_alone:
+        check_one_optimiser(optimizer, trainable(model))
+    telling = Telling(callbacks) if callbacks else None
+    connected = connect(transport) if transport is None or isinstance(transport, str) else transport
+    if connected is None or is_alone or spec is None:
+        return JoinedWorker(model, optimizer, spec, None, given, telling)
+    named = trainable(model)
+    check_apart(named)
+    binding = Binding(named)
+    coupling = Coupling(
+        connected, spec, model, binding, optimizer, given, steps, telling, statistics_batches
+    )
+    notices = momentum_left_out(spec, optimizer, is_synchronous=coupling.is_synchronous)
+    return JoinedWorker(model, optimizer, spec, coupling, given, telling, notices)
+
+
+def _chosen(method: str | MethodSpec | None) -> MethodSpec | None:
+    at_start = os.environ.get("GOSSAMER_METHOD")
+    spec = None if method is None else parse_method(method)
+    return spec if at_start is None else parse_method(at_start)
+
+
+@dataclass
+class JoinedWorker:
+    """What a user's loop holds on to. With one worker it touches nothing."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    method: MethodSpec | None
+    coupling: Coupling | None
+    seed: int
+    telling: Telling | None = None
+    """Where there are callbacks."""
+    notices: Sequence[str] = ()
+    """What the user must be told; worker 0 says it when the loop begins."""
+    _is_accumulating: bool = field(default=False, init=False)
+    _was_open: bool = field(default=False, init=False)
+    _is_open: bool = field(default=False, init=False)
+    _passes: Passes = field(default_factory=Passes, init=False)
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.coupling is None else self.coupling.rank
+
+    @property
+    def size(self) -> int:
+        return 1 if self.coupling is None else self.coupling.size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this worker does what is done once: printing, saving."""
+        return self.coupling is None or self.coupling.is_main
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def __enter__(self) -> JoinedWorker:
+        if self._was_open:
+            raise ConfigurationError(
+                "this worker has been used already; do all training in one "
+                "`with gossamer.join(...)`"
+            )
+        self._was_open = True
+        if self.coupling is not None:
+            try:
+                self.coupling.begin()
+            except PeerLost as lost:
+                raise self.coupling.last_words(lost) from None
+            for notice in self.notices if self.rank == 0 else ():
+                say(notice)
+        elif self.telling is not None:
+            self.telling.begin()
+        self._is_open = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_open = False
+        if error is None:
+            if self.coupling is not None:
+                try:
+                    self.coupling.finish()
+                except PeerLost as lost:
+                    raise self.coupling.last_words(lost) from None
+            if self.telling is not None:
+                self.telling.ended(self._summary(self.telling))
+            return
+        if self.coupling is not None:
+            self.coupling.abandon()
+        if self.telling is not None:
+            self.telling.close()
+
+    def _summary(self, telling: Telling) -> dict[str, Any]:
+        """What this worker did, by the names of the summary of `gossamer train`."""
+        return {
+            "method": None if self.method is None else str(self.method),
+            "rank": self.rank,
+            "workers": self.size,
+            "seed": self.seed,
+            "seconds": telling.seconds,
+            "notices": list(self.notices),
+            **({"steps": telling.steps} if self.coupling is None else self.coupling.summary()),
+        }
+
+    def _open_for(self, what: str) -> None:
+        if not self._is_open:
+            raise ConfigurationError(
+                f"worker.{what}() was called outside of `with gossamer.join(...) as worker`; "
+                "move it inside"
+            )
+
+    def step(self, scaler: Any = None) -> None:
+        """Instead of `optimizer.step()`. A gradient scaler (AMP) is given along; `scaler.update()`
+        stays the loop's. The `.grad`s hold this worker's gradient before it and nothing of use
+        afterwards: where gradients are combined, the mean may never pass through them."""
+        if not self._is_open:
+            self._open_for("step")
+        if self._is_accumulating:
+            return
+        if scaler is not None:
+            _check_scaler(scaler)
+        if self.telling is not None:
+            self.telling.stepped(self.rank)
+        if self.coupling is not None:
+            is_scaled = scaler is not None and scaler.is_enabled()
+            if is_scaled:
+                _unscale(scaler, self.optimizer)
+            try:
+                self.coupling.step(skips_infinite=is_scaled)
+            except PeerLost as lost:
+                raise self.coupling.last_words(lost) from None
+            if is_scaled:
+                _note_step(scaler, self.optimizer)
+        elif scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Generator[None]:
+        """Inside, `step()` and clipping do nothing: gradients add up over several batches."""
+        self._accumulate(True)
+        try:
+            yield
+        finally:
+            self._accumulate(False)
+
+    def _accumulate(self, is_accumulating: bool) -> None:
+        self._is_accumulating = is_accumulating
+        if self.coupling is not None and self._is_open:
+            self.coupling.buckets.is_accumulating = is_accumulating
+
+    def clip_grad_norm_(self, max_norm: float, scope: str = "local") -> Tensor | None:
+        """Clip this worker's gradient now ("local"; returns its norm), or the combined one when it
+        is applied ("global"; for methods that combine gradients). Call it before `step()`."""
+        if scope not in ("local", "global"):
+            raise ConfigurationError(f"scope must be 'local' or 'global', got {scope!r}")
+        if self._is_accumulating:
+            return None
+        if scope == "local" or self.coupling is None:
+            return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        self._open_for("clip_grad_norm_")
+        if self.coupling.method.server is not None:
+            raise ConfigurationError(
+                f"{self.coupling.method.name} combines gradients on its servers, each of which "
+                "sees a slice; clip with scope='local'"
+            )
+        self.coupling.replica.clip = max_norm
+        return None
+
+    def shard(self, loader: Iterable[T]) -> Iterable[T]:
+        """This worker's part of a loader's batches, each batch to one worker.
+
+        Synchronous methods get equal numbers of batches; with asynchronous ones whoever is ready
+        takes the next batch, so that fast workers do more.
+        """
+        return shard_of(loader, self.coupling, self.seed, self._passes)
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed torch's, numpy's and Python's common generators, on each worker otherwise: after the
+        same `torch.manual_seed` all workers would drop the same units and augment alike. On worker
+        0 it is the given seed."""
+        own = random.Random(f"{seed}/{self.rank}").getrandbits(62) if self.rank else seed
+        torch.manual_seed(own)
+        np.random.seed(own % (1 << 32))
+        random.seed(own)
+
+    @contextlib.contextmanager
+    def consensus(self) -> Generator[nn.Module]:
+        """Inside, the model is the method's output: the mean of workers, the centre, the server's.
+
+        No other worker need do the same; training goes on from where it was. With a synchronous
+        method it is the output after the steps that this worker has made, for which it waits for
+        slower workers; those that are ahead, as workers of local SGD may be within a period, give
+        what they have. With an asynchronous one it is what every worker and server holds when it is
+        asked, each of them whole.
+
+        Its BatchNorm statistics are its own: recomputed on batches that this worker has trained on.
+        """
+        if self.coupling is None or (self._was_open and not self._is_open):
+            yield self.model  # alone, or after the end, it is the output already
+            return
+        self._open_for("consensus")
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self.coupling.handout.in_place())
+            except PeerLost as lost:
+                raise self.coupling.last_words(lost) from None
+            yield self.model
+
+    def recalibrate(
+        self, batches: Iterable[Any], forward: Callable[[Any], object] | None = None
+    ) -> None:
+        """Recompute BatchNorm's statistics of the output model on these batches.
+
+        Needed only where the loop does not call `model(...)` itself in training mode, or where the
+        batches that it trained on are not to be used. In the loop: on the first of these for every
+        output from now on. Inside `consensus()`, or after the end: at once. A batch is passed as
+        `forward(batch)`, or else to the model: its first part, or by name if it is a mapping.
+        """
+        if self.coupling is None:
+            return  # alone, the statistics are those of the model that is trained
+        if not self._was_open:
+            self._open_for("recalibrate")
+        recalibration = self.coupling.handout.recalibration
+        recalibration.take(batches, forward)
+        if self._was_open and (not self._is_open or self.coupling.handout.is_visiting):
+            recalibration.recompute(warns=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the coupling adds to this worker's checkpoint, taken between two steps.
+
+        It holds this worker's own replica, the method's memory (velocities, gradients not yet
+        sent), push-sum weight, versions, random state, the number of the step, how often each
+        sharded loader was gone over, and the servers that live in this process. Every worker saves,
+        in a file of its own, `model.state_dict()` (the statistics of BatchNorm are its own),
+        `optimizer.state_dict()`, this, and what else the loop has: schedule, scaler, torch's random
+        state. Save at the same step on all workers, best between two passes over the data; what
+        asynchronous workers have on the way then is lost.
+        """
+        state: dict[str, Any] = {"method": str(self.method), "rank": self.rank, "size": self.size}
+        if self.coupling is not None:
+            self._open_for("state_dict")
+            state |= {**self.coupling.state_dict(), "passes": self._passes.counts}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Before the `with`. The model and the optimiser are loaded by their own."""
+        if self._was_open:
+            raise ConfigurationError(
+                "worker.load_state_dict() comes too late; call it before `with worker`"
+            )
+        mine = {"method": str(self.method), "rank": self.rank, "size": self.size}
+        for name, value in mine.items():
+            if state.get(name) != value:
+                raise ConfigurationError(
+                    f"the checkpoint is of {name} {state.get(name)!r}, this worker's {name} is "
+                    f"{value!r}; each worker saves and loads its own"
+                )
+        if self.coupling is not None:
+            self.coupling.load_state_dict(state)
+            self._passes.before = list(state["passes"])
+        if self.telling is not None:
+            self.telling.steps = int(state.get("step", 0))
+
+
+def _check_scaler(scaler: Any) -> None:
+    if not hasattr(scaler, "is_enabled"):
+        raise ConfigurationError(
+            f"worker.step() takes a gradient scaler or nothing, got a {type(scaler).__name__}; a "
+            "closure cannot be called again in the middle of a coupled step"
+        )
+
+
+def _unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Unless the loop has done so, to clip; torch has no public way of asking."""
+    stage = scaler._per_optimizer_states[id(optimizer)]["stage"].name
+    if stage == "STEPPED":
+        raise ConfigurationError(
+            "worker.step(scaler) was called twice without scaler.update() in between, so gradients "
+            "would be used without being unscaled; call scaler.update() after every step"
+        )
+    if stage == "READY":
+        scaler.unscale_(optimizer)
+
+
+def _note_step(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """What `scaler.step` would have noted; `scaler.update` makes it ready again."""
+    state = scaler._per_optimizer_states[id(optimizer)]
+    state["stage"] = type(state["stage"]).STEPPED

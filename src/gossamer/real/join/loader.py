@@ -1,0 +1,289 @@
+"""Which batches of a user's loader are this worker's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from itertools import count, islice
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from gossamer.errors import ConfigurationError
+from gossamer.real.transports.checked_values import numbers_from
+from gossamer.real.transports.transport import Store
+
+T = TypeVar("T")
+_LEASE = 4
+"""Batches taken at a time: small, so that the last ones are shared fairly."""
+_MOST_UNCOUNTED = 1 << 20
+"""Batches that a sampler without a length is asked for before it is taken to have no end."""
+
+
+class Coupled(Protocol):
+    """What sharding needs to know of a run."""
+
+    rank: int
+    size: int
+    group: tuple[int, ...]
+    """This worker and those it computes with, step by step; empty without groups."""
+    is_synchronous: bool
+
+    @property
+    def store(self) -> Store: ...
+
+
+class Positions:
+    """This worker's positions in an epoch of so many batches."""
+
+    _orders = 0
+
+    def __init__(self, coupled: Coupled) -> None:
+        self.coupled = coupled
+        # Loaders are sharded in the same order by everybody, so counting names them.
+        Positions._orders += 1
+        self.name = f"order {Positions._orders}"
+        self.epoch = -1
+
+    def next_epoch(self) -> str:
+        """A name that all workers have for the same pass over the same loader, and nothing else."""
+        self.epoch += 1
+        return f"{self.name} epoch {self.epoch}"
+
+    def within(self, epoch: str, batches: int | None) -> Iterator[int]:
+        coupled = self.coupled
+        if coupled.is_synchronous:
+            # Equal numbers for all: a round needs everybody.
+            stop = None if batches is None else self.share(batches) * coupled.size
+            position = coupled.rank
+            while stop is None or position < stop:
+                yield position
+                position += coupled.size
+            return
+        for first in self.rounds(epoch):
+            if batches is not None and first + self.width > batches:
+                return  # positions grow, so nothing that follows fits
+            yield first + self.place
+
+    @property
+    def width(self) -> int:
+        """How many batches are taken together: the members of a group step together."""
+        return max(1, len(self.coupled.group))
+
+    @property
+    def place(self) -> int:
+        """Which of them is this worker's."""
+        return self.coupled.group.index(self.coupled.rank) if self.coupled.group else 0
+
+    def rounds(self, epoch: str) -> Iterator[int]:
+        """The first positions of what is taken together, without end."""
+        store, group = self.coupled.store, self.coupled.group
+        while not group:
+            end = store.add(epoch, _LEASE)
+            yield from range(end - _LEASE, end)
+        mine, start = f"{group[0]} {self.width}", 0
+        for lease in count():
+            # Whoever of a group comes first claims it for all of them, and nobody waits.
+            key = f"{epoch} lease {lease}"
+            claim = store.agree(key, mine)
+            width = numbers_from(key, claim, " ")[-1]
+            if claim == mine:
+                yield from range(start, start + _LEASE * width, width)
+            start += _LEASE * width
+
+    def expected(self, batches: int) -> int:
+        """How many batches this worker may expect of so many: with asynchronous methods its part if
+        all are equally fast, as nobody knows beforehand who will be."""
+        if self.coupled.is_synchronous:
+            return self.share(batches)
+        return -(-batches // self.coupled.size)
+
+    def share(self, batches: int) -> int:
+        """How many batches each worker of a synchronous method gets."""
+        if batches < self.coupled.size:
+            raise ConfigurationError(
+                f"the loader has {batches} batches for {self.coupled.size} workers, and each needs "
+                "one; make the batches smaller"
+            )
+        return batches // self.coupled.size
+
+
+class Passes:
+    """How often a loop has gone over each of its loaders: a resumed one shuffles as it would have.
+
+    Other iterables are made anew for every pass, so there is nothing to know them by.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[DataLoader[Any], Positions]] = {}
+        self.before: list[int] = []
+        """In the order in which the loaders were shared out first, from a checkpoint."""
+
+    @property
+    def counts(self) -> list[int]:
+        now = [positions.epoch + 1 for _, positions in self._of.values()]
+        return now + self.before[len(now) :]
+
+    def over(self, loader: Iterable[Any], coupled: Coupled) -> Positions:
+        if not isinstance(loader, DataLoader):
+            return Positions(coupled)
+        known = cast("DataLoader[Any]", loader)
+        if id(known) not in self._of:
+            positions, number = Positions(coupled), len(self._of)
+            if number < len(self.before):
+                positions.epoch = self.before[number] - 1
+            # The loader is held on to, so that no other one gets its number.
+            self._of[id(known)] = (known, positions)
+        return self._of[id(known)][1]
+
+
+class OwnBatches:
+    """A batch sampler, or a sampler where samples are not batched, that yields only this worker's
+    part of another one."""
+
+    def __init__(self, batches: Iterable[Any], positions: Positions, seed: int) -> None:
+        self._batches = batches
+        self._positions = positions
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return self._positions.expected(len(cast(Any, self._batches)))
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self._positions.next_epoch()
+        drawing = (self._batches, getattr(self._batches, "sampler", None))
+        with _same_everywhere(f"{self._seed}/{epoch}", drawing, self._positions.epoch):
+            every = self._all()
+        for position in self._positions.within(epoch, len(every)):
+            yield every[position]
+
+    def _is_counted(self) -> bool:
+        try:
+            return len(cast(Any, self._batches)) >= 0
+        except (TypeError, AttributeError, NotImplementedError):
+            return False
+
+    def _all(self) -> list[Any]:
+        if self._is_counted():
+            return list(self._batches)
+        every = list(islice(self._batches, _MOST_UNCOUNTED + 1))
+        if len(every) > _MOST_UNCOUNTED:
+            raise ConfigurationError(
+                f"the loader's sampler has no length and gave more than {_MOST_UNCOUNTED} batches, "
+                "perhaps without end; give it a length, or an end to each pass"
+            )
+        return every
+
+
+@contextmanager
+def _same_everywhere(key: str, drawing: Sequence[Any], epoch: int) -> Generator[None]:
+    """Everybody must shuffle alike, and differently in every epoch, whether those who draw do so
+    from a generator of their own or from torch's, Python's or numpy's common one; the loop's own
+    random numbers are as before afterwards."""
+    seed = random.Random(key).getrandbits(62)
+    state, state_of_numpy = random.getstate(), np.random.get_state()
+    given = [(one, getattr(one, "generator", None)) for one in drawing]
+    own = [(one, known) for one, known in given if isinstance(known, torch.Generator)]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
+        for one, _ in own:
+            one.generator = torch.Generator().manual_seed(seed)
+        for one in drawing:
+            if hasattr(one, "set_epoch"):
+                one.set_epoch(epoch)
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            np.random.set_state(state_of_numpy)
+            for one, known in own:
+                one.generator = known
+
+
+def shard_of(
+    loader: Iterable[T], coupled: Coupled | None, seed: int, passes: Passes
+) -> Iterable[T]:
+    """The same loader over this worker's batches only; alone, the loader itself."""
+    if coupled is None:
+        return loader
+    positions = passes.over(loader, coupled)
+    if isinstance(loader, DataLoader):
+        known = cast("DataLoader[Any]", loader)
+        samplers = (known.sampler, getattr(known.batch_sampler, "sampler", None))
+        if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+            raise ConfigurationError(
+                "the loader's DistributedSampler shares the data out already; use worker.shard() "
+                "with a plain sampler, or the loader as it is"
+            )
+        if not isinstance(known.dataset, IterableDataset):
+            return cast(Iterable[T], _with_own_batches(known, positions, seed))
+    return _Selected(loader, positions)
+
+
+def _with_own_batches(
+    loader: DataLoader[Any], positions: Positions, seed: int
+) -> DataLoader[Any]:  # fmt: skip
+    """A copy, so that it stays what it is: a class of the user's own, with settings of any age."""
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    own = copy(loader)
+    if name in vars(loader):
+        # A loader does not take another sampler once it is made; this one was never iterated.
+        vars(own)[name] = OwnBatches(vars(loader)[name], positions, seed)
+        vars(own)["_iterator"] = None
+        return own
+    inner = {key: value for key, value in vars(loader).items() if isinstance(value, DataLoader)}
+    if not inner:
+        raise ConfigurationError(
+            f"the loader is a {type(loader).__name__} that has no {name} of its own, nor another"
+            " loader that has one; use worker.shard() with the plain DataLoader"
+        )
+    for key, value in inner.items():  # it hands everything over to another one, as Accelerate's do
+        vars(own)[key] = _with_own_batches(value, positions, seed)
+    return own
+
+
+class _Selected:
+    """Of an iterable that cannot be indexed everybody reads all and keeps its own."""
+
+    def __init__(self, batches: Iterable[Any], positions: Positions) -> None:
+        self._batches = batches
+        self._positions = positions
+
+    def __len__(self) -> int:
+        batches, coupled = len(cast(Any, self._batches)), self._positions.coupled
+        if coupled.is_synchronous:
+            return batches // coupled.size
+        return self._positions.expected(batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self._positions.next_epoch()
+        if self._positions.coupled.is_synchronous:
+            return self._in_rounds()
+        return self._in_leases(epoch)
+
+    def _in_rounds(self) -> Iterator[Any]:
+        """A round counts when there is a batch for everybody: nobody may wait for more."""
+        rank, size = self._positions.coupled.rank, self._positions.coupled.size
+        own: Any = None
+        for number, batch in enumerate(self._batches):
+            if number % size == rank:
+                own = batch
+            if number % size == size - 1:
+                yield own
+
+    def _in_leases(self, epoch: str) -> Iterator[Any]:
+        place, width = self._positions.place, self._positions.width
+        rounds = self._positions.rounds(epoch)
+        first, own = next(rounds), None
+        for number, batch in enumerate(self._batches):
+            if number == first + place:
+                own = batch
+            if number == first + width - 1:
+                yield own
+                first = next(rounds)

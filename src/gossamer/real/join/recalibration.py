@@ -1,0 +1,240 @@
+"""Batches that a loop has trained on, and the output's BatchNorm statistics made anew on them.
+
+What passed through `model(...)` in training is what the model is to be judged by, however the loop
+has prepared it, so it is watched there and some of it is kept. No loader is gone over again.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gossamer.payload import payload
+from gossamer.tasks.calibration import layers_with_statistics, recompute_
+from gossamer.tasks.flat_model import drawing_from
+
+BATCHES = 32
+_MOST_BYTES = 64 << 20
+"""Of inputs that are kept; a single batch may be larger."""
+_EVERY = 64
+"""Of the passes, once enough is kept: the oldest goes for a new one."""
+
+
+@payload
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """All layers' statistics as the mean over so many batches."""
+
+    count: int
+    values: Tensor
+
+
+NO_AVERAGES = Averages(0, torch.empty(0))
+
+
+def combined_averages(found: Sequence[Averages]) -> Averages:
+    """Over everybody's batches; everyone who combines the same gets the same bits."""
+    total = sum(one.count for one in found)
+    if not total:
+        return NO_AVERAGES
+    weighted = [one.values * (one.count / total) for one in found if one.count]
+    return Averages(total, torch.stack(weighted).sum(0))
+
+
+class _Watching:
+    """The hook: a copy of the model, or a model that is saved, takes no batches along."""
+
+    def __init__(self, passed: Callable[[nn.Module, Any, Any], None]) -> None:
+        self._passed = passed
+
+    def __call__(self, model: nn.Module, given: Any, named: Any) -> None:
+        self._passed(model, given, named)
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return copied_hook, ()
+
+
+def copied_hook() -> Callable[..., None]:
+    """What stands for the hook in copies: it does nothing."""
+    return _unwatched
+
+
+def _unwatched(model: nn.Module, given: Any, named: Any) -> None:
+    pass
+
+
+class Recalibration:
+    """What one worker knows of the batches that go through its model."""
+
+    def __init__(self, model: nn.Module, most: int, *, is_needed: bool) -> None:
+        """`most` batches are kept; `is_needed`: the output is another model than the trained one,
+        which matters if it has layers with statistics."""
+        self._model = model
+        self._most = most
+        self._layers = layers_with_statistics(model) if is_needed else []
+        self.is_needed = bool(self._layers) and most > 0
+        self.is_paused = False
+        """The model is not this worker's own just now."""
+        self._passes: deque[tuple[Callable[[], object], int]] = deque()
+        """Each with the bytes that it holds on to."""
+        self._resting: list[nn.Module] = []
+        """Modules that the loop keeps in evaluation mode, such as frozen BatchNorm."""
+        self._seen = 0
+        self._is_full = False
+        self._has_warned = False
+        self._hook = (
+            model.register_forward_pre_hook(_Watching(self._passed), with_kwargs=True)
+            if self.is_needed else None
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Nothing more is kept."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _passed(self, model: nn.Module, given: Any, named: Any) -> None:
+        if not model.training or self.is_paused or torch.compiler.is_compiling():
+            return
+        self._seen += 1
+        if self._is_full and self._seen % _EVERY:
+            return
+        # Copied: the loop, or the model itself, may work in place.
+        arguments = pytree.tree_map(_copied, (given, named))
+        leaves = pytree.tree_leaves(arguments)
+        size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+        if self._is_full:
+            self._passes.popleft()
+        self._passes.append((partial(_pass, model, arguments), size))
+        held = sum(size for _, size in self._passes)
+        while len(self._passes) > 1 and held - self._passes[0][1] >= _MOST_BYTES:
+            held -= self._passes.popleft()[1]
+        self._is_full = len(self._passes) >= self._most or held >= _MOST_BYTES
+        self._resting = [module for module in model.modules() if not module.training]
+
+    def take(self, batches: Iterable[Any], forward: Callable[[Any], object] | None) -> None:
+        """Use these from now on, and no others."""
+        if self._model.training:
+            self._resting = [module for module in self._model.modules() if not module.training]
+        self.close()
+        chosen = islice(batches, self._most or BATCHES)
+        call = forward or partial(_forward, self._model)
+        self._passes = deque((partial(call, batch), 0) for batch in chosen)
+
+    def recompute(self, *, warns: bool) -> int:
+        """Of the model as it is: on how many batches; if on none, its statistics are left alone."""
+        if not self._passes:
+            self._warn(
+                warns and self._seen == 0,
+                "no batch was seen to pass through model(...) in training mode; give the worker "
+                "some with worker.recalibrate(batches)",
+            )
+            return 0
+        layers = [layer for layer in self._layers if layer not in self._resting]
+        try:
+            with self._as_in_training(layers):
+                return recompute_(layers, [one for one, _ in self._passes])
+        except Exception as error:
+            self._warn(
+                warns,
+                f"the model failed on batches that it was trained on ({error}); give the worker "
+                "others with worker.recalibrate(batches, forward=...)",
+            )
+            return 0
+
+    def _warn(self, is_due: bool, reason: str) -> None:
+        if is_due and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "the output model has the mean of the workers' BatchNorm statistics, which need "
+                f"not fit it: {reason}",
+                stacklevel=2,
+            )
+
+    def averages(self, *, warns: bool) -> Averages:
+        """The same as what this worker adds to everybody's."""
+        count = self.recompute(warns=warns)
+        values = [value.detach().reshape(-1) for value in self._values()]
+        return Averages(count, torch.cat(values).to("cpu", torch.float64))
+
+    def load(self, averages: Averages) -> None:
+        at = 0
+        for value in self._values():
+            value.copy_(averages.values[at : at + value.numel()].view_as(value))
+            at += value.numel()
+        for layer in self._layers:
+            if layer not in self._resting and layer.num_batches_tracked is not None:
+                layer.num_batches_tracked.fill_(averages.count)
+
+    def _values(self) -> list[Tensor]:
+        both = [(layer.running_mean, layer.running_var) for layer in self._layers]
+        return [value for pair in both for value in pair if value is not None]
+
+    @contextmanager
+    def _as_in_training(self, layers: Sequence[nn.Module]) -> Generator[None]:
+        """Modes, random numbers and buffers that are no statistics are as before afterwards."""
+        modes = [(module, module.training) for module in self._model.modules()]
+        moved = {id(buffer) for layer in layers for buffer in layer.buffers()}
+        buffers = [buffer for buffer in self._model.buffers() if id(buffer) not in moved]
+        before = [buffer.clone() for buffer in buffers]
+        was_paused, self.is_paused = self.is_paused, True
+        self._model.train()
+        for module in self._resting:
+            module.training = False
+        try:
+            with _own_draws(self._model):
+                yield
+        finally:
+            self.is_paused = was_paused
+            for module, was_training in modes:
+                module.training = was_training
+            for buffer, value in zip(buffers, before, strict=True):
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+
+@contextmanager
+def _own_draws(model: nn.Module) -> Generator[None]:
+    """Whatever the model draws, the loop's own numbers go on as they would have."""
+    state, state_of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with ExitStack() as stack:
+            for device in {torch.device("cpu"), next(model.parameters()).device}:
+                stack.enter_context(drawing_from(0, device))
+            yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(state_of_numpy)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _pass(model: nn.Module, arguments: Any) -> object:
+    given, named = pytree.tree_map(_copied, arguments)
+    return model(*given, **named)
+
+
+def _forward(model: nn.Module, batch: Any) -> object:
+    """A batch as loaders give them: inputs, inputs with targets, or what is passed by name."""
+    device = next(model.parameters()).device
+
+    def there(leaf: Any) -> Any:
+        return leaf.to(device) if isinstance(leaf, Tensor) else leaf
+
+    if isinstance(batch, Mapping):
+        return model(**pytree.tree_map(there, dict(cast("Mapping[str, Any]", batch))))
+    return model(there(batch[0] if isinstance(batch, list | tuple) else batch))

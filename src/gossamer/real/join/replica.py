@@ -1,0 +1,231 @@
+"""The `Replica` of a worker, or of a server, that descends with the user's own optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from threading import RLock
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.optim.optimisers import clip_one
+from gossamer.real.join.binding import Binding
+from gossamer.real.join.descent import Descent, Momentum, slowing
+from gossamer.real.join.gradient import LoopGradient, joined
+from gossamer.real.replicas import WindowReplica
+
+
+class LoopReplica:
+    """The `Replica` of a worker whose loop is the user's own."""
+
+    def __init__(
+        self,
+        binding: Binding,
+        window: Tensor,
+        optimizer: torch.optim.Optimizer,
+        guard: AbstractContextManager[None] | None = None,
+        on_descend: Callable[[int], None] = lambda staleness: None,
+        before_step: Callable[[], None] | None = None,
+    ) -> None:
+        self.uses_weight = False
+        self._weight = 1.0
+        self.output: Tensor | None = None
+        self.memory: dict[str, Tensor] = {}
+        self.version = 0
+        self.read: Sequence[int] = ()
+        """Of a worker: the version at which its last gradient was begun."""
+        self.window = window
+        self.clip: float | None = None
+        """Set by a loop for one step: to clip the gradient when it is applied, combined or not."""
+        self.skips_infinite = False
+        """A gradient scaler is in use: infinite gradients are its way of finding the scale."""
+        self.skips_this = False
+        """The gradient of this step was infinite and travels as zero; here it is none."""
+        self.before_descent: Callable[[], object] | None = None
+        """Called before another gradient takes the place of the loop's own."""
+        self.momentum: Momentum | None = None
+        """What becomes of the momentum of torch's SGD, unless it stays as it is."""
+        self.rule: WindowReplica | None = None
+        """What descends instead of the loop's optimiser, where servers have another one."""
+        self._binding = binding
+        self._optimizer = optimizer
+        self._descent = Descent(optimizer, binding.parameters)
+        # Where nobody else comes in: a lock is entered faster than an empty context of Python.
+        self._guard = cast(AbstractContextManager[None], RLock()) if guard is None else guard
+        self._on_descend = on_descend
+        self._before_step = before_step
+
+    @property
+    def weight(self) -> float:
+        return self._weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        self.uses_weight = True
+        self._weight = weight
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the first group; negative where the optimiser climbs."""
+        group = self._optimizer.param_groups[0]
+        return -float(group["lr"]) if group.get("maximize") else float(group["lr"])
+
+    def snapshot(self) -> Tensor:
+        with self._guard:
+            return joined([self.window])
+
+    def add_(self, delta: Tensor, scale: float = 1.0) -> None:
+        with self._guard:
+            self.window.add_(delta.to(self.window.device), alpha=scale)
+        self._binding.note_move()
+
+    def mix_(self, theirs: Tensor, beta: float) -> None:
+        with self._guard:
+            self.window.lerp_(theirs.to(self.window.device), beta)
+        self._binding.note_move()
+
+    def assign_(self, value: Tensor) -> None:
+        with self._guard:
+            self.window.copy_(value)
+        self._binding.note_move()
+
+    def replace_(self, number: int, value: Tensor, before: Tensor | None) -> None:
+        """The loop has changed one parameter: to this value at the replica itself, or from another
+        at a point that the method had made of it."""
+        with self._guard:
+            own = self._binding.cut(self.window)[number]
+            if before is None:
+                own.copy_(value)
+            else:
+                own.add_(value.to(own) - before.to(own), alpha=self._weight)
+
+    def descend_(
+        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None,
+        share: float = 1.0,
+    ) -> None:  # fmt: skip
+        for version in (read,) if isinstance(read, int) else read or self.read:
+            self._on_descend(self.version - version)
+        clip, self.clip = self.clip, None
+        is_infinite = self.skips_infinite and not bool(torch.isfinite(gradient).all())
+        if self.skips_this or is_infinite:
+            return
+        self.version += 1
+        if self.rule is not None:
+            self.rule.descend_(clip_one(gradient, clip), share=share)
+            return
+        self._stand_in(gradient)
+        if clip is not None:
+            self._binding.take_lent()
+            nn.utils.clip_grad_norm_(self._binding.parameters, clip)
+        if self._before_step is not None:
+            self._before_step()
+        point = at if at is not None and any(self._decays()) else None
+        if self.momentum is None and share == 1.0:
+            self._binding.descend(self._descent, self._guard, point)
+            return
+        with slowing(self._optimizer, self.momentum, share):
+            self._binding.descend(self._descent, self._guard, point)
+
+    def _stand_in(self, gradient: Tensor) -> None:
+        """Unless it is the loop's own, let it take the place of that one."""
+        if self.before_descent is not None:
+            self.before_descent()
+        if isinstance(gradient, LoopGradient):
+            if gradient.along is None or self._binding.borrow(gradient.along):
+                return
+            gradient = gradient.vector()
+        is_sparse = isinstance(self._optimizer, torch.optim.SparseAdam)
+        self._binding.set_gradient(gradient, is_sparse=is_sparse)
+
+    def clipped(self, gradient: Tensor) -> Tensor:
+        clip, self.clip = self.clip, None
+        return clip_one(self._held(gradient), clip)
+
+    def _held(self, gradient: Tensor) -> Tensor:
+        """Zero where the optimiser does not hold a parameter, which then must not move."""
+        groups, parameters = self._optimizer.param_groups, self._binding.parameters
+        held = {id(parameter) for group in groups for parameter in group["params"]}
+        if all(id(parameter) in held for parameter in parameters):
+            return gradient
+        own = gradient.clone()
+        pieces = own.split(list(self._binding.layout.sizes))
+        for piece, parameter in zip(pieces, parameters, strict=True):
+            if id(parameter) not in held:
+                piece.zero_()
+        return own
+
+    def penalised(self, gradient: Tensor, at: Tensor) -> Tensor:
+        gradient, decays = self.clipped(gradient), self._decays()
+        if not any(decays):
+            return gradient
+        total = gradient.clone()
+        sizes = list(self._binding.layout.sizes)
+        for piece, weights, decay in zip(total.split(sizes), at.split(sizes), decays, strict=True):
+            piece.add_(weights, alpha=decay)
+        return total
+
+    def _decays(self) -> list[float]:
+        """The weight decay of each parameter: groups may differ, and torch's optimisers spare a
+        parameter that has no gradient. Who climbs at a negative rate still decays downwards."""
+        chosen = {
+            id(parameter): float(group.get("weight_decay", 0.0))
+            * (-1.0 if group.get("maximize") else 1.0)
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        }
+        return [chosen.get(id(parameter), 0.0) for parameter in self._binding.parameters]
+
+    def _state_tensors(self) -> list[Tensor]:
+        """The optimiser's vectors, by name of the quantity, then by parameter."""
+        states = [self._optimizer.state.get(p, {}) for p in self._binding.parameters]
+        names = sorted({
+            name for state, p in zip(states, self._binding.parameters, strict=True)
+            for name, value in state.items()
+            if isinstance(value, Tensor) and value.shape == p.shape and value.dim() > 0
+        })  # fmt: skip
+        return [state[name] for name in names for state in states if name in state]
+
+    def optimiser_states(self) -> list[tuple[str, dict[str, Any]]]:
+        """What the optimiser remembers of each parameter, by its name."""
+        with self._guard:
+            states = self._optimizer.state
+            return [
+                (name, {key: _copied(value) for key, value in states.get(p, {}).items()})
+                for name, p in self._binding.named()
+            ]
+
+    def optimiser_state(self) -> Tensor:
+        tensors = self._state_tensors()
+        flat = [tensor.reshape(-1).to("cpu", self._binding.dtype) for tensor in tensors]
+        return torch.cat(flat) if flat else self.window.new_empty(0)
+
+    def load_optimiser_state_(self, state: Tensor) -> None:
+        at = 0
+        for tensor in self._state_tensors():
+            tensor.copy_(state[at : at + tensor.numel()].view_as(tensor))
+            at += tensor.numel()
+
+    def reset_optimiser_(self) -> None:
+        self._optimizer.state.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """A server's part of a checkpoint; a worker's optimiser is saved by its loop."""
+        return {
+            "value": self.snapshot(),
+            "version": self.version,
+            "optimiser": self._optimizer.state_dict(),
+            "memory": {name: tensor.clone() for name, tensor in self.memory.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """All but the value, which lies in the window before anybody can reach it."""
+        self.version = int(state["version"])
+        self._optimizer.load_state_dict(state["optimiser"])
+        self.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,266 @@
+"""The launchers of several hosts: how they meet, and how they tell each other of deaths.
+
+Node 0 keeps the store at the rendezvous address; every launcher enters its name there and waits
+for the others. From then on each adds to a counter of its own every second, so that a host that
+vanishes with its launcher is noticed too.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gossamer.errors import ConfigurationError, Error, Late
+from gossamer.real.transports.checked_values import number_from
+from gossamer.real.transports.death_notices import tell_dead
+from gossamer.real.transports.secret import new_secret, secret_of_hosts
+from gossamer.real.transports.store import NoGreeting, OwnStore, Stranger, TcpStore, serve
+from gossamer.real.transports.store_server import Keeper
+
+_BEAT_S = 1.0
+_SILENCE_S = 15.0
+_RETRY_S = 0.1
+_TRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """How many hosts take part, and which one this is."""
+
+    count: int = 1
+    rank: int = 0
+    host: str = "127.0.0.1"
+    port: int = 0
+    patience_s: float = 60.0
+    """How long to wait for the others at the start."""
+    secret_file: Path | None = None
+    """With what they all know; else it is in the environment."""
+
+    @staticmethod
+    def parse(
+        count: int, rank: int, rendezvous: str | None, patience_s: float,
+        secret_file: Path | None = None,
+    ) -> Hosts:  # fmt: skip
+        """From what a command line says."""
+        if count < 1:
+            raise ConfigurationError(f"--nnodes must be at least 1, got {count}")
+        if not 0 <= rank < count:
+            raise ConfigurationError(
+                f"--node-rank must lie between 0 and {count - 1} for --nnodes {count}, got {rank}"
+            )
+        if not 0 < patience_s < float("inf"):
+            raise ConfigurationError(f"--patience must be above 0 seconds, got {patience_s:g}")
+        if rendezvous is None:
+            if count == 1:
+                return Hosts()
+            raise ConfigurationError(
+                f"--nnodes {count} needs --rendezvous HOST:PORT, an address of node 0 that all "
+                "hosts reach"
+            )
+        host, _, port = rendezvous.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigurationError(
+                f"--rendezvous must be HOST:PORT such as 10.0.0.1:29400, got {rendezvous!r}"
+            )
+        return Hosts(count, rank, host.strip("[]"), int(port), patience_s, secret_file)
+
+
+class Meeting:
+    """This launcher's place among those of all hosts."""
+
+    def __init__(self, hosts: Hosts, workers: int) -> None:
+        """`workers` is their number on each host."""
+        self._hosts = hosts
+        self._workers = workers
+        self._last_beat = 0.0
+        self._heard: dict[int, tuple[int, float]] = {}
+        self._gone: dict[int, str] = {}
+        self.secret = new_secret() if hosts.count == 1 else secret_of_hosts(hosts.secret_file)
+        self._keeper: Keeper | None = None
+        if hosts.rank == 0:
+            self._keeper, self.store = _open(hosts, self.secret)
+        else:
+            self.store = _reach(hosts, self.secret)
+        port = hosts.port if self._keeper is None else self._keeper.port
+        self.address = f"{hosts.host}:{port}"
+
+    def close(self) -> str | None:
+        """Let go of the store, if it is kept here; what is to be said about strangers there."""
+        if self._keeper is None:
+            return None
+        self._keeper.close()
+        return self._keeper.refusals
+
+    def wait_for_all(self) -> None:
+        """Every launcher enters its name; the deadline's sentence names who has not."""
+        hosts = self._hosts
+        shape = f"-n {self._workers} --nnodes {hosts.count}"
+        first = self.store.agree("launchers/shape", shape)
+        if first != shape:
+            raise ConfigurationError(
+                f"all nodes must have the same shape, got {shape!r} here and {first!r} elsewhere"
+            )
+        name = f"{socket.gethostname()}, process {os.getpid()}"
+        # Containers may have the same name and process number each.
+        own = f"{name};{secrets.token_hex(8)}"
+        there = self.store.agree(f"launchers/{hosts.rank}", own)
+        if there != own:
+            raise ConfigurationError(
+                f"--node-rank {hosts.rank} is taken by {there.partition(';')[0]}; give every node "
+                "its own"
+            )
+        try:
+            self._wait(shape)
+        except BaseException:
+            # Whoever comes later must not start with a launcher that has given up.
+            with suppress(RuntimeError):
+                self.end_everywhere(1, f"node {hosts.rank} waits no longer")
+            raise
+
+    def _wait(self, shape: str) -> None:
+        hosts = self._hosts
+
+        def missing() -> list[int]:
+            try:
+                if (said := self.store.get("launchers/end")) is not None:
+                    raise Error(f"the hosts did not come together: {said.partition(' ')[2]}")
+                return [n for n in range(hosts.count) if self.store.get(f"launchers/{n}") is None]
+            except RuntimeError:
+                raise self._lost_store() from None
+
+        if not _within(hosts.patience_s, lambda: not missing()):
+            host = f"[{hosts.host}]" if ":" in hosts.host else hosts.host
+            address = f"{host}:{self.address.rpartition(':')[2]}"
+            raise Late(
+                f"{_nodes(missing())} of {hosts.count} did not come to {address} within "
+                f"{hosts.patience_s:g} s; start `gossamer run {shape} --node-rank "
+                f"{missing()[0]} --rendezvous {address} ...` there"
+            )
+
+    def tell_dead(self, rank: int, how: str) -> None:
+        tell_dead(self.store, rank, how)
+
+    def end_everywhere(self, status: int, why: str) -> None:
+        """The launchers of the other hosts end their workers as well."""
+        self.store.agree("launchers/end", f"{status} {why}")
+
+    def beat(self) -> tuple[int, str] | None:
+        """Once a second: a sign of life, and whether another host has ended the run."""
+        if self._hosts.count == 1 or time.monotonic() - self._last_beat < _BEAT_S:
+            return None
+        self._last_beat = time.monotonic()
+        try:
+            self.store.add(f"launchers/beat/{self._hosts.rank}", 1)
+            if self._hosts.rank == 0:
+                self._listen()
+            said = self.store.get("launchers/end")
+        except RuntimeError:
+            raise self._lost_store() from None
+        if said is None:
+            return None
+        status, _, why = said.partition(" ")
+        return number_from("launchers/end", status), why
+
+    def _lost_store(self) -> Error:
+        return Error(f"node 0 is gone, and with it the store at {self.address}")
+
+    def leave(self, status: int, is_interrupted: Callable[[], bool]) -> list[str]:
+        """This host is done. Node 0 keeps the store for as long as another host needs it.
+
+        Returns, for node 0, what went wrong elsewhere.
+        """
+        try:
+            self.store.agree(f"launchers/left/{self._hosts.rank}", str(status))
+        except RuntimeError:
+            return []
+        if self._hosts.rank > 0:
+            return []
+        while len(self._gone) < self._hosts.count - 1 and not is_interrupted():
+            self.beat()
+            self._listen()
+            time.sleep(_RETRY_S)
+        return [f"node {node} {how}" for node, how in sorted(self._gone.items()) if how]
+
+    def _listen(self) -> None:
+        """Which hosts have left, and which have fallen silent."""
+        now = time.monotonic()
+        for node in range(1, self._hosts.count):
+            if node in self._gone:
+                continue
+            left = self.store.get(f"launchers/left/{node}")
+            if left is not None:
+                self._gone[node] = "" if left == "0" else f"ended with exit code {left}"
+                continue
+            beats = self.store.add(f"launchers/beat/{node}", 0)
+            counted, since = self._heard.get(node, (-1, now))
+            if beats != counted:
+                self._heard[node] = (beats, now)
+            elif now - since > _SILENCE_S:
+                self._gone[node] = f"gave no sign of life for {_SILENCE_S:g} s"
+                for rank in range(node * self._workers, (node + 1) * self._workers):
+                    self.tell_dead(rank, "its host is gone")
+
+
+def _open(hosts: Hosts, secret: str) -> tuple[Keeper, TcpStore]:
+    try:
+        return serve(secret.encode(), hosts.host, hosts.port)
+    except OSError as error:
+        raise ConfigurationError(
+            f"node 0 cannot listen on {hosts.host}:{hosts.port} ({error.strerror or error}); give "
+            "--rendezvous an address of this host and a free port"
+        ) from None
+
+
+def _reach(hosts: Hosts, secret: str) -> TcpStore:
+    found: list[TcpStore] = []
+    silent: list[NoGreeting] = []
+
+    def answers() -> bool:
+        patience_s = min(_TRY_S, hosts.patience_s)
+        try:
+            found.append(TcpStore(OwnStore(hosts.host, hosts.port, secret.encode(), patience_s)))
+        except NoGreeting as error:
+            silent.append(error)
+        except RuntimeError:
+            silent.clear()
+        return bool(found)
+
+    try:
+        is_there = _within(hosts.patience_s, answers)
+    except Stranger as error:
+        raise ConfigurationError(
+            f"{error}; give --rendezvous the address that node 0 was given, and all hosts the same "
+            "secret, by --secret-file or GOSSAMER_SECRET"
+        ) from None
+    if is_there:
+        return found[0]
+    if silent:
+        raise ConfigurationError(
+            f"something listens at {hosts.host}:{hosts.port} that is not node 0 of such a run; "
+            "give --rendezvous the address that node 0 was given"
+        )
+    raise Late(
+        f"node 0 did not open {hosts.host}:{hosts.port} within {hosts.patience_s:g} s; start "
+        "it there with --node-rank 0, and see that the address can be reached from here"
+    )
+
+
+def _within(patience_s: float, is_done: Callable[[], bool]) -> bool:
+    until = time.monotonic() + patience_s
+    while not is_done():
+        if time.monotonic() > until:
+            return False
+        time.sleep(_RETRY_S)
+    return True
+
+
+def _nodes(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"node {numbers[0]}"
+    return f"nodes {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

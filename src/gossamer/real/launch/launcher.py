@@ -1,0 +1,399 @@
+"""Starts the workers of one host, watches over them and ends them all.
+
+A worker that dies does not end the run: the launcher tells the others, and they go on. Whatever
+ends the launcher, no worker outlives it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.real.faults.injection import Injection
+from gossamer.real.launch.console import OUTPUTS, Output, put, say
+from gossamer.real.launch.cores import usable_cores
+from gossamer.real.launch.ending import OVER_DEADLINE, Ending, exit_code, failures
+from gossamer.real.launch.environment import TRANSPORTS
+from gossamer.real.launch.explanation import Explanation
+from gossamer.real.launch.hosts import Hosts, Meeting
+from gossamer.real.launch.process import Ended, Process, signal_name
+from gossamer.real.launch.terminal import Terminal
+from gossamer.real.launch.wakeup import Alarm
+
+if TYPE_CHECKING:
+    from gossamer.real.transports.shm.segments import Segments
+
+_TICK_S = 0.02
+_SLEEP_S = 0.5
+"""At most between two looks at what cannot wake the launcher."""
+_CHUNK = 1 << 16
+_MOST_CHUNKS = 64
+_LEFTOVER_S = 2.0
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start, how often, and what to do with it."""
+
+    command: Sequence[str]
+    workers: int
+    """On this host."""
+    hosts: Hosts = field(default_factory=Hosts)
+    transport: str | None = None
+    """shm or torch; None takes what suits."""
+    method: str | None = None
+    seed: int | None = None
+    folder: Path | None = None
+    """The run folder, where there is one."""
+    injection: Injection = field(default_factory=Injection)
+    output: str = "labelled"
+    tolerates_deaths: bool = False
+    """Whether survivors make a run a success after an unplanned death."""
+    deadline_s: float | None = None
+    grace_s: float = 5.0
+    """How long a worker has after SIGINT, and again after SIGTERM."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """More variables for the workers."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigurationError(
+                f"the number of workers must be at least 1, got {self.workers}"
+            )
+        if self.output not in OUTPUTS:
+            raise unknown_name("output", self.output, OUTPUTS)
+        if self.transport is not None and self.transport not in TRANSPORTS:
+            raise unknown_name("transport", self.transport, TRANSPORTS)
+        if self.transport == "mpi":
+            raise ConfigurationError(
+                f"the mpi transport needs workers started by MPI; run `mpirun -n {self.size} "
+                "python SCRIPT` instead of `gossamer run`"
+            )
+        if self.transport == "shm" and self.hosts.count > 1:
+            raise ConfigurationError(
+                f"the shm transport joins workers of one host, got {self.hosts.count} hosts; use "
+                "--transport torch, or leave it out"
+            )
+        if self.deadline_s is not None and not 0 < self.deadline_s < float("inf"):
+            raise ConfigurationError(f"--deadline must be above 0 seconds, got {self.deadline_s:g}")
+        self.injection.check(self.size)
+
+    @property
+    def size(self) -> int:
+        """The workers of all hosts together."""
+        return self.workers * self.hosts.count
+
+    @property
+    def ranks(self) -> range:
+        """Those of this host."""
+        return range(self.hosts.rank * self.workers, (self.hosts.rank + 1) * self.workers)
+
+    @property
+    def chosen_transport(self) -> str:
+        if self.transport is not None:
+            return self.transport
+        # Memory without a name, which nobody can leave behind, is a thing of Linux.
+        return "shm" if self.hosts.count == 1 and hasattr(os, "memfd_create") else "torch"
+
+
+class Launcher:
+    """One launch; `run` returns the exit code, and `ended` then says how each worker ended."""
+
+    def __init__(self, launch: Launch) -> None:
+        if launch.output == "folder" and launch.folder is None:
+            raise ConfigurationError("output into files needs a run folder to put them in")
+        self._launch = launch
+        self._processes: list[Process] = []
+        self._ending = Ending(self._processes, launch.grace_s)
+        self._output = Output(launch.output, launch.folder, launch.ranks)
+        self._pipes = selectors.DefaultSelector()
+        self._terminal = Terminal.own()
+        self._alarm = Alarm(self._pipes)
+        self._segments: Segments | None = None
+        self._signals: list[int] = []
+        self.deaths: list[int] = []
+        """Grows by the rank of each worker that dies or fails while the run goes on."""
+        self._due = launch.injection.signals()
+        self._explanation: Explanation | None = None
+        self._is_over_deadline = False
+        self._began = 0.0
+        self.ended: list[Ended] = []
+        """In order of time."""
+
+    def run(self) -> int:
+        with ExitStack() as stack:
+            stack.callback(self._close)
+            self._meeting = Meeting(self._launch.hosts, self._launch.workers)
+            stack.callback(self._close_store)
+            self._meeting.wait_for_all()
+            folder = self._launch.folder
+            self._answers = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix=".explain-", dir=folder)
+            )
+            # Last in, first out: signals are handled until the last worker has ended.
+            stack.enter_context(self._handled_signals())
+            stack.callback(self._ending.finish)
+            self._start()
+            while any(process.poll() is None for process in self._processes):
+                self._turn()
+            self._notice_ends()
+            self._sweep()
+            status = self._conclude()
+            elsewhere = self._meeting.leave(status, lambda: bool(self._signals))
+        for sentence in elsewhere:
+            say(sentence)
+        return status or (1 if elsewhere else 0)
+
+    def end(self) -> None:
+        """As Ctrl-C does; may be called by any thread."""
+        self._signals.append(signal.SIGINT)
+        self._alarm.call()
+
+    # ------------------------------------------------------------------ start
+
+    def _start(self) -> None:
+        launch = self._launch
+        if launch.chosen_transport == "shm" and launch.size > 1:
+            # Imported where it is used: not every system has what it is made of.
+            from gossamer.real.transports.shm.segments import create_segments
+
+            self._segments = create_segments(launch.size)
+        fds = () if self._segments is None else tuple(self._segments.fds)
+        self._began = time.monotonic()
+        for local_rank, rank in enumerate(launch.ranks):
+            variables = self._variables(rank, local_rank, fds)
+            process = Process(rank, launch.command, variables, fds, self._began, self._terminal)
+            self._processes.append(process)
+            self._alarm.watch(process)
+            for pipe, is_error in ((process.out, False), (process.err, True)):
+                os.set_blocking(pipe.fileno(), False)
+                self._pipes.register(pipe, selectors.EVENT_READ, (rank, is_error))
+
+    def _variables(self, rank: int, local_rank: int, fds: Sequence[int]) -> dict[str, str]:
+        launch = self._launch
+        given = {
+            "GOSSAMER_RANK": rank,
+            "GOSSAMER_SIZE": launch.size,
+            "GOSSAMER_LOCAL_RANK": local_rank,
+            "GOSSAMER_LOCAL_SIZE": launch.workers,
+            "GOSSAMER_STORE": self._meeting.address,
+            "GOSSAMER_SECRET": self._meeting.secret,
+            "GOSSAMER_TRANSPORT": launch.chosen_transport,
+            "GOSSAMER_METHOD": launch.method,
+            "GOSSAMER_REDUCTION": os.environ.get("GOSSAMER_REDUCTION"),
+            "GOSSAMER_SHM_FDS": ",".join(map(str, fds)) or None,
+            "GOSSAMER_SEED": launch.seed,
+            "GOSSAMER_FAULTS": launch.injection.to_json(),
+            "GOSSAMER_RUN": None if launch.folder is None else launch.folder.resolve(),
+            "GOSSAMER_EXPLAIN_DIR": Path(self._answers).resolve(),
+        }
+        # What a launcher around this one has set would contradict it.
+        kept = {key: text for key, text in os.environ.items() if not key.startswith("GOSSAMER_")}
+        if self._terminal is not None and self._terminal.is_output:
+            kept["TERM"] = "dumb"  # lines of several workers: nobody may paint between them
+        # Pipes are no terminals: without this, lines would come in blocks of kilobytes.
+        kept.setdefault("PYTHONUNBUFFERED", "1")
+        # Workers that each take all cores hinder each other.
+        kept.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // launch.workers)))
+        set_now = {key: str(value) for key, value in given.items() if value is not None}
+        return kept | set_now | dict(launch.environment)
+
+    # ------------------------------------------------------------------ watch
+
+    def _turn(self) -> None:
+        """Whenever something happens: lines, deaths, faults that are due, signals, deadlines."""
+        self._alarm.sleep(self._until_next())
+        self._read(0.0)
+        self._notice_ends()
+        elapsed = time.monotonic() - self._began
+        while self._due and self._due[0][0] <= elapsed:
+            _, rank, number = self._due.pop(0)
+            if rank in self._launch.ranks:
+                self._inject(self._processes[self._launch.ranks.index(rank)], number)
+        while self._signals:
+            self._obey(self._signals.pop(0))
+        if self._explanation is not None and self._explanation.is_over:
+            self._explanation.show(Console(stderr=True, highlight=False))
+            self._explanation = None
+        if self._launch.deadline_s is not None and elapsed > self._launch.deadline_s:
+            self._reach_deadline()
+        if self._ending.status is None and (asked := self._meeting.beat()) is not None:
+            say(f"{asked[1]}; the workers of this host are ended too")
+            self._ending.begin(asked[0])
+        self._ending.advance()
+
+    def _until_next(self) -> float:
+        is_ending = self._is_over_deadline or self._ending.status is not None
+        if is_ending or self._explanation is not None or not self._alarm.sees_all:
+            return _TICK_S
+        elapsed = time.monotonic() - self._began
+        moments = [at for at, _, _ in self._due[:1]]
+        if self._launch.deadline_s is not None:
+            moments.append(self._launch.deadline_s)
+        return max(0.0, min([_SLEEP_S, *(at - elapsed for at in moments)]))
+
+    def _read(self, patience_s: float) -> None:
+        if not self._pipes.get_map():
+            time.sleep(patience_s)
+            return
+        for key, _ in self._pipes.select(patience_s):
+            self._read_from(key)
+
+    def _read_from(self, key: selectors.SelectorKey) -> bool:
+        """Whether there was something."""
+        rank, is_error = key.data
+        try:
+            data = os.read(key.fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""  # nobody has the other end of its terminal any more
+        if data:
+            self._output.feed(rank, is_error, data)
+            return True
+        self._pipes.unregister(key.fileobj)
+        self._output.end(rank, is_error)
+        return False
+
+    def _read_last_words(self, rank: int) -> None:
+        """All that an ended worker has printed, before anything is said about it."""
+        for key in [key for key in self._pipes.get_map().values() if key.data[0] == rank]:
+            # More can come only from what the worker has started, and that may never end.
+            for _ in range(_MOST_CHUNKS):
+                if not self._read_from(key):
+                    break
+
+    def _notice_ends(self) -> None:
+        noted = {end.rank for end in self.ended}
+        for process in self._processes:
+            if process.rank not in noted and (ended := process.poll()) is not None:
+                self.ended.append(ended)
+                self._read_last_words(ended.rank)
+                if ended.status < 0 and process.has_left_others:
+                    # First: they may keep alive what it had asked of a GPU.
+                    process.signal(signal.SIGKILL)
+                if self._segments is not None:
+                    # Also of one that ended well: it may have left without closing its transport.
+                    self._segments.mark_dead(ended.rank)
+                if ended.status != 0:
+                    self._tell_others(process, ended)
+
+    def _tell_others(self, process: Process, ended: Ended) -> None:
+        self._meeting.tell_dead(ended.rank, ended.how)
+        if self._ending.status is not None:
+            return
+        self.deaths.append(ended.rank)
+        cause = ", as asked" if ended.is_planned else ""
+        say(f"{ended}{cause}" + ("; the others go on" if self._launch.size > 1 else ""))
+        if not self._output.shows(ended.rank) and not ended.is_planned:
+            self._repeat(ended.rank)
+
+    def _inject(self, process: Process, number: int) -> None:
+        if process.poll() is None:
+            process.is_planned = process.is_planned or number == signal.SIGKILL
+            process.signal(number)
+
+    def _obey(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            self._explanation = Explanation(self._processes, Path(self._answers))
+            return
+        if self._ending.status is not None:
+            # Asked twice, it means: faster.
+            self._ending.hurry()
+            return
+        say(f"{signal_name(number)}: ending the workers")
+        self._ending.begin(128 + number)
+        if self._launch.hosts.count > 1:
+            reason = f"node {self._launch.hosts.rank} was interrupted"
+            self._meeting.end_everywhere(128 + number, reason)
+
+    def _reach_deadline(self) -> None:
+        """First the table of who waits for what, then the end."""
+        if not self._is_over_deadline:
+            self._is_over_deadline = True
+            say(f"not finished within the deadline of {self._launch.deadline_s:g} s")
+            self._explanation = Explanation(self._processes, Path(self._answers))
+        elif self._explanation is None:
+            self._ending.begin(OVER_DEADLINE)
+
+    # ------------------------------------------------------------------ end
+
+    def _sweep(self) -> None:
+        """Last lines, and what ended workers have left running: time to end, then no more."""
+        until = time.monotonic() + _LEFTOVER_S
+        while time.monotonic() < until and not self._signals:
+            if not self._pipes.get_map() and not any(p.has_left_others for p in self._processes):
+                break
+            self._read(_TICK_S)
+        self._ending.kill_leftovers()
+        for key in list(self._pipes.get_map().values()):
+            rank, is_error = key.data
+            self._output.end(rank, is_error)
+
+    def _conclude(self) -> int:
+        """The exit code, and at the very end, where one looks first, what went wrong."""
+        if self._ending.status is not None:
+            return self._ending.status
+        tolerates = self._launch.tolerates_deaths
+        for death in (end for end in self.ended if end.status < 0 and not end.is_planned):
+            accepted = "" if tolerates else "; with --tolerate-deaths that is no failure of the run"
+            say(f"{death}{accepted}")
+        failed = failures(self.ended, tolerates_deaths=tolerates)
+        first = next((end for end in failed if end.status > 0), None)
+        if first is not None:
+            has_spoken = any(self._output.last_words(first.rank))
+            say(f"the first failure: {first}{', saying' if has_spoken else ' without a word'}")
+            self._repeat(first.rank)
+        if not failed and self._launch.hosts.count > 1:
+            return 0
+        return exit_code(self.ended, tolerates_deaths=tolerates)
+
+    def _repeat(self, rank: int) -> None:
+        for line in self._output.last_words(rank):
+            put(sys.stderr, f"[{rank}] {line}\n")
+
+    def _close_store(self) -> None:
+        if (refusals := self._meeting.close()) is not None:
+            say(refusals)
+
+    def _close(self) -> None:
+        for process in self._processes:
+            process.close()
+        self._alarm.close()
+        self._pipes.close()
+        self._output.close()
+        if self._segments is not None:
+            self._segments.close()
+
+    @contextmanager
+    def _handled_signals(self) -> Generator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            # Elsewhere Python delivers none, and the caller answers for Ctrl-C.
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signals.append(number)
+            self._alarm.call()
+
+        before = {number: signal.signal(number, note) for number in _HANDLED}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,66 @@
+"""What ends a launcher's sleep: lines of its workers, the end of one of them, a call.
+
+Looking every few milliseconds instead would take a core from the workers each time.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import sys
+from contextlib import suppress
+
+from gossamer.real.launch.process import Process
+
+
+class Alarm:
+    """Sleeps until something happens, or for so long."""
+
+    def __init__(self, pipes: selectors.BaseSelector) -> None:
+        """`pipes`: what the workers print."""
+        self.sees_all = sys.platform == "linux"
+        """Whether lines and ends of workers end a sleep; not every system can do that."""
+        self._calls, self._caller = socket.socketpair()
+        self._calls.setblocking(False)
+        self._caller.setblocking(False)
+        self._sources = selectors.DefaultSelector()
+        self._sources.register(self._calls, selectors.EVENT_READ)
+        self._ends: set[int] = set()
+        if sys.platform == "linux":
+            assert isinstance(pipes, selectors.EpollSelector)
+            self._sources.register(pipes.fileno(), selectors.EVENT_READ)
+
+    def watch(self, process: Process) -> None:
+        if sys.platform != "linux":
+            return
+        try:
+            end = os.pidfd_open(process.pid)
+        except OSError:
+            self.sees_all = False  # an old kernel, or too many files
+            return
+        self._ends.add(end)
+        self._sources.register(end, selectors.EVENT_READ)
+
+    def call(self) -> None:
+        """May be called by any thread and by a handler of signals."""
+        # A full buffer wakes just as well, and after `close` nobody sleeps.
+        with suppress(OSError):
+            self._caller.send(b"!")
+
+    def sleep(self, seconds: float) -> None:
+        for key, _ in self._sources.select(seconds):
+            if key.fd == self._calls.fileno():
+                self._calls.recv(1 << 12)
+            elif key.fd in self._ends:
+                self._sources.unregister(key.fd)
+                self._ends.remove(key.fd)
+                os.close(key.fd)
+
+    def close(self) -> None:
+        self._sources.close()
+        for end in self._ends:
+            os.close(end)
+        self._ends.clear()
+        self._calls.close()
+        self._caller.close()

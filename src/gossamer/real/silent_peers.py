@@ -1,0 +1,133 @@
+"""Peers that do not answer at present: who waits for nobody by promise does not wait for them.
+
+A process may be stopped, or its host be busy with something else, without being dead. An exchange
+with it that takes much longer than usual is left out for that step, and the peer is not drawn again
+until it speaks. What was asked of it stays asked: an average that it makes later is made at both
+ends, so nothing is lost or counted twice.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from gossamer.errors import PeerLost
+from gossamer.pending import Pending
+from gossamer.real.transports.transport import StopToken
+
+T = TypeVar("T")
+_TIMES = 10.0
+"""An exchange may take so many times the usual, for others use the machine, too."""
+_LEAST_S = 0.25
+_FIRST_S = 0.1
+"""Taken as usual where none has been made yet."""
+_WEIGHT = 0.125
+"""Of the last exchange, in the mean of how long they take."""
+
+
+class _Exchange:
+    """One that has been begun, as its method sees it."""
+
+    __slots__ = ("began", "left_out", "peer", "shown")
+
+    def __init__(
+        self, peer: int, began: float, shown: Pending[Any], left_out: Callable[[], None]
+    ) -> None:
+        self.peer = peer
+        self.began = began
+        self.shown = shown
+        self.left_out = left_out
+
+
+class Silence:
+    """Of one worker. `answering` leaves out whom it waits for in vain."""
+
+    def __init__(self, stop: StopToken, now: Callable[[], float] = time.monotonic) -> None:
+        self._stop = stop
+        self._now = now
+        self._lock = threading.Lock()
+        self._open: set[_Exchange] = set()
+        self._missed: dict[int, int] = {}
+        """How many exchanges with a peer were left out and have not ended yet."""
+        self._usual: dict[int, float] = {}
+        self.silent: frozenset[int] = frozenset()
+        """The same object while nothing changes."""
+        self._thread: threading.Thread | None = None
+
+    def answering(self, peers: Sequence[int]) -> Sequence[int]:
+        silent = self.silent
+        return [peer for peer in peers if peer not in silent] if silent else peers
+
+    def limit(self, peer: int) -> float:
+        """How long an exchange with it may take."""
+        return max(_LEAST_S, _TIMES * self._usual.get(peer, _FIRST_S))
+
+    def bounded(
+        self, peer: int, started: Pending[T], left_out: Callable[[], None] = lambda: None
+    ) -> Pending[T]:  # fmt: skip
+        """The same exchange for its method: it fails with `PeerLost` where it takes too long.
+
+        `left_out` is called then. One that its awaiter has to finish is the engine's to bound.
+        """
+        if started.done or started.settle is not None:
+            return started
+        shown: Pending[T] = Pending(started.label, started.peer)
+        exchange = _Exchange(peer, self._now(), shown, left_out)
+        with self._lock:
+            self._open.add(exchange)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._watch, name="gossamer hears silence", daemon=True
+                )
+                self._thread.start()
+        started.when_done(partial(self._ended, exchange, started))
+        return shown
+
+    def look(self) -> None:
+        """Leave out what takes too long."""
+        now = self._now()
+        with self._lock:
+            late = [one for one in self._open if now - one.began > self.limit(one.peer)]
+            for one in late:
+                self._open.discard(one)
+                self._learn(one.peer, self.limit(one.peer))
+                self._missed[one.peer] = self._missed.get(one.peer, 0) + 1
+            self._tell()
+        for one in late:
+            one.left_out()
+            one.shown.fail(PeerLost(one.peer, "it does not answer at present"))
+
+    def _watch(self) -> None:
+        while not self._stop.is_set:
+            time.sleep(StopToken.patience)
+            self.look()
+
+    def _ended(self, exchange: _Exchange, started: Pending[Any]) -> None:
+        peer = exchange.peer
+        with self._lock:
+            is_in_time = exchange in self._open
+            if is_in_time:
+                self._open.discard(exchange)
+                self._learn(peer, self._now() - exchange.began)
+            else:
+                self._missed[peer] -= 1
+                if not self._missed[peer]:
+                    del self._missed[peer]
+                self._tell()
+        if not is_in_time:
+            return
+        try:
+            exchange.shown.resolve(started.result())
+        except Exception as error:
+            exchange.shown.fail(error)
+
+    def _learn(self, peer: int, seconds: float) -> None:
+        usual = self._usual.get(peer)
+        self._usual[peer] = seconds if usual is None else usual + _WEIGHT * (seconds - usual)
+
+    def _tell(self) -> None:
+        if self.silent != self._missed.keys():
+            self.silent = frozenset(self._missed)

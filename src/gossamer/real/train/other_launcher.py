@@ -1,0 +1,222 @@
+"""A job that another launcher has started, as one of its workers sees it.
+
+torchrun, mpirun, srun and `gossamer run` start the same command everywhere. Worker 0 decides what
+the run is and where it is kept, and tells the others through the store. What it refuses, it
+refuses for all of them: nobody is left waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from gossamer.errors import ConfigurationError, Late
+from gossamer.real.faults.injection import Injection
+from gossamer.real.launch.console import say
+from gossamer.real.launch.environment import Environment, connect, discover
+from gossamer.real.train.job import Diary, Job
+from gossamer.real.train.worker import work
+from gossamer.real.transports.transport import Store, Transport
+
+_LOOK_S = 0.01
+_PATIENCE_S = 300.0
+"""For worker 0, who may have large checkpoints to check, and for hosts that start late."""
+_FILES_S = 5.0
+"""For a shared file system to show what another host has written."""
+_FAREWELL_S = 5.0
+_REFUSALS = (ConfigurationError, OSError)
+"""What keeps worker 0 from beginning: settings, or a disk."""
+
+
+class Refused(ConfigurationError):
+    """What worker 0 refuses, in the process of another worker; worker 0 says it."""
+
+
+def outer_job() -> Environment | None:
+    """The job of another launcher that this process is a worker of."""
+    here = discover()
+    return here if here.size > 1 else None
+
+
+def is_told() -> bool:
+    """Whether this process is another worker than 0 of such a job."""
+    here = outer_job()
+    return here is not None and here.rank != 0
+
+
+class Company:
+    """All workers of such a job."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self.store = store
+        self.rank = rank
+        self._size = size
+
+    # ------------------------------------------------------------------ worker 0
+
+    def decide(self, prepare: Callable[[], Job]) -> Job:
+        """Of worker 0: tell the others what the run is. Those who write checkpoints write them into
+        its folder, so all must see it."""
+        with self._refusing():
+            job = prepare()
+        if job.checkpoint_every is None and job.resume is None:
+            self._tell("job", {"job": job.to_json(), "mark": None})
+            return job
+        mark = Path(job.folder) / f".shared-{secrets.token_hex(8)}"
+        with self._refusing():
+            mark.touch()
+        try:
+            self._tell("job", {"job": job.to_json(), "mark": mark.name})
+            refusal = self._first_objection()
+        finally:
+            mark.unlink()
+        self._tell("verdict", {"refused": refusal})
+        if refusal is not None:
+            self._wait_until_all_have_heard()
+            raise ConfigurationError(refusal)
+        return job
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Generator[None]:
+        try:
+            yield
+        except _REFUSALS as error:
+            self.refuse(error)
+            raise
+
+    def refuse(self, error: Exception) -> None:
+        self._tell("job", {"refused": str(error)})
+        self._wait_until_all_have_heard()
+
+    def _first_objection(self) -> str | None:
+        for other in range(1, self._size):
+            objection = self._hear(f"objection/{other}", f"worker {other}")["objection"]
+            if objection is not None:
+                return objection
+        return None
+
+    def _wait_until_all_have_heard(self) -> None:
+        """Where worker 0 keeps the store, it must not leave before."""
+        until = time.monotonic() + _FAREWELL_S
+        while self.store.add("heard", 0) < self._size - 1 and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+
+    # ------------------------------------------------------------------ the others
+
+    def be_told(self, folder: Path, data: Path | str | None = None) -> Job:
+        """Of any other worker. It keeps what it writes in worker 0's folder if that is shared, else
+        in `folder`; where data are at a place of their own on its host, that place stands."""
+        told = self._hear("job", "worker 0")
+        self._obey(told)
+        job = Job.from_json(told["job"])
+        if data is not None:
+            job = dataclasses.replace(job, data=str(Path(data).resolve()))
+        if told["mark"] is None:
+            return dataclasses.replace(job, folder=str(folder.resolve()))
+        objection = objection_to(Path(job.folder), told["mark"], self.rank)
+        self._tell(f"objection/{self.rank}", {"objection": objection})
+        self._obey(self._hear("verdict", "worker 0"))
+        return job
+
+    def _obey(self, told: dict[str, Any]) -> None:
+        refusal = told.get("refused")
+        if refusal is not None:
+            self.store.add("heard", 1)
+            raise Refused(refusal)
+
+    # ------------------------------------------------------------------ both
+
+    def leave(self, living: int) -> None:
+        """Once everything is read that is in the store. Where worker 0 keeps it, it stays until the
+        other living ones have read it, too."""
+        there = self.store.add("diary/read", 1)
+        until = time.monotonic() + _FAREWELL_S
+        while self.rank == 0 and there < living and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+            there = self.store.add("diary/read", 0)
+
+    def _tell(self, what: str, told: dict[str, Any]) -> None:
+        self.store.agree(f"company/{what}", json.dumps(told))
+
+    def _hear(self, what: str, whose: str) -> dict[str, Any]:
+        until = time.monotonic() + _PATIENCE_S
+        while (told := self.store.get(f"company/{what}")) is None:
+            if time.monotonic() > until:
+                raise Late(
+                    f"{whose} did not say within {_PATIENCE_S:.0f} s what it knows of the run; see "
+                    "why it did not start"
+                )
+            time.sleep(_LOOK_S)
+        return json.loads(told)
+
+
+def objection_to(folder: Path, mark: str, rank: int) -> str | None:
+    """Why a worker cannot keep its checkpoints in the folder that worker 0 has marked."""
+    until = time.monotonic() + _FILES_S
+    while not (folder / mark).exists():
+        if time.monotonic() > until:
+            return _objection(rank, "does not see", folder)
+        time.sleep(_LOOK_S)
+    own = folder / f"{mark}-{rank}"
+    try:
+        own.touch()
+        own.unlink()
+    except OSError:
+        return _objection(rank, "cannot write into", folder)
+    return None
+
+
+def _objection(rank: int, what: str, folder: Path) -> str:
+    return (
+        f"worker {rank} on {socket.gethostname()} {what} {folder}, where all workers keep their "
+        "checkpoints; use a folder that all hosts share"
+    )
+
+
+# ---------------------------------------------------------------------- doors
+
+
+def meet(name: str | None, injection: Injection | None = None) -> tuple[Company, Transport]:
+    """Connect with the other workers of this process's job."""
+    if injection is not None and (injection.slow or injection.links.is_shaped):
+        os.environ["GOSSAMER_FAULTS"] = injection.to_json()
+    transport = connect(name)
+    assert transport is not None, "a job of one worker is nobody's"
+    return Company(transport.store, transport.rank, transport.size), transport
+
+
+def work_as_told(name: str | None, injection: Injection, data: Path | None) -> int:
+    """Be another worker than 0, silent unless it gives up: the launcher may end worker 0, which
+    would tell why, or it has died itself. Returns the exit code."""
+    company, transport = meet(name, injection)
+    with tempfile.TemporaryDirectory(prefix="gossamer-") as own:
+        try:
+            job = company.be_told(Path(own), data)
+        except Refused:
+            # Worker 0 says why, and its exit code is the job's. A launcher that sees another
+            # failure might end worker 0 before it has spoken.
+            return 0
+        status = work(job, transport, Diary(job.folder, company.rank, company.store), say)
+        if status == 0:
+            company.leave(0)
+        return status
+
+
+@contextlib.contextmanager
+def refusing_for_all(name: str | None) -> Generator[None]:
+    """Around what only worker 0 looks at while the others wait to be told."""
+    try:
+        yield
+    except _REFUSALS as error:
+        if outer_job() is not None:
+            meet(name)[0].refuse(error)
+        raise

@@ -1,0 +1,188 @@
+"""A recorded run again, all workers in one process, turn by turn in the recorded order.
+
+The workers are the very same code as on real processes; only the transport is another. So if the
+record is whole and the machine computes alike, the same parameters come out, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from torch import Tensor
+
+from gossamer.errors import ConfigurationError, ProtocolError
+from gossamer.pending import Pending
+from gossamer.real.train.job import Job
+from gossamer.real.train.training import Training
+from gossamer.real.transports.local import LocalStore
+from gossamer.real.transports.transport import Listener, Parts, StopToken, Window
+from gossamer.rules import mean_in_order
+from gossamer.tasks import Task
+
+Turn = tuple[int, str, int, int]
+"""Number, kind, source, and whose it is."""
+
+
+class Switch:
+    """What the workers of a replay share instead of a network."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.store = LocalStore()
+        self.windows: dict[int, Tensor] = {}
+        self.listeners: dict[int, Listener] = {}
+        self._frames: dict[tuple[int, int], deque[bytearray]] = {}
+        self._sums: dict[int, dict[int, Tensor]] = {}
+
+    def send(self, source: int, to: int, parts: Parts) -> None:
+        frame = bytearray().join(parts)
+        self._frames.setdefault((source, to), deque()).append(frame)
+
+    def deliver(self, source: int, to: int) -> None:
+        waiting = self._frames.get((source, to))
+        if not waiting:
+            raise ProtocolError(
+                f"the record delivers a frame from {source} to {to} that was not sent"
+            )
+        self.listeners[to].frame(source, memoryview(waiting.popleft()))
+
+    def contribute(self, rank: int, number: int, value: Tensor) -> Pending[Tensor]:
+        """The n-th reduction of each worker is the n-th of all.
+
+        As on real workers it ends in the turn after the one that awaits it, never before.
+        """
+        if self.size == 1:
+            return Pending.resolved("all_reduce", value.clone())  # as `LoneTransport` does
+        pending: Pending[Tensor] = Pending("all_reduce")
+        here = self._sums.setdefault(number, {})
+        here[rank] = value.clone()
+
+        def settle() -> None:
+            if len(here) == self.size:
+                pending.resolve(mean_in_order([here[member] for member in sorted(here)]).clone())
+                self._sums.pop(number, None)
+
+        pending.settle = settle
+        return pending
+
+
+class ReplayTransport:
+    """One worker's connection to the switch."""
+
+    name = "replay"
+    averages_at_once = False
+    reduces_meanwhile = False
+    lost: frozenset[int] = frozenset()
+    torn_updates = 0
+
+    def __init__(self, switch: Switch, rank: int) -> None:
+        self.rank, self.size = rank, switch.size
+        self._switch = switch
+        self._reductions = 0
+
+    @property
+    def store(self) -> LocalStore:
+        return self._switch.store
+
+    def open(
+        self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,
+        stop: StopToken,
+    ) -> None:  # fmt: skip
+        self._switch.listeners[self.rank] = listener
+        for end, value in initial.items():
+            self._switch.windows[end] = value.clone()
+
+    def send(self, to: int, parts: Parts) -> None:
+        self._switch.send(self.rank, to, parts)
+
+    def window(self, end: int) -> Tensor:
+        return self._switch.windows[end]
+
+    def guard(self, end: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def read(self, end: int) -> Pending[Tensor]:
+        return Pending.resolved("read", self._switch.windows[end])
+
+    def accumulate(self, end: int, delta: Tensor, start: int = 0) -> Pending[None]:
+        self._switch.windows[end][start : start + delta.numel()].add_(delta)
+        return Pending.resolved("accumulate", None)
+
+    def average(self, own: int, peer: int) -> Pending[None]:
+        mine, theirs = self._switch.windows[own], self._switch.windows[peer]
+        mine.lerp_(theirs, 0.5)
+        theirs.copy_(mine)
+        return Pending.resolved("average", None)
+
+    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+        self._reductions += 1
+        return self._switch.contribute(self.rank, self._reductions, value)
+
+    def leave_sums(self) -> None:
+        """All workers of a record make the same sums."""
+
+    def close(self) -> None:
+        pass
+
+
+def read_order(folder: Path, workers: int) -> list[Turn]:
+    """The turns of all workers by number; a record with a hole is refused."""
+    turns: list[Turn] = []
+    for rank in range(workers):
+        path = folder / "order" / f"{rank}.jsonl"
+        if not path.exists():
+            raise ConfigurationError(
+                f"{folder} holds no order of events of worker {rank}; record a run with "
+                "`gossamer train --record`"
+            )
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                number, kind, source = json.loads(line)
+            except ValueError:
+                raise ConfigurationError(
+                    f"{path} ends in the middle of a line: the run was cut short and cannot be "
+                    "replayed to its end"
+                ) from None
+            turns.append((number, kind, source, rank))
+    turns.sort()
+    for expected, (number, *_) in enumerate(turns):
+        if number != expected:
+            raise ConfigurationError(
+                f"the record in {folder} lacks turn {expected}; the run was cut short"
+            )
+    return turns
+
+
+def replay(
+    job: Job, task: Task, workers: int, turns: Sequence[Turn],
+    progress: Callable[[int], None] = lambda done: None,
+) -> Tensor:  # fmt: skip
+    """The output parameters of the run."""
+    switch = Switch(workers)
+    trainings = [Training(job, task, ReplayTransport(switch, rank)) for rank in range(workers)]
+    for training in trainings:
+        training.driver.is_replayed = True
+        training.open()
+    for number, kind, source, rank in turns:
+        match kind:
+            case "start":
+                trainings[rank].start()
+            case "run":
+                trainings[rank].take_turn()
+            case "free":
+                trainings[rank].driver.go_on_freely(source)
+            case "deliver":
+                switch.deliver(source, rank)
+            case _:
+                raise ConfigurationError(
+                    f"worker {source} died in the recorded run; a run with a death cannot be "
+                    "replayed, because the moment in which memory was left is not known"
+                )
+        progress(number + 1)
+    if not all(training.has_ended for training in trainings):
+        raise ConfigurationError("the record ends before its workers do; the run was cut short")
+    return trainings[0].output_of(trainings)

@@ -1,0 +1,210 @@
+"""The transport for MPI: one-sided windows, frames as messages, sums by the engine or in order.
+
+MPI knows no death of a single process: when one dies the engine ends the whole job. So `lost`
+stays empty here, and whoever wants to survive deaths takes another transport.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from gossamer.errors import ConfigurationError, ProtocolError, unknown_name
+from gossamer.pending import Pending
+from gossamer.real.transports.mpi.backoff import Patience, busy_time
+from gossamer.real.transports.mpi.doorbell import Doorbell
+from gossamer.real.transports.mpi.engine import MPI, require_threads
+from gossamer.real.transports.mpi.frames import Post
+from gossamer.real.transports.mpi.meeting import meet
+from gossamer.real.transports.mpi.one_host import share_sums
+from gossamer.real.transports.mpi.pool import Pool
+from gossamer.real.transports.mpi.reductions import FIXED, REDUCTIONS, Reductions
+from gossamer.real.transports.mpi.windows import Memory
+from gossamer.real.transports.shm.shared_sums import SharedSums
+from gossamer.real.transports.transport import Listener, Parts, StopToken, Store, Window
+
+
+@dataclass
+class _Opened:
+    """What exists from `open` on."""
+
+    windows: Mapping[int, Window]
+    memory: Memory
+    post: Post
+    reductions: Reductions
+    shared: SharedSums | None
+    """What makes the sums instead where all processes share one host."""
+    stop: StopToken
+    fetched: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """Where a distant window's value was put last; the next read of it goes there again."""
+
+
+class MpiTransport:
+    """One process of an MPI job. Making one is collective, as is `open`."""
+
+    name = "mpi"
+    averages_at_once = True
+    reduces_meanwhile = False
+    torn_updates = 0
+
+    def __init__(self, *, reduction: str = FIXED, mapped: bool | None = None) -> None:
+        """`mapped`: all processes map all windows; by default where they share one host."""
+        require_threads()
+        if reduction not in REDUCTIONS:
+            raise unknown_name("reduction", reduction, REDUCTIONS)
+        # Apart from whatever else the program says through MPI, and from each other.
+        self._frames = MPI.COMM_WORLD.Dup()
+        self._sums = MPI.COMM_WORLD.Dup()
+        self.rank = self._frames.rank
+        self.size = self._frames.size
+        self._doorbell = Doorbell()
+        self._local_size = self._look_around()
+        sizes = np.zeros(self.size, np.int64)
+        self._frames.Allgather(np.array([self._local_size]), sizes)
+        self._one_host = int(sizes[0]) == self.size
+        if mapped and not self._one_host:
+            raise ConfigurationError(
+                f"windows can be mapped on one host only, but {self._local_size} of the "
+                f"{self.size} processes are on this one; leave mapped=None"
+            )
+        self.is_mapped = self._one_host if mapped is None else mapped
+        """Whether `read` lends the windows of others instead of fetching them."""
+        self._reduction = reduction
+        self._keeper, store = meet(self._frames, one_host=self._one_host)
+        self.store: Store = store
+        self._pool = Pool()
+        self._opened: _Opened | None = None
+        self._closed = False
+        atexit.register(self._leave)
+
+    @staticmethod
+    def from_environment() -> MpiTransport:
+        """The job this process was started in; GOSSAMER_REDUCTION chooses how sums are made."""
+        return MpiTransport(reduction=os.environ.get("GOSSAMER_REDUCTION", FIXED))
+
+    def open(
+        self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,
+        stop: StopToken,
+    ) -> None:  # fmt: skip
+        memory = Memory(self._frames, windows, stop, self._pool, mapped=self.is_mapped)
+        memory.fill(initial)
+        busy_s = busy_time(self._local_size)
+        reductions = Reductions(self._sums, self.store, self._pool, stop, busy_s, self._reduction)
+        post = Post(self._frames, self._doorbell, self._pool, one_host=self._one_host)
+        shared = None
+        if self.is_mapped and self._reduction == FIXED:
+            shared = share_sums(self._frames, windows, stop)
+        self._opened = _Opened(dict(windows), memory, post, reductions, shared, stop)
+        self._frames.Barrier()
+        post.start(listener, reductions)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        return frozenset()
+
+    def send(self, to: int, parts: Parts) -> None:
+        self._now.post.send(to, parts)
+
+    def window(self, end: int) -> Tensor:
+        return self._now.memory.views[end]
+
+    def guard(self, end: int) -> AbstractContextManager[None]:
+        return self._now.memory.lock(end)
+
+    def read(self, end: int) -> Pending[Tensor]:
+        now = self._now
+        window, view = now.windows[end], now.memory.views.get(end)
+        if view is not None:
+            return Pending.resolved("read", view, window.process)
+        pending: Pending[Tensor] = Pending("read", window.process)
+        # Taken out while it is being written, so that a second reader cannot be given it.
+        buffer = now.fetched.pop(end, None)
+        value = self._pool.tensor((window.numel,), window.dtype) if buffer is None else buffer
+        request = now.memory.fetch(end, value)
+
+        def settle() -> None:
+            patience = Patience(now.stop, busy_time(self._local_size))
+            while not request.Test():
+                patience.pause()
+            now.fetched[end] = value
+            pending.resolve(value)
+
+        pending.settle = settle
+        return pending
+
+    def accumulate(self, end: int, delta: Tensor, start: int = 0) -> Pending[None]:
+        window = self._now.windows[end]
+        flat = delta.detach().reshape(-1).to(window.dtype)
+        if not 0 <= start <= window.numel - len(flat):
+            # Checked here because distant memory is written without anybody looking.
+            raise ProtocolError(
+                f"{len(flat)} values from {start} on do not fit end {end} of {window.numel}"
+            )
+        self._now.memory.add(end, flat, start)
+        return Pending.resolved("accumulate", None, window.process)
+
+    def average(self, own: int, peer: int) -> Pending[None]:
+        if own != peer:
+            self._now.memory.average(own, peer)
+        return Pending.resolved("average", None, self._now.windows[peer].process)
+
+    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+        now = self._now
+        if now.shared is not None and now.shared.has_room_for(value):
+            return now.shared.start(value, members)
+        return now.reductions.start(value, members)
+
+    def leave_sums(self) -> None:
+        if self._now.shared is not None:
+            self._now.shared.close()
+        self._now.reductions.leave()
+
+    def close(self) -> None:
+        """Say goodbye and return; the process stays reachable until all have done so.
+
+        Nobody is waited for here. Leaving the program is what waits, as MPI wants it.
+        """
+        if not self._closed:
+            self._closed = True
+            if self._opened is not None:
+                if self._opened.shared is not None:
+                    self._opened.shared.close()
+                self._opened.post.close()
+
+    @property
+    def _now(self) -> _Opened:
+        if self._opened is None:
+            raise ProtocolError("the transport was used before it was opened")
+        return self._opened
+
+    def _look_around(self) -> int:
+        """Tell the processes of this host where the bell is; how many they are."""
+        nearby = self._frames.Split_type(MPI.COMM_TYPE_SHARED)
+        bells = np.zeros((nearby.size, 2), np.int64)
+        nearby.Allgather(np.array([self.rank, self._doorbell.port]), bells)
+        self._doorbell.know([(int(rank), int(port)) for rank, port in bells])
+        nearby.Free()
+        return len(bells)
+
+    def _leave(self) -> None:
+        """At the end of the program, before MPI ends."""
+        if self._opened is None:
+            return
+        if not self._closed:
+            # Something went wrong here, and the others would wait for this process for ever.
+            print(f"process {self.rank} ends without closing its transport", file=sys.stderr)
+            sys.stderr.flush()
+            MPI.COMM_WORLD.Abort(1)
+        self._opened.post.join()
+        self._opened.memory.free()
+        if self._keeper is not None:
+            self._keeper.close()
+            if self._keeper.refusals is not None:
+                print(f"gossamer: {self._keeper.refusals}", file=sys.stderr)

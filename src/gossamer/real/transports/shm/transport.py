@@ -1,0 +1,239 @@
+"""The transport of one machine: frames, windows and sums in memory that its processes share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor
+
+from gossamer.errors import ConfigurationError, PeerLost
+from gossamer.pending import Pending
+from gossamer.real.transports.shm.ahead import Ahead
+from gossamer.real.transports.shm.all_reduce import Reducing
+from gossamer.real.transports.shm.arenas import Arenas
+from gossamer.real.transports.shm.board import TURN_BYTES, Board, Room
+from gossamer.real.transports.shm.cuda import Gpu, gpu_for
+from gossamer.real.transports.shm.large_frames import Packing, Unpacking
+from gossamer.real.transports.shm.layout import (
+    PARCELS,
+    RING_BYTES,
+    RING_HEAD_BYTES,
+    Layout,
+    lay_out,
+    window_bytes,
+)
+from gossamer.real.transports.shm.line import Line
+from gossamer.real.transports.shm.memory import Memory
+from gossamer.real.transports.shm.receiving import Receiving
+from gossamer.real.transports.shm.rings import RingReader, RingWriter
+from gossamer.real.transports.shm.segments import CLOSED, FRESH, OPEN, Control, is_segment
+from gossamer.real.transports.shm.sending import Sending
+from gossamer.real.transports.shm.windows import Windows
+from gossamer.real.transports.shm.words import SUMS, TURNS, Words
+from gossamer.real.transports.store import TcpStore
+from gossamer.real.transports.transport import Listener, Parts, StopToken, Store, Window
+
+_DONE = Pending.resolved("window", None)
+_VARIABLES = (
+    "GOSSAMER_RANK", "GOSSAMER_SIZE", "GOSSAMER_STORE", "GOSSAMER_SHM_FDS", "GOSSAMER_SECRET",
+)  # fmt: skip
+
+
+class ShmTransport:
+    """One process's connection to the others of its machine."""
+
+    name = "shm"
+    averages_at_once = True
+    reduces_meanwhile = False
+
+    def __init__(self, rank: int, size: int, files: Sequence[int], store: Store) -> None:
+        """`files` are those of `Segments.fds`; they belong to the transport from here on."""
+        self.rank = rank
+        self.size = size
+        self.store = store
+        self._files = list(files)
+        self._control = Control(files[0], size, rank)
+        self._is_open = False
+        self._is_closed = False
+
+    @classmethod
+    def from_environment(cls) -> ShmTransport:
+        """As the launcher describes it in the environment."""
+        missing = [name for name in _VARIABLES if name not in os.environ]
+        if missing:
+            raise ConfigurationError(
+                f"the shm transport needs {', '.join(missing)} in the environment; start the"
+                " program with `gossamer run`"
+            )
+        rank, size, store, files, _ = (os.environ[name] for name in _VARIABLES)
+        host, _, port = store.rpartition(":")
+        fds = [int(file) for file in files.split(",")]
+        if len(fds) != int(size) + 1:
+            raise ConfigurationError(
+                f"GOSSAMER_SHM_FDS has {len(fds)} files, expected {int(size) + 1}: one for control"
+                " and one per process"
+            )
+        if not all(is_segment(file) for file in fds):
+            # Whatever has these numbers by now, it must not be written to.
+            raise ConfigurationError(
+                "the shared memory of `gossamer run` is not open in this process; it serves one"
+                " gossamer.join in the very process that was started, so do all training in one"
+                " `with gossamer.join(...)`, and none in children of that process"
+            )
+        for file in fds:
+            os.set_inheritable(file, False)
+        return cls(int(rank), int(size), fds, TcpStore.connect(host, int(port)))
+
+    def open(
+        self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,
+        stop: StopToken,
+    ) -> None:  # fmt: skip
+        rank, control, files = self.rank, self._control, self._files[1:]
+        everybody = range(self.size)
+        layouts = {process: lay_out(process, self.size, windows) for process in everybody}
+        memories: dict[int, Memory] = {}
+        for process, layout in layouts.items():
+            # Everybody sizes everybody's: the sizes agree, and one that dies early has one, too.
+            os.ftruncate(files[process], layout.total)
+            memories[process] = Memory(files[process], layout.total)
+        self._windows = Windows(rank, memories, layouts, control, stop)
+        self._windows.initialise(initial)
+        boards = {process: Board(memories[process], layouts[process]) for process in everybody}
+        room = Room(layouts[rank].reductions, layouts[rank].parcels, TURN_BYTES)
+        gpu = gpu_for(windows[rank].device)
+        arenas = None
+        if gpu is not None:
+            largest = max(window_bytes(window) for window in windows.values())
+            arenas = Arenas(rank, boards, control, self.store, gpu, largest)
+        self._reducing = Reducing(rank, boards, room, control, stop, arenas)
+        self._connect(memories, layouts, listener, stop)
+        self._close_files()
+        control.set_state(rank, OPEN)
+        self._wait_for_others(stop)
+        if gpu is not None and arenas is not None:
+            self._share_gpu(gpu, boards, arenas, initial, stop)
+        self._receiving.start()
+        self._is_open = True
+
+    def _connect(
+        self, memories: Mapping[int, Memory], layouts: Mapping[int, Layout], listener: Listener,
+        stop: StopToken,
+    ) -> None:  # fmt: skip
+        """The ways that frames take, to every other process and from it."""
+        rank, control = self.rank, self._control
+
+        def ring(source: int, to: int) -> memoryview:
+            return memories[to].region(layouts[to].ring(source), RING_HEAD_BYTES + RING_BYTES)
+
+        def released(source: int, by: int) -> memoryview:
+            return memories[by].words(layouts[by].released(source), PARCELS)
+
+        others = [process for process in range(self.size) if process != rank]
+        room = Room(layouts[rank].parcels, layouts[rank].total)
+        released_by = {to: released(rank, to) for to in others}
+        packing = Packing(memories[rank], room, released_by, control)
+        writers = {to: RingWriter(ring(rank, to)) for to in others}
+        self._sending = Sending(rank, writers, packing, control, stop)
+        readers: dict[int, RingReader] = {}
+        for source in others:
+            unpacking = Unpacking(memories[source], released(source, rank))
+            readers[source] = RingReader(ring(source, rank), control.room[source], unpacking.open)
+        self._receiving = Receiving(rank, readers, control, listener, stop, self._sending.drop)
+
+    def _share_gpu(
+        self, gpu: Gpu, boards: Mapping[int, Board], arenas: Arenas, initial: Mapping[int, Tensor],
+        stop: StopToken,
+    ) -> None:  # fmt: skip
+        rank, control, store, line = self.rank, self._control, self.store, None
+        signals = gpu.signals(*control.memory_of_words())
+        store.add("signals", int(signals is not None))
+        self._windows.share_gpu_memory(gpu, initial, store)
+        # By now everybody has said whether its streams can wait; all do, or none does.
+        if signals is not None and store.add("signals", 0) == self.size:
+            sums = Words(SUMS, control.words, self.size, signals, stop)
+            turns = Words(TURNS, control.words, self.size, signals, stop)
+            self._reducing.ahead = Ahead(rank, boards, arenas, sums, signals)
+            line = Line(rank, turns, signals)
+        self._windows.take_turns(gpu, store, line)
+
+    def _wait_for_others(self, stop: StopToken) -> None:
+        bell = self._control.reductions[self.rank]
+        while True:
+            seen = bell.value
+            if all(self._control.state(process) != FRESH for process in range(self.size)):
+                return
+            stop.check()
+            bell.wait(seen, stop.patience)
+
+    def _close_files(self) -> None:
+        # The mappings keep the memory; programs started from here have no business with it.
+        for file in self._files:
+            os.close(file)
+        self._files.clear()
+
+    @property
+    def lost(self) -> frozenset[int]:
+        return self._receiving.lost
+
+    @property
+    def torn_updates(self) -> int:
+        return self._windows.torn_updates
+
+    def send(self, to: int, parts: Parts) -> None:
+        if to in self._receiving.lost:
+            raise PeerLost(to)
+        if to == self.rank:
+            self._receiving.send_to_self(parts)
+        else:
+            self._sending.send(to, parts)
+
+    def window(self, end: int) -> Tensor:
+        return self._windows.data(end)
+
+    def guard(self, end: int) -> AbstractContextManager[None]:
+        return self._windows.guard(end)
+
+    def read(self, end: int) -> Pending[Tensor]:
+        lost = self._lost(end)
+        return Pending.resolved("read", self._windows.data(end)) if lost is None else lost
+
+    def accumulate(self, end: int, delta: Tensor, start: int = 0) -> Pending[None]:
+        if (lost := self._lost(end)) is not None:
+            return lost
+        self._windows.accumulate(end, delta, start)
+        return _DONE
+
+    def average(self, own: int, peer: int) -> Pending[None]:
+        if (lost := self._lost(peer)) is not None:
+            return lost
+        self._windows.average(own, peer)
+        return _DONE
+
+    def _lost(self, end: int) -> Pending[Any] | None:
+        """The memory of the dead is still there, but nobody will ever use what is done to it."""
+        if not self._receiving.lost or (process := self._windows.process(end)) not in self.lost:
+            return None
+        return Pending.failed("window", PeerLost(process), process)
+
+    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+        return self._reducing.start(value, members)
+
+    def leave_sums(self) -> None:
+        self._control.leave_sums(self.rank)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_open:
+            self._sending.close()
+            self._windows.finish()
+            if self._reducing.ahead is not None:
+                self._reducing.ahead.finish()
+        self._control.set_state(self.rank, CLOSED)
+        if self._is_open:
+            self._receiving.close()
+        self._close_files()

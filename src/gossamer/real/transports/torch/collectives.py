@@ -1,0 +1,132 @@
+"""How workers on the torch transport take means: by NCCL, in shared memory, by Gloo or by messages.
+
+NCCL wants a GPU for each of its processes and hangs or fails where two share one, and memory is
+shared by the processes of one host only. So everybody tells everybody which GPU it computes on and
+how many are on its host, and all draw the same conclusion.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import distributed
+
+from gossamer.errors import ConfigurationError, Late
+from gossamer.real.transports.checked_values import number_from
+from gossamer.real.transports.transport import Store
+
+REDUCTIONS = ("auto", "fixed", "engine", "shared", "nccl")
+"""The best that works; by messages; by Gloo's exchanges; in memory of one host; by NCCL."""
+_NO_GPU = "no GPU"
+_NO_NCCL = "no NCCL"
+_PATIENCE_S = 300.0
+
+Check = Callable[[], None]
+"""Called while others are waited for; raises what makes that useless."""
+
+
+class Place(NamedTuple):
+    """Where a worker computes."""
+
+    gpu: str
+    neighbours: int
+    """The workers of its host, with itself, as its launcher has them."""
+
+
+def own_gpu(device: torch.device) -> str:
+    """The same text for the same GPU, in whatever process and under whatever number."""
+    if device.type != "cuda":
+        return _NO_GPU
+    if not distributed.is_nccl_available():
+        return _NO_NCCL
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def choose_collectives(wanted: str, places: Sequence[Place]) -> tuple[str, str]:
+    """One of `REDUCTIONS` other than auto, and why; `places` are the workers', by rank."""
+    if wanted in ("fixed", "engine"):
+        return wanted, "it was asked for"
+    not_nccl = _why_not_nccl([place.gpu for place in places])
+    if not_nccl is None and wanted != "shared":
+        return "nccl", "every worker has a GPU of its own"
+    if wanted == "nccl":
+        raise ConfigurationError(
+            f"GOSSAMER_REDUCTION=nccl needs a GPU of its own for every worker, but {not_nccl};"
+            " leave the variable out, or give each worker another GPU, by its LOCAL_RANK"
+        )
+    not_shared = _why_not_shared(places)
+    if not_shared is None:
+        return "shared", "all workers compute on the CPU of one host"
+    if wanted == "shared":
+        raise no_shared_memory(not_shared)
+    return "engine", f"{not_nccl}, and {not_shared}"
+
+
+def no_shared_memory(why: str) -> ConfigurationError:
+    """For those who asked for it by name."""
+    return ConfigurationError(
+        f"GOSSAMER_REDUCTION=shared adds up in memory of one host, but {why}; leave the variable"
+        " out"
+    )
+
+
+def _why_not_nccl(gpus: Sequence[str]) -> str | None:
+    first: dict[str, int] = {}
+    for rank, gpu in enumerate(gpus):
+        if gpu == _NO_GPU:
+            return f"worker {rank} computes on the CPU"
+        if gpu == _NO_NCCL:
+            return f"the torch of worker {rank} has no NCCL"
+        if gpu in first:
+            return f"workers {first[gpu]} and {rank} share one"
+        first[gpu] = rank
+    return None
+
+
+def _why_not_shared(places: Sequence[Place]) -> str | None:
+    if sys.platform != "linux":
+        return f"that needs Linux, and this is {sys.platform}"
+    for rank, place in enumerate(places):
+        if place.gpu != _NO_GPU:
+            return f"worker {rank} computes on a GPU"
+        if place.neighbours != len(places):
+            return f"worker {rank} has {place.neighbours} of {len(places)} workers on its host"
+    return None
+
+
+def agree_on_collectives(
+    wanted: str, own: Place, rank: int, size: int, store: Store, check: Check
+) -> str:
+    """Collective: every process tells where it computes, and all choose alike."""
+    told = tell_all("place", f"{own.neighbours} {own.gpu}", rank, size, store, check)
+    parts = [text.partition(" ") for text in told]
+    places = [
+        Place(gpu, number_from(f"place/{other}", count))
+        for other, (count, _, gpu) in enumerate(parts)
+    ]
+    return choose_collectives(wanted, places)[0]
+
+
+def tell_all(what: str, own: str, rank: int, size: int, store: Store, check: Check) -> list[str]:
+    """Collective: what each process has to say to all of them, by rank."""
+    store.agree(f"{what}/{rank}", own)
+    until = time.monotonic() + _PATIENCE_S
+    return [wait_for(f"{what}/{other}", other, store, check, until) for other in range(size)]
+
+
+def wait_for(
+    key: str, rank: int, store: Store, check: Check, until: float | None = None
+) -> str:  # fmt: skip
+    """What that process has put there, or will."""
+    if until is None:
+        until = time.monotonic() + _PATIENCE_S
+    while (text := store.get(key)) is None:
+        check()
+        if time.monotonic() > until:
+            raise Late(f"worker {rank} did not come within {_PATIENCE_S:.0f} s")
+        time.sleep(0.005)
+    return text

@@ -1,0 +1,70 @@
+"""A run's figures as flat names and plain values: what every table and every tracker can take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from gossamer.runs.json_files import number, numbers
+
+Scalar = float | int | str | bool
+Facts = dict[str, Scalar | None]
+
+LABELS = ("method", "learning_rate", "seed")
+"""What tells the runs of one comparison apart; beside the run's name in every row."""
+_HISTOGRAMS = frozenset({"staleness", "staleness_histogram"})
+
+
+def flat(row: Mapping[str, Any]) -> Facts:
+    """Numbers and texts as they are; a list over workers as its mean, least and largest.
+
+    An object becomes one name for each member, as in `waiting_by_cause/reply`. What is neither
+    (the bytes of each card, histograms) stays in the run folder. NaN and infinity are None, as
+    there.
+    """
+    found: Facts = {}
+    for name, value in row.items():
+        if name in _HISTOGRAMS:
+            continue
+        if isinstance(value, Mapping):
+            found |= _members(name, cast(Mapping[str, Any], value))
+        elif isinstance(value, list):
+            found |= _spread(name, numbers(cast(list[Any], value)))
+        elif isinstance(value, bool | str):
+            found[name] = value
+        elif value is None or isinstance(value, int | float):
+            found[name] = value if number(value) is not None else None
+    return found
+
+
+def _members(name: str, value: Mapping[str, Any]) -> Facts:
+    if value and all(key.isdecimal() for key in value):
+        return _spread(name, numbers(list(value.values())))  # by worker
+    return {f"{name}/{key}": one for key, one in flat(value).items()}
+
+
+def _spread(name: str, values: list[float]) -> Facts:
+    if not values:
+        return {}
+    mean = sum(values) / len(values)
+    return {f"{name}_mean": mean, f"{name}_min": min(values), f"{name}_max": max(values)}
+
+
+def timed(row: Mapping[str, Any]) -> Facts:
+    """An evaluation or a summary: epochs and seconds first, whichever clock the seconds are of."""
+    known = flat(row)
+    virtual, seconds = known.pop("virtual_seconds", None), known.pop("seconds", None)
+    first: Facts = {
+        "epochs": known.pop("epochs", None),
+        "seconds": virtual if seconds is None else seconds,
+    }
+    return first | known
+
+
+def labels(*sources: Mapping[str, Any]) -> Facts:
+    """The labels of a run, each from the first who knows it."""
+    known = [flat(source) for source in sources]
+    return {
+        name: next((one[name] for one in known if one.get(name) is not None), None)
+        for name in LABELS
+    }

@@ -1,0 +1,171 @@
+"""A cluster as it is drawn: machines in racks, with what is slow, late or dies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gossamer.config.cluster import Cluster, cluster_from
+from gossamer.config.faults import FOREVER, Fault, parse_fault
+from gossamer.errors import ConfigurationError
+from gossamer.quantities import show_bandwidth, show_percent, show_seconds
+from gossamer.report.page.data import ClusterData, Machine
+from gossamer.runs.json_files import members, text, texts
+from gossamer.runs.result import Row
+
+_MOST_WORKERS = 4096
+
+
+def read_cluster(config: Row) -> Cluster | None:
+    """The cluster of a run's settings; None where they hold none that can be drawn."""
+    kept = members(config.get("cluster"))
+    if not kept:
+        return None
+    try:
+        cluster = cluster_from(kept)
+    except (ConfigurationError, ValueError, TypeError, AttributeError):
+        return None
+    return cluster if cluster.workers <= _MOST_WORKERS else None
+
+
+def drawn_cluster(cluster: Cluster, servers: int, *, own_machines: bool) -> ClusterData:
+    """As it was simulated; a server has a machine of its own, or one of the workers'."""
+    wires = cluster.network
+    notes = [*_about_network(cluster), *_about_everyone(cluster.faults)]
+    if servers and not own_machines:
+        notes.append("Servers sit on the workers' machines and share their cards.")
+    if servers and own_machines and wires.server_bandwidth:
+        notes.append(f"A server's own card carries {show_bandwidth(wires.server_bandwidth)}.")
+    return ClusterData(
+        name=cluster.name,
+        title=cluster.title,
+        workers=cluster.workers,
+        machines=_machines(cluster, cluster.faults),
+        servers=servers,
+        bandwidth=show_bandwidth(wires.bandwidth),
+        latency=show_seconds(wires.latency),
+        step=_step(cluster),
+        notes=notes,
+    )
+
+
+def drawn_host(cluster: Cluster, config: Row, servers: int) -> ClusterData:
+    """Of real workers: processes on one host, with the faults that were brought about."""
+    faults: list[Fault] = []
+    for line in texts(config.get("faults")):
+        kind, _, rest = line.partition(" ")
+        try:
+            faults.append(parse_fault(kind, rest))
+        except ConfigurationError:
+            continue  # of a later version; the settings show the line
+    machines = _machines(cluster, faults)
+    for machine in machines:
+        machine["name"] = machine["name"].replace("machine", "process")
+    transport = text(config.get("transport")) or "the default transport"
+    return ClusterData(
+        name=cluster.name,
+        title=f"{cluster.workers} real workers by {transport}",
+        workers=cluster.workers,
+        machines=machines,
+        servers=servers,
+        bandwidth="",
+        latency="",
+        step="",
+        notes=["Real processes: each box is one of them, and nothing is simulated."],
+    )
+
+
+def _machines(cluster: Cluster, faults: Sequence[Fault]) -> list[Machine]:
+    per_machine = cluster.workers_per_machine
+    machines: list[Machine] = []
+    for first in range(0, cluster.workers, per_machine):
+        ranks = list(range(first, min(first + per_machine, cluster.workers)))
+        number = cluster.machine_of(first)
+        own = [fault for fault in faults if fault.worker in ranks]
+        machines.append(
+            Machine(
+                name=f"machine {number}",
+                workers=ranks,
+                rack=cluster.rack_of(number),
+                slow=_factor(own, "slow"),
+                slow_link=_factor(own, "slow-link"),
+                dies=any(fault.kind == "kill" for fault in own),
+                notes=[_sentence(fault) for fault in own],
+            )
+        )
+    return machines
+
+
+def _factor(faults: Sequence[Fault], kind: str) -> float:
+    """The worst that ever holds; a worker faster than the others is no slow one."""
+    return max((fault.amount for fault in faults if fault.kind == kind), default=1.0)
+
+
+def _sentence(fault: Fault) -> str:
+    worker = f"worker {fault.worker}"
+    match fault.kind:
+        case "kill":
+            return f"{worker} dies at {show_seconds(fault.at)}"
+        case "pause":
+            return f"{worker} stands still{_when(fault)}"
+        case "slow":
+            return f"{worker} computes {fault.amount:g} times slower{_when(fault)}"
+        case _:
+            return f"the card of {worker} is {fault.amount:g} times slower{_when(fault)}"
+
+
+def _when(fault: Fault) -> str:
+    if fault.at == 0 and fault.lasts == FOREVER:
+        return ""
+    start = f" from {show_seconds(fault.at)} on"
+    return start if fault.lasts == FOREVER else f"{start}, for {show_seconds(fault.lasts)}"
+
+
+def _about_everyone(faults: Sequence[Fault]) -> list[str]:
+    """Faults of the network that belong to no one machine."""
+    notes: list[str] = []
+    for fault in faults:
+        if fault.kind == "drop":
+            share = show_percent(fault.amount)
+            notes.append(f"{share} of the messages are lost and sent again{_when(fault)}.")
+        elif fault.kind == "delay":
+            notes.append(f"Every message is {show_seconds(fault.amount)} later{_when(fault)}.")
+        elif fault.kind == "partition":
+            sides = " and ".join(_ranks(sorted(side)) for side in fault.sides)
+            notes.append(f"Nothing crosses between {sides}{_when(fault)}.")
+    return notes
+
+
+def _ranks(side: Sequence[int]) -> str:
+    shown = ", ".join(map(str, side[:8])) + (", ..." if len(side) > 8 else "")
+    return f"workers {shown}"
+
+
+def _about_network(cluster: Cluster) -> list[str]:
+    wires = cluster.network
+    notes: list[str] = []
+    if cluster.workers_per_machine > 1:
+        inside = wires.memory_bandwidth
+        speed = f"at {show_bandwidth(inside)}" if inside else "free of charge"
+        notes.append(f"Inside a machine transfers are {speed}.")
+    if cluster.machines_per_rack and wires.rack_latency:
+        notes.append(f"Leaving a rack takes {show_seconds(wires.rack_latency)} more.")
+    if cluster.machines_per_rack and wires.oversubscription > 1:
+        notes.append(f"A byte that leaves its rack costs {wires.oversubscription:g} times as much.")
+    return notes
+
+
+def _step(cluster: Cluster) -> str:
+    compute = cluster.compute
+    shown = show_seconds(compute.seconds)
+    if compute.distribution == "exponential":
+        shown += " on average, exponentially distributed"
+    elif compute.distribution != "constant" and compute.jitter:
+        shown += f" ± {show_percent(compute.jitter)}"
+    if compute.unoverlapped_seconds:
+        shown += f", then {show_seconds(compute.unoverlapped_seconds)} of copying"
+    if compute.pause_probability:
+        shown += (
+            f"; {show_seconds(compute.pause_seconds)} longer with probability "
+            f"{show_percent(compute.pause_probability)}"
+        )
+    return shown

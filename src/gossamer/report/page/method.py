@@ -1,0 +1,288 @@
+"""One method as the page shows it, from its runs at the rate chosen for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from gossamer.report.page.cluster import read_cluster
+from gossamer.report.page.data import (
+    ArrivalData,
+    Card,
+    Curve,
+    Curves,
+    CurveViews,
+    Figures,
+    MethodData,
+    Shares,
+    StripData,
+    TopologyData,
+    WorkerTime,
+)
+from gossamer.report.page.topology import drawn_topology
+from gossamer.runs.json_files import count, members, number, numbers, objects, text
+from gossamer.runs.kept_runs import Run
+from gossamer.runs.ranking import Place
+from gossamer.runs.result import Row
+from gossamer.runs.statistics import interval, seed_curves
+
+_MOST_POINTS = 300
+_MOST_SEGMENTS = 3000
+_KINDS = frozenset({"computing", "waiting", "communicating", "paused", "other"})
+_LONGEST = 10
+_OUTPUTS = {"mean": "mean of workers"}
+
+
+def method_data(
+    label: str, runs: Sequence[Run], place: Place | None, *, look: int, is_growing: bool
+) -> MethodData:
+    """All of it; `runs` has one run a seed and is not empty."""
+    first = runs[0]
+    ends = [ending(run) for run in runs]
+    output = text(ends[0].get("output"))
+    return MethodData(
+        label=label,
+        learning_rate=first.rate or None,
+        seeds=len(runs),
+        output=_OUTPUTS.get(output, output),
+        status=_status(runs, is_growing=is_growing),
+        curves=CurveViews(
+            time=_curves(runs, "virtual_seconds"),
+            epochs=_curves(runs, "epochs"),
+        ),
+        arrival=None if place is None else arrival_data(place),
+        look=look,
+        shares=shares_of(runs),
+        workers=worker_times(first),
+        strip=next((strip for strip in map(_strip, runs) if strip is not None), None),
+        staleness=_staleness(runs),
+        cards=next((cards for cards in map(_cards, runs) if cards), []),
+        topology=_topology(first),
+        figures=_figures(ends, runs),
+    )
+
+
+def ending(run: Run) -> Row:
+    """What is known at the end of a run, or at the last evaluation of one that has not ended."""
+    last = run.history[-1] if run.history else {}
+    return {**last, **{key: value for key, value in run.summary.items() if value is not None}}
+
+
+def mean_of(ends: Sequence[Row], key: str) -> float | None:
+    """Over the seeds; None unless all of them know it."""
+    values = [number(end.get(key)) for end in ends]
+    known = [value for value in values if value is not None]
+    return interval(known).mean if known and len(known) == len(values) else None
+
+
+def _status(runs: Sequence[Run], *, is_growing: bool) -> str:
+    states = ["running" if is_growing and run.status == "unfinished" else run.status
+              for run in runs]  # fmt: skip
+    worse = [state for state in states if state != "finished"]
+    if not worse:
+        return "finished"
+    # Of several seeds it matters how many did not come through.
+    return worse[0] if len(worse) == len(runs) else f"{worse[0]} ({len(worse)} of {len(runs)})"
+
+
+def _curves(runs: Sequence[Run], along: str) -> Curves:
+    return Curves(
+        accuracy=_curve(runs, "accuracy", along),
+        loss=_curve(runs, "loss", along),
+        training_loss=_curve(runs, "training_loss", along),
+        consensus_distance=_curve(runs, "consensus_distance", along),
+    )
+
+
+def _curve(runs: Sequence[Run], key: str, along: str) -> Curve | None:
+    places, seeds = seed_curves([run.history for run in runs], key, along)
+    if not len(places):
+        return None
+    if len(places) > _MOST_POINTS:
+        last = len(places) - 1
+        kept = [round(at * last / (_MOST_POINTS - 1)) for at in range(_MOST_POINTS)]
+        places, seeds = places[kept], seeds[:, kept]
+    has_band = len(seeds) > 1
+    return Curve(
+        x=places.tolist(),
+        mean=seeds.mean(0).tolist(),
+        low=seeds.min(0).tolist() if has_band else None,
+        high=seeds.max(0).tolist() if has_band else None,
+    )
+
+
+def arrival_data(place: Place) -> ArrivalData:
+    span = place.span
+    return ArrivalData(
+        mean=None if span is None else span.mean,
+        low=None if span is None else span.low,
+        high=None if span is None else span.high,
+        reached=place.arrival.reached,
+        seeds=len(place.arrival.seconds),
+        runs=list(place.arrival.seconds),
+        times=place.times,
+        is_close=place.is_close,
+    )
+
+
+# ---------------------------------------------------------------------- where the time went
+
+
+def worker_times(run: Run) -> list[WorkerTime]:
+    """Of each worker; empty where nobody wrote it down."""
+    if run.books:
+        return [
+            _time(
+                number(book.get("computing_seconds")) or 0.0,
+                _causes(book.get("waiting_seconds")),
+                number(book.get("seconds")) or 0.0,
+            )
+            for _, book in sorted(run.books.items())
+        ]
+    end = ending(run)
+    computing, total = numbers(end.get("computing_seconds")), number(end.get("virtual_seconds"))
+    if not computing or total is None:
+        return []
+    by_cause = [_causes(one) for one in objects(end.get("waiting_by_worker"))]
+    if len(by_cause) != len(computing):
+        waited = numbers(end.get("waiting_seconds")) or [0.0] * len(computing)
+        causes = list(_causes(end.get("waiting_by_cause")))
+        cause = causes[0] if len(causes) == 1 else "anything"
+        by_cause = [{cause: seconds} if seconds else {} for seconds in waited]
+    ends = numbers(end.get("ended_seconds"))
+    ends = ends if len(ends) == len(computing) else [total] * len(computing)
+    return [
+        _time(seconds, waiting, own)
+        for seconds, waiting, own in zip(computing, by_cause, ends, strict=True)
+    ]
+
+
+def shares_of(runs: Sequence[Run]) -> Shares | None:
+    """Computing, waiting and neither, mean over workers and seeds; None if nobody knows.
+
+    Each worker's seconds count up to its own end: the one source of what a table, a bar or a
+    picture says about them.
+    """
+    parts = [
+        (one["computing"], math.fsum(one["waiting"].values()), one["other"], one["total"])
+        for run in runs
+        for one in worker_times(run)
+        if one["total"] > 0
+    ]
+    if not parts:
+        return None
+    computing, waiting, other = (
+        math.fsum(one[at] / one[3] for one in parts) / len(parts) for at in range(3)
+    )
+    return Shares(computing=computing, waiting=waiting, other=other)
+
+
+def _time(computing: float, waiting: dict[str, float], total: float) -> WorkerTime:
+    spent = computing + math.fsum(waiting.values())
+    return WorkerTime(
+        computing=computing, waiting=waiting, other=max(0.0, total - spent), total=total
+    )
+
+
+def _causes(value: object) -> dict[str, float]:
+    found = {str(cause): number(seconds) for cause, seconds in members(value).items()}
+    return {cause: seconds for cause, seconds in found.items() if seconds}
+
+
+def _strip(run: Run) -> StripData | None:
+    if run.strip is None:
+        return None
+    start, end = number(run.strip.get("from")), number(run.strip.get("to"))
+    raw: Any = run.strip.get("segments")
+    if start is None or end is None or not isinstance(raw, list):
+        return None
+    read = [_segment(one) for one in list[object](raw)]
+    segments = sorted((one for one in read if one is not None), key=lambda one: one[1])
+    if not segments:
+        return None
+    if len(segments) > _MOST_SEGMENTS:
+        # An earlier end shows all workers up to there; a gap would look like idleness.
+        end = float(segments[_MOST_SEGMENTS][1])
+        segments = segments[:_MOST_SEGMENTS]
+        for one in segments:
+            one[2] = min(one[2], end)
+    servers = count(run.strip.get("servers")) or 0
+    return {"from": start, "to": end, "segments": segments, "servers": servers}
+
+
+def _segment(value: object) -> list[Any] | None:
+    if not isinstance(value, list) or len(parts := list[object](value)) < 4:
+        return None
+    worker, start, end, kind = count(parts[0]), number(parts[1]), number(parts[2]), parts[3]
+    if worker is None or start is None or end is None or end < start or kind not in _KINDS:
+        return None
+    detail = text(parts[4]) if len(parts) > 4 else ""
+    return [worker, start, end, kind, detail]
+
+
+# ---------------------------------------------------------------------- what was exchanged
+
+
+def _staleness(runs: Sequence[Run]) -> dict[str, int]:
+    """The gradients of all seeds together, by staleness."""
+    tally: dict[int, int] = {}
+    for run in runs:
+        kept = [members(run.summary.get("staleness_histogram"))]
+        kept += [members(book.get("staleness")) for book in run.books.values()]
+        for histogram in kept:
+            for updates, gradients in histogram.items():
+                found = count(gradients)
+                if str(updates).isdecimal() and len(str(updates)) < _LONGEST and found:
+                    tally[int(updates)] = tally.get(int(updates), 0) + found
+    return {str(updates): tally[updates] for updates in sorted(tally)}
+
+
+def _cards(run: Run) -> list[Card]:
+    steps = count(ending(run).get("steps"))
+    if not steps:
+        return []
+
+    def share(row: Row, key: Literal["sent", "received", "bytes"]) -> float | None:
+        carried = number(row.get(key))
+        return None if carried is None else carried / steps
+
+    if run.books:
+        return [
+            Card(name=f"worker {rank}", sent=share(book, "bytes"), received=None)
+            for rank, book in sorted(run.books.items())
+        ]
+    return [
+        Card(
+            name=text(card.get("name")), sent=share(card, "sent"), received=share(card, "received")
+        )
+        for card in objects(run.summary.get("cards"))
+    ]
+
+
+def _topology(run: Run) -> TopologyData | None:
+    cluster = read_cluster(run.config)
+    collective = "ring" if cluster is None else cluster.network.collective
+    per_machine = 1 if cluster is None else cluster.workers_per_machine
+    options = members(run.config.get("method_options"))
+    return drawn_topology(run.label, run.workers, options, collective, per_machine)
+
+
+def _figures(ends: Sequence[Row], runs: Sequence[Run]) -> Figures:
+    shares = shares_of(runs)
+    return Figures(
+        accuracy=mean_of(ends, "accuracy"),
+        loss=mean_of(ends, "loss"),
+        seconds=mean_of(ends, "virtual_seconds"),
+        waiting_fraction=(
+            mean_of(ends, "waiting_fraction") if shares is None else shares["waiting"]
+        ),
+        mean_staleness=mean_of(ends, "mean_staleness"),
+        max_staleness=mean_of(ends, "max_staleness"),
+        mean_global_staleness=mean_of(ends, "mean_global_staleness"),
+        bytes_per_step=mean_of(ends, "bytes_per_step"),
+        consensus_distance=mean_of(ends, "consensus_distance"),
+        exchanges_per_step=mean_of(ends, "exchanges_per_step"),
+        steps=mean_of(ends, "steps"),
+        wall_seconds=mean_of(ends, "wall_seconds"),
+    )

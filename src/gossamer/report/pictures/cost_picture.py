@@ -1,0 +1,102 @@
+"""The picture of predicted step times: seconds per step and samples per second against workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gossamer.errors import ConfigurationError
+from gossamer.report.looks import places as look_places
+from gossamer.report.pictures.figure import (
+    FAINT,
+    lay_out,
+    look,
+    name_axis,
+    new_figure,
+    plain_log_ticks,
+    save,
+    style,
+    write_legend,
+    write_titles,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_TICKS = 10
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method: by number of workers, seconds per step and samples per second of all."""
+
+    label: str
+    step_seconds: Mapping[int, float]
+    samples_per_second: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a method becomes the fastest."""
+
+    workers: float
+    label: str
+
+
+def cost_picture(
+    path: Path, lines: Sequence[Line], marks: Sequence[Mark], *, title: str, subtitle: str
+) -> None:
+    """Two panels over the number of workers; a dotted line where the fastest method changes."""
+    shown = [line for line in lines if line.step_seconds]
+    if not shown:
+        raise ConfigurationError(
+            "a picture of costs needs at least one method with a predicted step, got none; choose "
+            "other methods or another cluster"
+        )
+    figure = new_figure(11.0, 5.2)
+    steps, speeds = figure.subplots(1, 2)
+    counts = sorted({count for line in shown for count in line.step_seconds})
+    looks = look_places(line.label for line in shown)
+    for line in shown:
+        own = look(looks[line.label])
+        for axes, values, factor in (
+            (steps, line.step_seconds, 1e3),
+            (speeds, line.samples_per_second, 1.0),
+        ):
+            places = sorted(values)
+            heights = [factor * values[count] for count in places]
+            axes.plot(places, heights, label=line.label, **own)
+    _style_panel(steps, "Time of one step", "milliseconds per step (log scale)", counts)
+    _style_panel(speeds, "Speed of all workers", "samples per second (log scale)", counts)
+    middle = math.sqrt(counts[0] * counts[-1])
+    for mark in marks:
+        for axes in (steps, speeds):
+            axes.axvline(mark.workers, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
+        # Speeds rise, so that there is room above them on the left and below them on the right.
+        is_early = mark.workers < middle
+        speeds.annotate(
+            f"{mark.label} leads", (mark.workers, 0.98 if is_early else 0.02),
+            xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
+            rotation=90, va="top" if is_early else "bottom", ha="left", fontsize=7.5, color=FAINT,
+        )  # fmt: skip
+    rows = write_legend(figure, steps.get_legend_handles_labels()[0])
+    write_titles(figure, title, subtitle)
+    lay_out(figure, legend_rows=rows)
+    save(figure, path)
+
+
+def _style_panel(axes: Axes, heading: str, label: str, counts: Sequence[int]) -> None:
+    from matplotlib.ticker import NullLocator
+
+    style(axes, "bottom", heading, grid="y")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    plain_log_ticks(axes.yaxis)
+    every = -(-len(counts) // _MOST_TICKS)
+    axes.set_xticks(counts[::every], [str(count) for count in counts[::every]])
+    axes.xaxis.set_minor_locator(NullLocator())
+    name_axis(axes.xaxis, "workers (log scale)")
+    name_axis(axes.yaxis, label)

@@ -1,0 +1,191 @@
+"""What all pictures share: colours and marks, titles, a legend above the panels, axes, files.
+
+Each method also has a marker and a line style of its own, so that nothing depends on colour alone.
+Only figure objects are used: drawing never touches a user's plots.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gossamer.errors import ConfigurationError
+from gossamer.report.looks import COLOURS
+from gossamer.runs.ranking import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+Look = dict[str, Any]
+"""How a method's line is drawn, as matplotlib's keywords."""
+
+INK, FAINT, EDGE = "#222222", "#666666", "#D55E00"
+# Grey and Okabe and Ito's yellow: the methods' colours would read as the methods themselves.
+COMPUTING, WAITING, OTHER, PUBLISHED = "#4d4d4d", "#F0E442", "#d9d9d9", "#b8b8b8"
+_STYLES = ("-", (0, (6, 1.5)), (0, (3, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (1.2, 1.2)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+_GRID, _SPINE = "#e6e6e6", "#b0b0b0"
+_DPI = 150
+# Inches from the upper edge down to the title, the subtitle, the legend, and the panels without it.
+_TITLE, _SUBTITLE, _LEGEND, _PANELS = 0.14, 0.46, 0.66, 0.8
+_LEGEND_ROW = 0.27
+# The fewer decades an axis spans, the more ticks each of them gets.
+_LOG_DIGITS = (
+    (0.6, (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)),
+    (1.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)),
+    (3.5, (1.0, 2.0, 5.0)),
+    (math.inf, (1.0,)),
+)
+
+
+def has_matplotlib() -> bool:
+    """Whether pictures can be drawn."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A white page of so many inches."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigurationError(
+            "pictures need matplotlib, which is not installed; run `pip install matplotlib`"
+        ) from None
+    return Figure(figsize=(width, height), dpi=_DPI, facecolor="white")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As what the name ends in."""
+    if path.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
+        raise ConfigurationError(
+            f"a picture cannot be written as {path.name!r}; end its name in .png, .svg or .pdf"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=_DPI, facecolor="white")
+
+
+# ---------------------------------------------------------------------- around the panels
+
+
+def write_titles(figure: Figure, title: str, subtitle: str) -> None:
+    """Title and subtitle at the top left."""
+    width, height = (float(inches) for inches in figure.get_size_inches())
+    for drop, text, largest, weight, colour in (
+        (_TITLE, title, 15.0, "bold", INK),
+        (_SUBTITLE, subtitle, 9.5, "normal", FAINT),
+    ):
+        place = (0.15 / width, 1 - drop / height)
+        # A long line gets smaller letters rather than losing its end.
+        points = min(largest, 115.0 * width / max(1, len(text)))
+        figure.text(*place, text, va="top", fontsize=points, fontweight=weight, color=colour)
+
+
+def write_legend(figure: Figure, handles: Sequence[Artist]) -> int:
+    """One legend for all panels, between the titles and them; gives the number of its rows."""
+    width, height = (float(inches) for inches in figure.get_size_inches())
+    longest = max(len(str(handle.get_label())) for handle in handles)
+    # A letter takes about a twelfth of an inch; line and gaps take as much as eleven of them.
+    fitting = max(1, int(12 * width) // (longest + 11))
+    rows = math.ceil(len(handles) / fitting)
+    figure.legend(
+        handles=list(handles), ncols=math.ceil(len(handles) / rows), loc="upper left",
+        bbox_to_anchor=(0.02 / width, 1 - _LEGEND / height), frameon=False, fontsize=10,
+        labelcolor=INK, columnspacing=2.2, handlelength=3.4,
+    )  # fmt: skip
+    return rows
+
+
+def lay_out(figure: Figure, *, legend_rows: int = 0) -> None:
+    """The panels keep clear of titles and legend, and of each other."""
+    height = float(figure.get_figheight())
+    above = _PANELS + _LEGEND_ROW * legend_rows
+    area = (0.003, 0.006, 0.992, 1 - above / height)
+    figure.set_layout_engine("constrained", rect=area, w_pad=0.1, h_pad=0.1, hspace=0.03)
+
+
+# ---------------------------------------------------------------------- inside a panel
+
+
+def look(index: int, colours: Sequence[str] = COLOURS) -> Look:
+    """That of the method at this place."""
+    # Lengths without a common divisor: looks repeat after 660 methods, not after twelve.
+    return {
+        "color": colours[index % len(colours)], "linestyle": _STYLES[index % len(_STYLES)],
+        "marker": _MARKERS[index % len(_MARKERS)], "linewidth": 1.7, "markersize": 6.0,
+        "markeredgecolor": "white", "markeredgewidth": 0.6,
+    }  # fmt: skip
+
+
+def marked_points(points: int, index: int, lines: int, *, marks: int = 6) -> list[int]:
+    """Where a line's markers go: those of different lines start apart, so that equal ones show."""
+    stride = max(1, points // marks)
+    return [*range(index * stride // lines, points - 1, stride), points - 1]
+
+
+def style(
+    axes: Axes,
+    spine_kept: str,
+    heading: str = "",
+    *,
+    grid: Literal["x", "y", "both"] | None = None,
+) -> None:
+    """A heading, one spine and no ticks; a faint grid where values are read off."""
+    axes.set_title(heading, loc="left", fontsize=11, color=INK, pad=7)
+    axes.set_facecolor("white")
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == spine_kept)
+        spine.set_color(_SPINE)
+    axes.tick_params(which="both", length=0, pad=5, labelsize=9, labelcolor=INK)
+    if grid is not None:
+        axes.grid(visible=True, axis=grid, color=_GRID, linewidth=0.8)
+
+
+def name_axis(axis: Axis, words: str) -> None:
+    axis.set_label_text(words, color=FAINT, fontsize=9)
+
+
+def plain_log_ticks(axis: Axis, unit: str = "") -> None:
+    """1, 2, 5, 10 in place of powers of ten: most of our ranges span few decades, or not one."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low) if 0.0 < low < high else 1.0
+    digits = next(digits for most, digits in _LOG_DIGITS if decades < most)
+    axis.set_major_locator(LogLocator(subs=digits))
+    axis.set_major_formatter(StrMethodFormatter("{x:,g}" + unit))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def percent_ticks(axis: Axis) -> None:
+    """Of shares: 0.25 reads 25 %."""
+    axis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
+
+
+def draw_seeds(axes: Axes, values: Sequence[float], place: float) -> None:
+    """A dot for each seed of a horizontal bar; one alone is the end of the bar."""
+    if len(values) > 1:
+        # White around, so that they show on dark bars too.
+        axes.scatter(
+            values, [place] * len(values), s=17, color=INK, edgecolors="white", linewidths=0.8,
+            zorder=4,
+        )  # fmt: skip
+
+
+def draw_whisker(axes: Axes, span: Interval, place: float) -> None:
+    """The interval across the end of a horizontal bar."""
+    if span.high > span.low:
+        # No time and no share is below zero, however few the seeds.
+        ends = [[span.mean - max(0.0, span.low)], [span.high - span.mean]]
+        # White beneath, so that it shows on dark bars too.
+        for colour, width in (("white", 2.4), (INK, 1.2)):
+            axes.errorbar(
+                span.mean, place, xerr=ends, color=colour, linewidth=width,
+                capsize=3, capthick=width, zorder=4,
+            )  # fmt: skip

@@ -1,0 +1,81 @@
+"""The main picture of run folders: what the first sections of their page show, as one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gossamer.report.page.build import first_configured, goal_of
+from gossamer.report.page.gathered_runs import gather
+from gossamer.report.page.method import shares_of, worker_times
+from gossamer.report.page.text import page_title
+from gossamer.report.pictures.panels import VIRTUAL, Series
+from gossamer.report.pictures.run_pictures import comparison_picture, run_picture
+from gossamer.runs.contest import Contest
+from gossamer.runs.kept_runs import Folder, Run
+from gossamer.runs.ranking import Ranking
+from gossamer.runs.statistics import curve
+
+OWN_PICTURE = "comparison.png"
+"""That of a comparison that came to its end, drawn by the command itself."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a search knows beyond its run folders."""
+
+    title: str
+    ranking: Ranking
+    """With the time that having the model takes."""
+
+
+def main_picture(
+    path: Path,
+    folders: Sequence[Folder],
+    *,
+    target: float | None = None,
+    advice: Advice | None = None,
+) -> bool:
+    """Draw it, and say whether there was anything to draw: a run that was evaluated."""
+    gathered = gather(folders)
+    goal = goal_of(folders, gathered, target)
+    contest = Contest(gathered.whole | gathered.partial, goal)
+    ranking = advice.ranking if advice else contest.ranking
+    shown = {
+        place.label: contest.entries[place.label].results[contest.chosen[place.label]]
+        for place in ranking.places
+        if place.label in contest.entries
+    }
+    if not any(_is_scored(run, contest.key) for runs in shown.values() for run in runs):
+        return False
+    methods = [series_of(label, runs) for label, runs in shown.items()]
+    every = [run for folder in folders for run in folder.runs]
+    title = advice.title if advice else page_title(folders, gathered, first_configured(every), [])
+    time = "seconds" if any(run.is_real for run in every) else VIRTUAL
+    if goal is None or len(methods) == 1:
+        workers = worker_times(shown[methods[0].label][0])
+        run_picture(path, methods[0], workers, title=title, target=goal, time=time)
+    else:
+        comparison_picture(path, methods, title=title, target=goal, ranking=ranking, time=time)
+    return True
+
+
+def has_own_picture(folders: Sequence[Folder]) -> bool:
+    """Whether these are one folder in which the command has left its main picture."""
+    return len(folders) == 1 and any(one.name == OWN_PICTURE for one in folders[0].pictures)
+
+
+def _is_scored(run: Run, key: str) -> bool:
+    return len(curve(run.history, key, "epochs")[0]) > 0
+
+
+def series_of(label: str, runs: Sequence[Run]) -> Series:
+    """The runs of one method, one a seed, at the rate that the page shows it at."""
+    return Series(
+        label,
+        [run.history for run in runs],
+        runs[0].workers,
+        {"learning_rate": runs[0].rate},
+        shares_of(runs),
+    )

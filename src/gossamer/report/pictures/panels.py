@@ -1,0 +1,237 @@
+"""The panels of a picture of runs: scores, times to the target, and where the time went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gossamer.quantities import counted
+from gossamer.report.page.data import Shares, WorkerTime
+from gossamer.report.pictures.figure import (
+    COMPUTING,
+    FAINT,
+    INK,
+    OTHER,
+    WAITING,
+    Look,
+    draw_seeds,
+    marked_points,
+    name_axis,
+    percent_ticks,
+    plain_log_ticks,
+    style,
+)
+from gossamer.runs.arrival import is_lower_better
+from gossamer.runs.ranking import Place
+from gossamer.runs.statistics import curve, final, seed_curves, show_number, show_score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+VIRTUAL = "virtual seconds"
+"""What time is called unless a clock has measured it."""
+_SHARES = (("computing", COMPUTING, "white"), ("waiting", WAITING, INK), ("other", OTHER, INK))
+# Beyond this ratio of run times a linear axis squeezes the fast methods into its first pixels.
+_LOG_TIME_RATIO = 12.0
+_MOST_NUMBERED = 40
+"""So many workers have their number below their bar; of more every so-manieth has."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """The runs of one method in a comparison, at the learning rate chosen for it."""
+
+    label: str
+    histories: Sequence[Sequence[dict[str, Any]]]
+    """One history a seed."""
+    workers: int
+    summary: dict[str, Any]
+    """That of any one of the runs; its `learning_rate` is shown."""
+    shares: Shares | None
+    """None where nobody knows."""
+
+
+# ---------------------------------------------------------------------- scores
+
+
+def draw_curves(
+    axes: Axes,
+    runs: Sequence[Series],
+    looks: Mapping[str, Look],
+    key: str,
+    along: str,
+    time: str = VIRTUAL,
+) -> None:
+    """The mean over seeds, with a band from the least to the largest."""
+    score = "Test loss (log scale, lower is better)" if is_lower_better(key) else "Test accuracy"
+    passing = "virtual time" if time == VIRTUAL else "time"
+    over = "epochs" if along == "epochs" else passing
+    style(axes, "bottom", f"{score} over {over}", grid="both")
+    faint = min(0.13, 0.8 / len(runs))
+    for index, one in enumerate(runs):
+        places, seeds = seed_curves(one.histories, key, along)
+        if not len(places):
+            continue
+        marked, look = marked_points(len(places), index, len(runs)), looks[one.label]
+        axes.plot(places, seeds.mean(0), markevery=marked, zorder=3, **look)
+        if len(seeds) > 1:
+            low, high = seeds.min(0), seeds.max(0)
+            axes.fill_between(places, low, high, color=look["color"], alpha=faint, linewidth=0)
+    words = "epochs" if along == "epochs" else time
+    ends = [final(history, along) for one in runs for history in one.histories]
+    if along != "epochs" and min(ends) > 0 and max(ends) > _LOG_TIME_RATIO * min(ends):
+        axes.set_xscale("log")
+        plain_log_ticks(axes.xaxis)
+        words += " (log scale)"
+    elif max(ends) > 0:
+        axes.set_xlim(0, max(ends) * 1.02)
+    name_axis(axes.xaxis, words)
+
+
+def limit_scores(axes: Axes, runs: Sequence[Series], key: str, target: float | None) -> None:
+    """Show where the methods differ: the start, the same for all of them, is left out."""
+    curves = [curve(history, key, "epochs") for one in runs for history in one.histories]
+    curves = [found for found in curves if len(found[0])]
+    goal = [] if target is None else [target]
+    if not curves:
+        return
+    best = np.array(
+        [values.min() if is_lower_better(key) else values.max() for _, values in curves]
+    )
+    if is_lower_better(key):
+        axes.set_yscale("log")
+        # A run that diverged may leave at the top; it must not flatten all the others.
+        first = [float(values[0]) for _, values in curves]
+        shown = [value for value in (*best, *first, *goal) if value > 0.0]
+        if shown:
+            margin = max((max(shown) / min(shown)) ** 0.07, 1.01)
+            axes.set_ylim(min(shown) / margin, max(shown) * margin)
+        plain_log_ticks(axes.yaxis)
+        return
+    early = [float(np.interp(xs[-1] * 0.3, xs, values)) for xs, values in curves]
+    late = [float(values[-1]) - 0.03 for _, values in curves]
+    lowest = min(*early, *late, *(value - 0.03 for value in goal))
+    bottom = 0.0 if lowest < 0.15 else math.floor(lowest * 20) / 20
+    highest = max(float(best.max()), *goal, bottom + 0.05)
+    axes.set_ylim(bottom, min(1.0 + 0.02 * (1 - bottom), highest + 0.08 * (highest - bottom)))
+    percent_ticks(axes.yaxis)
+
+
+def draw_target(axes: Axes, target: float) -> None:
+    axes.axhline(target, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
+
+
+def name_target(axes: Axes, target: float, key: str) -> None:
+    """Beside the end of its line."""
+    shown = f"{target:.4g}" if is_lower_better(key) else show_score(target, key)
+    axes.annotate(
+        f"target\n{shown}", (1.0, target), xycoords=("axes fraction", "data"), xytext=(5, 0),
+        textcoords="offset points", va="center", fontsize=8.5, color=FAINT, annotation_clip=False,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- times
+
+
+def draw_arrivals(
+    axes: Axes,
+    ranking: Sequence[Place],
+    runs: Mapping[str, Series],
+    looks: Mapping[str, Look],
+    time: str = VIRTUAL,
+) -> None:
+    """A bar for each method, the fastest to the target first; hatched where it never arrives."""
+    thickness, size = _bar_sizes(len(ranking))
+    right = 0.0
+    for place, one in enumerate(ranking):
+        span, reached = one.span, one.arrival.reached
+        known = [seconds for seconds in one.arrival.seconds if seconds is not None]
+        colour = looks[one.label]["color"]
+        if span is None:
+            reach = max(final(history, "virtual_seconds") for history in runs[one.label].histories)
+            axes.barh(place, reach, thickness, facecolor="white", edgecolor=colour, hatch="////")
+            some = f"{reached} of {counted(len(one.arrival.seconds), 'seed')} reach it"
+            text = some if reached else f"not reached in {show_number(reach)} s"
+        else:
+            reach = max(known)
+            axes.barh(place, span.mean, thickness, color=colour)
+            times = f"   {one.times:.1f}×" if one.times and place else ""
+            text = f"{show_number(span.mean)} s{times}"
+        draw_seeds(axes, known, place)
+        axes.annotate(
+            text, (reach, place), xytext=(6, 0), textcoords="offset points",
+            va="center", fontsize=size, color=INK,
+        )  # fmt: skip
+        right = max(right, reach)
+    # A method's options go on a line of their own where the name would squeeze the panels.
+    names = [one.label.replace(":", ":\n", len(one.label) > 18) for one in ranking]
+    axes.set_yticks(range(len(ranking)), names, fontsize=size)
+    axes.set_ylim(max(len(ranking), 2) - 0.4, -0.6)
+    # Room for the longest text to the right of the longest bar.
+    axes.set_xlim(0, (right or 1.0) * 1.48)
+    name_axis(axes.xaxis, f"{time}, fastest first")
+
+
+def draw_shares(axes: Axes, runs: Sequence[Series]) -> None:
+    """For each method: computing, waiting and neither, mean over workers and seeds."""
+    style(axes, "left", "Where the workers' time went")
+    thickness, size = _bar_sizes(len(runs))
+    left = np.zeros(len(runs))
+    shares = np.array([[0.0] * 3 if one.shares is None else [*one.shares.values()] for one in runs])
+    for (name, colour, ink), widths in zip(_SHARES, shares.T, strict=True):
+        axes.barh(
+            range(len(runs)), widths, thickness, left=left, color=colour,
+            edgecolor="white", linewidth=0.8, label=name,
+        )  # fmt: skip
+        for place, (start, width) in enumerate(zip(left, widths, strict=True)):
+            if width >= 0.08:
+                axes.text(
+                    start + width / 2, place, f"{100 * width:.0f} %",
+                    ha="center", va="center", fontsize=size, color=ink,
+                )  # fmt: skip
+        left = left + widths
+    axes.set_xlim(0, 1)
+    percent_ticks(axes.xaxis)
+    name_axis(axes.xaxis, "share of the run, mean over workers")
+    _name_shares(axes)
+
+
+def draw_workers(axes: Axes, workers: Sequence[WorkerTime], heading: str, time: str) -> None:
+    """For each worker of one run: computing, waiting and neither, in seconds."""
+    style(axes, "bottom", heading, grid="y")
+    places = range(len(workers))
+    below = np.zeros(len(workers))
+    spent = [
+        (one["computing"], math.fsum(one["waiting"].values()), one["other"]) for one in workers
+    ]
+    for (name, colour, _), heights in zip(_SHARES, np.array(spent).T, strict=True):
+        axes.bar(
+            places, heights, 0.8, bottom=below, color=colour,
+            edgecolor="white", linewidth=0.8 if len(workers) <= 64 else 0.0, label=name,
+        )  # fmt: skip
+        below = below + heights
+    every = math.ceil(len(workers) / _MOST_NUMBERED)
+    axes.set_xticks(places[::every], [str(place) for place in places[::every]])
+    axes.set_ylim(0, (float(below.max()) or 1.0) * 1.03)
+    # A few workers get bars, not walls.
+    missing = max(0.0, 8.0 - len(workers)) / 2
+    axes.set_xlim(-0.6 - missing, len(workers) - 0.4 + missing)
+    name_axis(axes.xaxis, "worker")
+    name_axis(axes.yaxis, time)
+    _name_shares(axes)
+
+
+def _bar_sizes(count: int) -> tuple[float, float]:
+    """Thickness of a bar and size of its text: many methods stand closer."""
+    return (0.62, 9.0) if count <= 9 else (0.78, max(5.0, 90.0 / count))
+
+
+def _name_shares(axes: Axes) -> None:
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1.01, 0.985), ncols=3, frameon=False, fontsize=9,
+        handlelength=1.0, handleheight=1.0, handletextpad=0.5, columnspacing=0.9, labelcolor=INK,
+    )  # fmt: skip

@@ -1,0 +1,216 @@
+"""Who is first, as far as the seeds allow: pure arithmetic on times to a target.
+
+All methods run with the same seeds, and a hard seed is hard for all of them. So the logarithm of a
+time is taken as an effect of the method plus one of the seed plus chance, whose variance is pooled:
+m methods with s seeds leave (m - 1)(s - 1) degrees of freedom. The tests of all pairs are held to
+one level together by Holm's procedure, so that comparisons with the best are safe although the same
+times say who is best.
+
+A target not reached comes later than the run's last evaluation. A method that misses it with every
+seed is out of the contest. One that misses it with some seeds comes after all that never do; in the
+tests its missing times stand at the end of the run, the least they can be, and so it is called
+slower only if it is slower even then; the chance in such times is pooled for those tests alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from gossamer.runs.arrival import Arrival, Vector
+
+LEVEL = 0.05
+LOOKS = (3, 6, 12)
+"""Numbers of seeds after which `--seeds auto` looks; each look has its share of the level."""
+# Chance smaller than the rounding of a time is none.
+_LEAST_DEVIATION = 1e-6
+_LEAST_SECONDS = 1e-9
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its 95 % interval, with the effect of the seeds taken out: it says how sure the
+    ratio to another method on these seeds is, not what a new seed would take."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """One method in the ranking."""
+
+    arrival: Arrival
+    span: Interval | None
+    """The mean time and its 95 % interval; None unless every seed arrives."""
+    times: float | None
+    """So many times as long as the first takes; None unless every seed arrives."""
+    is_close: bool
+    """Whether it cannot be told from the first, itself among them."""
+
+    @property
+    def label(self) -> str:
+        return self.arrival.label
+
+
+class Ranking:
+    """The fastest first; then those that arrive with some seeds only, more seeds first."""
+
+    def __init__(self, arrivals: Sequence[Arrival], level: float = LEVEL) -> None:
+        self.arrivals, self.seeds = _in_common(arrivals)
+        self.level = level
+        order = sorted(self.arrivals, key=_order)
+        self._full = [one for one in order if one.mean is not None]
+        self._some = [one for one in order if one.mean is None and one.reached]
+        self._logs = {one.label: _logarithms(one) for one in (*self._full, *self._some)}
+        self._known = self._pooled(self._full)
+        self._whole = self._pooled([*self._full, *self._some])
+        close = self._close()
+        self.places = [self._place(one, close) for one in order]
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether there are seeds enough to name a winner: one says nothing about chance."""
+        return self.seeds > 1
+
+    @property
+    def winner(self) -> Place | None:
+        """The first, where it is clearly before every other method."""
+        if not self.can_tell or not self._full:
+            return None
+        return None if len(self.close) > 1 else self.places[0]
+
+    @property
+    def close(self) -> list[Place]:
+        """Those that may be first."""
+        return [one for one in self.places if one.is_close]
+
+    def _place(self, one: Arrival, close: set[str]) -> Place:
+        best = self._full[0].mean if self._full else None
+        times = one.mean / best if one.mean is not None and best else None
+        return Place(one, self._span(one), times, one.label in close)
+
+    def _span(self, one: Arrival) -> Interval | None:
+        if one.mean is None:
+            return None
+        deviation, freedom = self._known
+        if not freedom or one.mean == 0.0:
+            return Interval(one.mean, one.mean, one.mean)
+        half = t_quantile(freedom) * deviation / math.sqrt(self.seeds)
+        return Interval(one.mean, one.mean * math.exp(-half), one.mean * math.exp(half))
+
+    def _pooled(self, methods: Sequence[Arrival]) -> tuple[float, int]:
+        """The deviation of chance and its degrees of freedom."""
+        if not methods or self.seeds < 2:
+            return 0.0, 0
+        logs = np.array([self._logs[one.label] for one in methods])
+        rest = logs - logs.mean(1, keepdims=True)
+        freedom = logs.size - len(logs)
+        if len(logs) > 1:
+            rest -= rest.mean(0)
+            freedom = (len(logs) - 1) * (self.seeds - 1)
+        deviation = math.sqrt(float((rest**2).sum()) / freedom)
+        return max(deviation, _LEAST_DEVIATION), freedom
+
+    def _close(self) -> set[str]:
+        """The first and those that no test tells from it."""
+        if not self._full:
+            return set()
+        first = self._full[0].label
+        contest = [*self._full, *self._some]
+        if not self.can_tell:
+            return {one.label for one in contest}
+        pairs = {
+            (one.label, other.label): self._chance(one, other)
+            for one, other in combinations(contest, 2)
+        }
+        told = holm(pairs, self.level)
+        others = (one.label for one in contest[1:])
+        return {first} | {label for label in others if (first, label) not in told}
+
+    def _chance(self, one: Arrival, other: Arrival) -> float:
+        """How likely the one would be so far ahead of the other by chance, either way round."""
+        behind = float((self._logs[other.label] - self._logs[one.label]).mean())
+        # Times at their least can hide that a method is behind, and not show that it is ahead.
+        if one.mean is None or (other.mean is None and behind <= 0.0):
+            return 1.0
+        deviation, freedom = self._known if other.mean is not None else self._whole
+        return probability_beyond(abs(behind) / (deviation * math.sqrt(2 / self.seeds)), freedom)
+
+
+def _in_common(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], int]:
+    """The times of the seeds that all methods have, and how many there are."""
+    named = [one.seeds or tuple(range(len(one.seconds))) for one in arrivals]
+    common = [seed for seed in (named[0] if named else ()) if all(seed in own for own in named)]
+    if not common:
+        # Nothing can be told from them, but each still has its times.
+        return list(arrivals), 0
+    kept: list[Arrival] = []
+    for one, own in zip(arrivals, named, strict=True):
+        at = [own.index(seed) for seed in common]
+        ends = tuple(one.ends[place] for place in at) if one.ends else ()
+        seconds = tuple(one.seconds[place] for place in at)
+        kept.append(Arrival(one.label, seconds, tuple(common), ends))
+    return kept, len(common)
+
+
+def _order(one: Arrival) -> tuple[float, float]:
+    return math.inf if one.mean is None else one.mean, -one.reached / max(1, len(one.seconds))
+
+
+def _logarithms(one: Arrival) -> Vector:
+    ends = one.ends or tuple(0.0 for _ in one.seconds)
+    known = [end if own is None else own for own, end in zip(one.seconds, ends, strict=True)]
+    return np.log(np.maximum(np.array(known, dtype=float), _LEAST_SECONDS))
+
+
+def holm(chances: Mapping[tuple[str, str], float], level: float) -> set[tuple[str, str]]:
+    """The comparisons that may be believed together: a false one among them comes with this level.
+
+    The smallest is held to the level over their number, the next to it over one less, and so on;
+    the first that fails ends it.
+    """
+    believed: set[tuple[str, str]] = set()
+    for at, pair in enumerate(sorted(chances, key=lambda pair: chances[pair])):
+        if chances[pair] > level / (len(chances) - at):
+            break
+        believed.add(pair)
+    return believed
+
+
+@functools.cache
+def t_quantile(freedom: int, confidence: float = 0.95) -> float:
+    """The t that |T| stays below with this probability, T Student-distributed.
+
+    For whole degrees of freedom the distribution is a finite sum in the angle atan(t / sqrt(n))
+    (Abramowitz and Stegun 26.7.3 and 26.7.4). The angle is bounded, so halving always finds it.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _probability_within(middle, freedom) < confidence:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def probability_beyond(t: float, freedom: int) -> float:
+    """How likely |T| is beyond t, T Student-distributed."""
+    return max(0.0, 1.0 - _probability_within(math.atan(t / math.sqrt(freedom)), freedom))
+
+
+def _probability_within(angle: float, freedom: int) -> float:
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = freedom % 2
+    term, total = cosine if is_odd else 1.0, 0.0
+    for power in range(is_odd, freedom - 1, 2):
+        total += term
+        term *= cosine * cosine * (power + 1) / (power + 2)
+    return 2 / math.pi * (angle + sine * total) if is_odd else sine * total

@@ -1,0 +1,178 @@
+"""How messages get from card to card: latency first, then bytes, in order on each connection."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+
+from gossamer.config.cluster import Cluster
+from gossamer.sim.kernel import SECOND, Kernel
+from gossamer.sim.network import Flow, Network
+
+SMALL_BYTES = 256
+"""Requests and acknowledgements: their bytes are counted, but take no time on a card."""
+
+LOCAL_LATENCY_NS = 1_000
+"""Between two workers of one machine: small, but loops that talk there must let time pass."""
+
+
+class Parcel:
+    """A message on its way."""
+
+    __slots__ = ("arrived", "ready_at", "size_bytes")
+
+    def __init__(self, size_bytes: int, ready_at: int, arrived: Callable[[], None]) -> None:
+        self.size_bytes = size_bytes
+        self.ready_at = ready_at
+        self.arrived = arrived
+
+
+class Connection:
+    """One direction between two ends; like a TCP stream, what is sent first arrives first."""
+
+    __slots__ = ("flow", "is_busy", "queue", "source", "target")
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source = source
+        self.target = target
+        self.queue: deque[Parcel] = deque()
+        self.is_busy = False
+        self.flow: Flow | None = None
+
+
+class Post:
+    """Carries parcels between ends (workers and servers) that sit on cards (machines)."""
+
+    def __init__(
+        self, kernel: Kernel, cluster: Cluster, cards: list[int], rng: random.Random
+    ) -> None:
+        wires = cluster.network
+        count = max(cards) + 1
+        capacities = [wires.bandwidth / SECOND] * count
+        for end, card in enumerate(cards):
+            if end >= cluster.workers and wires.server_bandwidth:
+                capacities[card] = wires.server_bandwidth / SECOND
+        self._capacities = capacities
+        self._kernel = kernel
+        self._cluster = cluster
+        self._cards = cards
+        self._rng = rng
+        self.network = Network(kernel, capacities, capacities)
+        self._connections: dict[tuple[int, int], Connection] = {}
+        self._dead: set[int] = set()
+        self._held: list[Connection] = []
+        self.drops: list[float] = []
+        """The probabilities of the drops that are going on."""
+        self.extra_delay_s = 0.0
+        self.partitions: list[tuple[frozenset[int], ...]] = []
+        """The sides of each partition that is going on; nothing crosses from one to another."""
+        self.bytes_put = [0] * len(cards)
+        """Bytes each end has put on its card."""
+        self.bytes_taken = [0] * len(cards)
+        """Bytes that came to each end over its card, or are on their way."""
+
+    def capacity(self, end: int) -> float:
+        """Bytes per second of the card of an end."""
+        return self._capacities[self._cards[end]] * SECOND
+
+    def slow_card(self, end: int, factor: float) -> None:
+        card = self._cards[end]
+        self._capacities[card] /= factor
+        capacity = self._capacities[card]
+        self.network.set_capacity(card, egress=capacity, ingress=capacity)
+
+    def are_separated(self, one: int, other: int) -> bool:
+        """Whether some partition has them on different sides; who stands on none is not cut off."""
+        for sides in self.partitions:
+            mine = next((side for side in sides if one in side), None)
+            if mine is not None and other not in mine and any(other in side for side in sides):
+                return True
+        return False
+
+    def carry(self, source: int, target: int, size_bytes: int, arrived: Callable[[], None]) -> None:
+        """Call `arrived` when the last byte is there; never, if one of the ends dies before."""
+        if source in self._dead or target in self._dead:
+            return
+        if self._cards[source] != self._cards[target]:
+            self.bytes_put[source] += size_bytes
+            self.bytes_taken[target] += size_bytes
+        connection = self._connections.get((source, target))
+        if connection is None:
+            connection = self._connections[source, target] = Connection(source, target)
+        ready_at = self._kernel.now + self._latency_ns(source, target)
+        connection.queue.append(Parcel(size_bytes, ready_at, arrived))
+        if not connection.is_busy:
+            self._next(connection)
+
+    def _latency_ns(self, source: int, target: int) -> int:
+        mine, theirs = self._cards[source], self._cards[target]
+        if mine == theirs:
+            return 0 if source == target else LOCAL_LATENCY_NS
+        wires, cluster = self._cluster.network, self._cluster
+        seconds = wires.latency + self.extra_delay_s
+        if cluster.rack_of(mine) != cluster.rack_of(theirs):
+            seconds += wires.rack_latency
+        for probability in self.drops:
+            while self._rng.random() < probability:
+                # A drop is a delay: the sender notices and sends again.
+                seconds += wires.retransmission
+        return round(seconds * SECOND)
+
+    def _next(self, connection: Connection) -> None:
+        """Bring the first parcel of a connection on its way."""
+        connection.is_busy = bool(connection.queue)
+        if connection.queue:
+            wait = connection.queue[0].ready_at - self._kernel.now
+            if wait > 0:
+                self._kernel.at(wait, self._depart, connection)
+            else:
+                self._depart(connection)
+
+    def _depart(self, connection: Connection) -> None:
+        if not connection.queue:
+            return
+        source, target = connection.source, connection.target
+        if self.partitions and self.are_separated(source, target):
+            self._held.append(connection)
+            return
+        parcel = connection.queue[0]
+        mine, theirs = self._cards[source], self._cards[target]
+        wires = self._cluster.network
+        if mine == theirs:
+            speed = wires.memory_bandwidth
+            delay = round(parcel.size_bytes / speed * SECOND) if speed else 0
+            self._kernel.at(delay, self._arrive, connection)
+        elif parcel.size_bytes <= SMALL_BYTES:
+            self._kernel.at(0, self._arrive, connection)
+        else:
+            size = parcel.size_bytes
+            if self._cluster.rack_of(mine) != self._cluster.rack_of(theirs):
+                size = round(size * wires.oversubscription)
+            connection.flow = self.network.start(
+                mine, theirs, size, lambda: self._arrive(connection)
+            )
+
+    def _arrive(self, connection: Connection) -> None:
+        connection.flow = None
+        if connection.queue:
+            connection.queue.popleft().arrived()
+        self._next(connection)
+
+    def heal(self, sides: tuple[frozenset[int], ...]) -> None:
+        """A partition is over: what it held goes on, unless another holds it."""
+        self.partitions.remove(sides)
+        held, self._held = self._held, []
+        for connection in held:
+            self._depart(connection)
+
+    def bury(self, end: int) -> None:
+        """An end has died: what it sent and has not arrived is lost, and so is what it was sent."""
+        self._dead.add(end)
+        for connection in self._connections.values():
+            if end in (connection.source, connection.target):
+                connection.queue.clear()
+                connection.is_busy = False
+                if connection.flow is not None:
+                    self.network.abort(connection.flow)
+                    connection.flow = None

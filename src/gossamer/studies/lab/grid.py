@@ -1,0 +1,164 @@
+"""Which trainings a sweep consists of, and which of them are trained together.
+
+A grid is every combination of optimiser, learning rate, batch size, delay and seed. What shares an
+optimiser and a batch size is one group: its points are rows of one matrix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from gossamer.errors import ConfigurationError
+from gossamer.optim.optimisers import make_optimiser
+from gossamer.optim.schedules import Schedule, make_schedule
+from gossamer.specs import check_range
+from gossamer.tasks import Task
+
+SHORT_NAMES = {"sgd": "sgd:momentum=0.9"}
+"""As in the study of delayed gradients; the plain one is `sgd:momentum=0`."""
+DEFAULT_DELAYS = (0, 1, 2, 4, 8, 16)
+DEFAULT_RATES = tuple(10.0 ** (half / 2) for half in range(-7, 1))
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """One training: where it lies in the grid, and what that means for it."""
+
+    optimiser: str
+    delay: int
+    batch: int
+    learning_rate: float
+    seed: int
+    used_rate: float
+    """The rate that is trained with: another one than the grid's under the halving heuristic."""
+    used_batch: int
+
+    @property
+    def place(self) -> Place:
+        return (self.optimiser, self.delay, self.batch, self.learning_rate)
+
+
+Place = tuple[str, int, int, float]
+"""Optimiser, delay, batch and learning rate of the grid: where the scores of all seeds belong."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Points of one optimiser and batch size, the least delayed first: rows of one matrix."""
+
+    optimiser: str
+    batch: int
+    points: tuple[Point, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.optimiser} batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every combination of these is trained."""
+
+    optimisers: tuple[str, ...]
+    learning_rates: tuple[float, ...]
+    batches: tuple[int, ...]
+    delays: tuple[int, ...]
+    epochs: float
+    seeds: tuple[int, ...] = (0,)
+    warmup: float = 0.0
+    """Epochs over which the rate rises linearly, from a tenth."""
+    halve: bool = False
+    """When the workers double, halve rate and batch; a delay of d is that of d + 1 workers."""
+
+    def __post_init__(self) -> None:
+        for name in ("optimisers", "learning_rates", "batches", "delays", "seeds"):
+            given: tuple[object, ...] = getattr(self, name)
+            if not given or len(set(given)) < len(given):
+                raise ConfigurationError(
+                    f"the grid needs one or more different {name.replace('_', ' ')}, got "
+                    f"{', '.join(map(str, given)) or 'none'}; name each once"
+                )
+        for optimiser in self.optimisers:
+            make_optimiser(optimiser)
+        for rate in self.learning_rates:
+            _check_above_zero("learning rate", rate)
+        for batch in self.batches:
+            check_range("batch", batch, 1)
+        for delay in self.delays:
+            check_range("delay", delay, 0)
+        _check_above_zero("epochs", self.epochs)
+        self.schedule()
+
+    def schedule(self) -> Schedule:
+        return make_schedule(f"constant:warmup={self.warmup!r}", epochs=self.epochs, workers=1)
+
+    def points(self) -> list[Point]:
+        combinations = product(
+            self.optimisers, self.delays, self.batches, self.learning_rates, self.seeds
+        )
+        return [self._point(*combination) for combination in combinations]
+
+    def _point(self, optimiser: str, delay: int, batch: int, rate: float, seed: int) -> Point:
+        workers = delay + 1 if self.halve else 1
+        used_batch = max(1, round(batch / workers))
+        return Point(optimiser, delay, batch, rate, seed, rate / workers, used_batch)
+
+    def groups(self) -> list[Group]:
+        """In the order of training; to rounding, no result depends on who shares a group."""
+        found: dict[tuple[str, int], list[Point]] = {}
+        for point in self.points():
+            found.setdefault((point.optimiser, point.used_batch), []).append(point)
+        # Large batches first: their groups are the quickest, so results appear early.
+        order = sorted(found, key=lambda key: (self.optimisers.index(key[0]), -key[1]))
+        return [
+            Group(*key, tuple(sorted(found[key], key=lambda point: (point.delay, point.seed))))
+            for key in order
+        ]
+
+    def check_fits(self, task: Task) -> None:
+        """Refuse what the task's data cannot give."""
+        largest = max(self.batches)
+        if largest > len(task.train):
+            raise ConfigurationError(
+                f"a batch of {largest} is larger than the {len(task.train)} samples of "
+                f"{task.name}; choose a smaller one"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(described: Mapping[str, Any]) -> Grid:
+        """The inverse of `as_dict`, from JSON too."""
+        known = {field.name for field in dataclasses.fields(Grid)}
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in described.items()
+            if key in known
+        }
+        return Grid(**values)
+
+
+def default_batches(task: Task) -> tuple[int, ...]:
+    """The task's own, and 4 and 16 times as many samples where the data allow."""
+    batches = (task.batch, 4 * task.batch, 16 * task.batch)
+    return tuple(batch for batch in batches if batch <= len(task.train))
+
+
+def steps_of(epochs: float, samples: int, batch: int) -> int:
+    """How many steps of one worker make so many epochs, the last one perhaps beyond them."""
+    return max(1, -(-max(1, round(epochs * samples)) // batch))
+
+
+def named_optimisers(names: Sequence[str]) -> tuple[str, ...]:
+    """Specs from names and short names, each written in one way only."""
+    return tuple(str(make_optimiser(SHORT_NAMES.get(name, name))) for name in names)
+
+
+def _check_above_zero(what: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise ConfigurationError(f"{what} must be a finite number above 0, got {value}")

@@ -1,0 +1,81 @@
+"""The picture of staleness, and what stands around the pictures of the laboratory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gossamer.report.pictures.figure import (
+    COLOURS,
+    EDGE,
+    FAINT,
+    INK,
+    PUBLISHED,
+    name_axis,
+    new_figure,
+    percent_ticks,
+    save,
+    style,
+    write_titles,
+)
+from gossamer.studies.lab.staleness import Histogram
+
+
+@dataclass(frozen=True)
+class Words:
+    """What stands around the panels."""
+
+    title: str
+    subtitle: str
+    caption: str
+
+
+def staleness_picture(
+    path: Path, found: Mapping[str, Histogram], workers: int, words: Words
+) -> None:
+    """Histograms over one axis: bars for the first, points for the second, a line at N - 1."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(8.0, 4.6)
+    axes = figure.add_axes((0.085, 0.19, 0.89, 0.54))
+    style(axes, "bottom", grid="y")
+    looks: list[dict[str, Any]] = [{"color": PUBLISHED}, {"color": COLOURS[0]}]
+    for index, (name, histogram) in enumerate(found.items()):
+        values = sorted(histogram.counts)
+        shares = [histogram.share(value) for value in values]
+        label = f"{name}: mean {histogram.mean:.2f} ± {histogram.deviation:.2f}"
+        if index == 0:
+            axes.bar(values, shares, width=0.9, label=label, **looks[index])
+        else:
+            size = 5.0 if len(values) < 60 else 2.5
+            axes.plot(values, shares, "o", markersize=size, label=label, **looks[index])
+    axes.axvline(workers - 1, color=EDGE, linewidth=1.6, label=f"workers − 1 = {workers - 1}")
+    percent_ticks(axes.yaxis)
+    name_axis(axes.xaxis, "staleness: updates between the read and the write of a gradient")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlim(-0.7, _far(found) + 0.5)
+    handles, labels = axes.get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda at: labels[at])
+    axes.legend(
+        [handles[at] for at in order], [labels[at] for at in order],
+        loc="lower left", bbox_to_anchor=(-0.02, 1.01), ncols=3, frameon=False, fontsize=8.5,
+        labelcolor=INK, columnspacing=1.4, handlelength=1.4,
+    )  # fmt: skip
+    write_titles(figure, words.title, words.subtitle)
+    figure.text(0.02, 0.03, words.caption, fontsize=8, color=FAINT)
+    save(figure, path)
+
+
+def _far(found: Mapping[str, Histogram]) -> int:
+    """Where nearly all gradients are: the last single ones would squeeze the rest."""
+    far = 1
+    for histogram in found.values():
+        seen = 0
+        for value in sorted(histogram.counts):
+            seen += histogram.counts[value]
+            if seen >= 0.995 * histogram.total:
+                far = max(far, value)
+                break
+    return far

@@ -1,0 +1,240 @@
+"""All trainings of one group at once: gradients, delays and updates of many rows per operation.
+
+Row r of every matrix is one point of the grid. The gradients of a step are one vectorised call.
+They enter a ring buffer, from which each row takes the one that its delay makes due; one call of
+the batched optimiser then updates all rows. Rows are ordered by delay, so those that have something
+to apply are always the first ones.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import vmap  # pyright: ignore[reportUnknownVariableType]
+
+from gossamer.optim.optimisers import make_optimiser
+from gossamer.sim.engine import VectorEngine
+from gossamer.studies.lab.grid import Grid, Group, steps_of
+from gossamer.tasks import Order, Task
+from gossamer.tasks.flat_model import FlatModel, drawing_from
+from gossamer.tasks.keyed import key_of
+
+Arrays = dict[str, NDArray[np.float32]]
+
+_TRACE_FROM_STEPS = 64
+# Compiling a shape takes about half a minute on a GPU and saves a fifth of the time.
+_COMPILE_FROM_SAMPLES = 200_000_000
+_MOST_ROWS = 128
+# Beyond a core's cache, more rows in one operation gain nothing on a CPU.
+_CPU_BYTES = 2_000_000
+_GPU_BYTES = 1_500_000_000
+_EVALUATED_AT_ONCE = 1000
+_LOOK_AHEAD_STEPS = 64
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of all rows on the test set; accuracies are NaN for a task without, and for no numbers."""
+
+    losses: list[float]
+    accuracies: list[float]
+
+
+class RingBuffer:
+    """For each row the gradients of its last d + 1 steps; d may differ from row to row."""
+
+    def __init__(self, delays: list[int], width: int, device: torch.device) -> None:
+        self._sizes = torch.tensor([delay + 1 for delay in delays], device=device)
+        self._starts = torch.cumsum(self._sizes, 0) - self._sizes
+        self.slots = torch.zeros(int(self._sizes.sum()), width, device=device)
+
+    def exchange(self, step: int, fresh: Tensor) -> Tensor:
+        """Keep the gradients of this step; give back those of d steps ago, zeros before."""
+        self.slots.index_copy_(0, self._starts + step % self._sizes, fresh)
+        # The slot to be overwritten next is the oldest: it holds the gradient of step - d.
+        return self.slots.index_select(0, self._starts + (step + 1) % self._sizes)
+
+
+class GroupTraining:
+    """The rows of one group, from their initial values to their last step."""
+
+    def __init__(self, models: Models, group: Group, grid: Grid) -> None:
+        self.group = group
+        self._grid = grid
+        self._models = models
+        self._model = model = models.first
+        points = group.points
+        self._delays = [point.delay for point in points]
+        samples = len(model.task.train)
+        self.steps = steps_of(grid.epochs, samples, group.batch)
+        self.step = 0
+        self.optimiser = make_optimiser(group.optimiser)
+        self.parameters = torch.stack([models.initial(point.seed) for point in points])
+        self.buffers = model.initial_buffers.repeat(len(points), 1)
+        self.state = {
+            slot: torch.full_like(self.parameters, self.optimiser.initial(slot))
+            for slot in self.optimiser.slots
+        }
+        self.ring = RingBuffer(self._delays, model.layout.total, model.device)
+        rates = [[point.used_rate] for point in points]
+        self._rates = torch.tensor(rates, dtype=torch.float64, device=model.device)
+        self._schedule = grid.schedule()
+        self._orders = [Order(samples, seed, group.batch) for seed in grid.seeds]
+        places = [grid.seeds.index(point.seed) for point in points]
+        self._seed_of_row = torch.tensor(places, device=model.device)
+        self._ahead: tuple[Tensor, Tensor] | None = None
+        self.engine = VectorEngine(
+            model,
+            compiled=self._compiles(samples),
+            most_rows=models.rows_at_once(group.batch),
+            trace_after=0 if self.steps >= _TRACE_FROM_STEPS else self.steps,
+        )
+
+    def _compiles(self, samples: int) -> bool:
+        work = self._grid.epochs * samples * len(self.group.points)
+        return self._model.device.type == "cuda" and work >= _COMPILE_FROM_SAMPLES
+
+    @property
+    def epochs(self) -> float:
+        return self.step * self.group.batch / len(self._model.task.train)
+
+    @property
+    def is_over(self) -> bool:
+        return self.step >= self.steps
+
+    def advance(self) -> None:
+        """One step of every row."""
+        batches, keys = self._samples()
+        found = self.engine.evaluate(self.parameters, self.buffers, batches, keys)
+        self.buffers = found.buffers
+        due = self.ring.exchange(self.step, found.gradients)
+        # Rows whose delay has not passed yet have nothing to apply.
+        ready = bisect.bisect_right(self._delays, self.step)
+        self.optimiser.descend_(
+            self.parameters[:ready],
+            due[:ready],
+            {slot: matrix[:ready] for slot, matrix in self.state.items()},
+            [self.step - delay for delay in self._delays[:ready]],
+            self._rates[:ready] * self._schedule.factor(self.epochs),
+        )
+        self.step += 1
+
+    def _samples(self) -> tuple[Tensor, Tensor]:
+        """Sample numbers [rows, batch] and keys: the same for all rows of a seed."""
+        place = self.step % _LOOK_AHEAD_STEPS
+        if place == 0 or self._ahead is None:
+            self._ahead = self._look_ahead(self.step - place)
+        numbers, keys = self._ahead
+        return numbers[self._seed_of_row, place], keys[self._seed_of_row, place]
+
+    def _look_ahead(self, start: int) -> tuple[Tensor, Tensor]:
+        """For many steps at a time: on a GPU a transfer costs as much as some steps."""
+        size, steps = self.group.batch, range(start, start + _LOOK_AHEAD_STEPS)
+        numbers = [
+            order.lookup(start * size, len(steps) * size).reshape(-1, size)
+            for order in self._orders
+        ]
+        keys = [[key_of(seed, 0, step) for step in steps] for seed in self._grid.seeds]
+        device = self._model.device
+        return torch.from_numpy(np.stack(numbers)).to(device), torch.tensor(keys, device=device)
+
+    def scores(self) -> Scores:
+        """What every row is worth on the test set now."""
+        return self._models.scores(self.parameters, self.buffers)
+
+    def arrays(self) -> Arrays:
+        """Everything that the next step depends on."""
+        return {name: tensor.cpu().numpy() for name, tensor in self._tensors().items()}
+
+    def load(self, step: int, arrays: Arrays) -> None:
+        """The inverse of `arrays`, at that step."""
+        self.step = step
+        self._ahead = None
+        for name, tensor in self._tensors().items():
+            tensor.copy_(torch.from_numpy(arrays[name]))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        slots = {f"state_{slot}": matrix for slot, matrix in self.state.items()}
+        kept = {"parameters": self.parameters, "buffers": self.buffers, "ring": self.ring.slots}
+        return kept | slots
+
+
+class Models:
+    """The task's model on the device, with the initial values of every seed."""
+
+    def __init__(self, task: Task, device: torch.device, seeds: tuple[int, ...]) -> None:
+        self.first = FlatModel(task, device, seed=seeds[0])
+        self._initial = {seeds[0]: self.first.initial}
+        for seed in seeds[1:]:
+            # The task of the first has its data on the device already.
+            self._initial[seed] = FlatModel(self.first.task, device, seed=seed).initial
+        self._sample_bytes = _largest_output_bytes(self.first)
+
+    def initial(self, seed: int) -> Tensor:
+        return self._initial[seed]
+
+    def rows_at_once(self, batch: int) -> int:
+        """How many rows one vectorised call should take: decided by the task and the device."""
+        allowed = _GPU_BYTES if self.first.device.type == "cuda" else _CPU_BYTES
+        return min(_MOST_ROWS, max(1, int(allowed / (batch * self._sample_bytes))))
+
+    def scores(self, parameters: Tensor, buffers: Tensor) -> Scores:
+        """Loss and accuracy of every row on the test set."""
+        width = self.rows_at_once(_EVALUATED_AT_ONCE)
+        losses: list[Tensor] = []
+        accuracies: list[Tensor] = []
+        self.first.module.eval()
+        with torch.no_grad(), drawing_from(0, self.first.device):
+            for rows, own in zip(parameters.split(width), buffers.split(width), strict=True):
+                outputs = self._outputs(rows, own)
+                for output in outputs:
+                    loss, accuracy = self._score(output)
+                    losses.append(loss)
+                    accuracies.append(accuracy)
+        self.first.module.train()
+        return Scores(torch.stack(losses).tolist(), torch.stack(accuracies).tolist())
+
+    def _outputs(self, rows: Tensor, buffers: Tensor) -> Tensor:
+        predict = self.first.predict
+        parts = self.first.task.test.inputs.split(_EVALUATED_AT_ONCE)
+        if len(rows) == 1 or self.first.has_buffers:
+            outputs = [
+                torch.cat([predict(row, own, part) for part in parts])
+                for row, own in zip(rows, buffers, strict=True)
+            ]
+            return torch.stack(outputs)
+        together = vmap(predict, in_dims=(0, 0, None))
+        return torch.cat([together(rows, buffers, part) for part in parts], dim=1)
+
+    def _score(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        task = self.first.task
+        loss = task.loss(output, task.test.targets)
+        if task.correct is None:
+            return loss, torch.full_like(loss, torch.nan)
+        accuracy = task.correct(output, task.test.targets).float().mean()
+        # The largest of nothing is the first class: a diverged model would seem to know it.
+        return loss, torch.where(output.isnan().any(), torch.nan, accuracy)
+
+
+def _largest_output_bytes(model: FlatModel) -> int:
+    """The size of the largest output of any layer for one sample."""
+    largest = 1
+
+    def watch(_module: nn.Module, _inputs: object, output: object) -> None:
+        nonlocal largest
+        if isinstance(output, Tensor):
+            largest = max(largest, output.numel() * output.element_size())
+
+    handles = [module.register_forward_hook(watch) for module in model.module.modules()]
+    model.module.eval()
+    with torch.no_grad(), drawing_from(0, model.device):
+        model.module(model.task.train.inputs[:1])
+    model.module.train()
+    for handle in handles:
+        handle.remove()
+    return largest

@@ -1,0 +1,29 @@
+"""Published tables, and how we compute the same cells."""
+
+from gossamer.studies.reproductions.ad_psgd import SLOW_WORKER, SPEED_UP
+from gossamer.studies.reproductions.ad_psgd_cifar10 import TABLE as AD_PSGD_CIFAR10
+from gossamer.studies.reproductions.dc_asgd import TABLE as DC_ASGD
+from gossamer.studies.reproductions.delayed_gradients import ADAM, ADAM_FAR, SGD
+from gossamer.studies.reproductions.gossip_scaling import DIGITS as GOSSIP_SCALING_DIGITS
+from gossamer.studies.reproductions.gossip_scaling import TABLE as GOSSIP_SCALING
+from gossamer.studies.reproductions.servers import BACKUP_WORKERS, SOFTSYNC_STALENESS
+from gossamer.studies.reproductions.table import Cell, PublishedTable
+
+TABLES: dict[str, PublishedTable] = {
+    table.name: table
+    for table in (
+        SLOW_WORKER,
+        SPEED_UP,
+        SOFTSYNC_STALENESS,
+        BACKUP_WORKERS,
+        SGD,
+        ADAM,
+        ADAM_FAR,
+        DC_ASGD,
+        AD_PSGD_CIFAR10,
+        GOSSIP_SCALING,
+        GOSSIP_SCALING_DIGITS,
+    )
+}
+
+__all__ = ["TABLES", "Cell", "PublishedTable"]

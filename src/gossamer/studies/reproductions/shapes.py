@@ -1,0 +1,105 @@
+"""Published statements about shapes, who is ahead of whom, held against our numbers.
+
+Where a paper gives curves and no figures, only its words can be compared: a statement agrees, does
+not agree, or cannot be judged because a number is missing or a difference could be chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gossamer.studies.reproductions.trainings import error_of
+
+AGREES, DIFFERS, OPEN = "agrees", "does not agree", "cannot say"
+
+
+@dataclass(frozen=True)
+class Number:
+    """One measured value and whose it is; None where it was not measured."""
+
+    name: str
+    value: float | None
+    unit: str
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"{self.name} not trained"
+        if math.isinf(self.value):
+            return f"{self.name} not reached"
+        return f"{self.name} {self.value:.4g} {self.unit}"
+
+
+def accuracy_of(row: Mapping[str, object]) -> float:
+    """On the test set, in %; NaN where the model diverged."""
+    return 100.0 - error_of(row)
+
+
+def accuracy(name: str, value: float | None) -> Number:
+    """Diverged is worse than any accuracy."""
+    return Number(name, 0.0 if value is not None and math.isnan(value) else value, "%")
+
+
+def moment(name: str, value: float | None, unit: str) -> Number:
+    """When something was reached; never is later than any time."""
+    return Number(name, math.inf if value is not None and math.isnan(value) else value, unit)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison inside a statement."""
+
+    finding: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How far two numbers of one seed must be apart before their order means anything."""
+
+    absolute: float = 0.0
+    relative: float = 0.0
+
+    def of(self, one: float, other: float) -> float:
+        largest = max(abs(value) for value in (one, other))
+        return max(self.absolute, self.relative * largest) if math.isfinite(largest) else 0.0
+
+
+def less(where: str, small: Number, large: Number, margin: Margin) -> Part:
+    """The claim that one number is clearly below another; infinity stands for never reached."""
+    if small.value is None or large.value is None:
+        return Part(OPEN, f"{where}: not trained")
+    text = f"{where}: {small}, {large}"
+    if small.value == large.value:
+        return Part(OPEN, text)
+    apart = large.value - small.value
+    if abs(apart) <= margin.of(small.value, large.value):
+        return Part(OPEN, f"{text} (too close)")
+    return Part(AGREES if apart > 0 else DIFFERS, text)
+
+
+def alike(where: str, one: Number, other: Number, margin: Margin) -> Part:
+    """The claim that two numbers differ by no more than the margin."""
+    if one.value is None or other.value is None:
+        return Part(OPEN, f"{where}: not trained")
+    text = f"{where}: {one}, {other}"
+    if one.value == other.value == math.inf:
+        return Part(OPEN, text)
+    near = one.value == other.value or abs(one.value - other.value) <= margin.of(
+        one.value, other.value
+    )
+    return Part(AGREES if near else DIFFERS, text)
+
+
+def judged(statement: str, parts: Iterable[Part]) -> str:
+    """One line: it differs where one part does, and agrees only where every part does."""
+    parts = list(parts)
+    found = {part.finding for part in parts}
+    finding = next((one for one in (DIFFERS, OPEN) if one in found), AGREES)
+    if not parts:
+        finding = OPEN
+    # What was not trained is missing in several parts, and said once.
+    decisive = dict.fromkeys(part.text for part in parts if part.finding == finding)
+    because = f" ({'; '.join(decisive)})" if decisive else ""
+    return f"{statement}: {finding}{because}"

@@ -1,0 +1,109 @@
+"""Simulated trainings as the cells of a published table: what one is, and what comes out of it.
+
+A training is plain data, so that a process of its own can be given it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gossamer.config.cluster import Cluster
+from gossamer.config.settings import Settings, make_settings
+from gossamer.runs.result import Result, Row
+from gossamer.tasks import Task, make_task
+
+_KEPT = (
+    "accuracy", "loss", "epochs", "virtual_seconds", "wall_seconds", "mean_staleness",
+    "max_staleness", "steps", "bytes_per_step", "waiting_fraction", "digest", "parameters_digest",
+    "diverged",
+)  # fmt: skip
+_KEPT_OF_A_ROW = ("epochs", "virtual_seconds", "accuracy", "loss", "training_loss")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What all cells of a table train."""
+
+    task: str
+    augmented: bool = True
+    """False: without the augmentation that the task has otherwise."""
+
+    def load(self, data: Path | None) -> Task:
+        task = make_task(self.task, data=data)
+        return task if self.augmented else dataclasses.replace(task, augment=None)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One cell of a table, before it is trained."""
+
+    row: str
+    column: str
+    method: str
+    cluster: Cluster
+    """With the number of workers of this cell."""
+    choices: Mapping[str, Any]
+    """Further fields of `Settings`: seed, epochs, batch, learning_rate, optimiser, schedule, ..."""
+    published: float | None = None
+    evidence: str = "no figure at hand"
+
+    @property
+    def label(self) -> str:
+        """One of a kind in its table."""
+        return f"{self.row}, {self.column}"
+
+    def settings(self, task: Task, device: str, threads: int) -> Settings:
+        """Those of its simulation; what does not fit together is refused here."""
+        return make_settings(
+            task, self.method, self.cluster, device=device, threads=threads,
+            buffers="averaged",  # as the tables were made, and as they say
+            **self.choices,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One cell of a table that was trained to its end."""
+
+    label: str
+    summary: Row
+    """Of the output model at the end, with the digests of the run and its seconds of real time."""
+    history: Sequence[Row]
+    """Its evaluations."""
+    notices: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(training: Training, result: Result) -> Trained:
+        return Trained(
+            training.label,
+            {"method": str(result.settings.method), **{key: result.summary[key] for key in _KEPT}},
+            [brief(row) for row in result.history],
+            tuple(f"{training.label}: {notice}" for notice in result.summary["notices"]),
+        )
+
+    @staticmethod
+    def from_dict(kept: Mapping[str, Any]) -> Trained:
+        return Trained(kept["label"], kept["summary"], kept["history"], tuple(kept["notices"]))
+
+    def as_dict(self) -> Row:
+        return dataclasses.asdict(self)
+
+    def points(self) -> tuple[list[float], list[float]]:
+        """Epochs, and the error on the test set in % at each of them; NaN where it diverged."""
+        return [row["epochs"] for row in self.history], [error_of(row) for row in self.history]
+
+
+def brief(row: Row) -> Row:
+    """What is kept of an evaluation."""
+    return {key: row[key] for key in _KEPT_OF_A_ROW}
+
+
+def error_of(row: Mapping[str, Any]) -> float:
+    """On the test set, in %; NaN where the model diverged, which JSON keeps as null."""
+    accuracy = row["accuracy"]
+    return math.nan if accuracy is None else 100.0 * (1.0 - accuracy)

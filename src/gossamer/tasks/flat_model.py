@@ -1,0 +1,157 @@
+"""A task's model as pure functions of flat vectors, which is what an engine can batch."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call  # pyright: ignore[reportUnknownVariableType]
+
+from gossamer.replica import Layout, trainable
+from gossamer.tasks import Task
+from gossamer.tasks.calibration import layers_with_statistics, recompute_
+from gossamer.tasks.keyed import key_of, with_keyed_dropout
+
+_SAMPLES = 128
+"""In each batch on which statistics are recomputed, whatever a worker's batch is: what a model
+makes of data at evaluation is nearer to what it makes of large batches."""
+
+
+@contextmanager
+def drawing_from(seed: int, device: torch.device) -> Generator[None]:
+    """What draws from torch's own generator draws from this seed, and the generator is left as it
+    was: a library must not reseed its host."""
+    generators = torch.cuda.default_generators
+    is_cuda = device.type == "cuda"
+    generator = generators[device.index or 0] if is_cuda else torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
+class FlatModel:
+    """Parameters, statistics (BatchNorm) and random keys enter; loss and new statistics leave."""
+
+    def __init__(self, task: Task, device: torch.device, *, seed: int) -> None:
+        with drawing_from(seed, torch.device("cpu")):
+            self.module: nn.Module = task.make_model()
+        self._key_names = with_keyed_dropout(self.module)
+        self.module.to(device)
+        self.task = dataclasses.replace(
+            task, train=task.train.to(device), test=task.test.to(device)
+        )
+        self.device = device
+        named = trainable(self.module)
+        self.layout = Layout.of(named)
+        self.initial = self.layout.pack([tensor for _, tensor in named]).to(device)
+        floats = [
+            (name, tensor)
+            for name, tensor in self.module.named_buffers()
+            if tensor.is_floating_point() and name not in self._key_names
+        ]
+        self.buffer_layout = Layout.of(floats)
+        self.initial_buffers = self.buffer_layout.pack([tensor for _, tensor in floats]).to(device)
+        self._counters = {
+            name: tensor
+            for name, tensor in self.module.named_buffers()
+            if not tensor.is_floating_point() and name not in self._key_names
+        }
+
+    @property
+    def has_buffers(self) -> bool:
+        return self.buffer_layout.total > 0
+
+    def loss(
+        self,
+        parameters: Mapping[str, Tensor],
+        buffers: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        key: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The training loss of one batch, and the statistics after it."""
+        if self.task.augment is not None:
+            inputs = self.task.augment(inputs, key)
+        statistics = {name: v.clone() for name, v in self.buffer_layout.unpack(buffers).items()}
+        state = {**parameters, **statistics, **dict.fromkeys(self._key_names, key)}
+        # Counters are advanced in place by BatchNorm: give it copies, nobody needs them.
+        state.update({name: tensor.clone() for name, tensor in self._counters.items()})
+        output = functional_call(self.module, state, (inputs,))
+        packed = self.buffer_layout.pack(statistics.values()) if statistics else buffers
+        return self.task.loss(output, targets), packed
+
+    def flat_loss(
+        self, flat: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, key: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The same for a flat vector, in the form that `torch.func.grad(has_aux=True)` takes."""
+        loss, packed = self.loss(self.layout.unpack(flat), buffers, inputs, targets, key)
+        return loss, (loss.detach(), packed)
+
+    def gradient(
+        self, flat: Tensor, buffers: Tensor, batch: Tensor, key: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Plain autograd for one worker: the flat gradient, the loss, the statistics after it."""
+        # Each parameter gets memory of its own: alignment decides the last bits.
+        parameters = {
+            name: value.clone().requires_grad_() for name, value in self.layout.unpack(flat).items()
+        }
+        inputs, targets = self.task.train.inputs[batch], self.task.train.targets[batch]
+        # A model with randomness of its own draws from the key too.
+        with drawing_from(key, flat.device):
+            keyed = torch.tensor(key, device=flat.device)
+            loss, packed = self.loss(parameters, buffers, inputs, targets, keyed)
+        pieces = torch.autograd.grad(loss, list(parameters.values()))
+        return self.layout.pack(pieces), loss.detach(), packed.detach()
+
+    def predict(self, flat: Tensor, buffers: Tensor, inputs: Tensor) -> Tensor:
+        """Outputs in evaluation mode; the caller has put the module into it."""
+        return functional_call(self.module, self._values(flat, buffers), (inputs,))
+
+    def state_dict(self, flat: Tensor, buffers: Tensor) -> dict[str, Tensor]:
+        """The model with these values, by the names of the task's own; parameters are views."""
+        values, own = self._values(flat, buffers), _named(self.module)
+        known = {id(own[name]): value for name, value in values.items()}
+        kept = self.module.state_dict(keep_vars=True).items()  # a tied parameter has several names
+        return {
+            name: known[id(tensor)] if id(tensor) in known else tensor.detach().clone()
+            for name, tensor in kept
+        }
+
+    def recomputed(self, flat: Tensor, buffers: Tensor, batches: int) -> Tensor:
+        """BatchNorm's statistics for these parameters: the mean over so many batches of training
+        data of each batch's own. Other buffers stay as they are."""
+        module = copy.deepcopy(self.module)
+        own = _named(module)
+        for name, value in self._values(flat, buffers).items():
+            own[name].detach().copy_(value)
+        recompute_(layers_with_statistics(module), self._passes(module.train(), batches))
+        return self.buffer_layout.pack([own[name] for name in self.buffer_layout.names])
+
+    def _values(self, flat: Tensor, buffers: Tensor) -> dict[str, Tensor]:
+        return {**self.layout.unpack(flat), **self.buffer_layout.unpack(buffers)}
+
+    def _passes(self, module: nn.Module, batches: int) -> Iterator[Callable[[], object]]:
+        """Over the same training data every time, as a worker would see them."""
+        train = self.task.train
+        size = min(_SAMPLES, len(train))
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+        for number, batch in enumerate(order.split(size)[: min(batches, len(train) // size)]):
+            key = torch.tensor(key_of(0, 0, number), device=self.device)
+            for name in self._key_names:
+                module.get_buffer(name).copy_(key)
+            inputs = train.inputs[batch.to(self.device)]
+            if self.task.augment is not None:
+                inputs = self.task.augment(inputs, key)
+            yield partial(module, inputs)
+
+
+def _named(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
