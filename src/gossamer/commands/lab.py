@@ -37,7 +37,7 @@ from gossamer.studies.lab.grid import (
 )
 from gossamer.studies.lab.heat_map import caption_of, results_picture, show_rate
 from gossamer.studies.lab.pictures import Caption, staleness_picture
-from gossamer.studies.lab.results import Cell, GridResults
+from gossamer.studies.lab.results import GridResults, ResultCell
 from gossamer.studies.lab.staleness import Histogram, monte_carlo, simulated
 from gossamer.tasks import Task
 
@@ -314,7 +314,7 @@ def _table(results: GridResults, optimiser: str) -> Table:
     return table
 
 
-def _shown(results: GridResults, cell: Cell | None) -> str:
+def _shown(results: GridResults, cell: ResultCell | None) -> str:
     if cell is None:
         return "."
     value = cell.value
