@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gossamer.errors import ConfigurationError
 from gossamer.outcome import MODEL, write_model
-from gossamer.trace import Timeline
+from gossamer.timeline import Timeline
 from gossamer.versions import made_with
 
 
@@ -81,9 +81,7 @@ class RunFolder:
         self._write("progress.json", progress)
 
     def open_trace(self, workers: int) -> Timeline:
-        self.timeline = Timeline(self.path / "trace.json")
-        for rank in range(workers):
-            self.timeline.name_worker(rank, f"worker {rank}")
+        self.timeline = Timeline(self.path / "trace.json", workers)
         return self.timeline
 
     def add_row(self, row: dict[str, Any]) -> None:
