@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 from gossamer.errors import ConfigurationError
+from gossamer.report.advice_page import advice_data
 from gossamer.report.arrival import RULE
 from gossamer.report.contest import Contest
 from gossamer.report.drawn_cluster import drawn_cluster, drawn_host, read_cluster
@@ -19,7 +20,7 @@ from gossamer.report.method_data import method_data
 from gossamer.report.page_data import ClusterData, GridData, GridRow, MethodData, PageData, Setting
 from gossamer.report.page_words import page_subtitle, page_title, page_verdict
 from gossamer.report.ranking import LEVEL
-from gossamer.report.reading import members, number, objects, text, texts
+from gossamer.report.reading import count, members, number, objects, text, texts
 from gossamer.report.runs import Folder, Run, read_folder
 
 _LAB = ("delay", "staleness", "stragglers", "table")
@@ -71,16 +72,25 @@ def build_page(
         rule=RULE,
         can_tell=contest.ranking.can_tell if contest.entries else False,
         time="seconds" if any(run.is_real for run in runs) else "virtual seconds",
+        test_samples=_test_samples(runs, contest.key),
+        advice=advice_data(folders[0]) if len(folders) == 1 else None,
         methods=methods,
         grid=_grid(contest),
         cluster=_cluster(gathered, first),
         settings=_settings(folders, gathered),
+        heat_maps=[heat_map for lab in labs for heat_map in lab.heat_maps],
         pictures=[picture for lab in labs for picture in lab.pictures],
         tables=[table for lab in labs for table in lab.tables],
         notices=[*gathered.notices, *_notices(folders, gathered), *_edges(contest)],
         # What a run that goes on has not written yet is not missing.
         missing=[] if is_growing else _missing(folders, gathered),
     )
+
+
+def _test_samples(runs: Sequence[Run], key: str) -> int | None:
+    """What an accuracy is a share of, where all runs agree on it."""
+    found = {count(run.config.get("test_samples")) for run in runs}
+    return found.pop() if key == "accuracy" and len(found) == 1 else None
 
 
 def _version() -> str:
