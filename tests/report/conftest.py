@@ -18,9 +18,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_comparison(tmp_path_factory.mktemp("runs") / "compared", SLOPES)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One for all files that look at pages."""
+    """One for each file that looks at pages: none is open while others start processes."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
