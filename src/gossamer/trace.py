@@ -97,6 +97,7 @@ class Timeline:
         self._file.write("[\n")
         self._left = most_events
         self._first = True
+        self._failure: OSError | None = None
 
     def name_worker(self, worker: int, name: str) -> None:
         for kind, shown in (("process_name", name), ("thread_name", "main")):
@@ -131,7 +132,12 @@ class Timeline:
             )
 
     def _write(self, event: dict[str, object]) -> None:
-        self._file.write(("" if self._first else ",\n") + json.dumps(event))
+        if self._failure is not None:
+            return
+        try:
+            self._file.write(("" if self._first else ",\n") + json.dumps(event))
+        except OSError as error:
+            self._failure = error  # of a full disk; the run goes on, and `close` tells it
         self._first = False
 
     def close(self) -> None:
@@ -140,6 +146,8 @@ class Timeline:
                 self._file.write("\n]\n")
             finally:
                 self._file.close()
+            if self._failure is not None:
+                raise self._failure
 
 
 class Strip:

@@ -28,7 +28,7 @@ from gossamer.commands.console import (
     show_table,
 )
 from gossamer.commands.execute import Engines, execute, recorded
-from gossamer.commands.report import draw_beside
+from gossamer.commands.report import complete, draw_beside
 from gossamer.errors import ConfigurationError, Error
 from gossamer.quantities import counted, seconds
 from gossamer.report.arrival import RULE, evaluations
@@ -169,6 +169,8 @@ class _Stoppable(Engines):
 
 def _runner(folder: RunFolder | None, deadline: float) -> Run:
     engines = _Stoppable()
+    if folder is not None:
+        folder.defer_failures()
 
     def run(settings: Settings, stop: Stop, name: str | None) -> Result:
         def watch(row: Row) -> None:
@@ -220,12 +222,12 @@ def _config(
 def _report(findings: Findings, folder: RunFolder | None, as_json: bool) -> None:
     """On the console, in the folder, and as JSON where that is wanted."""
     _show(findings)
+    if as_json:
+        print_json(findings.as_dict())
     if folder is not None:
         folder.write_summary(findings.as_dict())
         _say(f"kept in {folder.path}")
         _keep_page(findings, folder)
-    if as_json:
-        print_json(findings.as_dict())
 
 
 def _keep_page(findings: Findings, folder: RunFolder) -> None:
@@ -233,7 +235,7 @@ def _keep_page(findings: Findings, folder: RunFolder) -> None:
     place = folder.path / "report.html"
     base, target = findings.search.base, findings.search.target
     title = f"Advice for {base.task.title} on {base.cluster.title or base.cluster.name}"
-    try:
+    with complete(folder):
         folders = [read_folder(folder.path)]
         data = build_page(folders, target=target)
         data["title"] = title
@@ -244,12 +246,8 @@ def _keep_page(findings: Findings, folder: RunFolder) -> None:
         data["tables"] = [*findings.tables(), *data["tables"]]
         data["notices"] = [*findings.remarks(), *data["notices"]]
         write_page(place, data)
-    except Exception as error:
-        # All figures are on disk already; a page is not worth losing the advice.
-        err.print(f"no report: {error or type(error).__name__}", markup=False, soft_wrap=True)
-        return
-    _say(f"report: {place}")
-    draw_beside(place, folders, target, Advice(title, findings.contest))
+        _say(f"report: {place}")
+        draw_beside(place, folders, target, Advice(title, findings.contest))
 
 
 def _show(findings: Findings) -> None:

@@ -103,11 +103,11 @@ def _conclude(summary: Row, settings: Settings, folder: RunFolder | None, *, as_
     for notice in summary["notices"]:
         say(f"notice: {notice}")
     _show(summary, settings)
+    if as_json:
+        print_json(summary)
     if folder is not None:
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
         keep_report(folder)
-    if as_json:
-        print_json(summary)
 
 
 def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
@@ -118,6 +118,7 @@ def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
     if folder is not None and not is_one:
         seeds = [own.seed for own in settings]
         folder.write_config({**first.as_dict(), "seeds": seeds, "command_line": command_line()})
+        folder.defer_failures()
 
     def watch(row: Row) -> None:
         reporter.at(progress_line(str(first.method), row), row["epochs"] / (first.epochs or 1.0))
