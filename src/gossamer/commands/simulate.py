@@ -23,6 +23,7 @@ from gossamer.commands.console import (
 from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.live import LiveOption, live_page
 from gossamer.commands.report import keep_report
+from gossamer.errors import RunFailed
 from gossamer.quantities import counted
 from gossamer.report.folder import RunFolder
 from gossamer.report.statistics import interval
@@ -108,6 +109,8 @@ def _conclude(summary: Row, settings: Settings, folder: RunFolder | None, *, as_
     if folder is not None:
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
         keep_report(folder)
+    if summary["ended"] != "finished":
+        raise RunFailed(summary["ended"])
 
 
 def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
@@ -167,6 +170,7 @@ def over_seeds(summaries: list[Row]) -> dict[str, Any]:
     merged["seeds"] = [summary["seed"] for summary in summaries]
     merged["digests"] = [summary["digest"] for summary in summaries]
     merged["interval"] = bounds
+    merged["ended"] = max((one["ended"] for one in summaries), key=lambda how: how != "finished")
     merged["diverged"] = any(summary["diverged"] for summary in summaries)
     merged["notices"] = list(dict.fromkeys(n for one in summaries for n in one["notices"]))
     return merged
