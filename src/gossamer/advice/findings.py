@@ -9,6 +9,7 @@ from typing import Any
 
 from gossamer.advice.advise import Search, Standing
 from gossamer.advice.reasons import parts, why
+from gossamer.advice.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.advice.sensitivity import Outcome, sentence, thresholds
 from gossamer.quantities import counted
 from gossamer.report.arrival import RULE, is_lower_better
@@ -64,7 +65,14 @@ class Findings:
         )
 
     def _measured(self) -> str:
-        return f"{len(self.search.searched)} of {counted(len(self.search.candidates), 'candidate')}"
+        tried = len(self.search.candidates) + len(self.search.widened)
+        return f"{len(self.search.searched)} of {counted(tried, 'candidate')}"
+
+    def widened(self) -> str:
+        """Who was tried at a rate beyond the grid."""
+        tried = ", ".join(map(str, self.search.widened))
+        why = "because the best rate was the outermost of the grid"
+        return f"Also tried, {why}: {tried}." if tried else ""
 
     def reason(self) -> str:
         """Why the runner-up loses."""
@@ -110,10 +118,10 @@ class Findings:
 
     def edge(self) -> str:
         """Where the winner's rate is the outermost of the grid, a better one may lie beyond."""
-        rates = sorted({candidate.learning_rate for candidate in self.search.candidates})
         if not self.has_final:
             return ""
-        chosen = self.ranking[0].candidate.learning_rate
+        first = self.ranking[0].candidate
+        chosen, rates = first.learning_rate, self.search.rates(first.method)
         further = beyond(chosen, rates)
         if further is None:
             return ""
@@ -142,8 +150,10 @@ class Findings:
 
     def remarks(self) -> list[str]:
         """All that the page says besides its verdict and tables."""
-        said = [self.ended(), self.reason(), self.proposal(), self.edge()]
-        said += [f"{change[0].upper()}{change[1:]}." for change in self.changes()]
+        said = [self.ended(), self.reason(), self.proposal(), self.widened(), self.edge()]
+        changes = self.changes()
+        said += [f"{change[0].upper()}{change[1:]}." for change in changes]
+        said += [RULE_OF_CHANGES] if changes else []
         said += [f"{what} failed: {error}" for what, error in self.search.failures.items()]
         said += [
             f"Left out: {', '.join(m)}: {reason}." for reason, m in self.left_out_for().items()
@@ -195,6 +205,10 @@ class Findings:
             "verdict": self.verdict() if self.ranking else "",
             "reason": self.reason(),
             "proposal": self.proposal(),
+            "widened": [
+                {"method": one.method, "learning_rate": one.learning_rate}
+                for one in self.search.widened
+            ],
             "edge": self.edge(),
             "changes": self.changes(),
             "sensitivity": [self._outcome(one) for one in self.search.outcomes],

@@ -16,6 +16,7 @@ from gossamer.advice.advise import OutOfTime, Run, Search, Step, Stop
 from gossamer.advice.candidates import candidates
 from gossamer.advice.findings import Findings
 from gossamer.advice.plan import Plan, make_plan, nominal_seconds
+from gossamer.advice.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.advice.sensitivity import scenes
 from gossamer.commands import options as given
 from gossamer.commands.console import (
@@ -272,13 +273,14 @@ def _show(findings: Findings) -> None:
     _say(RULE)
     _say(findings.verdict(), style="bold")
     _say(findings.reason())
-    for hint in filter(None, (findings.proposal(), findings.edge())):
+    for hint in filter(None, (findings.proposal(), findings.widened(), findings.edge())):
         _say(hint)
     changes = findings.changes()
     if changes:
         _say("What would change the answer:")
         for change in changes:
             _say(f"- {change}")
+        _say(RULE_OF_CHANGES)
     behind = [f"{c.method} (rung {rung}, best {show_number(best)})"
               for c, rung, best in search.left_behind()]  # fmt: skip
     if behind:
