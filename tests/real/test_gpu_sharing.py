@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from torch import Tensor
 from gossamer.real.transports.shm import create_segments
 from gossamer.real.transports.shm.arenas import IN_ARENA
 from gossamer.real.transports.shm.cuda import Cuda, Mark
-from gossamer.real.transports.shm.one_pass import average_in_one_pass
 from gossamer.real.transports.shm.segments import CLOSED, Control
 from gossamer.real.transports.shm.system import LOCK_BYTES, SPARE_WORD
 from gossamer.real.transports.shm.turns import Turns
@@ -269,8 +267,3 @@ def test_a_mark_is_reached_by_a_wait_that_began_after_it() -> None:
     assert not marks[0].query()
     gpu.finish()
     assert marks[0].query()
-
-
-def test_without_triton_torch_averages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)
-    assert average_in_one_pass.__wrapped__(torch.device("cpu")) is None

@@ -6,8 +6,8 @@ small value, or that of a pair, is added up by every member for itself. Of a lar
 adds up its own chunk for all, if there are processors for all of them; otherwise, where work done
 twice is work that somebody else waits for, it is added up once for all of them (`making`). What its
 maker is not at, dead or merely busy elsewhere, is made by whoever needs it, so nobody ever waits
-for a member that has posted and turned to something else. Values on a GPU that the processes share
-are in `arenas` and `ahead`.
+for a member that has posted and turned to something else. `arenas` is about values on a GPU that
+the processes share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from gossamer.errors import ProtocolError
 from gossamer.pending import Pending
-from gossamer.real.transports.shm.ahead import AHEAD, Ahead
 from gossamer.real.transports.shm.arenas import IN_ARENA, OFFSET, Arenas
 from gossamer.real.transports.shm.backoff import Vigil
 from gossamer.real.transports.shm.board import Board, Room
@@ -58,8 +57,6 @@ class Reducing:
         self._bell = control.reductions[rank]
         self._stop = stop
         self._arenas = arenas
-        self.ahead: Ahead | None = None
-        """Where streams can wait for each other."""
         self._posts = Posts(boards, control, self._bell, stop)
         self._making = Making(rank, boards, control)
         self._chunks = Chunks(rank, boards, control, stop)
@@ -110,19 +107,16 @@ class Reducing:
 
     def _post(self, operation: Operation, value: Tensor | Scattered) -> None:
         own, cell, kind = self._own, operation.cell, operation.kind
-        scale = 1.0 if operation.offset & AHEAD else kind.scale
         if isinstance(value, Scattered):
             pieces = self._pieces(kind, value, self._rank, operation.offset)
-            value.write_into(pieces, scale)
+            value.write_into(pieces, kind.scale)
         else:
             target = self._value(kind, self._rank, operation.offset)
-            if scale == 1.0:
+            if kind.scale == 1.0:
                 target.copy_(value.detach().reshape(-1))
             else:
-                torch.mul(value.detach().reshape(-1).to(target.device), scale, out=target)
-        if operation.offset & AHEAD and self.ahead is not None:
-            self.ahead.raise_signal(operation)
-        elif kind.is_on_gpu and self._arenas is not None:
+                torch.mul(value.detach().reshape(-1).to(target.device), kind.scale, out=target)
+        if kind.is_on_gpu and self._arenas is not None:
             self._arenas.finish_writing()
             self._note_what_was_read()
         own.offsets[cell] = operation.offset
@@ -136,14 +130,13 @@ class Reducing:
     def _make_room(self, operation: Operation) -> None:
         """A cell, and bytes for the value and for this process's chunk of the result."""
         kind = operation.kind
-        place = self._place_ahead(operation)
-        is_scarce = place is None and (kind.is_on_gpu or kind.nbytes > _SMALL_BYTES)
-        if not is_scarce and len(self._posted) < _FEW and self._settle_down(operation, place):
+        is_scarce = kind.is_on_gpu or kind.nbytes > _SMALL_BYTES
+        if not is_scarce and len(self._posted) < _FEW and self._settle_down(operation):
             return
         while True:
             seen = self._bell.value
             self._reclaim()
-            if self._cells and self._settle_down(operation, place):
+            if self._cells and self._settle_down(operation):
                 return
             self._note_what_was_read()
             if not any(self._is_finished(posted) for posted in self._posted):
@@ -154,21 +147,12 @@ class Reducing:
             self._stop.check()
             self._bell.wait(seen, 1e-3)
 
-    def _place_ahead(self, operation: Operation) -> int | None:
-        """Where its value goes ahead, if it can."""
-        ahead = self.ahead
-        if ahead is None or not operation.kind.is_on_gpu:
-            return None
-        if not all(posted.is_settled or self._is_finished(posted) for posted in self._posted):
-            return None
-        return ahead.place(operation)
-
-    def _settle_down(self, operation: Operation, place: int | None) -> bool:
+    def _settle_down(self, operation: Operation) -> bool:
         """Whether there were bytes for it; a cell there must be."""
-        offset = self._take(operation.kind) if place is None else place
+        offset = self._take(operation.kind)
         if offset is None:
             return False
-        operation.offset = offset | operation.order
+        operation.offset = offset
         operation.cell = self._take_cell(operation.number)
         return True
 
@@ -200,8 +184,7 @@ class Reducing:
             if self._is_finished(operation) and self._is_over(operation):
                 self._own.keys[operation.cell] = 0
                 if operation.offset & IN_ARENA and self._arenas is not None:
-                    if not operation.offset & AHEAD:
-                        self._arenas.give_back(operation.offset)
+                    self._arenas.give_back(operation.offset)
                 else:
                     self._room.give_back(operation.offset & OFFSET)
                 self._cells.add(operation.cell)
@@ -252,10 +235,6 @@ class Reducing:
                 return  # cancelled meanwhile: what came of it is for nobody
             self._check_lengths(operation)
             result = self._lend(operation) if operation.kind.is_by_one else None
-            if result is None and self.ahead is not None:
-                result = self.ahead.settle(operation)
-                if result is not None:
-                    self._finish(operation)
             if result is None:
                 result = self._put_in_place(operation)
                 if result is None:
@@ -264,7 +243,6 @@ class Reducing:
                     self._arenas.mark_reading(operation)
                 else:
                     self._finish(operation)
-            operation.is_settled = True
             pending.resolve(result)
             # It refers to itself through this; the result is to go when its last user lets go.
             pending.settle = pending.on_cancel = None
@@ -294,9 +272,7 @@ class Reducing:
 
     def _values(self, operation: Operation) -> list[Tensor]:
         kind = operation.kind
-        values = [(self._value(kind, *source), source[1]) for source in self._sources(operation)]
-        # Who goes ahead leaves it to the sum to be divided.
-        return [value * kind.scale if place & AHEAD else value for value, place in values]
+        return [self._value(kind, *source) for source in self._sources(operation)]
 
     def _check_lengths(self, operation: Operation) -> None:
         nbytes = operation.kind.nbytes
@@ -353,8 +329,6 @@ class Reducing:
         has to point at another place."""
         scattered, kind = operation.scattered, operation.kind
         if scattered is None or not kind.is_by_each:
-            return None
-        if self.ahead is not None and any(at & AHEAD for _, at in self._sources(operation)):
             return None
         is_of_two = kind.is_of_pair and len(operation.found) == 2
         if kind.is_on_gpu and not is_of_two:

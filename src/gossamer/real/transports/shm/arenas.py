@@ -6,14 +6,13 @@ up straight from the arenas. Why nothing is read too early or overwritten too so
 
 A process waits for its own stream before it posts. So what is posted lies complete in the GPU's
 memory and stays there, mapped by the others, whatever becomes of its process: one that died after
-posting has contributed, one that died before has not, and all survivors see the same. `ahead` says
-how that one wait is spared where the GPU allows it.
+posting has contributed, one that died before has not, and all survivors see the same.
 
 Reading is only asked of the GPU. The process says that it needs nobody's contribution any longer
 when it finds its stream done with it: at the latest at its next post, which waits for the stream
-anyway. An arena has room for two values of the largest size, and more for those who go ahead.
-Who writes a third has seen everybody's post of the second, and with it everybody's word that the
-first has been read; so in step with the others nobody ever waits for room.
+anyway. An arena has room for two values of the largest size. Whoever writes a third has seen
+everybody's post of the second, and with it everybody's word that the first has been read; so in
+step with the others nobody ever waits for room.
 
 A value goes into the arena once all living members have opened it. Before, and where there is no
 room, it goes through main memory. Nobody needs to agree on that: each contribution says where it
@@ -60,7 +59,7 @@ class Arenas:
         self._control = control
         self._store = store
         self._gpu = gpu
-        self._capacity = 3 * aligned(largest) + _SMALL_BYTES
+        self._capacity = 2 * aligned(largest) + _SMALL_BYTES
         self._room = Room(0, self._capacity)
         self._blocks: dict[int, Block] = {}
         self._refused: set[int] = set()
@@ -81,14 +80,6 @@ class Arenas:
         return all(
             self._boards[member].opened[self._rank] or self._control.is_gone(member)
             for member in members
-        )
-
-    def are_together(self, members: Sequence[int]) -> bool:
-        """Whether this process can read those of all who live, on its own GPU."""
-        return all(
-            self._control.is_gone(member) if block is None else block.device == self.device
-            for member in members
-            for block in (self._blocks.get(member),)
         )
 
     def give_back(self, place: int) -> None:

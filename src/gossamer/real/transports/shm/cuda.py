@@ -6,13 +6,10 @@ A handle is a few numbers and bytes; it travels through the store as text and no
 from __future__ import annotations
 
 import json
-from mmap import mmap
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
-
-from gossamer.real.transports.shm.signals import Signals, cuda_signals
 
 
 class Mark(Protocol):
@@ -70,10 +67,6 @@ class Gpu(Protocol):
 
     def open_mark(self, handle: str) -> Mark: ...
 
-    def signals(self, memory: mmap, start: int, length: int) -> Signals | None:
-        """What lets its streams wait for words in that memory; None where they cannot."""
-        ...
-
 
 class Cuda:
     """A GPU of this machine."""
@@ -127,9 +120,6 @@ class Cuda:
     def open_mark(self, handle: str) -> Mark:
         events: Any = torch.cuda.Event
         return events.from_ipc_handle(self.device, bytes.fromhex(handle))
-
-    def signals(self, memory: mmap, start: int, length: int) -> Signals | None:
-        return cuda_signals(self.device, memory, start, length)
 
 
 class _Streams:

@@ -90,14 +90,11 @@ class Operation:
             self.shape = value.shape
         self.cell = -1
         self.offset = -1
-        self.order = 0
-        """What the post says of the order it comes in; see `ahead`."""
         self.found: dict[int, int] = {}
         """The cells of the members that have posted."""
         self.settling = threading.Lock()
         self.thread = threading.get_ident()
         """That has started it."""
-        self.is_settled = False
         self.is_abandoned = False
 
     def abandon(self) -> None:

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import os
 from mmap import mmap
-from threading import Thread
 
 from gossamer.real.transports.shm.layout import LINE, PAGE, aligned
 from gossamer.real.transports.shm.system import Bell, fence
-from gossamer.real.transports.shm.words import count_of_words, release
 
 FRESH, OPEN, CLOSED, DEAD = range(4)
 _NAME = "gossamer"
@@ -37,13 +35,6 @@ class Control:
             ]
 
         self.frames, self.room, self.reductions = bells(1), bells(2), bells(3)
-        self.words = self._states[_words_at(size) // 8 :]
-        """For GPUs whose streams wait for each other; see `words`."""
-
-    def memory_of_words(self) -> tuple[mmap, int, int]:
-        """Whole pages of it: from where on, and how many bytes."""
-        start = _words_at(self.size)
-        return self._memory, start, control_bytes(self.size) - start
 
     def state(self, process: int) -> int:
         return self._states[process * _WORDS_PER_PROCESS]
@@ -72,10 +63,6 @@ class Control:
 
 
 def control_bytes(size: int) -> int:
-    return _words_at(size) + aligned(8 * count_of_words(size), PAGE)
-
-
-def _words_at(size: int) -> int:
     return aligned(4 * LINE * size, PAGE)
 
 
@@ -92,8 +79,6 @@ class Segments:
         control = self._control
         if control.state(rank) < CLOSED:
             control.set_state(rank, DEAD)
-            # Takes some time, in which other workers want to be heard.
-            Thread(target=release, args=(control.words, control.size, rank), daemon=True).start()
 
     def close(self) -> None:
         """Let go of the files; processes that still use the memory keep it."""

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.pending import Pending
-from gossamer.real.transports.shm.ahead import Ahead
 from gossamer.real.transports.shm.all_reduce import Reducing
 from gossamer.real.transports.shm.arenas import Arenas
 from gossamer.real.transports.shm.board import TURN_BYTES, Board, Room
-from gossamer.real.transports.shm.cuda import Gpu, gpu_for
+from gossamer.real.transports.shm.cuda import gpu_for
 from gossamer.real.transports.shm.large_frames import Packing, Unpacking
 from gossamer.real.transports.shm.layout import (
     PARCELS,
@@ -25,14 +24,12 @@ from gossamer.real.transports.shm.layout import (
     lay_out,
     window_bytes,
 )
-from gossamer.real.transports.shm.line import Line
 from gossamer.real.transports.shm.memory import Memory
 from gossamer.real.transports.shm.receiving import Receiving
 from gossamer.real.transports.shm.rings import RingReader, RingWriter
 from gossamer.real.transports.shm.segments import CLOSED, FRESH, OPEN, Control, is_segment
 from gossamer.real.transports.shm.sending import Sending
 from gossamer.real.transports.shm.windows import Windows
-from gossamer.real.transports.shm.words import SUMS, TURNS, Words
 from gossamer.real.transports.store import TcpStore
 from gossamer.real.transports.transport import Listener, Parts, StopToken, Store, Window
 
@@ -113,8 +110,9 @@ class ShmTransport:
         self._close_files()
         control.set_state(rank, OPEN)
         self._wait_for_others(stop)
-        if gpu is not None and arenas is not None:
-            self._share_gpu(gpu, boards, arenas, initial, stop)
+        if gpu is not None:
+            self._windows.share_gpu_memory(gpu, initial, self.store)
+            self._windows.take_turns(gpu, self.store)
         self._receiving.start()
         self._is_open = True
 
@@ -142,22 +140,6 @@ class ShmTransport:
             unpacking = Unpacking(memories[source], released(source, rank))
             readers[source] = RingReader(ring(source, rank), control.room[source], unpacking.open)
         self._receiving = Receiving(rank, readers, control, listener, stop, self._sending.drop)
-
-    def _share_gpu(
-        self, gpu: Gpu, boards: Mapping[int, Board], arenas: Arenas, initial: Mapping[int, Tensor],
-        stop: StopToken,
-    ) -> None:  # fmt: skip
-        rank, control, store, line = self.rank, self._control, self.store, None
-        signals = gpu.signals(*control.memory_of_words())
-        store.add("signals", int(signals is not None))
-        self._windows.share_gpu_memory(gpu, initial, store)
-        # By now everybody has said whether its streams can wait; all do, or none does.
-        if signals is not None and store.add("signals", 0) == self.size:
-            sums = Words(SUMS, control.words, self.size, signals, stop)
-            turns = Words(TURNS, control.words, self.size, signals, stop)
-            self._reducing.ahead = Ahead(rank, boards, arenas, sums, signals)
-            line = Line(rank, turns, signals)
-        self._windows.take_turns(gpu, store, line)
 
     def _wait_for_others(self, stop: StopToken) -> None:
         bell = self._control.reductions[self.rank]
@@ -231,8 +213,6 @@ class ShmTransport:
         if self._is_open:
             self._sending.close()
             self._windows.finish()
-            if self._reducing.ahead is not None:
-                self._reducing.ahead.finish()
         self._control.set_state(self.rank, CLOSED)
         if self._is_open:
             self._receiving.close()

@@ -6,8 +6,7 @@ step itself. So whoever leaves sets a mark behind its work and writes down that 
 Who comes next and finds itself has nothing to wait for but its own streams; who finds another
 waits, before it asks for anything, until the GPU has passed the other's mark, or the other is gone.
 It waits itself instead of letting its stream wait: the mark of a process that was killed is never
-reached, and a stream cannot be told so. Where the GPU has signals, which can be set in the place of
-the dead, there is a `line`, and streams wait.
+reached, and a stream cannot be told so.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ from __future__ import annotations
 import time
 
 from gossamer.real.transports.shm.cuda import Gpu, Mark, OwnMark
-from gossamer.real.transports.shm.line import Line
 from gossamer.real.transports.shm.segments import Control
 from gossamer.real.transports.transport import StopToken, Store
 
 _NOBODY = 0
-_NUMBER = 1 << 16
 
 
 class Turns:
@@ -28,11 +25,9 @@ class Turns:
 
     def __init__(
         self, rank: int, end: int, last: memoryview, gpu: Gpu, store: Store, control: Control,
-        stop: StopToken, line: Line | None = None, *, is_near: bool = True,
+        stop: StopToken,
     ) -> None:  # fmt: skip
-        """`last` is one shared word: the process before, counted from 1, and from `_NUMBER` on the
-        number of its turn, if streams can wait for that. Then there is a `line`, everywhere; its
-        streams are those of this process's GPU, where the window need not be (`is_near`)."""
+        """`last` is one shared word: the process before, counted from 1."""
         self._rank = rank
         self._end = end
         self._last = last
@@ -40,8 +35,6 @@ class Turns:
         self._store = store
         self._control = control
         self._stop = stop
-        self._line = line
-        self._is_near = is_near
         self._own: OwnMark | None = None
         self._is_shared = True
         self._marks: dict[int, Mark] = {}
@@ -51,44 +44,25 @@ class Turns:
         last = self._last[0]
         if last == _NOBODY:
             return False
-        if self._line is not None and last >= _NUMBER:
-            process, number = last % _NUMBER - 1, last // _NUMBER
-            if self._control.is_gone(process) or not self._is_near:
-                return not self._line.has_ended(process, number)
-            self._line.follow(process, number)
-            return False
         if last == self._rank + 1:
             if self._own is not None:
                 self._own.precede()
             return False
         return not self._has_passed(last - 1)
 
-    def end(self, number: int | None = None) -> int | None:
-        """What the turn is known by, if streams can wait for it: the given number, if it ends with
-        another that has it, which was the last thing to be asked of the present stream."""
-        line = self._line if self._is_near else None
-        if line is None:
-            number = None
-        elif number is None:
-            number = line.end_turn()
-        if number is not None:
-            self._last[0] = number * _NUMBER + self._rank + 1
-            return number
+    def end(self) -> None:
         if self._own is None and self._is_shared:
             self._share()
         if self._own is None:
             self._gpu.finish()
             self._last[0] = _NOBODY
-            return None
+            return
         self._own.record()
         self._last[0] = self._rank + 1
-        return None
 
     def finish(self) -> None:
         """Wait for all that this process asked for here."""
         self._gpu.finish()
-        if self._line is not None:
-            self._line.finish()
 
     def _has_passed(self, process: int) -> bool:
         """Wait for the GPU; False if that will never be, or nobody can tell any more."""

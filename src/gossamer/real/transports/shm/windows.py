@@ -8,19 +8,16 @@ a GPU lie in its memory; `turns` says when one may be touched there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost, ProtocolError
 from gossamer.real.transports.shm.cuda import Gpu
 from gossamer.real.transports.shm.layout import Layout, Place
-from gossamer.real.transports.shm.line import Line
 from gossamer.real.transports.shm.memory import Block, Memory
-from gossamer.real.transports.shm.one_pass import average_in_one_pass
 from gossamer.real.transports.shm.segments import Control
 from gossamer.real.transports.shm.system import SPARE_WORD, RobustLock
 from gossamer.real.transports.shm.turns import Turns
@@ -29,8 +26,6 @@ from gossamer.real.transports.transport import StopToken, Store
 _PATIENCE_S = 60.0
 _BLOCK = 1 << 16
 """Elements that two passes over the same data find in the cache again."""
-_TOO_MANY = 1 << 31
-"""Elements that a GPU's kernel cannot count any more."""
 
 
 class _Shared:
@@ -52,12 +47,6 @@ class _Shared:
         """A GPU has no use for small ones."""
         return (self.data,) if self.data.is_cuda else self.data.split(_BLOCK)
 
-    @cached_property
-    def in_one_pass(self) -> Callable[[Tensor, Tensor], None] | None:
-        """What averages it, on a GPU, with another."""
-        is_fit = self.data.dtype == torch.float32 and 0 < self.data.numel() < _TOO_MANY
-        return average_in_one_pass(self.data.device) if is_fit else None
-
     def __enter__(self) -> None:
         result = self.lock.try_acquire()
         if result and self.lock.acquire_after(result):
@@ -70,40 +59,11 @@ class _Shared:
                 raise
 
     def __exit__(self, *error: object) -> None:
-        if self.turns is None:
-            self.lock.release()
-        else:
-            self.leave()
-
-    def leave(self, turn: int | None = None) -> int | None:
-        """The number of the turn that ends here, if it has one: that of another window, if it ends
-        there too."""
         try:
-            return None if self.turns is None else self.turns.end(turn)
+            if self.turns is not None:
+                self.turns.end()
         finally:
             self.lock.release()
-
-
-class _Both:
-    """Two windows together, taken in order of ends, so nobody waits crosswise; left by one turn."""
-
-    def __init__(self, first: _Shared, second: _Shared) -> None:
-        self._first, self._second = first, second
-
-    def __enter__(self) -> None:
-        self._first.__enter__()
-        try:
-            self._second.__enter__()
-        except BaseException:
-            self._first.leave()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        turn = None
-        try:
-            turn = self._second.leave()
-        finally:
-            self._first.leave(turn)
 
 
 class Windows:
@@ -116,18 +76,15 @@ class Windows:
         self._rank = rank
         self._control = control
         self._stop = stop
-        self._line: Line | None = None
         self._shared = {
             end: _Shared(memories[process], place, stop)
             for process, layout in layouts.items()
             for end, place in layout.places.items()
         }
-        self._pairs: dict[tuple[int, int], _Both] = {}
 
     @property
     def torn_updates(self) -> int:
-        torn = sum(shared.torn_updates for shared in self._shared.values())
-        return torn if self._line is None else torn + self._line.torn_updates
+        return sum(shared.torn_updates for shared in self._shared.values())
 
     def process(self, end: int) -> int:
         return self._shared[end].process
@@ -154,15 +111,13 @@ class Windows:
                 memory = gpu.open(self._handle(end, store))
                 shared.data = Block(memory).tensor(0, shared.window.numel, shared.window.dtype)
 
-    def take_turns(self, gpu: Gpu, store: Store, line: Line | None) -> None:
-        """At those windows; with a line, streams wait for each other."""
-        self._line = line
+    def take_turns(self, gpu: Gpu, store: Store) -> None:
+        """At those windows."""
         for end, shared in self._shared.items():
             there = gpu.at(shared.data.device)
             shared.turns = Turns(
-                self._rank, end, shared.last, there, store, self._control, self._stop, line,
-                is_near=shared.data.device == gpu.device,
-            )  # fmt: skip
+                self._rank, end, shared.last, there, store, self._control, self._stop
+            )
 
     def _handle(self, end: int, store: Store) -> str:
         until = time.monotonic() + _PATIENCE_S
@@ -203,24 +158,8 @@ class Windows:
         if own == peer:
             return
         mine, theirs = self._shared[own], self._shared[peer]
-        if mine.turns is None:
-            with self._shared[min(own, peer)], self._shared[max(own, peer)]:
-                _average(mine, theirs)
-            return
-        # Before the locks: the first time it is made takes a second.
-        in_one_pass = mine.in_one_pass if mine.data.is_cuda else None
-        with self._both(own, peer):
-            if in_one_pass is not None and mine.data.device == theirs.data.device:
-                in_one_pass(mine.data, theirs.data)
-            else:
-                _average(mine, theirs)
-
-    def _both(self, own: int, peer: int) -> _Both:
-        pair = self._pairs.get((own, peer))
-        if pair is None:
-            first, second = sorted((own, peer))
-            pair = self._pairs[own, peer] = _Both(self._shared[first], self._shared[second])
-        return pair
+        with self._shared[min(own, peer)], self._shared[max(own, peer)]:
+            _average(mine, theirs)
 
 
 def _average(mine: _Shared, theirs: _Shared) -> None:
