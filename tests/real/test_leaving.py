@@ -57,7 +57,6 @@ class Ordered(LoneTransport):
     """One process's connection to that network."""
 
     name = "ordered"
-    averages_at_once = False
     size = SIZE
     torn_updates = 2
 

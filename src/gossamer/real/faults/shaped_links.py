@@ -202,7 +202,6 @@ class ShapedTransport:
 
     def __init__(self, inner: Transport, links: Links) -> None:
         self.name, self.rank, self.size = inner.name, inner.rank, inner.size
-        self.averages_at_once = False
         self._inner = inner
         self._links = links
         self._clock = _Clock()

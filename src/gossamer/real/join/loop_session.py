@@ -34,7 +34,6 @@ from gossamer.real.join.replica import LoopReplica
 from gossamer.real.join.server import OwnOptimiserReplica, server_replica, worker_replica
 from gossamer.real.join.server_state import ServerState, packed_state
 from gossamer.real.join.step_guard import StepGuard
-from gossamer.real.launch.cores import OwnCore
 from gossamer.real.launch.signals import explain_no_more, explain_on_signal
 from gossamer.real.lost_peer import last_words
 from gossamer.real.output_model import Output, pack_bytes, untrained
@@ -125,9 +124,7 @@ class Coupling:
             self._telling.begin()
         window = self.transport.window(self.rank)
         is_shared = self.method.shares_replica
-        is_alone = self.transport.averages_at_once and not self.group
-        is_alone = is_alone and self.method.is_left_alone(self.rank, self.size, self.options)
-        self._binding.attach(window, is_private=is_shared and not is_alone)
+        self._binding.attach(window, is_private=is_shared)
         lay_out_state(self._optimizer)
         self._watch = Watch(self._model, self._binding)
         guard = self.transport.guard(self.rank) if is_shared else None
@@ -162,7 +159,6 @@ class Coupling:
             self.worker, cast(Replica, self.replica), self.method.worker, role, self._grouping,
             self._driver,
         )  # fmt: skip
-        self._core = OwnCore(self.transport, is_synchronous=self.is_synchronous)
         self._stepped_at = time.monotonic()
         try:
             self._advance()
@@ -218,7 +214,6 @@ class Coupling:
         try:
             self._binding.let_gpu_finish()
             self._guard.end()
-            self._core.let_go()
             self.buckets.close()
             if self._wanted is not None:
                 self._driver.end(self._main)
@@ -249,7 +244,6 @@ class Coupling:
         closed transport would look like a worker that left in good order."""
         self._guard.end()
         self._server_state.end()
-        self._core.let_go()
         self.buckets.close()
         self.handout.recalibration.close()
         self._binding.detach(self.transport.window(self.rank) / self.replica.weight)

@@ -25,7 +25,6 @@ from rich.console import Console
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.real.faults.injection import Injection
 from gossamer.real.launch.console import OUTPUTS, Output, put, say
-from gossamer.real.launch.cores import usable_cores
 from gossamer.real.launch.ending import OVER_DEADLINE, Ending, exit_code, failures
 from gossamer.real.launch.environment import TRANSPORTS
 from gossamer.real.launch.explanation import Explanation
@@ -209,7 +208,7 @@ class Launcher:
         # Pipes are no terminals: without this, lines would come in blocks of kilobytes.
         kept.setdefault("PYTHONUNBUFFERED", "1")
         # Workers that each take all cores hinder each other.
-        kept.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // launch.workers)))
+        kept.setdefault("OMP_NUM_THREADS", str(max(1, _usable_cores() // launch.workers)))
         set_now = {key: str(value) for key, value in given.items() if value is not None}
         return kept | set_now | dict(launch.environment)
 
@@ -397,3 +396,7 @@ class Launcher:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

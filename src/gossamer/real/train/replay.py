@@ -74,7 +74,6 @@ class ReplayTransport:
     """One worker's connection to the switch."""
 
     name = "replay"
-    averages_at_once = False
     reduces_meanwhile = False
     lost: frozenset[int] = frozenset()
     torn_updates = 0

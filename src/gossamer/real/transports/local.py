@@ -34,7 +34,6 @@ class LoneTransport:
     """One process, perhaps with servers inside."""
 
     name = "alone"
-    averages_at_once = False
     reduces_meanwhile = False
     rank = 0
     size = 1

@@ -130,9 +130,6 @@ class Transport(Protocol):
     name: str
     rank: int
     size: int
-    averages_at_once: bool
-    """Whether the thread that asks for an average makes it before it goes on: one that a step asks
-    for then never falls between a forward and a backward pass."""
 
     @property
     def store(self) -> Store: ...

@@ -50,7 +50,6 @@ class MpiTransport:
     """One process of an MPI job. Making one is collective, as is `open`."""
 
     name = "mpi"
-    averages_at_once = True
     reduces_meanwhile = False
     torn_updates = 0
 

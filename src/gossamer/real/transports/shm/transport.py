@@ -43,7 +43,6 @@ class ShmTransport:
     """One process's connection to the others of its machine."""
 
     name = "shm"
-    averages_at_once = True
     reduces_meanwhile = False
 
     def __init__(self, rank: int, size: int, files: Sequence[int], store: Store) -> None:

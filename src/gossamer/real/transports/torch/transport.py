@@ -49,7 +49,6 @@ class TorchTransport:
     """One process's connection to the others through Gloo."""
 
     name = "torch"
-    averages_at_once = False
     torn_updates = 0
 
     def __init__(self, meeting: Meeting, reduction: str = "auto") -> None:
