@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import gossamer
 from gossamer.real.launch.environment import connect, discover
 from gossamer.real.launch.selftest import finished
-from gossamer.real.transports.shm.arenas import IN_ARENA
+from gossamer.real.transports.shm.contributions import ON_GPU
 from gossamer.real.transports.shm.transport import ShmTransport
 from gossamer.real.transports.transport import StopToken, Window
 
@@ -79,19 +79,20 @@ class Processes:
 
     def reduce(self, count: int, number: int, dtype: torch.dtype = torch.float32) -> Tensor:
         value = self.value(self.rank, count, number, dtype)
-        pending = self.transport.all_reduce(value, range(self.size))
+        pending = self.transport.all_reduce([value], range(self.size))
         value.fill_(float("nan"))  # it was read before
-        return finished(pending)
+        finished(pending)
+        return value
 
     def meet(self) -> None:
         """Everybody has done, and not only asked for, what it did until here."""
         synchronise()
-        finished(self.transport.all_reduce(torch.zeros(1), range(self.size)))
+        finished(self.transport.all_reduce([torch.zeros(1)], range(self.size)))
 
     def was_in_arena(self) -> bool:
         """Whether the last value went through GPU memory."""
-        posted = self.transport._reducing._posted  # pyright: ignore[reportPrivateUsage]
-        return bool(posted) and bool(posted[-1].offset & IN_ARENA)
+        posted = self.transport._all_reduce._posted  # pyright: ignore[reportPrivateUsage]
+        return bool(posted) and bool(posted[-1].place & ON_GPU)
 
 
 def reduce(device: torch.device) -> dict[str, Any]:
@@ -202,7 +203,7 @@ def die_before(us: Processes) -> None:
 
 def die_after_posting(us: Processes) -> None:
     count = us.transport.window(us.rank).numel()
-    us.transport.all_reduce(us.value(us.rank, count, 20, torch.float32), range(us.size))
+    us.transport.all_reduce([us.value(us.rank, count, 20, torch.float32)], range(us.size))
     os.kill(os.getpid(), signal.SIGKILL)
 
 

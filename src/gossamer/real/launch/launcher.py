@@ -34,7 +34,7 @@ from gossamer.real.launch.terminal import Terminal
 from gossamer.real.launch.wakeup import Alarm
 
 if TYPE_CHECKING:
-    from gossamer.real.transports.shm.segments import Segments
+    from gossamer.real.transports.shm.memory import Segments
 
 _TICK_S = 0.02
 _SLEEP_S = 0.5
@@ -169,7 +169,7 @@ class Launcher:
         launch = self._launch
         if launch.chosen_transport == "shm" and launch.size > 1:
             # Imported where it is used: not every system has what it is made of.
-            from gossamer.real.transports.shm.segments import create_segments
+            from gossamer.real.transports.shm.memory import create_segments
 
             self._segments = create_segments(launch.size)
         fds = () if self._segments is None else tuple(self._segments.fds)

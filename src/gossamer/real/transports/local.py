@@ -69,8 +69,8 @@ class LoneTransport:
     def average(self, own: int, peer: int) -> Pending[None]:
         return Pending.resolved("average", None)
 
-    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
-        return Pending.resolved("all_reduce", value.clone())
+    def all_reduce(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
+        return Pending.resolved("all_reduce", None)
 
     def leave_sums(self) -> None:
         """There is nobody who could wait."""
