@@ -249,7 +249,7 @@ class RealWorker:
 
     def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
         members = range(self.size) if over is None else over
-        self.count_sum(members, value.nbytes)
+        self._count_sum(members, value.nbytes)
         own = joined([value.detach().reshape(-1)]).view(value.shape)
         reduced = self._hub.transport.all_reduce([own], members)
         mean: Pending[Tensor] = Pending("all_reduce")
@@ -257,7 +257,7 @@ class RealWorker:
         reduced.when_done(lambda: settle_by(mean, reduced, lambda _: own))
         return mean
 
-    def count_sum(self, members: Sequence[int], size: int, *, is_first: bool = True) -> None:
+    def _count_sum(self, members: Sequence[int], size: int, *, is_first: bool = True) -> None:
         """An all-reduce of that many bytes; `is_first`: it is not the continuation of another."""
         is_inside = bool(self._inside) and tuple(members) == self._inside
         if is_first and not is_inside:

@@ -125,7 +125,7 @@ class LoopWorker(RealWorker):
         count = sum(binding.layout.sizes[number] for number in numbers)
         # The buckets of a gradient are one exchange; that of the last parameters comes first.
         is_first = numbers.stop == len(binding.parameters)
-        self.count_sum(members, count * binding.dtype.itemsize, is_first=is_first)
+        self._count_sum(members, count * binding.dtype.itemsize, is_first=is_first)
         return self.gradients.reduce(value, members)
 
 
