@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer import DelayedOptimizer, make_task
-from gossamer.commands.sweep import interruptible
+from gossamer.commands.studies.batch import interruptible
 from gossamer.config.cluster import DISTRIBUTIONS, Compute
 from gossamer.errors import ConfigurationError
 from gossamer.optim.optimisers import make_optimiser
-from gossamer.studies.lab.curvature import largest_curvature
 from gossamer.studies.lab.grid import Grid, GridPoint, named_optimisers, steps_of
 from gossamer.studies.lab.results import GridResults
 from gossamer.studies.lab.staleness import Histogram, monte_carlo, simulated
@@ -30,6 +29,7 @@ from gossamer.studies.lab.sweep import Sweep
 from gossamer.studies.lab.theory import (
     characteristic_roots,
     edge_of,
+    largest_curvature,
     numerical_edge,
     stability_edge,
 )

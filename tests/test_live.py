@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from command_line import gossamer
-from gossamer.commands import live
-from gossamer.commands.live import LivePage
+from gossamer.commands.view import live
+from gossamer.commands.view.live import LivePage
 from gossamer.errors import ConfigurationError
 from gossamer.runs.folder import RunFolder
 

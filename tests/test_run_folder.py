@@ -310,7 +310,7 @@ def test_a_command_interrupted_before_its_first_result_says_so_on_disk(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gossamer.commands.console.Reporter.at", press)
-    monkeypatch.setattr("gossamer.commands.dashboard.Dashboard.at", press)
+    monkeypatch.setattr("gossamer.commands.view.dashboard.Dashboard.at", press)
     said, folder = kept(tmp_path, *arguments.split(), *SHORT[:2])
     assert said.status == 130
     assert read(folder / "summary.json") == {"ended": "interrupted"}

@@ -12,8 +12,13 @@ from typing import Any, cast
 import pytest
 
 from command_line import gossamer, strict
-from gossamer.commands import published, trainers
-from gossamer.commands.trainers import Site, Watch, train_side_by_side
+from gossamer.commands.studies import published_table as published
+from gossamer.commands.studies import training_processes as trainers
+from gossamer.commands.studies.training_processes import (
+    TrainingSite,
+    TrainingWatch,
+    train_side_by_side,
+)
 from gossamer.config.cluster import Cluster
 from gossamer.errors import RunFailed
 from gossamer.optim.schedules import make_schedule
@@ -268,27 +273,27 @@ def test_nothing_outlives_an_interruption() -> None:
         heard.append(training.label)
         raise KeyboardInterrupt
 
-    watch = Watch(interrupt, lambda *_: None)
-    site = Site(TINY.trainings.problem, None, "cpu", 1)
+    watch = TrainingWatch(interrupt, lambda *_: None)
+    site = TrainingSite(TINY.trainings.problem, None, "cpu", 1)
     with pytest.raises(KeyboardInterrupt):
         train_side_by_side(cells(0, True, 1e4), 2, site, watch)
     assert heard == ["1 worker, alone"]
     assert multiprocessing.active_children() == []
 
 
-def heard_from(site: Site) -> None:
+def heard_from(site: TrainingSite) -> None:
     """Do a child's work here, and hear what it would have told."""
     told, telling = multiprocessing.Pipe(duplex=False)
     (training, *_) = cells(0, True, 1.0)
     trainers._train_there(training, site, multiprocessing.get_context("spawn").Event(), telling)
-    child = trainers._Child(training, cast(Any, None), told)
-    trainers._hear(child, Watch(lambda *_: None, lambda *_: None))
+    child = trainers._TrainingProcess(training, cast(Any, None), told)
+    trainers._hear(child, TrainingWatch(lambda *_: None, lambda *_: None))
 
 
 def test_a_failure_in_a_child_names_its_cell(tmp_path: Path) -> None:
     """Here it finds no data."""
     with pytest.raises(RunFailed, match=r"1 worker, alone: ConfigurationError: .+ub"):
-        heard_from(Site(Problem("mnist-lenet"), tmp_path, "cpu", 1))
+        heard_from(TrainingSite(Problem("mnist-lenet"), tmp_path, "cpu", 1))
 
 
 # ---------------------------------------------------------------------- DC-ASGD on CIFAR-10

@@ -12,7 +12,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from gossamer.commands.cost import cost
-from gossamer.commands.cost_tables import show_layers
+from gossamer.commands.cost import show_layers
 from gossamer.errors import ConfigurationError
 from gossamer.plan.cost.work_depth import layer_costs
 

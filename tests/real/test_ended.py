@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.commands.ended import ended_by_signals
+from gossamer.commands.cli import ended_by_signals
 from launching import READY, WAIT, command, pids, script, wait_until
 
 pytestmark = pytest.mark.timeout(120)

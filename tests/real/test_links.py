@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from command_line import gossamer
-from gossamer.commands.launching import faults_of
+from gossamer.commands.options import RealFaultOptions
 from gossamer.config.collective_costs import all_reduce_seconds
 from gossamer.errors import ConfigurationError
 from gossamer.real.faults.injection import Injection
@@ -72,14 +72,14 @@ def test_a_spell_is_on_from_its_start_to_its_end() -> None:
 
 def test_the_flags_are_those_of_the_simulator() -> None:
     """Read as there, and written down as there."""
-    faults = faults_of(
+    faults = RealFaultOptions(
         slow=["1=4"], slow_link=["0=10", "1=2@1s+2s"], delay=["20ms@1s+2s"], bandwidth="100Mbit",
         latency="1ms",
     )  # fmt: skip
-    assert faults.injection.links == Links(
+    assert faults.injection().links == Links(
         12.5e6, 1e-3, (Spell(10.0, worker=0), Spell(2.0, 1.0, 2.0, 1)), (Spell(0.02, 1.0, 2.0),)
     )
-    assert faults.lines == (
+    assert tuple(map(str, faults.faults)) == (
         "slow 1=4",
         "slow-link 0=10",
         "slow-link 1=2@1s+2s",
@@ -118,12 +118,12 @@ def test_what_real_links_do_not_know_is_one_sentence(
 
 def test_a_limit_without_slow_cards_needs_no_more() -> None:
     """A delay alone shapes the links, and no bandwidth is needed for it."""
-    links = faults_of(delay=["1s"]).injection.links
+    links = RealFaultOptions(delay=["1s"]).injection().links
     links.check(2)
     assert links.is_shaped
     assert links.rate(0, 0.0) == math.inf
     with pytest.raises(ConfigurationError, match="--bandwidth"):
-        faults_of(slow_link=["0=2"]).injection.check(2)
+        RealFaultOptions(slow_link=["0=2"]).injection().check(2)
 
 
 def test_an_agenda_keeps_the_order_of_time() -> None:

@@ -208,7 +208,7 @@ class TestCommands:
 
     def test_without_matplotlib_the_page_comes_alone(self, tmp_path, monkeypatch):
         """And nobody is told what they did not ask for."""
-        monkeypatch.setattr("gossamer.commands.report.has_matplotlib", lambda: False)
+        monkeypatch.setattr("gossamer.commands.kept_run.has_matplotlib", lambda: False)
         said = gossamer("simulate", *QUICK, "--runs", str(tmp_path))
         assert said.status == 0, said.err
         assert "picture" not in said.out + said.err

@@ -12,8 +12,9 @@ import typer
 from run_folders import SLOPES, rising, settings_of, write_comparison, write_run
 
 from command_line import gossamer
-from gossamer.commands import comparison, reproduce, simulate, tournament
+from gossamer.commands import simulate, tournament
 from gossamer.commands.report import report
+from gossamer.commands.studies import reproduce
 from gossamer.errors import ConfigurationError, PeerLost
 
 command = typer.Typer()
@@ -112,8 +113,8 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch, arguments, reason):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Pictures have tests of their own, and take a second each."""
-    for module in (comparison, reproduce):
-        monkeypatch.setattr(module, "can_draw", lambda: False)
+    monkeypatch.setattr("gossamer.commands.kept_run.has_matplotlib", lambda: False)
+    monkeypatch.setattr(reproduce, "can_draw", lambda: False)
 
 
 def test_a_comparison_keeps_its_page_and_its_command(tmp_path, no_pictures):
@@ -211,7 +212,7 @@ def test_a_page_that_cannot_be_made_is_told_after_the_result(
     def refuse(*_):
         raise reason
 
-    monkeypatch.setattr("gossamer.commands.report.write_page", refuse)
+    monkeypatch.setattr("gossamer.commands.kept_run.write_page", refuse)
     said = gossamer("simulate", *QUICK, "--runs", str(tmp_path))
     assert said.status == status
     assert "digest" in said.out

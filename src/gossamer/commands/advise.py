@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,15 +14,14 @@ from rich.table import Table
 from gossamer.commands import options as given
 from gossamer.commands.console import (
     Reporter,
-    command_line,
     err,
-    out,
     print_json,
+    say_line,
     show_share,
     show_table,
+    warn,
 )
-from gossamer.commands.execute import Engines, execute, recorded
-from gossamer.commands.report import complete, draw_beside
+from gossamer.commands.kept_run import EngineCache, complete, draw, execute, kept_run, slug
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
 from gossamer.plan.advise.budget import SearchPlan, make_plan, nominal_seconds
@@ -42,6 +40,7 @@ from gossamer.runs.kept_runs import read_folder
 from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import show_number
 from gossamer.sim.simulation import Simulation
+from gossamer.tasks import make_task
 from gossamer.trace import Recorder
 
 BudgetOption = Annotated[
@@ -58,36 +57,20 @@ FinalSeedsOption = Annotated[
 _KINDS = 6
 
 
+@given.with_groups
 def advise(
     target: GoalOption,
     task: given.TaskOption = "digits-mlp",
-    cluster: given.ClusterOption = "one-slow-of-8",
     budget: BudgetOption = "5m",
-    workers: given.WorkersOption = None,
-    slow: given.SlowOption = None,
-    slow_link: given.SlowLinkOption = None,
-    kill: given.KillOption = None,
-    pause: given.PauseOption = None,
-    drop: given.DropOption = None,
-    delay: given.DelayOption = None,
-    partition: given.PartitionOption = None,
+    where: given.ClusterOptions = given.ClusterOptions(cluster="one-slow-of-8"),
     seed: given.SeedOption = 0,
     seeds: FinalSeedsOption = None,
-    epochs: given.EpochsOption = None,
-    samples: given.SamplesOption = None,
-    batch: given.BatchOption = None,
+    length: given.LengthOptions = given.LengthOptions(),
     lr: given.GridOption = None,
-    optimiser: given.OptimiserOption = None,
-    schedule: given.ScheduleOption = "constant",
-    clip: given.ClipOption = None,
-    split: given.SplitOption = "shuffled",
-    device: given.DeviceOption = "cpu",
-    threads: given.ThreadsOption = 1,
-    buffers: given.BuffersOption = "recomputed",
-    model_bytes: given.ModelBytesOption = None,
-    data: given.DataOption = None,
-    runs: given.RunsOption = Path("runs"),
-    as_json: given.JsonOption = False,
+    running: Annotated[
+        given.RunOptions, given.Without(("engine", "compiled"))
+    ] = given.RunOptions(),
+    keeping: Annotated[given.KeepOptions, given.Without(("live",))] = given.KeepOptions(),
 ) -> None:
     """Say which method reaches a target first on a cluster, and why.
 
@@ -95,37 +78,35 @@ def advise(
     """
     given.check_seeds(1 if seeds is None else seeds)
     allowed = _allowed(budget)
-    faults = given.Faults(
-        slow=slow, slow_link=slow_link, kill=kill, pause=pause, drop=drop, delay=delay,
-        partition=partition,
-    )  # fmt: skip
-    loaded = given.load_task(task, data)
-    length = given.epochs_from(epochs, samples, loaded) or loaded.epochs
+    loaded = make_task(task, data=running.data)
+    epochs = length.epochs_of(loaded) or loaded.epochs
     base = make_settings(
-        loaded, "all_reduce", faults.cluster(cluster, workers),
-        seed=seed, epochs=length, batch=batch, optimiser=optimiser, schedule=schedule, clip=clip,
-        split=split, device=device, threads=threads, buffers=buffers, model_bytes=model_bytes,
-        evaluations=evaluations(length),
+        loaded, "all_reduce", where.described(), seed=seed, epochs=epochs, batch=length.batch,
+        evaluations=evaluations(epochs), **running.settings(),
     )  # fmt: skip
     target = given.target_from(target, has_accuracy=loaded.correct is not None) or 0.0
     rates = given.rates_from(lr) or loaded.learning_rates
     found, left_out = candidates(base, rates)
     changed = scenes(base.cluster)
     plan = make_plan(
-        allowed, nominal_seconds(base), epochs=length, candidates=len(found),
+        allowed, nominal_seconds(base), epochs=epochs, candidates=len(found),
         rates=len(rates), kinds=_KINDS, scenes=len(changed), seeds=seeds,
     )  # fmt: skip
     left_out |= {one.method: f"{budget} do not pay for it" for one in found[plan.candidates :]}
-    folder = _folder(runs, loaded.name)
-    with recorded(folder):
-        if folder is not None:
-            folder.write_config(_config(base, plan, target, budget, rates))
+    config = _config(base, plan, target, budget, rates)
+    with kept_run(keeping.runs, f"advise-{slug(loaded.name)}", config, has_page=False) as folder:
         with Reporter(_most_runs(plan, len(changed)), "advising") as reporter:
             runner = _runner(folder, time.monotonic() + allowed)
             search = Search(base, found, plan, target, runner, _watcher(reporter))
             search.run(changed)
         findings = _findings(search, left_out, budget)
-    _report(findings, folder, as_json)
+        _show(findings)
+        if keeping.as_json:
+            print_json(findings.as_dict())
+        if folder is not None:
+            folder.write_summary(findings.as_dict())
+    if folder is not None:
+        _keep_page(findings, folder)
     if search.ended == "interrupted":
         raise KeyboardInterrupt
 
@@ -135,11 +116,6 @@ def _allowed(budget: str) -> float:
     if found <= 0:
         raise ConfigurationError("--budget must be above 0, such as 90s, 5m or 1h")
     return found
-
-
-def _folder(runs: Path, task: str) -> RunFolder | None:
-    is_kept = given.keeps_folder(runs)
-    return RunFolder.create(runs, f"advise-{given.slug(task)}") if is_kept else None
 
 
 def _findings(search: Search, left_out: dict[str, str], budget: str) -> SearchFindings:
@@ -157,7 +133,7 @@ def _findings(search: Search, left_out: dict[str, str], budget: str) -> SearchFi
     raise Error(f"no candidate got through: {what}: {error}")
 
 
-class _Stoppable(Engines):
+class _Stoppable(EngineCache):
     """Remembers the simulation that is running, so that it can be told to end."""
 
     running: Simulation
@@ -182,7 +158,7 @@ def _runner(folder: RunFolder | None, deadline: float) -> Run:
                 # With its samples spent a run ends as any other does, and its books are complete.
                 engines.running.world.budget.samples = row["samples"]
 
-        place = None if folder is None or name is None else folder.child(given.slug(name))
+        place = None if folder is None or name is None else folder.child(slug(name))
         return execute(settings, folder=place, on_row=watch, engines=engines)
 
     return run
@@ -205,7 +181,7 @@ def _watcher(reporter: Reporter) -> Callable[[SearchStep], None]:
             reporter.at(f"{step.stage}, {step.left} left: {step.what}{best}", 0.0)
         elif step.stage not in stages:
             text = f"{step.stage}: {counted(step.left, 'run')}{best}"
-            err.print(text, markup=False, soft_wrap=True)
+            warn(text)
         stages.append(step.stage)
 
     return at
@@ -218,18 +194,7 @@ def _config(
     shared |= {"learning_rates": list(rates), "target": target, "budget": budget}
     shared.pop("learning_rate")
     shared["plan"] = dataclasses.asdict(plan)
-    return {"command": "advise", "command_line": command_line(), **shared}
-
-
-def _report(findings: SearchFindings, folder: RunFolder | None, as_json: bool) -> None:
-    """On the console, in the folder, and as JSON where that is wanted."""
-    _show(findings)
-    if as_json:
-        print_json(findings.as_dict())
-    if folder is not None:
-        folder.write_summary(findings.as_dict())
-        _say(f"kept in {folder.path}")
-        _keep_page(findings, folder)
+    return {"command": "advise", **shared}
 
 
 def _keep_page(findings: SearchFindings, folder: RunFolder) -> None:
@@ -248,52 +213,48 @@ def _keep_page(findings: SearchFindings, folder: RunFolder) -> None:
         data["tables"] = [*findings.tables(), *data["tables"]]
         data["notices"] = [*findings.remarks(), *data["notices"]]
         write_page(place, data)
-        _say(f"report: {place}")
-        draw_beside(place, folders, target, Advice(title, findings.contest))
+        say_line(f"report: {place}")
+        draw(place.with_suffix(".png"), folders, target, Advice(title, findings.contest))
 
 
 def _show(findings: SearchFindings) -> None:
     search = findings.search
     base, plan = search.base, search.plan
     rungs = ", ".join(f"{(base.epochs or 0) * rung.share:.3g}" for rung in plan.rungs)
-    _say(
+    say_line(
         f"{base.task.title} on {base.cluster.title or base.cluster.name}; "
         f"{counted(base.cluster.workers, 'worker')}, "
         f"at most {counted(base.epochs or 0.0, 'epoch')}, batch {base.batch}, "
         f"{base.optimiser}; true gradients, virtual time"
     )
-    _say(
+    say_line(
         f"plan: {counted(len(search.candidates), 'candidate')} in rungs of {rungs} epochs, "
         f"then {counted(plan.seeds, 'fresh seed')} for each finalist"
     )
     for what, error in search.failures.items():
-        _say(f"notice: {what} failed: {error}")
+        say_line(f"notice: {what} failed: {error}")
     if findings.ended():
-        _say(f"notice: {findings.ended()}")
+        say_line(f"notice: {findings.ended()}")
     show_table(_ranking(findings))
-    _say(RULE)
-    _say(findings.verdict(), style="bold")
-    _say(findings.reason())
+    say_line(RULE)
+    say_line(findings.verdict(), style="bold")
+    say_line(findings.reason())
     for hint in filter(None, (findings.proposal(), findings.widened(), findings.edge())):
-        _say(hint)
+        say_line(hint)
     changes = findings.changes()
     if changes:
-        _say("What would change the answer:")
+        say_line("What would change the answer:")
         for change in changes:
-            _say(f"- {change}")
-        _say(RULE_OF_CHANGES)
+            say_line(f"- {change}")
+        say_line(RULE_OF_CHANGES)
     behind = [f"{c.method} (rung {rung}, best {show_number(best)})"
               for c, rung, best in search.left_behind()]  # fmt: skip
     if behind:
-        _say(f"left behind in the search: {', '.join(behind)}")
+        say_line(f"left behind in the search: {', '.join(behind)}")
     for reason, methods in findings.left_out_for().items():
-        _say(f"left out: {', '.join(methods)}: {reason}")
+        say_line(f"left out: {', '.join(methods)}: {reason}")
     if findings.next_step():
-        _say(findings.next_step())
-
-
-def _say(text: str, style: str | None = None) -> None:
-    out.print(text, markup=False, soft_wrap=True, style=style)
+        say_line(findings.next_step())
 
 
 def _ranking(findings: SearchFindings) -> Table:

@@ -5,30 +5,81 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+import signal
 import sys
-from typing import Annotated, NoReturn, cast
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
+from typer.core import TyperCommand
 
 from gossamer.commands.advise import advise
 from gossamer.commands.compare import compare
-from gossamer.commands.console import err, out
+from gossamer.commands.console import out, say, warn
 from gossamer.commands.cost import cost
 from gossamer.commands.doctor import doctor
-from gossamer.commands.ended import ended_by_signals
 from gossamer.commands.export import export
-from gossamer.commands.grouped_help import GroupedCommand
-from gossamer.commands.lab import lab
 from gossamer.commands.listing import clusters, methods, tasks
 from gossamer.commands.probe import probe
 from gossamer.commands.replay import replay_run
 from gossamer.commands.report import report
-from gossamer.commands.reproduce import reproduce
 from gossamer.commands.run import run
 from gossamer.commands.simulate import simulate
+from gossamer.commands.studies.lab import lab
+from gossamer.commands.studies.reproduce import reproduce
 from gossamer.commands.train import train
 from gossamer.errors import ConfigurationError, Error
 from gossamer.runs.versions import version_line
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Cluster and faults": (
+        "--cluster", "--workers", "--slow", "--slow-link", "--kill", "--pause", "--drop",
+        "--delay", "--partition", "--bandwidth", "--latency", "--compute", "--model-bytes",
+        "--transport", "--nnodes", "--node-rank", "--rendezvous", "--patience", "--secret-file",
+    ),
+    "Training": (
+        "--seed", "--seeds", "--epochs", "--samples", "--batch", "--lr", "--optimiser",
+        "--schedule", "--clip", "--split", "--engine", "--device", "--threads", "--compile",
+        "--buffers", "--data",
+    ),
+    "Output": (
+        "--evaluations", "--record", "--checkpoint-every", "--resume", "--picture", "--output",
+        "--out", "--force", "--runs", "--live", "--json", "--help",
+    ),
+}  # fmt: skip
+"""By the name of an option, which means the same wherever it occurs; the others come first."""
+_LEAST_OPTIONS = 12
+"""Fewer are read as one list."""
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help shows its options in groups where they are many."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        arguments: list[tuple[str, str]] = []
+        options: dict[str, list[tuple[str, str]]] = {"Options": [], **{name: [] for name in GROUPS}}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            if parameter.param_type_name == "argument":
+                arguments.append(record)
+            else:
+                options[_group_of(parameter.opts)].append(record)
+        if sum(map(len, options.values())) < _LEAST_OPTIONS:
+            options = {"Options": [one for group in options.values() for one in group]}
+        for title, records in {"Arguments": arguments, **options}.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def _group_of(names: list[str]) -> str:
+    return next((title for title, flags in GROUPS.items() if set(flags) & set(names)), "Options")
+
 
 app = typer.Typer(
     name="gossamer",
@@ -43,7 +94,7 @@ app = typer.Typer(
 
 def _tell_version(is_asked: bool) -> None:
     if is_asked:
-        out.print(version_line(), markup=False)
+        say(version_line())
         raise typer.Exit
 
 
@@ -74,6 +125,7 @@ app.add_typer(lab, name="lab")
 
 
 _INTERRUPTED = 130
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # Typer brings a click of its own or uses the installed one; either way this is its usage error.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -104,6 +156,29 @@ def main() -> None:
     if status == _INTERRUPTED:
         _end(_INTERRUPTED, "interrupted")
     sys.exit(status or 0)
+
+
+@contextmanager
+def ended_by_signals() -> Generator[None]:
+    """Inside, they end the program as an error would; whoever launches workers handles them by
+    itself. What is ignored, as by nohup, stays ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    taken = [number for number, handler in before.items() if handler == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, _end_by)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end_by(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)  # asked twice, it means: at once
+    raise SystemExit(128 + number)
 
 
 def _sentence(error: typer.BadParameter) -> str:
@@ -157,7 +232,7 @@ def _value_of(flag: str) -> str | None:
 
 
 def _end(status: int, sentence: str) -> NoReturn:
-    err.print(sentence, markup=False, soft_wrap=True)
+    warn(sentence)
     sys.exit(status)
 
 

@@ -6,7 +6,6 @@ import io
 import shlex
 import sys
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -58,12 +57,7 @@ class Reporter:
             self._bar = self._progress.add_task(self._what, total=self._total)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._progress is not None:
             self._progress.stop()
 
@@ -78,12 +72,22 @@ class Reporter:
         if self._progress is not None and self._bar is not None:
             self._progress.update(self._bar, completed=self._done)
         elif not self._is_quiet:
-            err.print(f"[{self._done}/{self._total}] {what}", markup=False, soft_wrap=True)
+            warn(f"[{self._done}/{self._total}] {what}")
 
 
 def say(text: str, style: str | None = None) -> None:
     """A sentence: broken between words on a terminal, one line in a file or a pipe."""
     out.print(text, markup=False, soft_wrap=not out.is_terminal, style=style)
+
+
+def say_line(text: str, style: str | None = None) -> None:
+    """A line that is never broken, because it holds something to copy, such as a path."""
+    out.print(text, markup=False, soft_wrap=True, style=style)
+
+
+def warn(text: str) -> None:
+    """A line on standard error, for what is not a result."""
+    err.print(text, markup=False, soft_wrap=True)
 
 
 def show_table(table: Table) -> None:
@@ -157,7 +161,7 @@ def can_draw() -> bool:
     """Whether pictures can be made; the tables are complete without them."""
     found = has_matplotlib()
     if not found:
-        err.print("no picture: run `pip install matplotlib` to get one", markup=False)
+        warn("no picture: run `pip install matplotlib` to get one")
     return found
 
 

@@ -17,33 +17,43 @@ from gossamer.commands.console import (
     can_draw,
     out,
     print_json,
+    say,
+    say_line,
     show_bytes,
     show_table,
 )
-from gossamer.commands.cost_tables import check_agreement, show_layers
-from gossamer.commands.execute import recorded
+from gossamer.commands.kept_run import kept_run
 from gossamer.config.cluster import Cluster, load_cluster
 from gossamer.errors import ConfigurationError
+from gossamer.plan.cost.agreement import TOLERANCE, WORKERS, Agreement, agreement_table
 from gossamer.plan.cost.case import NoClosedForm
-from gossamer.plan.cost.crossing import Crossing, crossings, fastest
+from gossamer.plan.cost.crossing import Crossing, crossings, fastest, show_value
+from gossamer.plan.cost.forms import FORMS
 from gossamer.plan.cost.simulated_step import answer_over
 from gossamer.plan.cost.step_time import Prediction
-from gossamer.plan.cost.work_depth import LayerCost, layer_costs
+from gossamer.plan.cost.work_depth import (
+    NOT_COUNTED,
+    LayerCost,
+    greedy_bounds,
+    layer_costs,
+    model_work_depth,
+)
 from gossamer.plan.cost.workload import Workload, workload_of, workload_of_bytes
 from gossamer.quantities import bytes_per_second, counted, seconds
-from gossamer.report.pictures.cost_picture import Line, Mark, cost_picture
+from gossamer.report.pictures.cost_picture import CostLine, FastestMark, cost_picture
 from gossamer.report.pictures.figure import has_matplotlib
-from gossamer.runs.folder import RunFolder
 from gossamer.tasks import Task, make_task
 
 _METHODS = "all_reduce sync_server downpour easgd local_sgd d_psgd push_sum ad_psgd"
 _WORKERS = "2,4,8,16,32,64,128,256"
 _MOST_SENTENCES = 8
+_ELEMENTS = (1, 64, 4096)
 _MOST_WORKERS = 4096
 
 Found = dict[str, dict[int, Prediction | NoClosedForm]]
 
 
+@given.with_groups
 def cost(
     task: Annotated[
         str, typer.Option("--task", help="Whose layers and size; `none`: --model-bytes alone.")
@@ -74,8 +84,7 @@ def cost(
         Path | None, typer.Option("--picture", help="Where the picture goes; else the run folder.")
     ] = None,
     data: given.DataOption = None,
-    runs: given.RunsOption = Path("runs"),
-    as_json: given.JsonOption = False,
+    keeping: Annotated[given.KeepOptions, given.Without(("live",))] = given.KeepOptions(),
 ) -> None:
     """Predict the time of a step by closed forms.
 
@@ -84,36 +93,32 @@ def cost(
     """
     if check:
         rows = check_agreement(None if methods == _METHODS else _names(methods))
-        if as_json:
+        if keeping.as_json:
             print_json({"agreement": rows})
         return
     _check_picture(picture)
-    loaded = None if task == "none" else given.load_task(task, data)
+    loaded = None if task == "none" else make_task(task, data=data)
     where = _cluster(cluster, bandwidth, latency, compute)
     what = _workload(loaded, model_bytes, batch)
     counts, names = _counts(workers), _names(methods)
     found = _answers(names, where, what, loaded, counts)
     _check_any(found)
     costs = _layers(loaded, what.batch) if layers else []
-    folder = RunFolder.create(runs, "cost") if given.keeps_folder(runs) else None
-    with recorded(folder):
+    config = _config(where, what, names, counts, task)
+    with kept_run(keeping.runs, "cost", config, has_page=False) as folder:
         summary, overtaken = _summary(found, counts, where, what, costs)
-        if folder is not None:
-            folder.write_config(_config(where, what, names, counts, task))
         _show(found, summary["fastest"], where, what)
         _show_crossings(overtaken, summary["leads"], summary["fastest"], counts)
         if costs:
             show_layers(costs)
-        if as_json:
+        if keeping.as_json:
             print_json(summary)
         if folder is not None:
             folder.write_summary(summary)
         place = picture or (folder.path / "cost.png" if folder is not None else None)
         if place is not None and can_draw():
             _draw(place, found, summary["leads"], where, what)
-            out.print(f"picture: {place}", markup=False, soft_wrap=True)
-    if folder is not None:
-        out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+            say_line(f"picture: {place}")
 
 
 def _check_picture(picture: Path | None) -> None:
@@ -290,10 +295,9 @@ def _explain(found: Found) -> None:
         if any(isinstance(one, Prediction) and one.simulated_because for one in row.values())
     ]  # fmt: skip
     if simulated:
-        out.print(
-            f"~: no closed form here, so the time of a step was simulated: {', '.join(simulated)}",
-            markup=False, soft_wrap=True,
-        )  # fmt: skip
+        say_line(
+            f"~: no closed form here, so the time of a step was simulated: {', '.join(simulated)}"
+        )
     lines: dict[str, list[str]] = {}
     for name, row in found.items():
         refusals = [f"-: {one}" for one in row.values() if isinstance(one, NoClosedForm)]
@@ -302,7 +306,7 @@ def _explain(found: Found) -> None:
             lines.setdefault(line, []).append(name)
     for line, names in lines.items():
         whose = "" if any(name in line for name in names) else f" ({', '.join(names)})"
-        out.print(f"{line}{whose}", markup=False, soft_wrap=True)
+        say_line(f"{line}{whose}")
 
 
 def _cell(one: Prediction | NoClosedForm, is_fastest: bool) -> str:
@@ -319,36 +323,33 @@ def _show_crossings(
     counts: Sequence[int],
 ) -> None:
     first, last = (" and ".join(best[str(count)]) or "nobody" for count in (counts[0], counts[-1]))
-    out.print(
-        f"fastest with {counted(counts[0], 'worker')}: {first}; with {counts[-1]}: {last}",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+    say_line(f"fastest with {counted(counts[0], 'worker')}: {first}; with {counts[-1]}: {last}")
     leading = [one for one in overtaken if one.as_dict() in leads]
     rest = [one for one in overtaken if one not in leading]
     shown = [*leading, *rest][:_MOST_SENTENCES]
     for one in shown:
         ends = ", and leads" if one in leading else ""
-        out.print(f"{one}{ends}", markup=False, soft_wrap=True)
+        say_line(f"{one}{ends}")
     if len(overtaken) > len(shown):
-        out.print(f"{len(overtaken) - len(shown)} more crossings: --json", markup=False)
+        say(f"{len(overtaken) - len(shown)} more crossings: --json")
     if not overtaken:
-        out.print("no method overtakes another between these numbers of workers", markup=False)
+        say("no method overtakes another between these numbers of workers")
 
 
 def _draw(
     place: Path, found: Found, leads: Sequence[dict[str, Any]], where: Cluster, what: Workload
 ) -> None:
-    lines: list[Line] = []
+    lines: list[CostLine] = []
     for name, row in found.items():
         known = {count: one for count, one in row.items() if isinstance(one, Prediction)}
         lines.append(
-            Line(
+            CostLine(
                 name,
                 {count: one.step_seconds for count, one in known.items()},
                 {count: one.samples_per_second for count, one in known.items()},
             )
         )
-    marks = {one["value"]: Mark(one["value"], one["faster"]) for one in leads}
+    marks = {one["value"]: FastestMark(one["value"], one["faster"]) for one in leads}
     wires = where.network
     cost_picture(
         place, lines, list(marks.values()),
@@ -359,3 +360,90 @@ def _draw(
             f"{1e6 * wires.latency:g} µs, {what.batch} samples per worker and step"
         ),
     )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- layers, and the check
+
+
+def show_layers(costs: Sequence[LayerCost]) -> None:
+    """One row a layer, the whole model below."""
+    table = Table(
+        title="Work (multiplications) and depth of one step, forward and backward",
+        title_justify="left", box=SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
+    for column in ("layer", "kind"):
+        table.add_column(column)
+    for column in ("work", "depth", "work/depth", "parameters", "activations"):
+        table.add_column(column, justify="right")
+    for one in costs:
+        table.add_row(
+            one.name, one.kind, f"{one.work:.3g}", f"{one.depth:g}", f"{one.parallelism:.3g}",
+            show_bytes(one.parameter_bytes), show_bytes(one.activation_bytes),
+        )  # fmt: skip
+    whole = model_work_depth(costs)
+    table.add_row(
+        "all", "", f"{whole.work:.3g}", f"{whole.depth:g}", f"{whole.parallelism:.3g}",
+        show_bytes(sum(one.parameter_bytes for one in costs)),
+        show_bytes(sum(one.activation_bytes for one in costs)),
+    )  # fmt: skip
+    out.print(table)
+    if missing := [one.name for one in costs if one.kind == NOT_COUNTED]:
+        say_line(f"not counted, so that the model computes more than this: {', '.join(missing)}")
+    for elements in _ELEMENTS:
+        least, most = greedy_bounds(whole.work, whole.depth, elements)
+        say(
+            f"on {elements} processing elements any greedy schedule takes {least:.3g} to "
+            f"{most:.3g} operations in a row"
+        )
+    for one in costs:
+        if one.alternatives:
+            ways = ", ".join(f"{name} {cost.work:.3g}" for name, cost in one.alternatives.items())
+            say_line(f"{one.name} forward, by algorithm: {ways}")
+
+
+def check_agreement(methods: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Predicted and simulated steps of every method, size and bandwidth, as they come."""
+    names = tuple(FORMS) if methods is None else tuple(methods)
+    table = Table(
+        title="Milliseconds per step: predicted | simulated, and their difference",
+        title_justify="left", box=SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
+    for column in ("method", "bandwidth", *(f"p = {count}" for count in WORKERS)):
+        table.add_column(column, no_wrap=True)
+    rows: list[dict[str, Any]] = []
+    close: list[Agreement] = []
+    cells: list[str] = []
+    with Reporter(len(names) * 2 * len(WORKERS), "agreement") as reporter:
+        for one in agreement_table(names):
+            if isinstance(one, NoClosedForm):
+                cells.append("-")
+                reporter.finished(str(one))
+            else:
+                close.append(one)
+                rows.append(one.as_dict())
+                cells.append(_pair(one))
+                reporter.finished(f"{one.prediction.method}, {one.prediction.workers} workers")
+            if len(cells) == len(WORKERS):
+                place = "" if isinstance(one, NoClosedForm) else _bandwidth(one)
+                label = "" if isinstance(one, NoClosedForm) else one.prediction.method
+                table.add_row(label, place, *cells)
+                cells = []
+    out.print(table)
+    if close:
+        worst = max(close, key=lambda one: abs(one.error))
+        within = sum(one.is_close for one in close)
+        say_line(
+            f"{within} of {len(close)} within {100 * TOLERANCE:g} %; the largest difference is "
+            f"{100 * worst.error:+.2f} % ({worst.prediction.method}, "
+            f"{worst.prediction.workers} workers, {_bandwidth(worst)})"
+        )
+    return rows
+
+
+def _bandwidth(one: Agreement) -> str:
+    return show_value("bandwidth", one.bandwidth)
+
+
+def _pair(one: Agreement) -> str:
+    predicted, simulated = 1e3 * one.prediction.step_seconds, 1e3 * one.simulated_s
+    return f"{predicted:.4g} | {simulated:.4g}\n{100 * one.error:+.2f} %"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer.commands.console import err, out
+from gossamer.commands.console import say_line, warn
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.quantities import counted
 from gossamer.report.exporters import (
@@ -59,7 +59,7 @@ def export(
     folders = [read_folder(path) for path in runs]
     for folder in folders:
         for line in folder.missing:
-            err.print(f"missing: {line}", markup=False, soft_wrap=True)
+            warn(f"missing: {line}")
     if out_folder is None:
         for folder in folders:
             _export(_named([folder]), to, folder.path / "export" / to, force=force)
@@ -92,7 +92,7 @@ def _export(named: dict[str, Run], to: str, place: Path, *, force: bool) -> None
     with _TARGETS[to](place, force) as exporter:
         for name, run in named.items():
             exporter.export(run, name)
-    out.print(f"exported {counted(len(named), 'run')}: {place}", markup=False, soft_wrap=True)
+    say_line(f"exported {counted(len(named), 'run')}: {place}")
 
 
 def _to_wandb(place: Path, force: bool) -> Exporter:

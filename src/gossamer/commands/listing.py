@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from gossamer.commands.console import out, print_json, say, show_table
+from gossamer.commands.console import out, print_json, say, say_line, show_table
 from gossamer.commands.options import JsonOption
 from gossamer.config.cluster import clusters as presets
 from gossamer.errors import unknown_name
@@ -71,7 +71,7 @@ def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
     show_table(table)
     out.print("\nOptions and their defaults:")
     for row in rows:
-        out.print(f"  {print_spec(row['name'], row['options'])}", markup=False, soft_wrap=True)
+        say_line(f"  {print_spec(row['name'], row['options'])}")
         if suited := _chosen_for_the_run(METHODS[row["name"]]):
             say(f"      left out, chosen to suit the run: {suited}")
         say(f"      {row['summary']}", style="dim")

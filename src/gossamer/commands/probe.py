@@ -14,9 +14,8 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gossamer.commands import launching
 from gossamer.commands import options as given
-from gossamer.commands.console import err, out, print_json
+from gossamer.commands.console import err, out, print_json, say_line, warn
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
@@ -28,6 +27,7 @@ from gossamer.plan.probe.probe import probe as run_probe
 from gossamer.plan.probe.toml_text import show_rate, show_time, spread
 from gossamer.quantities import seconds as duration
 from gossamer.real.faults.injection import Injection
+from gossamer.tasks import make_task
 
 _INTERRUPTED = 130
 _LEAST_S = 1.0
@@ -49,11 +49,11 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if 
 
 
 def probe(
-    workers: launching.ProcessesOption = None,
+    workers: given.ProcessesOption = None,
     task: given.TaskOption = "digits-mlp",
-    transport: launching.AnyTransportOption = None,
+    transport: given.AnyTransportOption = None,
     seconds: SecondsOption = 20.0,
-    slow: launching.AlwaysSlowOption = None,
+    slow: given.AlwaysSlowOption = None,
     batch: given.BatchOption = None,
     threads: given.ThreadsOption = 1,
     data: given.DataOption = None,
@@ -81,10 +81,10 @@ def probe(
             f"--seconds must be from {_LEAST_S:g} to {_MOST_S:g}, got {seconds:g}"
         )
     settings = make_settings(
-        given.load_task(task, data), "ensemble", Cluster(workers=count), batch=batch,
+        make_task(task, data=data), "ensemble", Cluster(workers=count), batch=batch,
         threads=threads,
     )  # fmt: skip
-    injection = launching.faults_of(slow=slow).injection
+    injection = given.RealFaultOptions(slow=slow).injection()
     check(count, transport, injection)
     job = job_around()
     is_silent = job is not None and job.rank != 0
@@ -97,7 +97,7 @@ def probe(
     inquiry = _inquiry(settings, task, data, seconds)
     if is_silent:
         return _silently(inquiry, count, transport, injection)
-    view = View(inquiry.seconds)
+    view = ProbeView(inquiry.seconds)
     try:
         with view:
             findings = run_probe(inquiry, count, transport, injection, view.show)
@@ -178,11 +178,11 @@ def _silently(
 
 
 def _stop() -> NoReturn:
-    err.print("interrupted; nothing was written", markup=False)
+    warn("interrupted; nothing was written")
     sys.exit(_INTERRUPTED)
 
 
-class View:
+class ProbeView:
     """A bar on a terminal; elsewhere a line for each phase and at most one a second."""
 
     def __init__(self, seconds: float) -> None:
@@ -195,11 +195,11 @@ class View:
         )  # fmt: skip
         self._task = self._bar.add_task("starting the workers", total=1.0)
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> ProbeView:
         if err.is_terminal:
             self._bar.start()
         else:
-            err.print(f"measuring for about {self._seconds:g} s", markup=False)
+            warn(f"measuring for about {self._seconds:g} s")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -213,7 +213,7 @@ class View:
         phase, now = what.partition(",")[0], time.monotonic()
         if what != self._last and (phase != self._phase or now - self._shown > 1.0):
             self._phase, self._last, self._shown = phase, what, now
-            err.print(f"[{100 * share:3.0f} %] {what}", markup=False, soft_wrap=True)
+            warn(f"[{100 * share:3.0f} %] {what}")
 
 
 def _show(findings: ProbeFindings, cluster: Cluster, path: Path) -> None:
@@ -232,21 +232,17 @@ def _show(findings: ProbeFindings, cluster: Cluster, path: Path) -> None:
     if links:
         rate = statistics.median(link.bandwidth for link in links)
         delay = statistics.median(link.latency for link in links)
-        out.print(
+        say_line(
             f"links alone: {show_rate(rate)} per second, {show_time(delay)}; "
             + "; ".join(
                 f"{crowd.senders} at once, {crowd.pattern.replace('_', ' ')}: "
                 f"{show_rate(statistics.median(crowd.rates.values()))} each"
                 for crowd in findings.crowds
-            ),
-            markup=False, soft_wrap=True,
-        )  # fmt: skip
+            )
+        )
     for notice in notices(findings):
-        err.print(f"note: {notice}", markup=False, soft_wrap=True)
-    out.print(
-        f"written to {path}; try `gossamer simulate --cluster {path}`", markup=False,
-        soft_wrap=True,
-    )  # fmt: skip
+        warn(f"note: {notice}")
+    say_line(f"written to {path}; try `gossamer simulate --cluster {path}`")
 
 
 def _as_json(findings: ProbeFindings, cluster: Cluster, path: Path) -> dict[str, Any]:

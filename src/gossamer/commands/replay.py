@@ -10,12 +10,13 @@ import torch
 import typer
 
 from gossamer.commands import options as given
-from gossamer.commands.console import Reporter, out, print_json
+from gossamer.commands.console import Reporter, print_json, say_line
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
 from gossamer.real.train.replay import read_order, replay
 from gossamer.real.train.resume import kept_job
 from gossamer.runs.result import digest_of
+from gossamer.tasks import make_task
 
 
 def replay_run(
@@ -36,7 +37,7 @@ def replay_run(
     turns = read_order(run, workers)
     threads = torch.get_num_threads()
     torch.set_num_threads(job.threads)
-    task = given.load_task(job.task, None if job.data is None else Path(job.data))
+    task = make_task(job.task, data=None if job.data is None else Path(job.data))
     try:
         with Reporter(len(turns), f"replay of {job.method}") as reporter:
             share = max(1, len(turns))
@@ -53,17 +54,15 @@ def replay_run(
         "parameters_digest": digest, "recorded_digest": recorded, "same": is_same,
     }  # fmt: skip
     verdict = "the same parameters, bit for bit" if is_same else "OTHER parameters"
-    out.print(
+    say_line(
         f"{job.method} on {counted(workers, 'worker')}: {counted(len(turns), 'turn')} replayed, "
-        f"{verdict} ({digest})",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+        f"{verdict} ({digest})"
+    )
     if not is_same:
-        out.print(
+        say_line(
             "was it recorded on another machine, with another version of torch, or with another "
-            "number of threads?",
-            markup=False, soft_wrap=True,
-        )  # fmt: skip
+            "number of threads?"
+        )
     if as_json:
         print_json(found)
     return 0 if is_same else 1

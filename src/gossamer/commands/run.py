@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from gossamer.commands import launching
 from gossamer.commands import options as given
-from gossamer.commands.console import err
+from gossamer.commands.console import warn
+from gossamer.commands.kept_run import keeps_folder, slug
 from gossamer.errors import ConfigurationError
 from gossamer.groups import even_groups
 from gossamer.methods import parse_method
@@ -25,9 +25,19 @@ from gossamer.runs.folder import RunFolder
 
 # Long enough that no period or schedule is refused for the shortness of the run.
 _MANY_STEPS = 1_000_000
+OutputOption = Annotated[
+    str,
+    typer.Option("--output", help="labelled; rank0 shows worker 0 only; folder: a file for each."),
+]
+TolerateOption = Annotated[
+    bool,
+    typer.Option(
+        "--tolerate-deaths", help="A worker killed by a signal is no failure if the others finish."
+    ),
+]
 
 
-@launching.with_faults
+@given.with_groups
 def run(
     script: Annotated[
         str,
@@ -37,27 +47,27 @@ def run(
         list[str] | None,
         typer.Argument(metavar="ARGUMENTS", help="All that follows belongs to the script."),
     ] = None,
-    workers: launching.CountOption = 2,
+    workers: Annotated[
+        int, typer.Option("-n", "--workers", help="Workers on this host, a process each.")
+    ] = 2,
     method: Annotated[
         str | None, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
     ] = None,
     is_module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in `python -m`.")
     ] = False,
-    transport: launching.TransportOption = None,
+    transport: Annotated[
+        str | None, typer.Option("--transport", help="shm or torch; by default what suits.")
+    ] = None,
     seed: given.SeedOption = 0,
-    faults: launching.RealFaults = launching.RealFaults(),  # noqa: B008
-    output: launching.OutputOption = "labelled",
+    faults: given.RealFaultOptions = given.RealFaultOptions(),
+    output: OutputOption = "labelled",
     runs: Annotated[
         Path, typer.Option("--runs", help="Where the folder of --output folder goes.")
     ] = Path("runs"),
-    tolerate_deaths: launching.TolerateOption = False,
-    deadline: launching.DeadlineOption = None,
-    nnodes: launching.HostsOption = 1,
-    node_rank: launching.HostOption = 0,
-    rendezvous: launching.RendezvousOption = None,
-    patience: launching.PatienceOption = 60.0,
-    secret_file: launching.SecretFileOption = None,
+    tolerate_deaths: TolerateOption = False,
+    deadline: given.DeadlineOption = None,
+    place: given.HostOptions = given.HostOptions(),
 ) -> int:
     """Run a script of yours on several real workers.
 
@@ -76,27 +86,30 @@ def run(
 
     SIGUSR1 to this process prints a table of who waits for what.
     """
-    hosts = Hosts.parse(nnodes, node_rank, rendezvous, patience, secret_file)
+    injection = faults.injection()
+    hosts = Hosts.parse(
+        place.nnodes, place.node_rank, place.rendezvous, place.patience, place.secret_file
+    )
     if workers < 1:
         raise ConfigurationError(f"-n must be at least 1, got {workers}")
     chosen = None if method is None else parse_method(method)
     if chosen is not None:
         if isinstance(chosen.groups, int) and chosen.groups:
-            even_groups(workers * nnodes, chosen.groups)
-        chosen.resolve(workers * nnodes, _MANY_STEPS)
+            even_groups(workers * place.nnodes, chosen.groups)
+        chosen.resolve(workers * place.nnodes, _MANY_STEPS)
     launch = Launch(
         command_of(script, arguments or (), is_module=is_module), workers, hosts=hosts,
         transport=transport, method=None if chosen is None else str(chosen), seed=seed,
-        injection=faults.injection, output=output,
+        injection=injection, output=output,
         tolerates_deaths=tolerate_deaths, deadline_s=deadline,
     )  # fmt: skip
     if output != "folder":
         return Launcher(launch).run()
-    if not given.keeps_folder(runs):
+    if not keeps_folder(runs):
         raise ConfigurationError("--output folder needs a folder; leave out --runs none")
-    folder = RunFolder.create(runs, f"run-{given.slug(Path(script).stem)}").path
+    folder = RunFolder.create(runs, f"run-{slug(Path(script).stem)}").path
     status = Launcher(dataclasses.replace(launch, folder=folder)).run()
-    err.print(f"kept in {folder}", markup=False, soft_wrap=True)
+    warn(f"kept in {folder}")
     return status
 
 

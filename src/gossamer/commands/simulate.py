@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,102 +19,57 @@ from gossamer.commands.console import (
     show_bytes,
     show_share,
 )
-from gossamer.commands.execute import Engines, execute, recorded
-from gossamer.commands.live import LiveOption, live_page
-from gossamer.commands.report import keep_report
+from gossamer.commands.kept_run import EngineCache, execute, kept_run, slug
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import RunFailed
 from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
 from gossamer.runs.statistics import interval
+from gossamer.tasks import make_task
 
 
+@given.with_groups
 def simulate(
-    method: Annotated[
-        str, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
-    ] = "ad_psgd",
+    method: given.MethodOption = "ad_psgd",
     task: given.TaskOption = "digits-mlp",
-    cluster: given.ClusterOption = "equal-8",
-    workers: given.WorkersOption = None,
-    slow: given.SlowOption = None,
-    slow_link: given.SlowLinkOption = None,
-    kill: given.KillOption = None,
-    pause: given.PauseOption = None,
-    drop: given.DropOption = None,
-    delay: given.DelayOption = None,
-    partition: given.PartitionOption = None,
+    where: given.ClusterOptions = given.ClusterOptions(),
     seed: given.SeedOption = 0,
     seeds: given.SeedsOption = 1,
-    epochs: given.EpochsOption = None,
-    samples: given.SamplesOption = None,
-    batch: given.BatchOption = None,
-    lr: Annotated[
-        float | None, typer.Option("--lr", help="Learning rate; default: the task's.")
-    ] = None,
-    optimiser: given.OptimiserOption = None,
-    schedule: given.ScheduleOption = "constant",
-    clip: given.ClipOption = None,
-    split: given.SplitOption = "shuffled",
-    engine: given.EngineOption = "vector",
-    device: given.DeviceOption = "cpu",
-    threads: given.ThreadsOption = 1,
-    compiled: given.CompileOption = None,
-    buffers: given.BuffersOption = "recomputed",
+    length: given.LengthOptions = given.LengthOptions(),
+    lr: given.RateOption = None,
+    running: given.RunOptions = given.RunOptions(),
     evaluations: Annotated[
         int, typer.Option("--evaluations", help="Number of evaluations on the way.")
     ] = 20,
-    model_bytes: given.ModelBytesOption = None,
-    data: given.DataOption = None,
-    runs: given.RunsOption = Path("runs"),
-    live: LiveOption = None,
-    as_json: given.JsonOption = False,
+    keeping: given.KeepOptions = given.KeepOptions(),
 ) -> None:
     """Train with one method on a simulated cluster, in virtual time.
 
     The gradients are true ones; time and network are simulated.
     """
     given.check_seeds(seeds)
-    faults = given.Faults(
-        slow=slow, slow_link=slow_link, kill=kill, pause=pause, drop=drop, delay=delay,
-        partition=partition,
-    )  # fmt: skip
-    loaded = given.load_task(task, data)
+    loaded = make_task(task, data=running.data)
     settings = make_settings(
-        loaded, method, faults.cluster(cluster, workers),
-        seed=seed, epochs=given.epochs_from(epochs, samples, loaded), batch=batch,
-        learning_rate=lr, optimiser=optimiser, schedule=schedule, clip=clip, split=split,
-        engine=engine, device=device, threads=threads, compiled=compiled, buffers=buffers,
-        evaluations=evaluations, model_bytes=model_bytes,
+        loaded, method, where.described(), seed=seed, epochs=length.epochs_of(loaded),
+        batch=length.batch, learning_rate=lr, evaluations=evaluations, **running.settings(),
     )  # fmt: skip
     own = [dataclasses.replace(settings, seed=seed + number) for number in range(seeds)]
-    folder = None
-    with live_page(live, keeps_folder=given.keeps_folder(runs)) as page:
-        if given.keeps_folder(runs):
-            folder = RunFolder.create(runs, f"simulate-{given.slug(str(settings.method))}")
-            if page is not None:
-                page.show(folder)
-        with recorded(folder):
-            summary = _run_seeds(own, folder)
-    _conclude(summary, settings, folder, as_json=as_json)
-
-
-def _conclude(summary: Row, settings: Settings, folder: RunFolder | None, *, as_json: bool) -> None:
-    for notice in summary["notices"]:
-        say(f"notice: {notice}")
-    _show(summary, settings)
-    if as_json:
-        print_json(summary)
-    if folder is not None:
-        out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
-        keep_report(folder)
+    name = f"simulate-{slug(str(settings.method))}"
+    with kept_run(keeping.runs, name, live=keeping.live) as folder:
+        summary = _run_seeds(own, folder)
+        for notice in summary["notices"]:
+            say(f"notice: {notice}")
+        _show(summary, settings)
+        if keeping.as_json:
+            print_json(summary)
     if summary["ended"] != "finished":
         raise RunFailed(summary["ended"])
 
 
 def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
     """One run for each seed; several have folders of their own inside the command's."""
-    engines = Engines()
+    engines = EngineCache()
     summaries: list[Row] = []
     is_one, first = len(settings) == 1, settings[0]
     if folder is not None and not is_one:

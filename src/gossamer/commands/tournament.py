@@ -11,12 +11,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from gossamer.commands import options as given
 from gossamer.commands.console import command_line
-from gossamer.commands.dashboard import Dashboard
-from gossamer.commands.execute import Engines, execute
-from gossamer.commands.live import LivePage
+from gossamer.commands.kept_run import EngineCache, execute, slug
 from gossamer.commands.simulate import progress_line
+from gossamer.commands.view.dashboard import Dashboard
 from gossamer.config.settings import Settings
 from gossamer.errors import Error, PeerLost, Stalled
 from gossamer.quantities import counted
@@ -47,7 +45,7 @@ class Tournament:
         self._out: set[str] = set()
         """Methods that failed with a seed that counts."""
         self._look = looks[0]
-        self._engines = Engines()
+        self._engines = EngineCache()
         self._folder: RunFolder | None = None
         self.failures: dict[str, Error] = {}
         self.interrupted = False
@@ -57,7 +55,7 @@ class Tournament:
         """Of each look: all of them together are wrong as seldom as one alone."""
         return LEVEL / len(self._looks)
 
-    def run(self, folder: RunFolder | None, page: LivePage | None = None) -> None:
+    def run(self, folder: RunFolder | None) -> None:
         """Everything; Ctrl-C keeps what is finished."""
         self._folder = folder
         labels = dict.fromkeys(str(settings.method) for settings in self._settings)
@@ -65,9 +63,6 @@ class Tournament:
             with Dashboard(dict.fromkeys(labels, 0)) as dashboard:
                 if self._has_grid:
                     self._plan(self._settings, dashboard)
-                if folder is not None and page is not None:
-                    self._write_config()
-                    page.show(folder)
                 ranked = self._choose(dashboard) if self._has_grid else list(self._settings)
                 self._rank(ranked, dashboard)
         except KeyboardInterrupt:
@@ -115,7 +110,7 @@ class Tournament:
         name = f"{label} at {rate:g}"
         place = None
         if self._folder is not None:
-            place = self._folder.child(f"{given.slug(label)}-lr{rate:g}-seed{settings.seed}")
+            place = self._folder.child(f"{slug(label)}-lr{rate:g}-seed{settings.seed}")
 
         def watch(row: Row) -> None:
             dashboard.at(row, row["epochs"] / (settings.epochs or 1.0))

@@ -15,19 +15,18 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from gossamer.commands import launching
 from gossamer.commands import options as given
 from gossamer.commands.console import (
     command_line,
     out,
     print_json,
+    say_line,
     show_bytes,
     show_share,
 )
-from gossamer.commands.execute import ended_by
-from gossamer.commands.live import LiveOption, live_page
-from gossamer.commands.report import keep_report
-from gossamer.commands.training_view import View
+from gossamer.commands.kept_run import ended_by, keep_report, keeps_folder, slug
+from gossamer.commands.view.live import live_page
+from gossamer.commands.view.train_view import TrainView
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.quantities import counted
@@ -43,14 +42,9 @@ from gossamer.real.train.train import (
 )
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
+from gossamer.tasks import make_task
 
 _INTERRUPTED = 130
-MethodOption = Annotated[
-    str, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
-]
-RateOption = Annotated[
-    float | None, typer.Option("--lr", help="Learning rate; default: the task's.")
-]
 EvaluationsOption = Annotated[
     int, typer.Option("--evaluations", help="Number of evaluations on the way, by worker 0.")
 ]
@@ -76,34 +70,27 @@ ResumeOption = Annotated[
 ]
 
 
-@launching.with_faults
+_LEFT_OUT = ("engine", "device", "compiled", "model_bytes")
+
+
+@given.with_groups
 def train(
     context: typer.Context,
-    method: MethodOption = "ad_psgd",
+    method: given.MethodOption = "ad_psgd",
     task: given.TaskOption = "digits-mlp",
-    workers: launching.ProcessesOption = None,
-    transport: launching.AnyTransportOption = None,
-    faults: launching.RealFaults = launching.RealFaults(),  # noqa: B008
+    workers: given.ProcessesOption = None,
+    transport: given.AnyTransportOption = None,
+    faults: given.RealFaultOptions = given.RealFaultOptions(),
     seed: given.SeedOption = 0,
-    epochs: given.EpochsOption = None,
-    samples: given.SamplesOption = None,
-    batch: given.BatchOption = None,
-    lr: RateOption = None,
-    optimiser: given.OptimiserOption = None,
-    schedule: given.ScheduleOption = "constant",
-    clip: given.ClipOption = None,
-    split: given.SplitOption = "shuffled",
-    threads: given.ThreadsOption = 1,
-    buffers: given.BuffersOption = "recomputed",
+    length: given.LengthOptions = given.LengthOptions(),
+    lr: given.RateOption = None,
+    running: Annotated[given.RunOptions, given.Without(_LEFT_OUT)] = given.RunOptions(),
     evaluations: EvaluationsOption = 5,
-    deadline: launching.DeadlineOption = None,
+    deadline: given.DeadlineOption = None,
     record: RecordOption = False,
     checkpoint_every: CheckpointOption = None,
     resume: ResumeOption = None,
-    data: given.DataOption = None,
-    runs: given.RunsOption = Path("runs"),
-    live: LiveOption = None,
-    as_json: given.JsonOption = False,
+    keeping: given.KeepOptions = given.KeepOptions(),
 ) -> int:
     """Train with one method on real processes of this machine.
 
@@ -119,22 +106,21 @@ def train(
     torchrun --nproc-per-node 4 -m gossamer train --method ad_psgd
     mpirun -n 4 gossamer train --method ad_psgd
     """
-    injection = faults.injection
+    injection, data = faults.injection(), running.data
     if resume is not None and is_told():
         # What the folder says is worker 0's to read: it may be that not every host sees it.
         return work_as_told(transport, injection, data)
     with refusing_for_all(transport) if resume is not None else nullcontext():
         chosen: dict[str, Any] = {
-            "method": method, "task": task, "workers": workers, "data": data, "epochs": epochs,
-            "samples": samples, "lr": lr, "seed": seed, "batch": batch, "optimiser": optimiser,
-            "schedule": schedule, "clip": clip, "split": split, "threads": threads,
-            "buffers": buffers, "evaluations": evaluations, "checkpoint_every": checkpoint_every,
+            "method": method, "task": task, "workers": workers, "lr": lr, "seed": seed,
+            "evaluations": evaluations, "checkpoint_every": checkpoint_every, **vars(length),
+            **{name: value for name, value in vars(running).items() if name not in _LEFT_OUT},
         }  # fmt: skip
         chosen |= {} if resume is None else _kept(context, resume)
         data, checkpoint_every = chosen.pop("data"), chosen.pop("checkpoint_every")
         settings = _settings(data=data, **chosen)
         check(settings, injection, transport=transport, deadline=deadline, record=record)
-        place = resume or (runs if given.keeps_folder(runs) else None)
+        place = resume or (keeping.runs if keeps_folder(keeping.runs) else None)
         groups = settings.method.groups
         check_checkpoints(checkpoint_every, resume, place, record=record, groups=groups)
     if is_told():
@@ -144,8 +130,10 @@ def train(
         record=record, checkpoint_every=checkpoint_every, is_resumed=resume is not None,
     )  # fmt: skip
     config = settings.as_dict() | _start(transport, resume, faults)
-    with _folder(settings, config, place, live, transport, is_new=resume is None) as folder:
-        return _follow(start, settings, folder, config, as_json=as_json, is_new=resume is None)
+    with _folder(settings, config, place, keeping.live, transport, is_new=resume is None) as folder:
+        return _follow(
+            start, settings, folder, config, as_json=keeping.as_json, is_new=resume is None
+        )
 
 
 @contextmanager
@@ -159,7 +147,7 @@ def _folder(
             page = stack.enter_context(live_page(live, keeps_folder=place is not None))
             folder = None if place is None else RunFolder(place)
             if place is not None and is_new:
-                folder = RunFolder.create(place, f"train-{given.slug(str(settings.method))}")
+                folder = RunFolder.create(place, f"train-{slug(str(settings.method))}")
                 folder.write_config(config)  # of a resumed run the old one stands until its end
         if page is not None and folder is not None:
             page.show(folder)
@@ -171,7 +159,7 @@ def _follow(
     config: Row, *, as_json: bool, is_new: bool,
 ) -> int:  # fmt: skip
     """Show the run as it goes, keep what it tells, and end with its exit code."""
-    view = View(str(settings.method), settings.cluster.workers, settings.epochs or 1.0)
+    view = TrainView(str(settings.method), settings.cluster.workers, settings.epochs or 1.0)
     summary: Row = {"ended": "interrupted", "method": str(settings.method)}
     result = None
     if folder is not None:
@@ -209,12 +197,12 @@ def _follow(
                 keep_report(folder, has_failed=True)
     if result is not None:
         for notice in result.summary["notices"]:
-            out.print(f"notice: {notice}", markup=False, soft_wrap=True)
+            say_line(f"notice: {notice}")
         _show(result)
     if as_json:
         print_json(summary)
     if folder is not None:
-        out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
+        say_line(f"kept in {folder.path}")
         if result is not None:
             keep_report(folder, has_failed=result.status == 1)
     if result is not None and result.status == 1 and result.failure is not None:
@@ -227,18 +215,20 @@ def _settings(
     samples: int | None, lr: float | None, **choices: Any,
 ) -> Settings:  # fmt: skip
     count = number_of_workers(workers)
-    loaded = given.load_task(task, data)
+    loaded = make_task(task, data=data)
+    length = given.LengthOptions(epochs, samples)
     return make_settings(
         loaded, method, cluster_here(count, counted(count, "process", "processes")),
-        epochs=given.epochs_from(epochs, samples, loaded), learning_rate=lr, **choices,
+        epochs=length.epochs_of(loaded), learning_rate=lr, **choices,
     )  # fmt: skip
 
 
-def _start(transport: str | None, resume: Path | None, faults: launching.RealFaults) -> Row:
+def _start(transport: str | None, resume: Path | None, faults: given.RealFaultOptions) -> Row:
     """What decided a real run beside its settings."""
-    links = faults.injection.links
+    links = faults.injection().links
     return {
-        "command": "train", "transport": transport, "faults": list(faults.lines),
+        "command": "train", "transport": transport,
+        "faults": [str(fault) for fault in faults.faults],
         "bandwidth": None if math.isinf(links.bandwidth) else links.bandwidth,
         "latency": links.latency, "command_line": _typed(resume),
     }  # fmt: skip

@@ -43,7 +43,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankedMethod:
     """One method in the ranking."""
 
     arrival: Arrival
@@ -80,21 +80,21 @@ class Ranking:
         return self.seeds > 1
 
     @property
-    def winner(self) -> Place | None:
+    def winner(self) -> RankedMethod | None:
         """The first, where it is clearly before every other method."""
         if not self.can_tell or not self._full:
             return None
         return None if len(self.close) > 1 else self.places[0]
 
     @property
-    def close(self) -> list[Place]:
+    def close(self) -> list[RankedMethod]:
         """Those that may be first."""
         return [one for one in self.places if one.is_close]
 
-    def _place(self, one: Arrival, close: set[str]) -> Place:
+    def _place(self, one: Arrival, close: set[str]) -> RankedMethod:
         best = self._full[0].mean if self._full else None
         times = one.mean / best if one.mean is not None and best else None
-        return Place(one, self._span(one), times, one.label in close)
+        return RankedMethod(one, self._span(one), times, one.label in close)
 
     def _span(self, one: Arrival) -> Interval | None:
         if one.mean is None:

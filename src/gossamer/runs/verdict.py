@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gossamer.quantities import counted
 from gossamer.runs.arrival import is_lower_better
-from gossamer.runs.ranking import Place, Ranking
+from gossamer.runs.ranking import RankedMethod, Ranking
 from gossamer.runs.statistics import show_number, show_score
 
 _NAMED = 6
@@ -50,7 +50,9 @@ def _doubt(ranking: Ranking) -> str:
     return "Each method ran with one seed" if ranking.seeds else "The methods share no seed"
 
 
-def _won(there: Sequence[Place], missing: Sequence[Place], ranking: Ranking, goal: str) -> str:
+def _won(
+    there: Sequence[RankedMethod], missing: Sequence[RankedMethod], ranking: Ranking, goal: str
+) -> str:
     first, *rest = there
     time = _time(first, ranking)
     if not rest:
@@ -70,11 +72,11 @@ def _tie(ranking: Ranking, goal: str) -> str:
     return f"Too close to call between {named} ({took} to {goal})"
 
 
-def _behind(rest: Sequence[Place]) -> str:
+def _behind(rest: Sequence[RankedMethod]) -> str:
     """How much longer the others take, the nearest and the last by name."""
     second, last = rest[0], rest[-1]
 
-    def longer(one: Place) -> str:
+    def longer(one: RankedMethod) -> str:
         # A target met before the first step makes every ratio meaningless.
         return f"{one.times:.1f} times as long" if one.times else "longer"
 
@@ -87,7 +89,7 @@ def _behind(rest: Sequence[Place]) -> str:
     return f"{len(rest)} others take {near} {between} {far} times as long"
 
 
-def _times(there: Sequence[Place], goal: str) -> str:
+def _times(there: Sequence[RankedMethod], goal: str) -> str:
     """What each took, without a claim."""
     spans = [(one.label, one.span) for one in there if one.span is not None]
     said = [f"{label} {show_number(span.mean)} s" for label, span in spans]
@@ -96,7 +98,7 @@ def _times(there: Sequence[Place], goal: str) -> str:
     return f"to {goal} {enumerated([said[0].replace(' ', ' took ', 1), *said[1:]])}"
 
 
-def _time(one: Place, ranking: Ranking) -> str:
+def _time(one: RankedMethod, ranking: Ranking) -> str:
     span = one.span
     assert span is not None
     if len(one.arrival.seconds) == 1:
@@ -119,7 +121,7 @@ def _nobody(ranking: Ranking, goal: str, key: str, ends: Mapping[str, float]) ->
     )
 
 
-def _shortfalls(missing: Sequence[Place]) -> list[str]:
+def _shortfalls(missing: Sequence[RankedMethod]) -> list[str]:
     parts: list[str] = []
     some = [f"{one.label} ({_count(one)})" for one in missing if one.arrival.reached]
     never = [one.label for one in missing if not one.arrival.reached]
@@ -136,7 +138,7 @@ def _agree(subjects: Sequence[str], verb: str) -> str:
     return f"{verb}es" if len(subjects) == 1 else verb
 
 
-def _count(one: Place) -> str:
+def _count(one: RankedMethod) -> str:
     return f"{one.arrival.reached} of {counted(len(one.arrival.seconds), 'seed')}"
 
 

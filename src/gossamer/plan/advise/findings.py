@@ -16,7 +16,7 @@ from gossamer.quantities import counted
 from gossamer.report.page.data import ArrivalData, TableData
 from gossamer.report.page.method import arrival_data
 from gossamer.runs.arrival import RULE, is_lower_better
-from gossamer.runs.ranking import Place, Ranking
+from gossamer.runs.ranking import RankedMethod, Ranking
 from gossamer.runs.statistics import beyond, show_score
 from gossamer.runs.verdict import verdict
 
@@ -45,7 +45,7 @@ class SearchFindings:
         """Whether the finalists have run: before that nobody may be called first."""
         return bool(self.ranking) and self.ranking[0].is_final
 
-    def place(self, one: Standing) -> Place:
+    def place(self, one: Standing) -> RankedMethod:
         return next(p for p in self.contest.places if p.label == one.candidate.method)
 
     def verdict(self) -> str:

@@ -1,6 +1,11 @@
 """The search: halving over the menu, a final with fresh seeds, then changed clusters.
 
 Nothing here runs a simulation itself; `run` is handed in, so that tests can hand in curves.
+
+Every time includes what it costs to have the model that was scored. The score of most methods is
+that of the mean of all workers, whose models differ. On paper the mean is there at every moment; on
+a cluster it takes one more average. Without that price the best advice on a slow network would be
+never to communicate at all.
 """
 
 from __future__ import annotations
@@ -10,13 +15,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from gossamer.config.collective_costs import all_reduce_seconds
 from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError, PeerLost, Stalled
 from gossamer.plan.advise.budget import SearchPlan
 from gossamer.plan.advise.candidates import Candidate, kind_of
 from gossamer.plan.advise.halving import Halving, LearningCurve, Rung, curve, order
-from gossamer.plan.advise.output_cost import charged, collecting_seconds, model_bytes
 from gossamer.plan.advise.sensitivity import ChangedCluster, SceneOutcome
+from gossamer.replica import trainable
 from gossamer.runs.arrival import (
     Arrival,
     arrival,
@@ -27,6 +35,7 @@ from gossamer.runs.arrival import (
 )
 from gossamer.runs.statistics import beyond
 from gossamer.sim.simulation import Result, Row
+from gossamer.tasks.flat_model import drawing_from
 
 Stop = Callable[[Row], bool]
 Run = Callable[[Settings, Stop, str | None], Result]
@@ -358,3 +367,35 @@ def _best(history: Sequence[Row], key: str) -> float:
     sign = -1.0 if is_lower_better(key) else 1.0
     values = [sign * float(row[key]) for row in history if row.get(key) is not None]
     return max((value for value in values if math.isfinite(value)), default=-math.inf)
+
+
+# ---------------------------------------------------------------------- having the model
+
+
+def model_bytes(settings: Settings) -> int:
+    """What the network is charged for one model."""
+    if settings.model_bytes is not None:
+        return settings.model_bytes
+    with drawing_from(0, torch.device("cpu")):
+        named = trainable(settings.task.make_model())
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in named)
+
+
+def collecting_seconds(settings: Settings, size_bytes: int) -> float:
+    """One average over all machines; nothing where a server or every worker has the output."""
+    method, cluster = settings.method.method, settings.cluster
+    if method.output != "mean" or method.family == "synchronous":
+        return 0.0
+    wires = cluster.network
+    machines = cluster.machine_of(cluster.workers - 1) + 1
+    slowest = max([1.0, *(f.amount for f in cluster.faults if f.kind == "slow-link")])
+    latency, per_byte = wires.latency, slowest / wires.bandwidth
+    if cluster.rack_of(machines - 1) > 0:
+        latency += wires.rack_latency
+        per_byte *= wires.oversubscription
+    return all_reduce_seconds(wires.collective, machines, size_bytes, latency, per_byte)
+
+
+def charged(history: Sequence[Row], extra_s: float) -> list[Row]:
+    """The same evaluations, at the moments when their model could have been had."""
+    return [{**row, "virtual_seconds": row["virtual_seconds"] + extra_s} for row in history]

@@ -11,7 +11,7 @@ from gossamer.report.looks import places
 from gossamer.report.page.advice import advice_data
 from gossamer.report.page.cluster import drawn_cluster, drawn_host, read_cluster
 from gossamer.report.page.data import ClusterData, GridData, GridRow, MethodData, PageData, Setting
-from gossamer.report.page.gathered_runs import Gathered, check_same_task, gather
+from gossamer.report.page.gathered_runs import GatheredRuns, check_same_task, gather
 from gossamer.report.page.lab import lab_parts
 from gossamer.report.page.method import method_data
 from gossamer.report.page.settings import listed_settings
@@ -114,7 +114,7 @@ def _level(folders: Sequence[Folder]) -> float:
     return LEVEL if kept is None else kept
 
 
-def _cut_short(folders: Sequence[Folder], gathered: Gathered) -> str:
+def _cut_short(folders: Sequence[Folder], gathered: GatheredRuns) -> str:
     """Why no winner may be named; empty where all of the runs came to their end."""
     for folder in folders:
         said = text(folder.summary.get("cut_short"))
@@ -130,13 +130,13 @@ def _cut_short(folders: Sequence[Folder], gathered: Gathered) -> str:
     return ""
 
 
-def _looks(folders: Sequence[Folder], gathered: Gathered) -> dict[str, int]:
+def _looks(folders: Sequence[Folder], gathered: GatheredRuns) -> dict[str, int]:
     """Of all methods that are there or still to come, so that none changes its colour."""
     planned = {text(one.get("method")) for f in folders for one in objects(f.config.get("runs"))}
     return places({*gathered.all, *(planned - {""})})
 
 
-def goal_of(folders: Sequence[Folder], gathered: Gathered, given: float | None) -> float | None:
+def goal_of(folders: Sequence[Folder], gathered: GatheredRuns, given: float | None) -> float | None:
     """One method alone has no target but a given one: near its own best it says nothing."""
     target = _kept_target(folders) if given is None else given
     if target is not None or len(gathered.whole) + len(gathered.partial) < 2:
@@ -153,7 +153,7 @@ def first_configured(runs: Sequence[Run]) -> Run | None:
 
 
 def _methods(
-    gathered: Gathered,
+    gathered: GatheredRuns,
     goal: float | None,
     contest: Contest[Run],
     looks: dict[str, int],
@@ -212,7 +212,7 @@ def _command(folders: Sequence[Folder]) -> str:
 # ---------------------------------------------------------------------- the rest of the page
 
 
-def _cluster(gathered: Gathered, first: Run | None) -> ClusterData | None:
+def _cluster(gathered: GatheredRuns, first: Run | None) -> ClusterData | None:
     cluster = None if first is None else read_cluster(first.config)
     if first is None or cluster is None:
         return None
@@ -226,7 +226,7 @@ def _cluster(gathered: Gathered, first: Run | None) -> ClusterData | None:
     return drawn_cluster(cluster, servers, own_machines=own_machines)
 
 
-def _settings(folders: Sequence[Folder], gathered: Gathered) -> list[Setting]:
+def _settings(folders: Sequence[Folder], gathered: GatheredRuns) -> list[Setting]:
     """Of all runs that a method is shown by; of a folder without runs its own configuration."""
     runs = [
         (label, run.config)
@@ -239,7 +239,7 @@ def _settings(folders: Sequence[Folder], gathered: Gathered) -> list[Setting]:
     return listed_settings(runs)
 
 
-def _notices(folders: Sequence[Folder], gathered: Gathered) -> list[str]:
+def _notices(folders: Sequence[Folder], gathered: GatheredRuns) -> list[str]:
     """What a reader must be told, and of which runs."""
     found: dict[str, list[str]] = {}
     for folder in folders:
@@ -278,12 +278,12 @@ def _edges(contest: Contest[Run]) -> list[str]:
     return [f"{edge[0].upper()}{edge[1:]}." for edge in contest.edges()]
 
 
-def _shown(gathered: Gathered) -> list[Run]:
+def _shown(gathered: GatheredRuns) -> list[Run]:
     entries = gathered.all.values()
     return [run for entry in entries for runs in entry.results.values() for run in runs]
 
 
-def _missing(folders: Sequence[Folder], gathered: Gathered) -> list[str]:
+def _missing(folders: Sequence[Folder], gathered: GatheredRuns) -> list[str]:
     said = [line for folder in folders for line in folder.missing]
     for folder in folders:
         if folder.config and not folder.command:

@@ -19,7 +19,7 @@ _REPEATED = frozenset({"seed", "seeds", "command_line", "made_with"})
 
 
 @dataclass
-class Gathered:
+class GatheredRuns:
     """The methods of a page."""
 
     whole: dict[str, Entry[Run]] = field(default_factory=dict[str, Entry[Run]])
@@ -60,9 +60,9 @@ def check_same_task(folders: Sequence[Folder]) -> None:
             )
 
 
-def gather(folders: Sequence[Folder]) -> Gathered:
+def gather(folders: Sequence[Folder]) -> GatheredRuns:
     """The methods of all folders, under labels that tell them apart."""
-    gathered = Gathered()
+    gathered = GatheredRuns()
     groups: dict[object, _Group] = {}
     for folder in folders:
         for key, group in _groups(folder):
@@ -150,7 +150,7 @@ def _labels(groups: Sequence[_Group]) -> list[str]:
     return labels
 
 
-def _sort_in(gathered: Gathered, label: str, group: _Group) -> None:
+def _sort_in(gathered: GatheredRuns, label: str, group: _Group) -> None:
     trials = [run for run in group.runs if run.is_trial and run.history]
     group.runs = [run for run in group.runs if not run.is_trial] or group.runs
     ended = _by_rate([run for run in group.runs if run.has_ended and run.history])

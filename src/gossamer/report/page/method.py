@@ -23,7 +23,7 @@ from gossamer.report.page.data import (
 from gossamer.report.page.topology import drawn_topology
 from gossamer.runs.json_files import count, members, number, numbers, objects, text
 from gossamer.runs.kept_runs import Run
-from gossamer.runs.ranking import Place
+from gossamer.runs.ranking import RankedMethod
 from gossamer.runs.result import Row
 from gossamer.runs.statistics import interval, seed_curves
 
@@ -35,7 +35,7 @@ _OUTPUTS = {"mean": "mean of workers"}
 
 
 def method_data(
-    label: str, runs: Sequence[Run], place: Place | None, *, look: int, is_growing: bool
+    label: str, runs: Sequence[Run], place: RankedMethod | None, *, look: int, is_growing: bool
 ) -> MethodData:
     """All of it; `runs` has one run a seed and is not empty."""
     first = runs[0]
@@ -112,7 +112,7 @@ def _curve(runs: Sequence[Run], key: str, along: str) -> Curve | None:
     )
 
 
-def arrival_data(place: Place) -> ArrivalData:
+def arrival_data(place: RankedMethod) -> ArrivalData:
     span = place.span
     return ArrivalData(
         mean=None if span is None else span.mean,

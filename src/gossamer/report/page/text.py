@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gossamer.quantities import counted
 from gossamer.report.page.cluster import read_cluster
-from gossamer.report.page.gathered_runs import Gathered
+from gossamer.report.page.gathered_runs import GatheredRuns
 from gossamer.report.page.lab import LabParts
 from gossamer.report.page.method import ending, mean_of
 from gossamer.runs.contest import Contest
@@ -18,7 +18,7 @@ from gossamer.tasks import TASKS
 
 
 def page_verdict(
-    gathered: Gathered, contest: Contest[Run], labs: Sequence[LabParts], *, target: float | None
+    gathered: GatheredRuns, contest: Contest[Run], labs: Sequence[LabParts], *, target: float | None
 ) -> str:
     said = [lab.verdict for lab in labs]
     if len(contest.entries) == 1:
@@ -86,7 +86,7 @@ def _of_timed(label: str, runs: Sequence[Run]) -> str:
 
 
 def page_title(
-    folders: Sequence[Folder], gathered: Gathered, first: Run | None, labs: Sequence[LabParts]
+    folders: Sequence[Folder], gathered: GatheredRuns, first: Run | None, labs: Sequence[LabParts]
 ) -> str:
     if first is None:
         return labs[0].title if labs else f"{folders[0].path.resolve().name}: no run"
@@ -107,7 +107,7 @@ def _task_title(name: str) -> str:
     return f"{said[:1].upper()}{said[1:]}" or "An unknown task"
 
 
-def page_subtitle(gathered: Gathered, first: Run | None) -> str:
+def page_subtitle(gathered: GatheredRuns, first: Run | None) -> str:
     if first is None:
         return ""
     config = first.config

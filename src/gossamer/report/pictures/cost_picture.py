@@ -30,7 +30,7 @@ _MOST_TICKS = 10
 
 
 @dataclass(frozen=True)
-class Line:
+class CostLine:
     """One method: by number of workers, seconds per step and samples per second of all."""
 
     label: str
@@ -39,7 +39,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Mark:
+class FastestMark:
     """Where a method becomes the fastest."""
 
     workers: float
@@ -47,7 +47,12 @@ class Mark:
 
 
 def cost_picture(
-    path: Path, lines: Sequence[Line], marks: Sequence[Mark], *, title: str, subtitle: str
+    path: Path,
+    lines: Sequence[CostLine],
+    marks: Sequence[FastestMark],
+    *,
+    title: str,
+    subtitle: str,
 ) -> None:
     """Two panels over the number of workers; a dotted line where the fastest method changes."""
     shown = [line for line in lines if line.step_seconds]

@@ -26,7 +26,7 @@ from gossamer.report.pictures.figure import (
     style,
 )
 from gossamer.runs.arrival import is_lower_better
-from gossamer.runs.ranking import Place
+from gossamer.runs.ranking import RankedMethod
 from gossamer.runs.statistics import curve, final, seed_curves, show_number, show_score
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def name_target(axes: Axes, target: float, key: str) -> None:
 
 def draw_arrivals(
     axes: Axes,
-    ranking: Sequence[Place],
+    ranking: Sequence[RankedMethod],
     runs: Mapping[str, Series],
     looks: Mapping[str, Look],
     time: str = VIRTUAL,

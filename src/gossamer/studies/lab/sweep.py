@@ -13,10 +13,9 @@ import torch
 from gossamer.errors import ConfigurationError
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.studies.lab.checkpoint import SweepCheckpoint
-from gossamer.studies.lab.curvature import largest_curvature
 from gossamer.studies.lab.grid import Grid, GridGroup, GridPoint
 from gossamer.studies.lab.results import GridResults, Score, Yardstick
-from gossamer.studies.lab.theory import edge_of
+from gossamer.studies.lab.theory import edge_of, largest_curvature
 from gossamer.studies.lab.training import GroupTraining, Models
 from gossamer.tasks import Task
 
@@ -56,13 +55,19 @@ class Sweep:
         """Called when a group is finished."""
         self._threads = threads
         self._models = Models(task, torch.device(device), grid.seeds)
-        self._checkpoint = None if folder is None else SweepCheckpoint(folder)
+        self._checkpoint: SweepCheckpoint | None = None
+        if folder is not None:
+            self.keep_in(folder)
         self._current: GroupTraining | None = None
         self._history: History = []
         self._initial_loss = math.nan
         self._is_prepared = False
         self._saved_at = time.monotonic()
         self._saving_s = 0.0
+
+    def keep_in(self, folder: Path) -> None:
+        """Checkpoints go to this folder."""
+        self._checkpoint = SweepCheckpoint(folder)
 
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Train until everything is done or `should_stop`; whether everything is done."""

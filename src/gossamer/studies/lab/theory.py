@@ -6,7 +6,8 @@ is a linear recurrence: its solutions are powers of the roots z of
     z^(d-1) (z - 1) (z - m) + eta h = 0          (times z for d = 0)
 
 and it is stable while every root lies inside the unit circle. So the product eta h alone decides,
-and there is one edge for each delay and momentum.
+and there is one edge for each delay and momentum. The largest curvature where training starts turns
+that edge into a learning rate.
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ import cmath
 import math
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gossamer.errors import ConfigurationError
 from gossamer.optim.optimisers import Optimiser, Sgd
 from gossamer.specs import check_range
+from gossamer.tasks.flat_model import FlatModel
 
 _HALVINGS = 200
+_SAMPLES = 512
+_ITERATIONS = 100
+_ENOUGH = 1e-3
 
 
 def stability_edge(delay: int, momentum: float = 0.0) -> float:
@@ -79,3 +86,44 @@ def _check(delay: int, momentum: float) -> None:
         raise ConfigurationError(
             f"momentum must be at least 0 and below 1 for a stable recurrence, got {momentum}"
         )
+
+
+def largest_curvature(model: FlatModel) -> float | None:
+    """The largest eigenvalue of the Hessian of the loss on one batch, at the initial parameters.
+
+    Power iteration with Hessian-vector products by double backward. None where a layer of the model
+    cannot be differentiated twice.
+    """
+    try:
+        first = _dominant(model, shift=0.0)
+        # Dominant means largest in modulus; shifted by it, the largest one is dominant.
+        return first if first > 0.0 else _dominant(model, shift=-first) + first
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _dominant(model: FlatModel, shift: float) -> float:
+    """The eigenvalue of the largest modulus of H + shift, with its sign."""
+    train = model.task.train
+    inputs, targets = train.inputs[:_SAMPLES], train.targets[:_SAMPLES]
+    key = torch.zeros((), dtype=torch.int64, device=model.device)
+    point = model.initial.clone().requires_grad_()
+    loss, _ = model.flat_loss(point, model.initial_buffers, inputs, targets, key)
+    (gradient,) = torch.autograd.grad(loss, point, create_graph=True)
+
+    def product(vector: Tensor) -> Tensor:
+        (found,) = torch.autograd.grad(gradient @ vector, point, retain_graph=True)
+        return found + shift * vector
+
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(len(point), generator=generator).to(point)
+    vector /= vector.norm()
+    value = 0.0
+    for _ in range(_ITERATIONS):
+        image = product(vector)
+        before, value = value, float(vector @ image)
+        norm = image.norm()
+        if not norm > 0.0 or abs(value - before) <= _ENOUGH * abs(value):
+            break
+        vector = image / norm
+    return value

@@ -14,13 +14,12 @@ from gossamer.commands import options as given
 from gossamer.commands.console import (
     Reporter,
     can_draw,
-    command_line,
     out,
     print_json,
+    say_line,
     show_table,
 )
-from gossamer.commands.execute import Engines, execute, recorded
-from gossamer.commands.report import keep_report
+from gossamer.commands.kept_run import EngineCache, execute, kept_run
 from gossamer.quantities import counted
 from gossamer.report.pictures.stragglers_picture import Runner, Stage, stragglers_picture
 from gossamer.runs.folder import RunFolder
@@ -38,10 +37,12 @@ from gossamer.studies.lab.stragglers import (
     pace,
     scenes,
 )
+from gossamer.tasks import make_task
 
 Found = dict[str, dict[str, StragglerEntry]]
 
 
+@given.with_groups
 def stragglers(
     workers: Annotated[int, typer.Option("--workers", help="How many workers.")] = 16,
     seed: given.SeedOption = 0,
@@ -53,8 +54,7 @@ def stragglers(
     lr: given.GridOption = None,
     task: given.TaskOption = "digits-mlp",
     data: given.DataOption = None,
-    runs: given.RunsOption = Path("runs"),
-    as_json: given.JsonOption = False,
+    keeping: Annotated[given.KeepOptions, given.Without(("live",))] = given.KeepOptions(),
 ) -> None:
     """Parameter servers from waiting for all to waiting for none.
 
@@ -62,30 +62,25 @@ def stragglers(
     waiting, and accuracy per sample at each method's best rate of one grid.
     """
     given.check_seeds(seeds)
-    loaded = given.load_task(task, data)
+    loaded = make_task(task, data=data)
     rates = given.rates_from(lr) or RATES
     study = Study(loaded, scenes(workers), range(seed, seed + seeds), rates, epochs, steps)
     jobs = study.jobs()
-    folder = RunFolder.create(runs, "lab-stragglers") if given.keeps_folder(runs) else None
-    with recorded(folder):
-        if folder is not None:
-            folder.write_config(_config(study, jobs))
+    with kept_run(keeping.runs, "lab-stragglers", _config(study, jobs)) as folder:
         found = _run(jobs, folder)
-    summary = _summary(study, found)
-    _show(study, found)
-    if as_json:
-        print_json(summary)
-    if folder is not None:
-        folder.write_summary({"ended": "finished", **summary})
-        if can_draw():
-            _draw(folder.path / "stragglers.png", study, found)
-        out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
-        keep_report(folder)
+        summary = _summary(study, found)
+        _show(study, found)
+        if keeping.as_json:
+            print_json(summary)
+        if folder is not None:
+            folder.write_summary({"ended": "finished", **summary})
+            if can_draw():
+                _draw(folder.path / "stragglers.png", study, found)
 
 
 def _run(jobs: list[StragglerRun], folder: RunFolder | None) -> Found:
     """One line of metrics a run, so that an interruption loses at most one."""
-    engines = Engines()
+    engines = EngineCache()
     found: Found = {}
     try:
         with Reporter(len(jobs), "stragglers") as reporter:
@@ -122,7 +117,6 @@ def _run(jobs: list[StragglerRun], folder: RunFolder | None) -> Found:
 def _config(study: Study, jobs: list[StragglerRun]) -> dict[str, Any]:
     first = next(job.settings for job in jobs if job.rate is not None)
     return {
-        "command_line": command_line(),
         "task": study.task.name,
         "seeds": list(study.seeds),
         "learning_rates": list(study.rates),
@@ -156,25 +150,21 @@ def _summary(study: Study, found: Found) -> dict[str, Any]:
 
 def _show(study: Study, found: Found) -> None:
     epochs = study.task.epochs if study.epochs is None else study.epochs
-    out.print(
+    say_line(
         f"{study.task.title}; {counted(study.scenes[0].cluster.workers, 'worker')}, "
         f"{_seeds(study)}, {OPTIMISER} on every server and no moving average; times from "
         f"{counted(study.steps, 'step')} per worker, scores over {counted(epochs, 'epoch')} at the "
         "best rate of "
-        f"{', '.join(f'{rate:g}' for rate in study.rates)}",
-        markup=False,
-        soft_wrap=True,
+        f"{', '.join(f'{rate:g}' for rate in study.rates)}"
     )
     for scene in study.scenes:
         entries = found[scene.name]
         show_table(_table(scene, entries))
         edges = [entry.label for entry in entries.values() if scene.trains and entry.is_at_edge]
         if edges:
-            out.print(
+            say_line(
                 f"notice: the best rate is at the edge of the grid for {', '.join(edges)}; widen "
-                "it with --lr",
-                markup=False,
-                soft_wrap=True,
+                "it with --lr"
             )
     out.print(_verdicts(claims(found)))
 

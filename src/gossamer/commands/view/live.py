@@ -11,24 +11,15 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from gossamer.commands.console import err
+from gossamer.commands.console import warn
 from gossamer.errors import ConfigurationError
 from gossamer.report.page.build import report_data
 from gossamer.report.page.data import PageData
 from gossamer.report.page.html_file import page_html
 from gossamer.runs.folder import RunFolder, to_json
 
-LiveOption = Annotated[
-    int | None,
-    typer.Option(
-        "--live", metavar="PORT",
-        help="Show the growing report at http://127.0.0.1:PORT, on this machine only; 0: any port.",
-    ),
-]  # fmt: skip
 _HOST = "127.0.0.1"
 _FRESH_S = 1.0
 """Pages asked for within this time share one reading of the folder."""
@@ -63,7 +54,7 @@ class LivePage:
 
     def __enter__(self) -> LivePage:
         self._thread.start()
-        err.print(f"live: {self.address}", markup=False, soft_wrap=True)
+        warn(f"live: {self.address}")
         return self
 
     def show(self, folder: RunFolder) -> None:

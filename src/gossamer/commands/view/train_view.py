@@ -7,12 +7,12 @@ import time
 from rich.live import Live
 from rich.table import Table
 
-from gossamer.commands.console import err, fit, show_share, show_stale
+from gossamer.commands.console import err, fit, show_share, show_stale, warn
 from gossamer.quantities import counted
 from gossamer.runs.result import Row
 
 
-class View:
+class TrainView:
     """All workers live on a terminal; a line per evaluation elsewhere."""
 
     def __init__(self, method: str, workers: int, epochs: float) -> None:
@@ -25,7 +25,7 @@ class View:
         self._shown = 0.0
         self._live = Live(console=err, transient=True, refresh_per_second=4)
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> TrainView:
         if err.is_terminal:
             self._live.start()
             self._live.update(self._table())
@@ -37,7 +37,7 @@ class View:
     def start(self) -> None:
         """The first word, before seconds of imports; what is refused is one sentence without it."""
         if not err.is_terminal:
-            err.print(f"starting {counted(self._workers, 'worker')}", markup=False)
+            warn(f"starting {counted(self._workers, 'worker')}")
 
     def worker(self, rank: int, row: Row) -> None:
         before = self._latest.get(rank)
@@ -52,7 +52,7 @@ class View:
     def row(self, row: Row) -> None:
         self._last = row
         if not err.is_terminal:
-            err.print(self._line(row), markup=False, soft_wrap=True)
+            warn(self._line(row))
 
     def _line(self, row: Row) -> str:
         parts = [self._method, f"epoch {row['epochs']:.1f}", f"{row['seconds']:.2f} s"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.commands.console import err, fit, show_share, show_stale
+from gossamer.commands.console import err, fit, show_share, show_stale, warn
 from gossamer.quantities import counted
 
 Row = dict[str, Any]
@@ -52,12 +51,7 @@ class Dashboard:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     def expect(self, label: str) -> None:
@@ -90,7 +84,7 @@ class Dashboard:
         method.failed += has_failed
         self._finished += 1
         if not err.is_terminal:
-            err.print(f"[{self._finished}/{self._total}] {what}", markup=False, soft_wrap=True)
+            warn(f"[{self._finished}/{self._total}] {what}")
 
     def view(self) -> Group:
         """All methods, and how long it may take."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -11,19 +10,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import can_draw, command_line, out, print_json, show_share
-from gossamer.commands.execute import recorded
-from gossamer.commands.report import keep_report
-from gossamer.commands.stragglers import stragglers
-from gossamer.commands.sweep import (
-    DeviceOption,
-    MinutesOption,
-    ResumeOption,
-    Setup,
-    continued,
-    run_sweep,
-    say_how_to_go_on,
-)
+from gossamer.commands.console import can_draw, out, print_json, say, say_line, show_share
+from gossamer.commands.kept_run import kept_run, slug
+from gossamer.commands.studies.batch import BatchOptions, run_batch
+from gossamer.commands.studies.grid_batch import GridBatch, GridPlan, continued_grid
+from gossamer.commands.studies.stragglers import stragglers
 from gossamer.config.cluster import Cluster, Compute
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
@@ -39,7 +30,7 @@ from gossamer.studies.lab.heat_map import caption_of, results_picture, show_rate
 from gossamer.studies.lab.pictures import Caption, staleness_picture
 from gossamer.studies.lab.results import GridResults, ResultCell
 from gossamer.studies.lab.staleness import Histogram, monte_carlo, simulated
-from gossamer.tasks import Task
+from gossamer.tasks import Task, make_task
 
 lab = typer.Typer(
     help="Experiments: what late gradients and slow workers cost.",
@@ -54,13 +45,14 @@ lab.command()(stragglers)
 @lab.callback(invoke_without_command=True)
 def questions(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        out.print(context.get_help(), markup=False)
+        say(context.get_help())
 
 
 # ---------------------------------------------------------------------- staleness
 
 
 @lab.command()
+@given.with_groups
 def staleness(
     workers: Annotated[int, typer.Option("--workers", help="How many workers.")] = 8,
     distribution: Annotated[
@@ -75,8 +67,7 @@ def staleness(
     ] = 0.2,
     updates: Annotated[int, typer.Option("--updates", help="Gradients to count.")] = 20_000,
     seed: given.SeedOption = 0,
-    runs: given.RunsOption = Path("runs"),
-    as_json: given.JsonOption = False,
+    keeping: Annotated[given.KeepOptions, given.Without(("live",))] = given.KeepOptions(),
 ) -> None:
     """How stale gradients are at an asynchronous server.
 
@@ -87,40 +78,35 @@ def staleness(
     Cluster(workers=workers, compute=compute)
     if updates < 1:
         raise ConfigurationError(f"updates must be at least 1, got {updates}")
-    folder = RunFolder.create(runs, "lab-staleness") if given.keeps_folder(runs) else None
     asked = {"workers": workers, "distribution": distribution, "jitter": jitter}
-    with recorded(folder):
-        if folder is not None:
-            typed = {"command_line": command_line()}
-            folder.write_config({**asked, "updates": updates, "seed": seed, **typed})
+    asked |= {"updates": updates, "seed": seed}
+    with kept_run(keeping.runs, "lab-staleness", asked) as folder:
         found = {
             "Monte-Carlo": monte_carlo(compute, workers, updates, seed),
             "simulated downpour": simulated(compute, workers, updates, seed),
         }
-    sampled, played = found.values()
-    has_spread = distribution not in ("constant", "exponential")
-    spread = f", standard deviation {jitter:g} of the mean" if has_spread else ""
-    summary = {
-        "ended": "finished", **asked, "updates": updates, "seed": seed,
-        "expected_mean": workers - 1, "distance": sampled.distance(played),
-        "mean_staleness": played.mean, "staleness_deviation": played.deviation,
-        "staleness_histogram": played.ordered(), "monte_carlo": sampled.as_dict(),
-    }  # fmt: skip
-    _show_staleness(found, workers)
-    if as_json:
-        print_json(summary)
-    if folder is not None:
-        folder.write_summary(summary)
-        if can_draw():
-            words = Caption(
-                f"Staleness of {counted(workers, 'asynchronous worker')}",
-                f"compute times: {distribution}{spread}; {counted(updates, 'update')}",
-                "Means with standard deviations. In the long run the mean is workers − 1, whatever "
-                "the distribution.",
-            )
-            staleness_picture(folder.path / "staleness.png", found, workers, words)
-        out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
-        keep_report(folder)
+        sampled, played = found.values()
+        summary = {
+            "ended": "finished", **asked, "expected_mean": workers - 1,
+            "distance": sampled.distance(played), "mean_staleness": played.mean,
+            "staleness_deviation": played.deviation, "staleness_histogram": played.ordered(),
+            "monte_carlo": sampled.as_dict(),
+        }  # fmt: skip
+        _show_staleness(found, workers)
+        if keeping.as_json:
+            print_json(summary)
+        if folder is not None:
+            folder.write_summary(summary)
+            if can_draw():
+                has_spread = distribution not in ("constant", "exponential")
+                spread = f", standard deviation {jitter:g} of the mean" if has_spread else ""
+                words = Caption(
+                    f"Staleness of {counted(workers, 'asynchronous worker')}",
+                    f"compute times: {distribution}{spread}; {counted(updates, 'update')}",
+                    "Means with standard deviations. In the long run the mean is workers − 1, "
+                    "whatever the distribution.",
+                )
+                staleness_picture(folder.path / "staleness.png", found, workers, words)
 
 
 _MOST_ROWS = 40
@@ -142,15 +128,13 @@ def _show_staleness(found: dict[str, Histogram], workers: int) -> None:
         table.add_row(label, *(show_share(share) for share in shares))
     out.print(table)
     for name, histogram in found.items():
-        out.print(
+        say(
             f"{name}: mean {histogram.mean:.3f} (workers - 1 = {workers - 1}), "
-            f"standard deviation {histogram.deviation:.2f}",
-            markup=False,
+            f"standard deviation {histogram.deviation:.2f}"
         )
-    out.print(
+    say(
         f"{show_share(sampled.distance(played))} of the gradients would have to change their "
-        "staleness to make the histograms equal",
-        markup=False,
+        "staleness to make the histograms equal"
     )
 
 
@@ -158,6 +142,7 @@ def _show_staleness(found: dict[str, Histogram], workers: int) -> None:
 
 
 @lab.command()
+@given.with_groups
 def delay(
     task: Annotated[
         str | None, typer.Option("--task", help="What to train; default: digits-mlp.")
@@ -191,13 +176,10 @@ def delay(
         bool,
         typer.Option("--halve", help="Divide rate and batch by delay + 1, the number of workers."),
     ] = False,
-    device: DeviceOption = None,
+    device: given.TrainingDeviceOption = None,
     threads: given.ThreadsOption = 1,
     data: given.DataOption = None,
-    resume: ResumeOption = None,
-    minutes: MinutesOption = None,
-    runs: given.RunsOption = Path("runs"),
-    as_json: given.JsonOption = False,
+    options: BatchOptions = BatchOptions(),
 ) -> None:
     """Accuracy over learning rate, batch size and delay.
 
@@ -208,26 +190,15 @@ def delay(
         "--epochs": epochs, "--seed": seed, "--seeds": seeds, "--warmup": warmup,
         "--halve": halve or None,
     }  # fmt: skip
-    folder = None
-    if resume is not None:
-        setup, folder = continued(resume, asked, device, threads, data)
-        loaded = given.load_task(setup.task, setup.data)
+    if options.resume is not None:
+        plan = continued_grid(options.resume, asked, device, threads, data)
     else:
-        loaded = given.load_task(task or "digits-mlp", data)
-        grid = _grid(loaded, asked)
-        setup = Setup(task or "digits-mlp", data, device or "cpu", threads, grid)
-    setup.check(loaded, minutes)
-    if resume is None and given.keeps_folder(runs):
-        folder = RunFolder.create(runs, f"lab-delay-{given.slug(loaded.name)}")
-    run = run_sweep(
-        loaded, setup, folder, is_new=resume is None, minutes=minutes, described=GridResults.as_dict
-    )
-    if as_json:
-        print_json(run.summary)
-    _report(loaded, run.results, folder)
-    say_how_to_go_on(run, folder, "gossamer lab delay")
-    if run.ended == "interrupted":
-        raise KeyboardInterrupt
+        asked_task = task or "digits-mlp"
+        grid = _grid(make_task(asked_task, data=data), asked)
+        plan = GridPlan(asked_task, data, device or "cpu", threads, grid)
+    trainings = GridBatch(plan, options, GridResults.as_dict, _report)
+    name = f"lab-delay-{slug(trainings.task.name)}"
+    run_batch(trainings, options, name, "gossamer lab delay")
 
 
 def _grid(task: Task, asked: dict[str, Any]) -> Grid:
@@ -264,7 +235,7 @@ def _numbers(
 
 
 def _report(task: Task, results: GridResults, folder: RunFolder | None) -> None:
-    out.print(_heading(task, results), markup=False, soft_wrap=True)
+    say_line(_heading(task, results))
     for optimiser in results.grid.optimisers:
         out.print(_table(results, optimiser))
     out.print(_best_table(results))
@@ -274,7 +245,7 @@ def _report(task: Task, results: GridResults, folder: RunFolder | None) -> None:
         else "better than untrained"
     )
     caption = caption_of(results)
-    out.print(f"Good: {good}. {caption}", markup=False, soft_wrap=True)
+    say_line(f"Good: {good}. {caption}")
     if folder is not None and results.cells and can_draw():
         words = Caption(f"{task.title}: what a delay costs", _subtitle(results), caption)
         results_picture(folder.path / "delay.png", results, words)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -14,7 +13,8 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import cast
 
-from gossamer.commands.execute import Engines, execute
+from gossamer.commands.kept_run import EngineCache, execute
+from gossamer.commands.studies.batch import handling_interrupts
 from gossamer.errors import Error, RunFailed
 from gossamer.runs.result import Row
 from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained
@@ -23,12 +23,12 @@ from gossamer.tasks import Task
 _END_SECONDS = 5.0
 
 
-class Stopped(Error):
+class OutOfMinutes(Error):
     """Time is over: a training that is under way ends at this evaluation, without a result."""
 
 
 @dataclass(frozen=True)
-class Site:
+class TrainingSite:
     """Where trainings run."""
 
     problem: Problem
@@ -38,7 +38,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Watch:
+class TrainingWatch:
     """What trainings tell while they run, and until when they may."""
 
     on_row: Callable[[CellTraining, Row], None]
@@ -50,15 +50,17 @@ class Watch:
         return time.monotonic() > self.deadline
 
 
-def train_here(work: Sequence[CellTraining], task: Task, site: Site, watch: Watch) -> None:
+def train_here(
+    work: Sequence[CellTraining], task: Task, site: TrainingSite, watch: TrainingWatch
+) -> None:
     """One after another in this process, until done or out of time."""
-    engines = Engines()
+    engines = EngineCache()
     for training in work:
         if watch.is_over():
             return
         try:
             trained = _train(training, task, site, engines, watch.on_row, watch.is_over)
-        except Stopped:
+        except OutOfMinutes:
             return
         watch.on_done(training, trained)
 
@@ -66,8 +68,8 @@ def train_here(work: Sequence[CellTraining], task: Task, site: Site, watch: Watc
 def _train(
     training: CellTraining,
     task: Task,
-    site: Site,
-    engines: Engines,
+    site: TrainingSite,
+    engines: EngineCache,
     on_row: Callable[[CellTraining, Row], None],
     is_over: Callable[[], bool],
 ) -> Trained:
@@ -77,7 +79,7 @@ def _train(
         on_row(training, row)
         # After the last evaluation nothing is left to save time on.
         if row["samples"] < settings.samples and is_over():
-            raise Stopped
+            raise OutOfMinutes
 
     return Trained.of(training, execute(settings, folder=None, on_row=told, engines=engines))
 
@@ -86,7 +88,7 @@ def _train(
 
 
 @dataclass(frozen=True)
-class _Child:
+class _TrainingProcess:
     training: CellTraining
     process: SpawnProcess
     told: Connection
@@ -101,11 +103,13 @@ class _Child:
         self.told.close()
 
 
-def train_side_by_side(work: Sequence[CellTraining], jobs: int, site: Site, watch: Watch) -> None:
+def train_side_by_side(
+    work: Sequence[CellTraining], jobs: int, site: TrainingSite, watch: TrainingWatch
+) -> None:
     """Up to `jobs` at a time, each in a process of its own; all of them end with this one."""
     context = multiprocessing.get_context("spawn")
     is_over = context.Event()
-    waiting, running = list(work), list[_Child]()
+    waiting, running = list(work), list[_TrainingProcess]()
     try:
         while waiting or running:
             if watch.is_over():
@@ -124,13 +128,13 @@ def train_side_by_side(work: Sequence[CellTraining], jobs: int, site: Site, watc
             child.end()
 
 
-def _seconds_left(watch: Watch) -> float | None:
+def _seconds_left(watch: TrainingWatch) -> float | None:
     """Until the children must be told to stop; None: that will not be, or they have been told."""
     left = watch.deadline - time.monotonic()
     return left if 0.0 < left < float("inf") else None
 
 
-def _hear(child: _Child, watch: Watch) -> bool:
+def _hear(child: _TrainingProcess, watch: TrainingWatch) -> bool:
     """One message of a child; True when it was the last."""
     label = child.training.label
     try:
@@ -143,42 +147,30 @@ def _hear(child: _Child, watch: Watch) -> bool:
         watch.on_done(child.training, said)
         return True
     if isinstance(said, BaseException):
-        if isinstance(said, Stopped):
+        if isinstance(said, OutOfMinutes):
             return True
         raise RunFailed(f"{label}: {said}") from said
     watch.on_row(child.training, cast(Row, said))
     return False
 
 
-def _start(training: CellTraining, site: Site, is_over: Event) -> _Child:
+def _start(training: CellTraining, site: TrainingSite, is_over: Event) -> _TrainingProcess:
     context = multiprocessing.get_context("spawn")
     told, telling = context.Pipe(duplex=False)
     process = context.Process(
         target=_train_there, args=(training, site, is_over, telling), daemon=True
     )
-    with _uninterruptible():
+    # A process that is started here never sees Ctrl-C: its parent does, and ends it.
+    with handling_interrupts(signal.SIG_IGN):
         process.start()
     # Only the child holds this end now, so that its death is heard as the end of the pipe.
     telling.close()
-    return _Child(training, process, told)
+    return _TrainingProcess(training, process, told)
 
 
-@contextmanager
-def _uninterruptible() -> Generator[None]:
-    """A process that is started here never sees Ctrl-C: its parent does, and ends it."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:
-        # Only the main thread may do this; elsewhere nobody presses Ctrl-C.
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _train_there(training: CellTraining, site: Site, is_over: Event, telling: Connection) -> None:
+def _train_there(
+    training: CellTraining, site: TrainingSite, is_over: Event, telling: Connection
+) -> None:
     """In a child: every evaluation and the result, or the reason why there is none, is told."""
 
     def on_row(_training: CellTraining, row: Row) -> None:
@@ -186,12 +178,12 @@ def _train_there(training: CellTraining, site: Site, is_over: Event, telling: Co
             telling.send(row)
         except OSError:
             # Nobody listens any more: the parent was killed.
-            raise Stopped from None
+            raise OutOfMinutes from None
 
     try:
         task = site.problem.load(site.data)
-        last = _train(training, task, site, Engines(), on_row, is_over.is_set)
-    except Stopped as stopped:
+        last = _train(training, task, site, EngineCache(), on_row, is_over.is_set)
+    except OutOfMinutes as stopped:
         last = stopped
     except Exception as error:
         # As text: not every error can be rebuilt in another process.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from gossamer.commands.console import out
+from gossamer.commands.console import out, say_line
 from gossamer.report.pictures.run_pictures import table_picture
 from gossamer.runs.folder import RunFolder
 from gossamer.studies.reproductions import PublishedCell, PublishedTable
@@ -25,7 +25,7 @@ def show_table(table: PublishedTable, cells: list[PublishedCell]) -> None:
     if cells:
         out.print(shown)
     for line in _agreement(table, cells):
-        out.print(line, markup=False, soft_wrap=True)
+        say_line(line)
     out.print(table.settings, markup=False)
 
 

@@ -1,0 +1,157 @@
+"""`gossamer reproduce`: a published table, ours beside theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from gossamer.commands import options as given
+from gossamer.commands.console import Reporter, can_draw, out, print_json, say
+from gossamer.commands.kept_run import kept_run
+from gossamer.commands.studies.batch import BatchOptions, check_table, run_batch
+from gossamer.commands.studies.grid_batch import GridBatch, GridPlan, continued_grid
+from gossamer.commands.studies.published_table import draw_table, show_table
+from gossamer.commands.studies.training_batch import (
+    TrainingsBatch,
+    TrainingsPlan,
+    continued_trainings,
+)
+from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.quantities import counted
+from gossamer.runs.folder import RunFolder
+from gossamer.studies.lab.results import GridResults
+from gossamer.studies.reproductions import TABLES, PublishedTable
+from gossamer.studies.reproductions.table import Experiment
+from gossamer.studies.reproductions.trainings import Trained
+from gossamer.tasks import Task
+
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", help="So many trainings at a time, in processes; default: 1."),
+]
+# By kind of table: computed at once, a grid of the laboratory, single trainings.
+_TRAINED = frozenset({"--data", "--device", "--quick", "--resume", "--minutes"})
+_SINGLE = _TRAINED | {"--epochs", "--jobs"}
+
+
+@given.with_groups
+def reproduce(
+    table: Annotated[str | None, typer.Argument(help="Which table; left out: list them.")] = None,
+    seed: given.SeedOption = 0,
+    data: given.DataOption = None,
+    device: given.TrainingDeviceOption = None,
+    threads: given.ThreadsOption = 1,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small part with few epochs, of tables that train.")
+    ] = False,
+    epochs: Annotated[
+        float | None,
+        typer.Option("--epochs", help="Instead of the paper's; the schedule shrinks with them."),
+    ] = None,
+    jobs: JobsOption = None,
+    options: BatchOptions = BatchOptions(),
+) -> None:
+    """Compute a published table, ours beside theirs."""
+    if table is None:
+        _list(options.as_json)
+        return
+    if table not in TABLES:
+        raise unknown_name("table", table, TABLES)
+    chosen, resume = TABLES[table], options.resume
+    changing = {"--quick": quick or None, "--epochs": epochs}
+    limits = {"--resume": resume, "--minutes": options.minutes}
+    _refuse(chosen, {"--data": data, "--device": device, **changing, "--jobs": jobs, **limits})
+    asked = changing | {"--seed": seed or None}
+    if chosen.trainings is not None:
+        finished: dict[str, Trained] = {}
+        if resume is not None:
+            plan, finished = continued_trainings(chosen, resume, asked, device, threads, data)
+        else:
+            full, short = chosen.trainings.epochs, chosen.trainings.quick_epochs
+            length = epochs if epochs is not None else short if quick else full
+            plan = TrainingsPlan(table, seed, quick, length, data, device or "cpu", threads)
+        count = 1 if jobs is None else jobs
+        batch = TrainingsBatch(chosen, chosen.trainings, plan, options, count, finished)
+    elif chosen.experiment is not None:
+        experiment = chosen.experiment
+        if resume is not None:
+            setup = continued_grid(resume, asked, device, threads, data)
+            check_table(resume, setup.table, table)
+        else:
+            grid = experiment.grid(seed, quick)
+            setup = GridPlan(experiment.task, data, device or "cpu", threads, grid, table)
+        batch = _grid_batch(chosen, experiment, setup, options)
+    else:
+        _compute(chosen, seed, options)
+        return
+    run_batch(batch, options, f"reproduce-{table}", f"gossamer reproduce {table}")
+
+
+def _grid_batch(
+    chosen: PublishedTable, experiment: Experiment, setup: GridPlan, options: BatchOptions
+) -> GridBatch:
+    """A table whose cells are trainings of a laboratory grid."""
+
+    def described(results: GridResults) -> dict[str, Any]:
+        cells = [cell.as_dict() for cell in experiment.cells(results)]
+        return {"table": chosen.name, "cells": cells}
+
+    def show(_task: Task, results: GridResults, folder: RunFolder | None) -> None:
+        cells = experiment.cells(results)
+        show_table(chosen, cells)
+        say(
+            f"this run: {counted(results.grid.epochs, 'epoch')}, "
+            f"{counted(len(cells), 'cell')} of {chosen.cells}"
+        )
+        if folder is not None and results.cells and can_draw():
+            experiment.picture(folder.path / "table.png", results)
+
+    return GridBatch(setup, options, described, show)
+
+
+def _taken(table: PublishedTable) -> frozenset[str]:
+    if table.trainings is not None:
+        return _SINGLE
+    return frozenset() if table.experiment is None else _TRAINED
+
+
+def _refuse(table: PublishedTable, asked: Mapping[str, object]) -> None:
+    options = [o for o, value in asked.items() if value is not None and o not in _taken(table)]
+    if options:
+        takers = [name for name, one in TABLES.items() if _taken(one).issuperset(options)]
+        why = "computed at once and without data" if table.experiment is None else "one fixed grid"
+        raise ConfigurationError(
+            f"{table.name} is {why}; leave out {', '.join(options)}, "
+            f"which {', '.join(takers)} {'takes' if len(takers) == 1 else 'take'}"
+        )
+
+
+def _compute(chosen: PublishedTable, seed: int, options: BatchOptions) -> None:
+    """A table that takes no training."""
+    assert chosen.compute is not None
+    config = {"table": chosen.name, "seed": seed, "settings": chosen.settings}
+    with kept_run(options.runs, f"reproduce-{chosen.name}", config) as folder:
+        with Reporter(chosen.cells, chosen.name) as reporter:
+            cells = chosen.compute(seed, reporter.finished)
+        result: dict[str, Any] = {"table": chosen.name, "cells": [cell.as_dict() for cell in cells]}
+        show_table(chosen, cells)
+        if options.as_json:
+            print_json(result)
+        if folder is not None:
+            folder.write_summary({"ended": "finished", **result})
+            if can_draw():
+                draw_table(folder, chosen, cells)
+
+
+def _list(as_json: bool) -> None:
+    listing = Table(title="Published tables", title_justify="left")
+    for column in ("table", "what it shows", "source"):
+        listing.add_column(column)
+    for table in TABLES.values():
+        listing.add_row(table.name, table.title, table.source)
+    out.print(listing)
+    if as_json:
+        print_json({"tables": [{"name": t.name, "title": t.title} for t in TABLES.values()]})

@@ -1,0 +1,179 @@
+"""A published table whose cells are simulated trainings, trained as a batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gossamer.commands.console import Reporter, can_draw, say
+from gossamer.commands.studies.batch import BatchOptions, check_table, continued
+from gossamer.commands.studies.published_table import show_table
+from gossamer.commands.studies.training_processes import (
+    TrainingSite,
+    TrainingWatch,
+    train_here,
+    train_side_by_side,
+)
+from gossamer.quantities import counted
+from gossamer.runs.folder import RunFolder
+from gossamer.runs.result import Row
+from gossamer.specs import check_range
+from gossamer.studies.reproductions import PublishedCell, PublishedTable
+from gossamer.studies.reproductions.table import Trainings
+from gossamer.studies.reproductions.trainings import CellTraining, Trained, brief
+from gossamer.tasks import Task
+
+
+@dataclass(frozen=True)
+class TrainingsPlan:
+    """What decides the cells of such a table, as config.json keeps it."""
+
+    table: str
+    seed: int
+    quick: bool
+    epochs: float
+    data: Path | None
+    device: str
+    threads: int
+
+    def as_dict(self) -> Row:
+        return vars(self) | {"data": self.data and str(self.data.resolve())}
+
+
+def continued_trainings(
+    table: PublishedTable, path: Path, asked: Mapping[str, object], device: str | None,
+    threads: int, data: Path | None,
+) -> tuple[TrainingsPlan, dict[str, Trained]]:  # fmt: skip
+    """The plan of a folder and what is finished; where and on what it is trained may change."""
+
+    def read(config: dict[str, Any]) -> tuple[TrainingsPlan, dict[str, Trained]]:
+        check_table(path, config["table"], table.name)
+        kept = config["data"]
+        plan = TrainingsPlan(
+            table.name, config["seed"], config["quick"], config["epochs"],
+            data or (Path(kept) if kept else None), device or config["device"], threads,
+        )  # fmt: skip
+        return plan, _finished(path)
+
+    return continued(path, asked, read, what="trainings", whose="such a run")
+
+
+def _finished(path: Path) -> dict[str, Trained]:
+    progress = path / "progress.json"
+    if not progress.exists():
+        # It was stopped before the first evaluation.
+        return {}
+    kept = json.loads(progress.read_text(encoding="utf-8"))["finished"]
+    return {one["label"]: Trained.from_dict(one) for one in kept}
+
+
+@dataclass
+class TrainingsBatch:
+    """The trainings of a table: what has come out is written after every evaluation of each."""
+
+    table: PublishedTable
+    trainings: Trainings
+    plan: TrainingsPlan
+    options: BatchOptions
+    jobs: int
+    trained: dict[str, Trained] = field(default_factory=dict[str, Trained])
+    unfinished: dict[str, list[Row]] = field(default_factory=dict[str, list[Row]])
+    """The evaluations of trainings that are under way, or were when everything was stopped."""
+    ended: str = "running"
+    task: Task = field(init=False)
+    work: list[CellTraining] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """What cannot be trained is refused before anything is written."""
+        check_range("jobs", self.jobs, 1)
+        self.options.check()
+        plan = self.plan
+        self.task = self.trainings.problem.load(plan.data)
+        self.work = self.trainings.make(plan.seed, plan.quick, plan.epochs)
+        for one in self.work:
+            one.settings(self.task, plan.device, plan.threads)
+
+    @property
+    def notices(self) -> list[str]:
+        return [notice for one in self.trained.values() for notice in one.notices]
+
+    def config(self) -> Row:
+        return {**self.plan.as_dict(), "settings": self.table.settings}
+
+    def cells(self) -> list[PublishedCell]:
+        """In the table's order, whatever the order in which they were finished."""
+        return [cell for cell, _ in self._cells()]
+
+    def _cells(self) -> list[tuple[PublishedCell, Row]]:
+        """Each with the summary of the training that it comes from."""
+        found: list[tuple[PublishedCell, Row]] = []
+        for one in self.work:
+            if one.label in self.trained:
+                trained = self.trained[one.label]
+                ours = self.trainings.value(trained.summary)
+                cell = PublishedCell(one.row, one.column, one.published, ours, one.evidence)
+                further = self.trainings.further(one, trained) if self.trainings.further else []
+                found += [(each, trained.summary) for each in (cell, *further)]
+        return found
+
+    def summary(self) -> Row:
+        cells = [detail | cell.as_dict() for cell, detail in self._cells()]
+        plan = {key: value for key, value in self.plan.as_dict().items() if key != "data"}
+        return {"ended": self.ended, **plan, "notices": self.notices, "cells": cells}
+
+    def train(self, folder: RunFolder | None, deadline: float) -> str:
+        shares: dict[str, float] = {}
+
+        def write() -> None:
+            if folder is not None:
+                finished = [one.as_dict() for one in self.trained.values()]
+                folder.write_progress({"finished": finished, "unfinished": self.unfinished})
+                folder.write_summary(self.summary())
+
+        def on_row(training: CellTraining, row: Row) -> None:
+            self.unfinished.setdefault(training.label, []).append(brief(row))
+            write()
+            shares[training.label] = min(1.0, row["epochs"] / self.plan.epochs)
+            reporter.at(f"{training.label}  epoch {row['epochs']:.1f}", sum(shares.values()))
+
+        def on_done(training: CellTraining, trained: Trained) -> None:
+            self.trained[training.label] = trained
+            self.unfinished.pop(training.label, None)
+            write()
+            shares.pop(training.label, None)
+            report(training)
+
+        def report(training: CellTraining) -> None:
+            summary = self.trained[training.label].summary
+            value = f"{self.trainings.value(summary):.4g} {self.table.unit}".rstrip()
+            reporter.finished(f"{training.label}: {value}, in {summary['wall_seconds']:.0f} s")
+
+        plan = self.plan
+        missing = [one for one in self.work if one.label not in self.trained]
+        site = TrainingSite(self.trainings.problem, plan.data, plan.device, plan.threads)
+        watch = TrainingWatch(on_row, on_done, deadline)
+        with Reporter(len(self.work), self.table.name) as reporter:
+            for one in self.work:
+                if one.label in self.trained:
+                    report(one)
+            try:
+                if self.jobs == 1:
+                    train_here(missing, self.task, site, watch)
+                else:
+                    train_side_by_side(missing, self.jobs, site, watch)
+            except KeyboardInterrupt:
+                return "interrupted"
+        return "finished" if len(self.trained) == len(self.work) else "stopped"
+
+    def show(self, folder: RunFolder | None) -> None:
+        cells = self.cells()
+        show_table(self.table, cells)
+        say(
+            f"this run: {counted(self.plan.epochs, 'epoch')} (in full: {self.trainings.epochs:g}), "
+            f"{counted(len(cells), 'cell')} of {self.table.cells}"
+        )
+        if folder is not None and self.trained and can_draw():
+            self.trainings.picture(folder.path / "table.png", self.work, self.trained)
