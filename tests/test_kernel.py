@@ -15,7 +15,7 @@ from gossamer.pending import Pending, gather
 from gossamer.replica import Replica
 from gossamer.sim.kernel import SECOND, Kernel
 from gossamer.sim.mailbox import Mailbox
-from gossamer.trace import Digest
+from gossamer.sim.kernel import Digest
 from gossamer.worker import Message, Worker
 from support import bowl, build, cluster_of, only_here
 

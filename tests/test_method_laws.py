@@ -218,7 +218,12 @@ def test_what_a_dead_straggler_owed_is_made_up_for() -> None:
     cluster = cluster_of(4, faults=straggler)
     simulation = build(bowl(), "local_sgd:period=12", cluster, steps=24, engine="none")
     result = simulation.run()
-    assert [account.steps for account in simulation.world.accounts.workers] == [32, 32, 32, 0]
+    assert [account.steps for account in simulation.world.metrics.workers.values()] == [
+        32,
+        32,
+        32,
+        0,
+    ]
     assert result.samples == simulation.settings.samples
 
 

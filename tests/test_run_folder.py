@@ -22,7 +22,7 @@ from gossamer.config.cluster import cluster_from
 from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.runs.folder import RunFolder, to_json
-from gossamer.trace import Timeline
+from gossamer.observe.timeline import Timeline
 from support import digits
 
 MAIN = "from gossamer_command import main; main()"
@@ -322,10 +322,10 @@ def test_a_full_disk_is_one_sentence(
 def test_a_timeline_stops_growing(tmp_path: Path) -> None:
     """After so many spans it ignores more, and still opens; nothing of no length is drawn."""
     path = tmp_path / "trace.json"
-    timeline = Timeline(path, most_events=10)
+    timeline = Timeline(path, 0, most_events=10)
     for start in range(50):
-        timeline.computed(0, start, start)
-        timeline.computed(0, start, start + 1)
+        timeline.computed(0, (start, start), 0, 8, None)
+        timeline.computed(0, (start, start + 1), 1, 8, None)
     timeline.close()
     timeline.close()
     assert len(read(path)) == 10

@@ -87,7 +87,7 @@ def test_a_read_is_at_most_the_bound_ahead_and_misses_no_mandatory_update(
     result = simulation.run()
     assert max(gaps) <= bound
     assert 0 <= result.max_clock_gap <= bound
-    made = [account.steps for account in simulation.world.accounts.workers]
+    made = [account.steps for account in simulation.world.metrics.workers.values()]
     assert len(engine.read) >= sum(made) >= 6 * workers
     for (rank, clock), seen in engine.read.items():
         assert ((seen == 0) | (seen == 1)).all()
@@ -105,7 +105,7 @@ def test_the_fastest_uses_the_whole_bound(method: str, bound: int) -> None:
     simulation, engine = signed(f"{method}:bound={bound}", slow, steps=10)
     gaps = gaps_at_each_start(simulation)
     assert simulation.run().max_clock_gap == max(gaps) == bound
-    made = simulation.world.accounts.workers[1].steps
+    made = simulation.world.metrics.workers[1].steps
     missing = [min(clock, made) - int(seen[1].sum()) for (_, clock), seen in engine.read.items()]
     assert max(missing) == bound
 

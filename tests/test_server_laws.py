@@ -227,7 +227,7 @@ def test_downpour_applies_every_gradient_once(
     simulation.run()
     contents = engine.contents(centre(simulation))
     most = contents.shape[1]
-    for rank, account in enumerate(simulation.world.accounts.workers):
+    for rank, account in simulation.world.metrics.workers.items():
         assert contents[rank].tolist() == [float(n < account.steps) for n in range(most)]
     for (rank, number), seen in engine.read.items():
         fetched = number // n_fetch * n_fetch
@@ -344,7 +344,7 @@ def test_hogwild_loses_no_update(workers: int, pieces: int, servers: int, seed: 
     result = simulation.run()
     contents = engine.contents(centre(simulation))
     assert ((contents == 0) | (contents == 1)).all()
-    assert contents.sum(1).tolist() == [a.steps for a in simulation.world.accounts.workers]
+    assert contents.sum(1).tolist() == [a.steps for a in simulation.world.metrics.workers.values()]
     assert contents.sum() == result.steps
 
 

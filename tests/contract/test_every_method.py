@@ -177,7 +177,7 @@ def test_survives_the_death_of_a_worker(name: str, victim: int) -> None:
     simulation = build(bowl(), name, cluster, steps=40, engine="none")
     result = simulation.run()
     budget = simulation.world.budget
-    own = [account.steps for account in simulation.world.accounts.workers]
+    own = [account.steps for account in simulation.world.metrics.workers.values()]
     assert result.living == 5
     assert own[victim] < 20
     assert all(made > 40 for rank, made in enumerate(own) if rank != victim)

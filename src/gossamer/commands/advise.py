@@ -26,6 +26,7 @@ from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.report import draw_beside
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
+from gossamer.observe.observer import Observer
 from gossamer.plan.advise.budget import Plan, make_plan, nominal_seconds
 from gossamer.plan.advise.candidates import candidates
 from gossamer.plan.advise.findings import Findings
@@ -41,7 +42,6 @@ from gossamer.runs.kept_runs import read_folder
 from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import show_number
 from gossamer.sim.simulation import Simulation
-from gossamer.trace import Recorder
 
 BudgetOption = Annotated[
     str, typer.Option("--budget", help="How long the search may take: 90s, 5m, 1h.")
@@ -162,9 +162,9 @@ class _Stoppable(Engines):
     running: Simulation
 
     def simulation(
-        self, settings: Settings, on_row: Callable[[Row], None], recorder: Recorder | None
+        self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer]
     ) -> Simulation:
-        self.running = super().simulation(settings, on_row, recorder)
+        self.running = super().simulation(settings, on_row, observers)
         return self.running
 
 

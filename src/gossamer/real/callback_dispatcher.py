@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gossamer.callbacks import Callback
 from gossamer.errors import PeerLost, ProtocolError
+from gossamer.observe.callbacks import Callback
 from gossamer.pending import Pending
 from gossamer.real.books import Books
 from gossamer.real.driver import Driver

@@ -69,13 +69,13 @@ class Rounds:
         left = self._open.get(step)
         if left is None:
             return
-        own = [world.accounts.workers[r] for r in self._members.get(rank, (rank,))]
+        own = [world.metrics.workers[r] for r in self._members.get(rank, (rank,))]
         left[rank] = Left(
             world.parts.workers.point(rank),
             world.replicas[rank].weight,
             world.desk.buffers[rank].clone(),
-            sum(account.steps for account in own),
-            sum(account.samples for account in own),
+            sum(one.steps for one in own),
+            sum(one.samples for one in own),
         )
         self._consider()
 
@@ -91,12 +91,12 @@ class Rounds:
             self._close({rank: left[rank] for rank in alive if rank in left}, left)
 
     def _close(self, living: dict[int, Left], left: dict[int, Left]) -> None:
-        store, accounts = self._world.parts.workers, self._world.accounts.workers
+        store, metrics = self._world.parts.workers, self._world.metrics.workers
         if living:
             found = list(living.values())
             spoken = {r for rank in living for r in self._members.get(rank, (rank,))}
             # Of who is gone, all that it did.
-            gone = [account for rank, account in enumerate(accounts) if rank not in spoken]
+            gone = [own for rank, own in metrics.items() if rank not in spoken]
             self._on_complete(
                 Complete(
                     store.stacked([one.point for one in found]),

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.callbacks import Callback
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings, split_groups
 from gossamer.errors import RunOver
 from gossamer.groups import Groups
 from gossamer.methods import Method, MethodSpec, for_role
+from gossamer.observe.callbacks import Callback
+from gossamer.observe.metrics import summary
+from gossamer.observe.observer import Observer
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.optim.schedules import make_schedule
 from gossamer.replica import cut
 from gossamer.runs.result import Result, Row, digest_of
-from gossamer.sim.accounts import Observed
 from gossamer.sim.buckets import make_buckets
 from gossamer.sim.budget import Budget
 from gossamer.sim.engine import Engine, make_engine
@@ -36,7 +38,6 @@ from gossamer.tasks import Task
 from gossamer.tasks.evaluator import Evaluator, Held
 from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.split import make_sampler
-from gossamer.trace import Recorder
 
 _COMPILE_AFTER_GRADIENTS = 20_000
 
@@ -49,7 +50,7 @@ class Simulation:
         settings: Settings,
         *,
         on_row: Callable[[Row], None] | None = None,
-        recorder: Recorder | None = None,
+        observers: Sequence[Observer] = (),
         callbacks: Sequence[Callback] = (),
         engine: Engine | None = None,
         model: FlatModel | None = None,
@@ -71,7 +72,7 @@ class Simulation:
             self.model, self._method.output, settings.buffers,
             is_trained_itself=self._method.is_trained_itself(self._ends, options),
         )  # fmt: skip
-        self.world = World(self._parts(options), recorder, callbacks)
+        self.world = World(self._parts(options), observers, callbacks)
         self._spawn(options)
         self.history: list[Row] = []
         self._next_evaluation = 0.0
@@ -206,12 +207,12 @@ class Simulation:
         if self.settings.engine != "none" and self._is_due(0):
             self._tell(self._row())
         self.world.kernel.run()
-        summary = self._row()
+        last = self._row()
         if self.settings.engine != "none":
-            self._tell(summary)
+            self._tell(last)
         held = self._held()
         parameters = self._evaluator.output_parameters(held)
-        summary = {
+        result = {
             "method": str(self.settings.method),
             "task": self.settings.task.name,
             "workers": self.world.size,
@@ -219,16 +220,14 @@ class Simulation:
             "learning_rate": self.settings.learning_rate,
             "digest": self.world.kernel.digest.hexdigest(),
             "parameters_digest": digest_of(parameters),
-            **summary,
+            **last,
             **self._totals(),
         }
-        for callback in self.world.callbacks:
-            callback.on_end(summary)
-        tally = self.world.accounts.staleness.histogram
+        self.world.observer.ended(result)
         has_model = self.settings.engine != "none"
         state = self._evaluator.state_dict(held, parameters) if has_model else {}
-        staleness = dict(sorted(tally.items()))
-        return Result(self.settings, summary, self.history, parameters, staleness, state)
+        staleness = dict(sorted(self.world.metrics.histogram.items()))
+        return Result(self.settings, result, self.history, parameters, staleness, state)
 
     def _watch_progress(self) -> None:
         """In a synchronous run rows are made of complete rounds, else after a gradient."""
@@ -256,8 +255,7 @@ class Simulation:
         try:
             if self._on_row is not None:
                 self._on_row(row)
-            for callback in self.world.callbacks:
-                callback.on_evaluation(row)
+            self.world.observer.evaluated(row)
         except Exception as error:
             self.world.kernel.raised_outside = error
             raise
@@ -267,32 +265,24 @@ class Simulation:
 
         Of a complete round, or of the moment.
         """
-        world, accounts = self.world, self.world.accounts
-        losses, accounts.losses = accounts.losses, []
-        samples = world.budget.processed if found is None else found.samples
+        world, metrics = self.world, self.world.metrics
+        workers = metrics.workers.values()
         row: Row = {
             "virtual_seconds": world.duration_ns / SECOND,
-            "epochs": world.budget.epochs_of(samples),
-            "steps": accounts.steps if found is None else found.steps,
-            "samples": samples,
             "output": self._method.output,
-            "training_loss": float(torch.stack(losses).mean()) if losses else None,
-            "mean_staleness": accounts.staleness.mean,
-            "mean_global_staleness": accounts.global_staleness.mean,
-            "mean_age": accounts.age.mean,
+            **metrics.row(),
+            "mean_global_staleness": metrics.global_staleness.mean,
+            "mean_age": metrics.age.mean,
             "bytes": sum(world.post.bytes_put),
-            "computing_seconds": [a.computing_ns / SECOND for a in accounts.workers],
-            "waiting_seconds": [a.waited_ns / SECOND for a in accounts.workers],
-            "waits_for": accounts.longest_wait,
+            "computing_seconds": [own.computing_ns / SECOND for own in workers],
+            "waiting_seconds": [own.waited_ns / SECOND for own in workers],
         }
+        if found is not None:
+            row |= {"steps": found.steps, "samples": found.samples}
+        row["epochs"] = world.budget.epochs_of(row["samples"])
         if self.settings.engine != "none":
             scores = self._evaluator.score(self._held() if found is None else self._left(found))
-            row |= {
-                "loss": scores.loss,
-                "accuracy": scores.accuracy,
-                "worker_accuracy": scores.worker_accuracy,
-                "consensus_distance": scores.consensus_distance,
-            }
+            row |= asdict(scores)
         return row
 
     def _held(self) -> Held:
@@ -325,35 +315,22 @@ class Simulation:
             for end in range(self.world.ends)
         ]  # fmt: skip
 
-    def _observed(self, what: str) -> Observed:
-        return self.world.accounts.observed.get(what, Observed())
-
     def _totals(self) -> Row:
-        world, accounts = self.world, self.world.accounts
-        steps = max(1, accounts.steps)
-        causes: dict[str, float] = {}
-        for account in accounts.workers:
-            for cause, waited in account.waiting_ns.items():
-                causes[cause] = causes.get(cause, 0.0) + waited / SECOND
+        world, metrics = self.world, self.world.metrics
+        for own, ended_ns in zip(metrics.workers.values(), world.ended_ns, strict=True):
+            own.lasted_ns = ended_ns
         weights = [world.replicas[r].weight for r in world.speakers if r in world.alive]
         return {
+            **summary(metrics, sum(world.post.bytes_put)),
             "wall_seconds": time.perf_counter() - self._began,
             "events": world.kernel.events,
-            "max_staleness": accounts.staleness.most,
-            "max_global_staleness": accounts.global_staleness.most,
-            "max_clock_gap": self._observed("clock_gap").most,
-            "dropped_gradients": self._observed("dropped").count,
-            "max_queue": self._observed("queue").most,
-            "bytes_per_step": sum(world.post.bytes_put) / steps,
-            "waiting_fraction": accounts.waiting_fraction(world.ended_ns),
+            "max_global_staleness": metrics.global_staleness.most,
             "ended_seconds": [ended / SECOND for ended in world.ended_ns],
-            "waiting_by_cause": causes,
             "waiting_by_worker": [
-                {cause: waited / SECOND for cause, waited in account.waiting_ns.items()}
-                for account in accounts.workers
+                {cause: waited / SECOND for cause, waited in own.waiting_ns.items()}
+                for own in metrics.workers.values()
             ],
             "cards": self._cards(),
-            "exchanges_per_step": accounts.exchanges_per_step,
             "mean_width": world.desk.mean_width,
             "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),

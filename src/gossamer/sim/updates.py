@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gossamer.sim.kernel import SECOND
-
 if TYPE_CHECKING:
     from gossamer.sim.replica_matrix import SimulatedReplica
     from gossamer.sim.world import World
@@ -48,9 +46,6 @@ class Updates:
 
     def _applied(self, end: int, staleness: int, read: Read | None = None) -> None:
         world = self._world
-        world.accounts.staleness.add(staleness)
-        if read is not None and world.parts.shares_replica:
-            world.accounts.global_staleness.add(self.count - read[1])
+        of_all = self.count - read[1] if read and world.parts.shares_replica else None
+        world.observer.stale(end, staleness, world.kernel.now, of_all)
         self.count += 1
-        for callback in world.callbacks:
-            callback.on_staleness(end, staleness, world.kernel.now / SECOND)

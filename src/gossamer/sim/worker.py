@@ -131,10 +131,7 @@ class SimulatedWorker:
         if what in ("update", "shared update"):
             self._world.updates.told(self.rank, is_shared=what == "shared update")
             return
-        self._world.accounts.observe(what, value)
-        if what == "dropped":
-            for callback in self._world.callbacks:
-                callback.on_drop(self.rank, self.now())
+        self._world.observer.observed(self.rank, what, value, self._world.kernel.now)
 
     @property
     def expected_steps(self) -> int:
@@ -248,8 +245,7 @@ class SimulatedWorker:
         world.watch(answer, self.rank)
         asked_ns = world.kernel.now
         gone = self._post(to, Message(self.rank, payload, reply_to=number), tag)
-        if world.recorder is not None:
-            gone.when_done(lambda: world.moved(answer, asked_ns))
+        gone.when_done(lambda: world.moved(answer, asked_ns))
         return answer
 
     def reply(self, message: Message, payload: Any) -> Pending[None]:
@@ -347,13 +343,10 @@ class SimulatedWorker:
         return done
 
     def _steps_of(self, rank: int) -> int:
-        return self._world.accounts.workers[rank].steps
+        return self._world.metrics.workers[rank].steps
 
     def _exchanged(self, receiver: int, giver: int, age: int) -> None:
-        self._world.accounts.age.add(age)
-        self._world.accounts.workers[receiver].exchanges += 1
-        for callback in self._world.callbacks:
-            callback.on_exchange(receiver, giver, self.now(), age)
+        self._world.observer.exchanged(receiver, giver, self._world.kernel.now, age=age)
 
     # ------------------------------------------------------------------ time and tasks
 

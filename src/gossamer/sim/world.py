@@ -10,14 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.callbacks import Callback
 from gossamer.config.cluster import Cluster
 from gossamer.config.faults import FOREVER, Fault
 from gossamer.errors import PeerLost
+from gossamer.observe.callbacks import Callback, Callbacks
+from gossamer.observe.metrics import Metrics
+from gossamer.observe.observer import Observer, Observers, Span
 from gossamer.optim.schedules import Schedule
 from gossamer.payload import tensor_bytes, wire_bytes
 from gossamer.pending import Gathered, Pending
-from gossamer.sim.accounts import Accounts, WorkerAccount
 from gossamer.sim.buckets import Bucket
 from gossamer.sim.budget import Budget
 from gossamer.sim.collectives import Rendezvous
@@ -29,7 +30,6 @@ from gossamer.sim.replica_matrix import ReplicaStore, SimulatedReplica
 from gossamer.sim.updates import Updates
 from gossamer.sim.wires import Post
 from gossamer.tasks.split import Sampler
-from gossamer.trace import Recorder, Span
 from gossamer.worker import INBOX, Left, Message
 
 
@@ -72,7 +72,7 @@ class World:
     """Everything that the workers of one run share."""
 
     def __init__(
-        self, parts: Parts, recorder: Recorder | None = None, callbacks: Sequence[Callback] = ()
+        self, parts: Parts, observers: Sequence[Observer] = (), callbacks: Sequence[Callback] = ()
     ) -> None:
         self.cluster = cluster = parts.cluster
         self.seed = parts.seed
@@ -80,9 +80,10 @@ class World:
         self.parts = parts
         self.budget = parts.budget
         self.desk = parts.desk
-        self.recorder = recorder
-        self.callbacks = callbacks
-        self._moves: dict[Pending[Any], list[Span]] | None = None if recorder is None else {}
+        self.metrics = Metrics(self.size)
+        listeners = [Callbacks(callbacks)] if callbacks else []
+        self.observer = Observers(self.metrics, *observers, *listeners)
+        self._moves: dict[Pending[Any], list[Span]] | None = {} if observers else None
         """When what an open operation awaits was on its way."""
         self.kernel = Kernel(parts.seed)
         self.kernel.on_park, self.kernel.on_resume = None, self._resumed
@@ -93,7 +94,6 @@ class World:
         self.post = Post(self.kernel, cluster, cards, self.stream("network"))
         self.mailboxes = [Mailbox() for _ in range(self.ends)]
         self.rendezvous = Rendezvous(self)
-        self.accounts = Accounts([WorkerAccount() for _ in range(self.size)])
         self.epochs = [0.0] * self.size
         self.alive = set(range(self.size))
         self.lost: set[int] = set()
@@ -185,7 +185,7 @@ class World:
         """A worker's main part is over."""
         self.ended.add(rank)
         self.ended_ns[rank] = self.kernel.now
-        self.budget.give_back(rank, self.accounts.workers[rank].steps)
+        self.budget.give_back(rank, self.metrics.workers[rank].steps)
         self.rendezvous.reconsider()
         self.on_departure()
         for server in range(self.size, self.ends):
@@ -215,8 +215,7 @@ class World:
 
     def begin_fault(self, fault: Fault) -> None:
         end_ns = round(fault.lasts * SECOND) if fault.lasts != FOREVER else None
-        if self.recorder is not None:
-            self.recorder.happened(max(fault.worker, 0), str(fault), self.kernel.now)
+        self.observer.happened(max(fault.worker, 0), str(fault), self.kernel.now)
         if fault.kind == "kill":
             self._kill(fault.worker)
         elif fault.kind == "pause" and end_ns is not None:
@@ -286,7 +285,7 @@ class World:
             self.desk.abort(request)
             self.parts.sampler.give_back(rank, request.batch)
         if rank not in self.ended:
-            self.budget.give_back(rank, self.accounts.workers[rank].steps)
+            self.budget.give_back(rank, self.metrics.workers[rank].steps)
         self.ending.reconsider()
         self.on_departure()
         self.kernel.at(round(self.cluster.failure_detection * SECOND), self._announce_death, rank)
@@ -294,8 +293,7 @@ class World:
     def _announce_death(self, rank: int) -> None:
         self.lost.add(rank)
         self._live_seen.clear()
-        for callback in self.callbacks:
-            callback.on_membership(rank, False, self.kernel.now / SECOND)
+        self.observer.lost(rank, self.kernel.now)
         for pending in list(self._watching.pop(rank, {})):
             pending.fail(PeerLost(rank))
         self.rendezvous.reconsider()
@@ -326,7 +324,7 @@ class World:
     def _paused_until(self, end: int) -> int:
         return self._pauses.get(end, 0)
 
-    # ------------------------------------------------------------------ costs and books
+    # ------------------------------------------------------------------ costs and observing
 
     def wire_size(self, payload: object) -> int:
         size = wire_bytes(payload)
@@ -337,7 +335,8 @@ class World:
     def got_part(self, rank: int, payload: object) -> None:
         """From a server or a collective: as much of an exchange as it is of a model."""
         row = self.parts.workers.parameters[0]
-        self.accounts.workers[rank].exchanges += tensor_bytes(payload) / max(1, row.nbytes)
+        share = tensor_bytes(payload) / max(1, row.nbytes)
+        self.observer.exchanged(rank, None, self.kernel.now, share=share)
 
     def draw_compute_ns(self, rank: int, rng: random.Random) -> int:
         return round(self.cluster.compute.draw(rng) * self.slow[rank] * SECOND)
@@ -348,18 +347,9 @@ class World:
         gradient = self.desk.deliver(request)
         self.outstanding[rank].remove(request)
         self.updates.read[rank] = request.read
-        account = self.accounts.workers[rank]
-        account.steps += 1
-        account.computing_ns += computing_ns
-        account.samples += len(request.batch)
         self.budget.deliver(rank, len(request.batch))
-        if request.loss is not None:
-            self.accounts.losses.append(request.loss)
-        if self.recorder is not None:
-            self.recorder.computed(rank, started_ns, self.kernel.now)
-        for callback in self.callbacks:
-            loss = None if request.loss is None else float(request.loss)
-            callback.on_step(rank, account.steps, self.kernel.now / SECOND, loss)
+        span = (started_ns, self.kernel.now)
+        self.observer.computed(rank, span, computing_ns, len(request.batch), request.loss)
         return gradient
 
     def _resumed(self, task: Task) -> None:
@@ -369,21 +359,9 @@ class World:
             return
         if parked.label in ("gradient", "bucket", LABEL) or self.kernel.now == task.parked_since:
             return
-        waiting = self.accounts.workers[task.worker].waiting_ns
-        whom = self._name_of(parked.peer)
-        # Of a server it says which: that is where bottlenecks are.
-        cause = parked.label if parked.peer in range(self.size) else parked.label + whom
-        waiting[cause] = waiting.get(cause, 0) + self.kernel.now - task.parked_since
-        if self.recorder is not None:
-            self.recorder.waited(
-                task.worker, parked.label, whom, task.parked_since, self.kernel.now,
-                self._moves_of(parked),
-            )  # fmt: skip
-
-    def _name_of(self, end: int | None) -> str:
-        if end is None:
-            return ""
-        return f" from worker {end}" if end < self.size else f" from server {end - self.size}"
+        span = (task.parked_since, self.kernel.now)
+        moving = self._moves_of(parked)
+        self.observer.waited(task.worker, parked.label, parked.peer, span, moving)
 
     def moved(self, pending: Pending[Any] | None, start_ns: int) -> None:
         """What this operation awaits was on its way since then, and is there."""

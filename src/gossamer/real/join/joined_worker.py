@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossamer.callbacks import Callback
 from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.methods import MethodSpec, parse_method
+from gossamer.observe.callbacks import Callback
 from gossamer.real.callback_dispatcher import Telling
 from gossamer.real.join.binding import Binding
 from gossamer.real.join.checks import check_apart, check_joinable

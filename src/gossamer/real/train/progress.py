@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.callbacks import Callback
 from gossamer.config.settings import Settings
+from gossamer.observe.callbacks import Callback
 from gossamer.real.train.checkpoint_files import MANIFEST
 from gossamer.runs.result import MODEL, Outcome, Row, digest_of, read_model
 
