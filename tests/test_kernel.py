@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from gossamer.errors import PeerLost, ProtocolError, RunFailed, Stalled
 from gossamer.pending import Pending, gather
 from gossamer.replica import Replica
-from gossamer.sim.kernel import SECOND, Kernel
+from gossamer.sim.kernel import SECOND, Digest, Kernel
 from gossamer.sim.mailbox import Mailbox
-from gossamer.sim.kernel import Digest
 from gossamer.worker import Message, Worker
 from support import bowl, build, cluster_of, only_here
 

@@ -21,8 +21,8 @@ from gossamer import simulate
 from gossamer.config.cluster import cluster_from
 from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
-from gossamer.runs.folder import RunFolder, to_json
 from gossamer.observe.timeline import Timeline
+from gossamer.runs.folder import RunFolder, to_json
 from support import digits
 
 MAIN = "from gossamer_command import main; main()"

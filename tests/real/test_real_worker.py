@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gossamer.errors import Late, PeerLost
+from gossamer.observe.observer import Observer
 from gossamer.pending import Pending, gather
-from gossamer.real.books import Books
 from gossamer.real.driver import Driver
 from gossamer.real.router import Hub, Plan
 from gossamer.real.transports.local import LoneTransport
@@ -50,7 +50,7 @@ def worker_over(transport: LoneTransport, driver: Driver | None = None) -> RealW
     """Two servers: that of 0 in this process, that of 1 in the other."""
     slices = (slice(0, 5), slice(5, 10)) if transport.size == 2 else ()
     hub = Hub(transport, Plan(transport.size, slices), driver or Driver(StopToken()))
-    return RealWorker(hub, 0, seed=0, pace=cast(Any, None), books=Books())
+    return RealWorker(hub, 0, seed=0, pace=cast(Any, None), observer=Observer())
 
 
 def drive(worker: RealWorker, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -70,6 +70,7 @@ def without_collector() -> Generator[None]:
 def test_a_worker_keeps_no_model_that_its_method_has_let_go() -> None:
     """Neither a server's answer nor a neighbour's message lives longer than its last user."""
     worker = worker_over(Silent())
+    worker._hub.window_bytes = {0: 40}
     mailbox = worker._hub.mailboxes[0]
     models: list[weakref.ref[torch.Tensor]] = []
     for number in range(1, 4):

@@ -70,7 +70,8 @@ class Callbacks(Observer):
         self._calling = threading.RLock()
         self._began_ns = 0
         self._is_over = False
-        self._steps: Counter[int] = Counter()
+        self.steps: Counter[int] = Counter()
+        """How many each worker has made."""
         self.on_failure: Callable[[Exception], None] | None = None
         """Told of an error in a callback that no call of the loop can raise."""
 
@@ -88,8 +89,8 @@ class Callbacks(Observer):
     def computed(
         self, worker: int, span: Span, work_ns: int, samples: int, loss: Tensor | None
     ) -> None:
-        self._steps[worker] += 1
-        step, seconds = self._steps[worker], self.seconds(span[1])
+        self.steps[worker] += 1
+        step, seconds = self.steps[worker], self.seconds(span[1])
         shown = None if loss is None else float(loss)
         self._now(lambda callback: callback.on_step(worker, step, seconds, shown))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from gossamer.observe.observer import SECOND, Observer, Row, Span, named
+from gossamer.observe.observer import SECOND, Observer, Row, Span, end_name
 
 
 @dataclass
@@ -66,10 +66,10 @@ class WorkerMetrics:
 class Metrics(Observer):
     """Counts the events of a whole run, or of one process of it."""
 
-    def __init__(self, size: int, own: int | None = None) -> None:
-        """`size` workers, of whom this process hosts one, or all of them."""
+    def __init__(self, size: int, ranks: Iterable[int] | None = None) -> None:
+        """Of `size` workers, of whom these are counted, or all."""
         self._size = size
-        ranks = range(size) if own is None else (own,)
+        ranks = range(size) if ranks is None else ranks
         self.workers = {rank: WorkerMetrics() for rank in ranks}
         self.staleness = Tally()
         self.histogram: Counter[int] = Counter()
@@ -96,8 +96,11 @@ class Metrics(Observer):
     ) -> None:
         # Of a server it says which: that is where bottlenecks are.
         is_server = peer is not None and peer >= self._size
-        cause = what + named(peer, self._size) if is_server else what
+        cause = what + end_name(peer, self._size) if is_server else what
         self.workers[worker].waiting_ns[cause] += span[1] - span[0]
+
+    def began_step(self, worker: int, at_ns: int) -> None:
+        self.workers[worker].began_step(at_ns)
 
     def exchanged(
         self, worker: int, peer: int | None, at_ns: int, *, share: float = 1.0,

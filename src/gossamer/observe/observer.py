@@ -21,6 +21,9 @@ class Observer:
     ) -> None:
         """A gradient is complete; the work took less than the span if the worker was paused."""
 
+    def began_step(self, worker: int, at_ns: int) -> None:
+        """A step begins, or the last one is over; told by real workers, whose steps may pause."""
+
     def waited(
         self, worker: int, what: str, peer: int | None, span: Span, moving: Sequence[Span] = ()
     ) -> None:
@@ -81,7 +84,7 @@ def _each(listeners: Sequence[Callable[..., None]]) -> Callable[..., None]:
     return tell
 
 
-def named(end: int | None, size: int, way: str = "from") -> str:
+def end_name(end: int | None, size: int, way: str = "from") -> str:
     """An end as a part of a sentence; `size` is the number of workers."""
     if end is None:
         return ""

@@ -10,7 +10,7 @@ from typing import IO
 
 from torch import Tensor
 
-from gossamer.observe.observer import SECOND, Observer, Row, Span, named
+from gossamer.observe.observer import SECOND, Observer, Row, Span, end_name
 
 _MAIN_THREAD = 0
 """The trace format wants a number here; names are only for people."""
@@ -38,7 +38,7 @@ class Timeline(Observer):
     def waited(
         self, worker: int, what: str, peer: int | None, span: Span, moving: Sequence[Span] = ()
     ) -> None:
-        self._span(worker, f"waiting: {what}{named(peer, self._workers)}", span)
+        self._span(worker, f"waiting: {what}{end_name(peer, self._workers)}", span)
 
     def happened(self, worker: int, what: str, at_ns: int) -> None:
         self._write(worker, what, "i", s="g", ts=at_ns / 1000)
@@ -100,7 +100,7 @@ class Strip(Observer):
     def waited(
         self, worker: int, what: str, peer: int | None, span: Span, moving: Sequence[Span] = ()
     ) -> None:
-        detail = what + named(peer, self._workers)
+        detail = what + end_name(peer, self._workers)
         moves: list[Span] = []
         for begin, end in sorted(moving):
             begin, end = max(begin, span[0]), min(end, span[1])

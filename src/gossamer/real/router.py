@@ -78,6 +78,9 @@ class Hub:
         self.offer = self._services.offer
         self.offer("flush", self._servers_are_quiet)
         self.bytes_sent = 0
+        """In messages, by one-sided operations and in reductions."""
+        self.on_lost: Callable[[int], None] = lambda process: None
+        """Called when a process is gone before all have read everything."""
         self.device = torch.device("cpu")
         """Where tensors that arrive are put."""
         self.window_bytes: dict[int, int] = {}
@@ -180,6 +183,7 @@ class Hub:
         with self._lock:
             if process not in self.live:
                 return  # it has said so itself
+            is_news = not self.read.is_over
             self.live = self.live - {process}
             self.training = self.training - {process}
         ends = self.plan.hosted_by(process)
@@ -188,6 +192,8 @@ class Hub:
         self._tell_servers(process)
         for phase in self._phases:
             phase.consider()
+        if is_news:
+            self.on_lost(process)
 
     def _leave(self, rank: int, steps: int) -> None:
         with self._lock:

@@ -13,9 +13,9 @@ from torch import Tensor
 from gossamer.config.cluster import Cluster
 from gossamer.config.faults import FOREVER, Fault
 from gossamer.errors import PeerLost
-from gossamer.observe.callbacks import Callback, Callbacks
-from gossamer.observe.metrics import Metrics
-from gossamer.observe.observer import Observer, Observers, Span
+from gossamer.observe.callbacks import Callback
+from gossamer.observe.observer import Observer, Span
+from gossamer.observe.run_observer import RunObserver
 from gossamer.optim.schedules import Schedule
 from gossamer.payload import tensor_bytes, wire_bytes
 from gossamer.pending import Gathered, Pending
@@ -80,9 +80,8 @@ class World:
         self.parts = parts
         self.budget = parts.budget
         self.desk = parts.desk
-        self.metrics = Metrics(self.size)
-        listeners = [Callbacks(callbacks)] if callbacks else []
-        self.observer = Observers(self.metrics, *observers, *listeners)
+        self.observer = RunObserver(self.size, others=observers, callbacks=callbacks)
+        self.metrics = self.observer.metrics
         self._moves: dict[Pending[Any], list[Span]] | None = {} if observers else None
         """When what an open operation awaits was on its way."""
         self.kernel = Kernel(parts.seed)

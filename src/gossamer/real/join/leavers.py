@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gossamer.real.books import Books
+from gossamer.observe.metrics import Metrics
 from gossamer.real.router import Hub
 
 
@@ -18,13 +18,13 @@ class Leavers:
     """
 
     def __init__(
-        self, hub: Hub, books: Books, options: Mapping[str, Any], group: tuple[int, ...], *,
+        self, hub: Hub, metrics: Metrics, options: Mapping[str, Any], group: tuple[int, ...], *,
         is_synchronous: bool,
     ) -> None:  # fmt: skip
         """`group`: those who step together whatever the method."""
         self._hub = hub
         self._group = group
-        self._books = books
+        self._metrics = metrics
         self._is_synchronous = is_synchronous
         self._period = int(options.get("period", 1))
         self._noticed: set[int] = set()
@@ -34,7 +34,7 @@ class Leavers:
     def notice(self) -> None:
         """In every step: say once of each who left with fewer steps that the others go on."""
         for rank, steps in self._hub.left.items():
-            if self._is_missed(rank) and steps < self._books.steps and rank not in self._noticed:
+            if self._is_missed(rank) and steps < self._metrics.steps and rank not in self._noticed:
                 self._noticed.add(rank)
                 here = self._hub.training if self._is_synchronous else self._group
                 if self._hub.rank == min(self._hub.training.intersection(here), default=None):
@@ -42,7 +42,7 @@ class Leavers:
 
     def conclude(self) -> None:
         """All have left: who should have said it may have heard of it behind its own last step."""
-        made = {**self._hub.left, self._hub.rank: self._books.steps}
+        made = {**self._hub.left, self._hub.rank: self._metrics.steps}
         known = {rank: steps for rank, steps in made.items() if rank in self._hub.live}
         here = known.keys() if self._is_synchronous else known.keys() & set(self._group)
         most = max((known[rank] for rank in here), default=0)
@@ -70,7 +70,7 @@ class Leavers:
         if not hub.left or not self._is_synchronous:
             return hub.live
         steps = [made for rank, made in hub.left.items() if rank in hub.live]
-        most = max([*steps, self._books.steps])
+        most = max([*steps, self._metrics.steps])
         return frozenset(
             rank for rank in hub.live if most - hub.left.get(rank, most) < self._period
         )
