@@ -138,7 +138,7 @@ def test_the_mean_that_groups_keep_is_that_of_their_leaders(name: str) -> None:
 
     def kept() -> torch.Tensor:
         own = leaders(simulation).sum(0)
-        return own + centre(simulation) if simulation.world.parts.servers else own
+        return own + centre(simulation) if simulation.world.servers else own
 
     before, all_before = kept(), total(simulation)
     simulation.run()

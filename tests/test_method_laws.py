@@ -66,7 +66,7 @@ def trained(method: str, workers: int, *, steps: int = 6, **choices: object) -> 
 def mixed(method: str, workers: int, steps: int, start: Tensor) -> Tensor:
     """Where the replicas end from `start` when all gradients are zero."""
     simulation = build(bowl(), method, cluster_of(workers), steps=steps, engine="none")
-    simulation.world.parts.workers.parameters.copy_(start)
+    simulation.world.workers.parameters.copy_(start)
     simulation.run()
     return rows(simulation)
 

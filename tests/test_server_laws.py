@@ -358,7 +358,7 @@ def test_who_reads_between_the_pieces_of_an_update_sees_it_torn(pieces: int, is_
         bowl(8), f"hogwild:pieces={pieces}", cluster, steps=10, own_engine=engine, engine="none",
         learning_rate=1.0, model_bytes=10**6,
     )  # fmt: skip
-    simulation.world.parts.servers[0].parameters.zero_()
+    simulation.world.servers[0].parameters.zero_()
     simulation.run()
     assert any(bool((point != point[0]).any()) for point in engine.points) == is_torn
 

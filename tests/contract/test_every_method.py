@@ -97,7 +97,7 @@ def test_what_a_method_applies_is_clipped(name: str) -> None:
             pieces(4), name, cluster_of(3), steps=4, own_engine=Ones(), engine="none",
             learning_rate=0.1, optimiser="sgd", clip=clip,
         )  # fmt: skip
-        holders = centre if simulation.world.parts.servers else rows
+        holders = centre if simulation.world.servers else rows
         before = holders(simulation).clone()
         simulation.run()
         return float((holders(simulation) - before).abs().max())

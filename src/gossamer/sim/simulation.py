@@ -12,32 +12,23 @@ import torch
 from torch import Tensor
 
 from gossamer.config.cluster import Cluster
-from gossamer.config.settings import Settings, make_settings, split_groups
+from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import RunOver
-from gossamer.groups import Groups
 from gossamer.methods import Method, MethodSpec, for_role
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.metrics import summary
 from gossamer.observe.observer import Observer
-from gossamer.optim.optimisers import make_optimiser
-from gossamer.optim.schedules import make_schedule
-from gossamer.replica import cut
 from gossamer.runs.result import Result, Row, digest_of
-from gossamer.sim.buckets import make_buckets
-from gossamer.sim.budget import Budget
 from gossamer.sim.engine import Engine, make_engine
-from gossamer.sim.gradients import GradientDesk
 from gossamer.sim.groups import grouped_roles
 from gossamer.sim.interrupts import interrupted_between_events
 from gossamer.sim.kernel import SECOND
-from gossamer.sim.replica_matrix import ReplicaStore
 from gossamer.sim.rounds import Complete, Rounds
 from gossamer.sim.worker import SimulatedWorker
-from gossamer.sim.world import Parts, Rates, World
+from gossamer.sim.world import World
 from gossamer.tasks import Task
 from gossamer.tasks.evaluator import Evaluator, Held
 from gossamer.tasks.flat_model import FlatModel
-from gossamer.tasks.split import make_sampler
 
 _COMPILE_AFTER_GRADIENTS = 20_000
 
@@ -57,22 +48,18 @@ class Simulation:
     ) -> None:
         self.settings = settings
         self._method: Method = settings.method.method
-        self._ends = (
-            len(split_groups(settings.method.groups, settings.cluster)) or settings.cluster.workers
-        )
-        options = settings.method.resolve(self._ends, settings.steps_per_worker)
-        self._options = options
+        options = settings.method_options()
         self._on_row = on_row
         device = torch.device(settings.device)
         self.model = (
             FlatModel(settings.task, device, seed=settings.seed) if model is None else model
         )
         self.engine = engine or make_engine(settings.engine, self.model, compiled=self._compiles())
+        self.world = World(settings, options, self.model, self.engine, observers, callbacks)
         self._evaluator = Evaluator(
             self.model, self._method.output, settings.buffers,
-            is_trained_itself=self._method.is_trained_itself(self._ends, options),
+            is_trained_itself=self._method.is_trained_itself(len(self.world.speakers), options),
         )  # fmt: skip
-        self.world = World(self._parts(options), observers, callbacks)
         self._spawn(options)
         self.history: list[Row] = []
         self._next_evaluation = 0.0
@@ -87,79 +74,10 @@ class Simulation:
         gradients = self.settings.samples / (self.settings.batch or 1)
         return self.settings.device.startswith("cuda") and gradients >= _COMPILE_AFTER_GRADIENTS
 
-    def _parts(self, options: dict[str, Any]) -> Parts:
-        settings, model = self.settings, self.model
-        cluster, task = settings.cluster, settings.task
-        assert settings.batch
-        assert settings.epochs
-        assert settings.learning_rate
-        assert settings.optimiser
-        synchronous = self._method.is_synchronous(options)
-        optimiser = settings.method.optimiser(
-            make_optimiser(settings.optimiser), self._ends, is_synchronous=synchronous
-        )
-        workers = ReplicaStore(cluster.workers, model.initial, optimiser, clip=settings.clip)
-        slices = self._slices()
-        servers = tuple(
-            ReplicaStore(1, model.initial[part], optimiser, clip=settings.clip) for part in slices
-        )
-        buffers = model.initial_buffers.repeat(cluster.workers, 1)
-        schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=cluster.workers)
-        own_bytes = model.layout.total * model.initial.element_size()
-        byte_scale = settings.model_bytes / own_bytes if settings.model_bytes else 1.0
-        sample = task.train.inputs[:1].to(model.device)
-        return Parts(
-            cluster=cluster,
-            seed=settings.seed,
-            budget=Budget(
-                settings.samples,
-                settings.batch,
-                len(task.train),
-                synchronous=synchronous,
-                living=lambda: self.world.alive - self.world.ended,
-                groups=split_groups(settings.method.groups, cluster),
-            ),
-            rates=Rates(settings.learning_rate, schedule),
-            sampler=make_sampler(
-                task.train.targets,
-                cluster.workers,
-                settings.batch,
-                settings.split,
-                settings.seed,
-                synchronous,
-            ),
-            desk=GradientDesk(self.engine, workers, buffers),
-            workers=workers,
-            servers=servers,
-            slices=slices,
-            server_machines=self._server_machines(len(servers)),
-            buckets=make_buckets(model.module, sample, byte_scale),
-            shares_replica=self._method.shares_replica,
-            servers_hold_model=self._method.servers_hold_model,
-            byte_scale=byte_scale,
-        )
-
-    def _slices(self) -> tuple[slice, ...]:
-        """Which server holds what."""
-        if not self._method.has_server:
-            return ()
-        return cut(self.model.layout.sizes, self.settings.method.servers)
-
-    def _server_machines(self, servers: int) -> tuple[int, ...]:
-        """A machine for each server: one of its own, or those of the workers in turn."""
-        cluster = self.settings.cluster
-        machines = cluster.machine_of(cluster.workers - 1) + 1
-        if self.settings.method.placement == "workers":
-            return tuple(server % machines for server in range(servers))
-        return tuple(machines + server for server in range(servers))
-
     def _spawn(self, options: dict[str, Any]) -> None:
         world, method = self.world, self._method
-        groups = split_groups(self.settings.method.groups, world.cluster)
-        if groups:
-            world.speakers = [group[0] for group in groups]
         for rank in range(world.size):
-            lifetime = self._lifetime(SimulatedWorker(world, rank), options, groups)
+            lifetime = self._lifetime(SimulatedWorker(world, rank), options)
             world.kernel.spawn(lifetime, rank, is_main=True)
         if method.server is not None:
             for end in range(world.size, world.ends):
@@ -167,9 +85,7 @@ class Simulation:
                 role = method.server(SimulatedWorker(world, end), world.replicas[end], **own)
                 world.kernel.spawn(role, end, is_main=False)
 
-    async def _lifetime(
-        self, worker: SimulatedWorker, options: dict[str, Any], groups: Groups
-    ) -> None:
+    async def _lifetime(self, worker: SimulatedWorker, options: dict[str, Any]) -> None:
         replica = self.world.replicas[worker.rank]
         own = for_role(self._method.worker, options)
         ending = self.world.ending
@@ -184,7 +100,7 @@ class Simulation:
                 if not ending.may_go_on or not await ending.goes_on(worker.rank):
                     return
 
-        await grouped_roles(worker, replica, text, own, groups)
+        await grouped_roles(worker, replica, text, own, self.world.groups)
         self.world.end_worker(worker.rank)
 
     def run(self) -> Result:
@@ -232,8 +148,7 @@ class Simulation:
     def _watch_progress(self) -> None:
         """In a synchronous run rows are made of complete rounds, else after a gradient."""
         if self.world.budget.is_synchronous:
-            groups = split_groups(self.settings.method.groups, self.settings.cluster)
-            Rounds(self.world, groups, self._is_due, lambda found: self._tell(self._row(found)))
+            Rounds(self.world, self._is_due, lambda found: self._tell(self._row(found)))
         else:
             self.world.on_progress = self._progressed
 
@@ -289,12 +204,12 @@ class Simulation:
         """By the living who speak for themselves; if nobody lives, by all of them."""
         world = self.world
         alive = [rank for rank in world.speakers if rank in world.alive] or list(world.speakers)
-        world.parts.workers.flush()
-        parameters = world.parts.workers.parameters
+        world.workers.flush()
+        parameters = world.workers.parameters
         return Held(
             parameters if len(alive) == world.size else parameters[alive],
             [world.replicas[rank].weight for rank in alive],
-            world.desk.buffers[alive],
+            world.batcher.buffers[alive],
             self._held_by_servers(),
         )
 
@@ -331,7 +246,7 @@ class Simulation:
                 for own in metrics.workers.values()
             ],
             "cards": self._cards(),
-            "mean_width": world.desk.mean_width,
+            "mean_width": world.batcher.mean_width,
             "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),
             "notices": [*self.settings.notices(), *self.engine.notices],

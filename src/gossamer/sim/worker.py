@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,12 +13,12 @@ from gossamer.errors import Late, ProtocolError, RunOver
 from gossamer.pending import Pending
 from gossamer.replica import Replica
 from gossamer.rules import pair_delta
-from gossamer.sim.gradients import Request
+from gossamer.sim.gradients import SimulatedGradient
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.replica_matrix import Point, SimulatedReplica
 from gossamer.sim.world import World
 from gossamer.tasks.keyed import key_of
-from gossamer.worker import Gradient, Message, Tag
+from gossamer.worker import Message, Tag
 
 T = TypeVar("T")
 
@@ -30,53 +30,6 @@ class _Answer(Pending[Any]):
 
     def resolve(self, value: Any) -> None:
         super().resolve(value.payload)
-
-
-class SimulatedGradient(Gradient):
-    """A gradient under way, and the pieces that come out of it early."""
-
-    __slots__ = ("_pieces", "_started_ns", "_work_ns", "_world", "request")
-
-    def __init__(self, world: World, request: Request, work_ns: int) -> None:
-        super().__init__("gradient")
-        self.request = request
-        self._world = world
-        self._work_ns = work_ns
-        self._started_ns = world.kernel.now
-        self._pieces: list[Pending[Tensor]] = []
-
-    def buckets(self) -> Sequence[Pending[Tensor]]:
-        """Asked for right after the start, each piece comes at its share of the backward time."""
-        forward = self._world.cluster.compute.forward_share
-        for bucket in self._world.parts.buckets:
-            piece: Pending[Tensor] = Pending("bucket")
-            ready = self._work_ns * (forward + (1 - forward) * bucket.ready_share)
-            passed = self._world.kernel.now - self._started_ns
-            self._world.kernel.at(
-                max(0, round(ready) - passed), self._ready, piece, bucket.start, bucket.end
-            )
-            self._pieces.append(piece)
-        return self._pieces
-
-    def fail(self, error: BaseException) -> None:
-        super().fail(error)
-        for piece in self._pieces:
-            piece.fail(error)
-
-    def is_held_up(self, waited_ns: int, again: Callable[..., None], *arguments: Any) -> bool:
-        """Whether its worker has been paused for longer than was waited; if so, `again` later."""
-        paused_ns = self.request.paused_ns
-        if paused_ns > waited_ns:
-            self._world.kernel.at(paused_ns - waited_ns, again, *arguments, paused_ns)
-        return paused_ns > waited_ns
-
-    def _ready(self, piece: Pending[Tensor], start: int, end: int, waited_ns: int = 0) -> None:
-        request, world = self.request, self._world
-        if self.is_held_up(waited_ns, self._ready, piece, start, end):
-            return
-        # Nobody waits for the piece any more if its worker died or was cut short at the end.
-        if request.gradient is not None or request in world.outstanding.get(request.worker, ()):
-            piece.resolve(world.desk.deliver(request)[start:end])
 
 
 class SimulatedWorker:
@@ -121,7 +74,7 @@ class SimulatedWorker:
 
     @property
     def slices(self) -> Sequence[slice]:
-        return self._world.parts.slices
+        return self._world.slices
 
     @property
     def clients(self) -> frozenset[int]:
@@ -166,36 +119,18 @@ class SimulatedWorker:
         world.ending.between.discard(self.rank)
         if not world.budget.begin(self.rank):
             raise RunOver
-        indices = world.parts.sampler.next(self.rank) if batch is None else np.asarray(batch)
+        indices = world.sampler.next(self.rank) if batch is None else np.asarray(batch)
         key = key_of(world.seed, self.rank, self._gradients)
         self._gradients += 1
-        request = Request(self.rank, point, indices, key)
+        gradient = SimulatedGradient(self.rank, point, indices, key)
         updates = world.updates.count if self._seen is None else self._seen
-        request.read = (world.replicas[self.rank].version, updates)
+        gradient.read = (world.replicas[self.rank].version, updates)
         self._seen = None
-        world.desk.start(request)
-        world.outstanding.setdefault(self.rank, []).append(request)
-        work_ns = world.draw_compute_ns(self.rank, self._compute_rng)
-        after_ns = round(world.cluster.compute.unoverlapped_seconds * SECOND)
-        request.delivery = gradient = SimulatedGradient(world, request, work_ns)
-        kernel.at(work_ns + after_ns, self._deliver, gradient, kernel.now, work_ns + after_ns)
+        seconds = world.cluster.compute.draw(self._compute_rng) * world.slow[self.rank]
+        gradient.start(world, round(seconds * SECOND))
         if kernel.current is not None:
             kernel.current.gradient = gradient
         return gradient
-
-    def _deliver(
-        self, gradient: SimulatedGradient, started_ns: int, work_ns: int, waited_ns: int = 0
-    ) -> None:
-        world = self._world
-        if self.rank not in world.alive:
-            return
-        if gradient.is_held_up(waited_ns, self._deliver, gradient, started_ns, work_ns):
-            return
-        if gradient.request not in world.outstanding.get(self.rank, ()):
-            return
-        value = world.delivered(gradient.request, started_ns, work_ns)
-        gradient.resolve(value)
-        world.progressed()
 
     # ------------------------------------------------------------------ messages
 
