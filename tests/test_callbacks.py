@@ -13,7 +13,7 @@ from gossamer import Callback, simulate
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.config.faults import parse_fault
 from gossamer.config.settings import make_settings
-from gossamer.observe.timeline import Strip
+from gossamer.observe.strip import Strip
 from gossamer.sim.simulation import Simulation
 
 SHORT: dict[str, Any] = {"epochs": 1, "evaluations": 2, "seed": 3}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.observe.run_observer import RunObserver
-from gossamer.observe.timeline import Strip
+from gossamer.observe.strip import Strip
 from gossamer.real import worker as module
 from gossamer.real.worker import RealWorker, tell_operations
 

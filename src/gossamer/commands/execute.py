@@ -10,7 +10,7 @@ from gossamer.commands.report import keep_report
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings
 from gossamer.observe.observer import Observer
-from gossamer.observe.timeline import Strip
+from gossamer.observe.strip import Strip
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
 from gossamer.sim.engine import Engine

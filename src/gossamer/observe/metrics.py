@@ -96,7 +96,7 @@ class Metrics(Observer):
     ) -> None:
         # Of a server it says which: that is where bottlenecks are.
         is_server = peer is not None and peer >= self._size
-        cause = what + end_name(peer, self._size) if is_server else what
+        cause = what + end_name(peer, self._size, "from") if is_server else what
         self.workers[worker].waiting_ns[cause] += span[1] - span[0]
 
     def began_step(self, worker: int, at_ns: int) -> None:

@@ -32,6 +32,12 @@ class Observer:
     def communicated(self, worker: int, what: str, span: Span) -> None:
         """A worker spent its own time on handing something over or fetching it."""
 
+    def carried(self, what: str, source: int, target: int, size_bytes: int, span: Span) -> None:
+        """A message between two ends has arrived."""
+
+    def gathered(self, what: str, members: Sequence[int], span: Span) -> None:
+        """A collective of these workers has ended; the span is since the last of them came."""
+
     def exchanged(
         self, worker: int, peer: int | None, at_ns: int, *, share: float = 1.0,
         age: int | None = None,
@@ -84,8 +90,8 @@ def _each(listeners: Sequence[Callable[..., None]]) -> Callable[..., None]:
     return tell
 
 
-def end_name(end: int | None, size: int, way: str = "from") -> str:
-    """An end as a part of a sentence; `size` is the number of workers."""
+def end_name(end: int | None, size: int, way: str = "") -> str:
+    """An end as the last words of a sentence; `size` is the number of workers."""
     if end is None:
         return ""
     return f" {way} worker {end}" if end < size else f" {way} server {end - size}"

@@ -1,34 +1,58 @@
-"""When each worker computed, waited and communicated: all of a run, or its first moments."""
+"""A run as a timeline that Perfetto and chrome://tracing open: who computed, who waited, and which
+message went from whom to whom.
+
+Each worker and each server is a process of the trace. Its first thread is what the worker does; the
+threads after it are its messages, as many as are on their way at once, for spans of one thread may
+not overlap. A message is a span of its sender, from sending to arriving; an arrow leads from it to
+a mark at the receiver.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from torch import Tensor
 
-from gossamer.observe.observer import SECOND, Observer, Row, Span, end_name
+from gossamer.observe.observer import Observer, Span, end_name
 
 _MAIN_THREAD = 0
-"""The trace format wants a number here; names are only for people."""
+"""The trace format has numbers where it has names only for people."""
+_ARRIVAL_NS = 1_000
+"""An arrow must end in a span; this one is as short as the format's unit."""
+_NAMED_MEMBERS = 16
 
 
 class Timeline(Observer):
     """Chrome-trace events, written as they happen: a run that is cut short can still be opened."""
 
-    def __init__(self, path: Path, workers: int, *, most_events: int = 200_000) -> None:
+    def __init__(
+        self, path: Path, workers: int, *, most_events: int = 200_000, most_messages: int = 25_000
+    ) -> None:
         self._file: IO[str] = path.open("w", encoding="utf-8")
         # Perfetto accepts an array without its closing bracket: a killed run stays readable.
         self._file.write("[\n")
-        self._workers = workers
         self._left = most_events
-        self._separator = ""
+        self._messages_left = most_messages
+        self._arrows = 0
+        self._first = True
+        self._workers = workers
+        self._lanes: dict[int, list[int]] = {}
+        """When the last message of each thread of an end was over."""
         for rank in range(workers):
-            self._write(rank, "process_name", "M", args={"name": f"worker {rank}"})
-            self._write(rank, "thread_name", "M", args={"name": "main"})
+            self._name(rank)
+
+    def _name(self, end: int) -> None:
+        self._lanes[end] = []
+        self._describe(end, "process_name", _MAIN_THREAD, end_name(end, self._workers).strip())
+        thread = "main" if end < self._workers else "serving"
+        self._describe(end, "thread_name", _MAIN_THREAD, thread)
+
+    def _describe(self, end: int, kind: str, thread: int, name: str) -> None:
+        named = {"ph": "M", "pid": end, "tid": thread, "name": kind}
+        self._write({**named, "args": {"name": name}})
 
     def computed(
         self, worker: int, span: Span, work_ns: int, samples: int, loss: Tensor | None
@@ -38,20 +62,85 @@ class Timeline(Observer):
     def waited(
         self, worker: int, what: str, peer: int | None, span: Span, moving: Sequence[Span] = ()
     ) -> None:
-        self._span(worker, f"waiting: {what}{end_name(peer, self._workers)}", span)
+        self._span(worker, f"waiting: {what}{end_name(peer, self._workers, 'from')}", span)
+
+    def carried(self, what: str, source: int, target: int, size_bytes: int, span: Span) -> None:
+        """A span of the sender, an arrow, and a mark where it arrives."""
+        start_ns, end_ns = span
+        if not self._may_show(1, end_ns):
+            return
+        for end in (source, target):
+            if end not in self._lanes:
+                self._name(end)
+        arrow = {"cat": "message", "name": what, "id": self._arrows}
+        self._arrows += 1
+        told: dict[str, object] = {"bytes": size_bytes}
+        lane = self._lane(source, span)
+        self._slice(source, lane, what + end_name(target, self._workers, "to"), span, told)
+        self._write({"ph": "s", "pid": source, "tid": lane, "ts": start_ns / 1000, **arrow})
+        arrival = (end_ns, end_ns + _ARRIVAL_NS)
+        lane = self._lane(target, arrival)
+        self._slice(target, lane, what + end_name(source, self._workers, "from"), arrival, told)
+        self._write(
+            {"ph": "f", "bp": "e", "pid": target, "tid": lane, "ts": end_ns / 1000, **arrow}
+        )
+
+    def gathered(self, what: str, members: Sequence[int], span: Span) -> None:
+        """A collective has no sender: it is a span of each of its members."""
+        if not self._may_show(len(members), span[1]):
+            return
+        named = ", ".join(str(rank) for rank in members[:_NAMED_MEMBERS])
+        if len(members) > _NAMED_MEMBERS:
+            named += f" and {len(members) - _NAMED_MEMBERS} more"
+        name = f"{what} of {len(members)} workers"
+        for rank in members:
+            self._slice(rank, self._lane(rank, span), name, span, {"workers": named})
 
     def happened(self, worker: int, what: str, at_ns: int) -> None:
-        self._write(worker, what, "i", s="g", ts=at_ns / 1000)
+        """At one moment: a death, a partition."""
+        moment = {"ph": "i", "pid": worker, "tid": _MAIN_THREAD, "s": "g"}
+        self._write({**moment, "name": what, "ts": at_ns / 1000})
+
+    def _may_show(self, spans: int, at_ns: int) -> bool:
+        """Whether there is room for messages still; the first that has none says so."""
+        if self._messages_left < 0:
+            return False
+        self._messages_left -= spans
+        if self._messages_left < 0:
+            self.happened(0, "messages are left out from here on", at_ns)
+        return self._messages_left >= 0
+
+    def _lane(self, end: int, span: Span) -> int:
+        """The first thread of messages that is free from the beginning of the span on.
+
+        Messages are told in the order in which they end, so what a thread had last ends last.
+        """
+        lanes = self._lanes[end]
+        for at, busy_until in enumerate(lanes):
+            if busy_until <= span[0]:
+                lanes[at] = span[1]
+                return at + 1
+        lanes.append(span[1])
+        self._describe(end, "thread_name", len(lanes), f"messages {len(lanes)}")
+        return len(lanes)
 
     def _span(self, worker: int, name: str, span: Span) -> None:
         if self._left > 0 and span[1] > span[0]:
             self._left -= 1
-            self._write(worker, name, "X", ts=span[0] / 1000, dur=(span[1] - span[0]) / 1000)
+            self._slice(worker, _MAIN_THREAD, name, span)
 
-    def _write(self, worker: int, name: str, phase: str, **more: object) -> None:
-        event = {"ph": phase, "pid": worker, "tid": _MAIN_THREAD, "name": name, **more}
-        self._file.write(self._separator + json.dumps(event))
-        self._separator = ",\n"
+    def _slice(
+        self, end: int, thread: int, name: str, span: Span, told: dict[str, object] | None = None
+    ) -> None:
+        event: dict[str, object] = {
+            "ph": "X", "pid": end, "tid": thread, "name": name,
+            "ts": span[0] / 1000, "dur": (span[1] - span[0]) / 1000,
+        }  # fmt: skip
+        self._write(event if told is None else {**event, "args": told})
+
+    def _write(self, event: dict[str, object]) -> None:
+        self._file.write(("" if self._first else ",\n") + json.dumps(event))
+        self._first = False
 
     def close(self) -> None:
         if not self._file.closed:
@@ -59,108 +148,3 @@ class Timeline(Observer):
                 self._file.write("\n]\n")
             finally:
                 self._file.close()
-
-
-Segment = tuple[int, int, str, str]
-"""From when to when, what the worker did, and with or for whom."""
-_SHORTEST_NS = 20_000
-"""Of other work: what is shorter cannot be seen beside a step."""
-
-
-class Strip(Observer):
-    """The first moments of a run, worker by worker: computing, waiting for whom, communicating.
-
-    On a real network nobody can tell a message's time on the wire from waiting for whoever sends
-    it: both are spent in one blocking wait. What the worker's own thread does for an exchange
-    outside of such a wait (copying, adding, handing over) is told apart by `communicated`.
-    """
-
-    def __init__(
-        self, workers: int, until_ns: float = math.inf, *, most_segments: int = 2000
-    ) -> None:
-        self._workers = workers
-        self._began_ns = 0
-        self._until_ns = until_ns
-        self._left = most_segments
-        self._segments: dict[int, list[Segment]] = {}
-        self.is_full = False
-
-    def begin(self, now_ns: int) -> None:
-        """The run begins at this moment of the clock."""
-        self._began_ns = now_ns
-
-    def computed(
-        self, worker: int, span: Span, work_ns: int, samples: int, loss: Tensor | None
-    ) -> None:
-        self._add(worker, span, "computing", "")
-
-    def communicated(self, worker: int, what: str, span: Span) -> None:
-        self._add(worker, span, "communicating", what)
-
-    def waited(
-        self, worker: int, what: str, peer: int | None, span: Span, moving: Sequence[Span] = ()
-    ) -> None:
-        detail = what + end_name(peer, self._workers)
-        moves: list[Span] = []
-        for begin, end in sorted(moving):
-            begin, end = max(begin, span[0]), min(end, span[1])
-            if moves and begin <= moves[-1][1]:
-                moves[-1] = (moves[-1][0], max(end, moves[-1][1]))
-            else:
-                moves.append((begin, end))
-        for move in moves:
-            self._add(worker, move, "communicating", detail)
-        self._add(worker, span, "waiting", detail)
-
-    def _add(self, worker: int, span: Span, kind: str, detail: str) -> None:
-        start, end = span[0] - self._began_ns, span[1] - self._began_ns
-        if self.is_full or end <= start or start >= self._until_ns:
-            return
-        own = self._segments.setdefault(worker, [])
-        inside: list[Segment] = []
-        while own and own[-1][0] >= start:
-            inside.append(own.pop())
-        # What was told before and happened inside, as an exchange in a wait, cuts it in pieces.
-        for one in reversed(inside):
-            self._put(own, (start, one[0], kind, detail))
-            own.append(one)
-            start = one[1]
-        self._put(own, (start, end, kind, detail))
-
-    def _put(self, own: list[Segment], one: Segment) -> None:
-        if one[1] <= one[0]:
-            return
-        if self._left == 0:
-            # What is shown is shown of everybody: up to the moment at which there was no room.
-            self.is_full = True
-            self._until_ns = min(self._until_ns, one[0])
-            return
-        self._left -= 1
-        own.append(one)
-
-    def as_dict(self, servers: int, duration_ns: int) -> Row:
-        """In seconds, cut at the end of what is shown."""
-        until = min(self._until_ns, duration_ns)
-        shown = [
-            [worker, _seconds(start), _seconds(min(end, until)), kind, detail]
-            for worker, own in self._segments.items()
-            for start, end, kind, detail in own
-            if start < until
-        ]
-        return {"from": 0.0, "to": until / SECOND, "segments": shown, "servers": servers}
-
-    def moments(self, worker: int) -> list[tuple[float, float, str, str]]:
-        """Of one worker, in seconds, without a gap: what lies between two segments is other work,
-        such as its step, averaging, or being a server."""
-        found: list[tuple[float, float, str, str]] = []
-        at = 0
-        for start, end, kind, detail in self._segments.get(worker, ()):
-            if start - at >= _SHORTEST_NS:
-                found.append((_seconds(at), _seconds(start), "other", "its own work"))
-            found.append((_seconds(start), _seconds(end), kind, detail))
-            at = end
-        return found
-
-
-def _seconds(ns: float) -> float:
-    return round(ns / SECOND, 7)

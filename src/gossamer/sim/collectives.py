@@ -199,6 +199,10 @@ class Rendezvous:
         # What a group does inside is computing a gradient.
         is_exchange = gathering.kind == "all_reduce" and len(gathering.arrived) > 1
         is_exchange = is_exchange and set(self._world.speakers).issuperset(gathering.arrived)
+        members = [rank for rank in sorted(gathering.arrived) if rank not in lost]
+        if len(members) > 1:
+            span = (gathering.since_ns, self._world.kernel.now)
+            self._world.observer.gathered(gathering.kind, members, span)
         for rank, (_, pending) in sorted(gathering.arrived.items()):
             if rank not in lost:
                 if is_exchange:

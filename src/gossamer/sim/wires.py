@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from gossamer.config.cluster import Cluster
+from gossamer.observe.observer import Observer
 from gossamer.sim.kernel import SECOND, Kernel
 from gossamer.sim.network import Flow, Network
 
@@ -45,7 +47,12 @@ class Post:
     """Carries parcels between ends (workers and servers) that sit on cards (machines)."""
 
     def __init__(
-        self, kernel: Kernel, cluster: Cluster, cards: list[int], rng: random.Random
+        self,
+        kernel: Kernel,
+        cluster: Cluster,
+        cards: list[int],
+        rng: random.Random,
+        observer: Observer | None = None,
     ) -> None:
         wires = cluster.network
         count = max(cards) + 1
@@ -58,6 +65,7 @@ class Post:
         self._cluster = cluster
         self._cards = cards
         self._rng = rng
+        self._observer = observer
         self.network = Network(kernel, capacities, capacities)
         self._connections: dict[tuple[int, int], Connection] = {}
         self._dead: set[int] = set()
@@ -90,8 +98,13 @@ class Post:
                 return True
         return False
 
-    def carry(self, source: int, target: int, size_bytes: int, arrived: Callable[[], None]) -> None:
-        """Call `arrived` when the last byte is there; never, if one of the ends dies before."""
+    def carry(
+        self, source: int, target: int, size_bytes: int, arrived: Callable[[], None], what: str = ""
+    ) -> None:
+        """Call `arrived` when the last byte is there; never, if one of the ends dies before.
+
+        Observers are told of what has a name and goes to somebody else.
+        """
         if source in self._dead or target in self._dead:
             return
         if self._cards[source] != self._cards[target]:
@@ -101,9 +114,19 @@ class Post:
         if connection is None:
             connection = self._connections[source, target] = Connection(source, target)
         ready_at = self._kernel.now + self._latency_ns(source, target)
+        if what and source != target and self._observer is not None:
+            facts = (what, source, target, size_bytes)
+            arrived = partial(self._tell, self._observer, facts, self._kernel.now, arrived)
         connection.queue.append(Parcel(size_bytes, ready_at, arrived))
         if not connection.is_busy:
             self._next(connection)
+
+    def _tell(
+        self, observer: Observer, facts: tuple[str, int, int, int], sent_ns: int,
+        arrived: Callable[[], None],
+    ) -> None:  # fmt: skip
+        observer.carried(*facts, (sent_ns, self._kernel.now))
+        arrived()
 
     def _latency_ns(self, source: int, target: int) -> int:
         mine, theirs = self._cards[source], self._cards[target]

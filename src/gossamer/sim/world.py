@@ -67,7 +67,8 @@ class World:
         self.buckets = make_buckets(model.module, sample, self._byte_scale)
         cards = [cluster.machine_of(rank) for rank in range(self.size)]
         cards += self._server_machines(settings.method.placement)
-        self.post = Post(self.kernel, cluster, cards, self.stream("network"))
+        listening = self.observer if observers else None
+        self.post = Post(self.kernel, cluster, cards, self.stream("network"), listening)
         self.mailboxes = [Mailbox() for _ in range(self.ends)]
         self.rendezvous = Rendezvous(self)
         self.alive = set(range(self.size))

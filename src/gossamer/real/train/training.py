@@ -18,7 +18,7 @@ from gossamer.errors import PeerLost, ProtocolError
 from gossamer.methods import for_role, parse_method
 from gossamer.observe.observer import SECOND
 from gossamer.observe.run_observer import RunObserver
-from gossamer.observe.timeline import Strip
+from gossamer.observe.strip import Strip
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.optim.schedules import make_schedule
 from gossamer.pending import Pending
