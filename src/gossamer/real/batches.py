@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gossamer.real.router import BLOCK
 from gossamer.real.transports.checked_values import number_from
 from gossamer.real.transports.transport import Store
-from gossamer.real.worker import BLOCK
 from gossamer.tasks.split import Order, OwnSampler, Sampler
 
 State = dict[str, Any]

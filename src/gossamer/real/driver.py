@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gossamer.errors import PeerLost, RunFailed, RunOver
+from gossamer.mailbox import Receive
 from gossamer.pending import Pending
 from gossamer.real.event_order import Free, Turns
-from gossamer.real.mailbox import Receive
 from gossamer.real.transports.transport import Stopped, StopToken
 
 T = TypeVar("T")
@@ -143,6 +143,25 @@ class Driver:
         while not gate.acquire(timeout=StopToken.patience):
             self.check()
 
+    def begin(self, task: Coroutine[Any, Any, None], result: Pending[Any]) -> None:
+        """Run a task that makes this result up to its first wait; the thread that awaits the result
+        runs the rest. What the task waits for is not booked, as it is a part of the result."""
+        try:
+            awaited = task.send(None)
+        except StopIteration:
+            return
+
+        def finish() -> None:
+            nonlocal awaited
+            try:
+                while True:
+                    self.wait(awaited, "group", is_booked=False)
+                    awaited = task.send(None)
+            except StopIteration:
+                return
+
+        result.settle = finish
+
     # ------------------------------------------------------------------ side tasks
 
     def start(self, coroutine: Coroutine[Any, Any, T], task: str) -> Pending[T]:
@@ -223,7 +242,7 @@ class _SideTask:
             while not driver.stop.is_set:
                 pending = self._coroutine.send(None)
                 if pending.done:
-                    left = most if isinstance(pending, Receive) else left - 1
+                    left = most if type(pending) is Receive else left - 1
                     if not left:
                         return False
                     continue

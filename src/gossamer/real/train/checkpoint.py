@@ -19,7 +19,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.quantities import seconds
 from gossamer.real.batches import Leases, Rounds
 from gossamer.real.launch.console import say
-from gossamer.real.router import Hub
+from gossamer.real.router import Router
 from gossamer.real.train import checkpoint_files as checkpoint
 from gossamer.real.train.job import Job
 from gossamer.real.train.worker_state import Parts, save
@@ -183,7 +183,7 @@ class Checkpointing:
     """Writes one worker's checkpoints."""
 
     def __init__(
-        self, job: Job, hub: Hub, has_server: bool, options: Mapping[str, Any],
+        self, job: Job, hub: Router, has_server: bool, options: Mapping[str, Any],
         parts: Callable[[], Parts],
     ) -> None:  # fmt: skip
         self._job = job
