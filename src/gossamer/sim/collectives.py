@@ -202,9 +202,16 @@ class Collectives:
         # What a group does inside is computing a gradient.
         is_exchange = collective.kind == "all_reduce" and len(collective.arrived) > 1
         is_exchange = is_exchange and set(self._world.speakers).issuperset(collective.arrived)
+        self._record(collective)
         for rank, (_, pending) in sorted(collective.arrived.items()):
             if rank not in lost:
                 if is_exchange:
                     self._world.got_part(rank, result)
                 self._world.moved(pending, collective.since_ns)
                 pending.resolve(result)
+
+    def _record(self, collective: Collective) -> None:
+        world = self._world
+        members = [rank for rank in sorted(collective.arrived) if rank not in world.members.dead]
+        if world.recorder is not None and len(members) > 1:
+            world.recorder.gathered(collective.kind, members, collective.since_ns, world.kernel.now)
