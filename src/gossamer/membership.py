@@ -5,18 +5,20 @@ frame of another process, a line of a log) tells it here, and asks here what fol
 
 The states of one member. It moves to the right only, until it joins again:
 
-              left its loop           closed
-    ┌──────────┐     ┌───────────┐     ┌────────┐
-    │ TRAINING │────▶│ ANSWERING │────▶│ CLOSED │
-    └──────────┘     └───────────┘     └────────┘
-       ▲    └──────────────┼────────────────┤
-       │                   ▼  died          ▼
-       │              ┌────────┐
-       └──────────────│  DEAD  │
-          joined      └────────┘
+                 left_loop                 closed
+    ┌──────────┐            ┌───────────┐           ┌────────┐
+    │ TRAINING │───────────▶│ ANSWERING │──────────▶│ CLOSED │
+    └──────────┘            └───────────┘           └────────┘
+       ▲    │                     │                      │
+       │    └─────────────────────┼──────────────────────┘
+       │                          │ died
+       │  joined                  ▼
+       │                      ┌──────┐
+       └──────────────────────│ DEAD │
+                              └──────┘
 
-`joined` leads back to TRAINING from every other state, and begins a new life of that member: news
-about an earlier life changes nothing any more.
+A member may skip states on its way. `joined` leads back to TRAINING from every other state and
+begins a new life of that member: news about an earlier life changes nothing any more.
 
 Beside its state, a member may be cut off from others for a while: to those it is as good as dead.
 """

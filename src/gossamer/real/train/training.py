@@ -19,7 +19,7 @@ from gossamer.methods import for_role, parse_method
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.optim.schedules import make_schedule
 from gossamer.pending import Pending
-from gossamer.real.batches import LEASE, Leases, Rounds
+from gossamer.real.batches import LEASE, Batches, LeasedBatches, RoundBatches
 from gossamer.real.books import Books
 from gossamer.real.driver import Driver
 from gossamer.real.event_order import Free, Turns
@@ -402,17 +402,17 @@ def make_pace(
     job: Job, targets: Tensor, store: Store, grouping: Grouping, *,
     live: Callable[[], frozenset[int]], live_at: Callable[[int], frozenset[int]],
     is_synchronous: bool, on_repeat: Callable[[int], None],
-) -> Rounds | Leases:  # fmt: skip
+) -> Batches:  # fmt: skip
     """Of one worker; with groups, what a group without its leader has taken is not done."""
     rank, size, data_size = grouping.rank, grouping.size, len(targets)
     sampler = make_sampler(targets, size, job.batch, job.split, job.seed, is_synchronous)
     if is_synchronous:
-        return Rounds(
+        return RoundBatches(
             job.samples, job.batch, data_size, lambda step: grouping.working(live_at(step)),
             sampler, rank, size,
         )  # fmt: skip
     order = sampler if isinstance(sampler, OwnSampler) else Order(data_size, job.seed, job.batch)
-    return Leases(
+    return LeasedBatches(
         job.samples, job.batch, data_size, store, order, rank, size,
         lambda: grouping.working(live()), on_repeat,
         # The members of a group take theirs at each step: when it ends, none has any left.
