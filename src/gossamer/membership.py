@@ -89,20 +89,19 @@ class Membership:
         return self._move(rank, MemberState.TRAINING)
 
     def left_loop(self, rank: int, steps: int = 0, life: int | None = None) -> bool:
-        """It makes no step any more, and goes on answering. All of these facts return whether they
-        are news; `life` says which life of the member they are about, if not the present one."""
+        """It makes no step any more, and goes on answering. Telling a fact returns whether it is
+        news; `life` says which life of the member it is about, if not the present one."""
         if not self._is_news(rank, MemberState.ANSWERING, life):
             return False
         self.left = {**self.left, rank: steps}
         return self._move(rank, MemberState.ANSWERING)
 
-    def closed(self, rank: int, life: int | None = None) -> bool:
-        """It has left in good order."""
-        is_news = self._is_news(rank, MemberState.CLOSED, life)
-        return is_news and self._move(rank, MemberState.CLOSED)
-
     def died(self, rank: int, life: int | None = None) -> bool:
-        return self._is_news(rank, MemberState.DEAD, life) and self._move(rank, MemberState.DEAD)
+        return self.came_to(rank, MemberState.DEAD, life)
+
+    def came_to(self, rank: int, state: MemberState, life: int | None = None) -> bool:
+        """It is in this state now, unless it is known to be in a later one."""
+        return self._is_news(rank, state, life) and self._move(rank, state)
 
     def _is_news(self, rank: int, state: MemberState, life: int | None) -> bool:
         return self._states[rank] < state and life in (None, self.life_of(rank))
