@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -19,7 +18,8 @@ from gossamer.real.books import Books
 from gossamer.real.callback_dispatcher import Telling
 from gossamer.real.router import Router
 from gossamer.real.silent_peers import Silence
-from gossamer.real.transports.transport import Scattered, StopToken
+from gossamer.real.transports.buffers import joined
+from gossamer.real.transports.transport import StopToken
 from gossamer.replica import Replica
 from gossamer.worker import Gradient, Left, Message, Tag
 
@@ -234,17 +234,19 @@ class RealWorker:
 
     def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
         members = range(self.size) if over is None else over
-        # Looking at a gradient in pieces would put it together.
-        is_scattered = isinstance(value, Scattered)
+        self._count_sum(members, value.nbytes)
+        own = joined([value.detach().reshape(-1)]).view(value.shape)
+        reduced = self._hub.transport.all_reduce([own], members)
+        mean = mapped(reduced, lambda _: own, "all_reduce")
+        mean.settle = reduced.settle
+        return mean
+
+    def _count_sum(self, members: Sequence[int], size: int, *, is_first: bool = True) -> None:
+        """An all-reduce of that many bytes; `is_first`: it is not the continuation of another."""
         is_inside = bool(self._inside) and tuple(members) == self._inside
-        if not is_inside and not (is_scattered and value.is_continued):
+        if is_first and not is_inside:
             self._books.exchanges += 1
-        share = 2 * (len(members) - 1) / len(members)
-        size = value.count * value.kind.itemsize if is_scattered else value.nbytes
-        self._books.bytes += round(share * size)
-        if is_scattered and value.confirmed is not None:
-            return value.confirmed(partial(self._hub.transport.all_reduce, value, members))
-        return self._hub.transport.all_reduce(value, members)
+        self._books.bytes += round(2 * (len(members) - 1) / len(members) * size)
 
     def _tag(self, kind: str, members: Sequence[int]) -> Tag:
         """Everybody in a group makes its collectives in the same order, so counting names them."""
