@@ -14,13 +14,13 @@ from torch import Tensor
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import RunOver
+from gossamer.groups import Grouping, role_of
 from gossamer.methods import Method, MethodSpec, for_role
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.metrics import summary
 from gossamer.observe.observer import Observer
 from gossamer.runs.result import Result, Row, digest_of
 from gossamer.sim.engine import Engine, make_engine
-from gossamer.sim.groups import grouped_roles
 from gossamer.sim.interrupts import interrupted_between_events
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.rounds import Complete, Rounds
@@ -100,7 +100,8 @@ class Simulation:
                 if not ending.may_go_on or not await ending.goes_on(worker.rank):
                     return
 
-        await grouped_roles(worker, replica, text, own, self.world.groups)
+        grouping = Grouping(worker.rank, self.world.size, self.world.groups)
+        await role_of(worker, replica, text, own, grouping, on_orphaned=lambda lost: None)
         self.world.end_worker(worker.rank)
 
     def run(self) -> Result:

@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.observe.metrics import Metrics
-from gossamer.real.batches import Leases, Rounds
+from gossamer.real.batches import Batches
 from gossamer.real.replicas import WindowReplica
-from gossamer.real.router import Hub
+from gossamer.real.router import Router
 from gossamer.real.train import checkpoint_files as checkpoint
 from gossamer.real.train.checkpoint_files import Checkpoint, Facts
 from gossamer.real.worker import RealWorker
@@ -40,7 +40,7 @@ class Parts:
     worker: RealWorker
     replica: WindowReplica
     servers: Mapping[int, WindowReplica]
-    pace: Rounds | Leases
+    pace: Batches
     metrics: Metrics
     buffers: Tensor
     counts: Counts
@@ -114,9 +114,7 @@ class Kept:
         state = {"optimiser": self._tensors[f"{name}/optimiser"], "memory": memory}
         replica.load_state_dict(self._facts["replicas"][name] | state)
 
-    def restore(
-        self, worker: RealWorker, pace: Rounds | Leases, metrics: Metrics, hub: Hub
-    ) -> None:
+    def restore(self, worker: RealWorker, pace: Batches, metrics: Metrics, router: Router) -> None:
         whole, facts = self._whole, self._facts
         worker.step = facts["step"]
         everyone = [one["pace"] for one in whole.facts.values()]
@@ -131,4 +129,4 @@ class Kept:
         version, internal, gauss = facts["random"]
         worker.rng.setstate((version, tuple(internal), gauss))
         metrics.load(self._rank, facts["metrics"])
-        hub.bytes_sent = self.counts.bytes
+        router.bytes_sent = self.counts.bytes
