@@ -141,11 +141,11 @@ class Launcher:
             stack.callback(self._close_store)
             self._meeting.wait_for_all()
             folder = self._launch.folder
+            # Last in, first out: signals are handled until the folder of answers is gone again.
+            stack.enter_context(self._handled_signals())
             self._answers = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix=".explain-", dir=folder)
             )
-            # Last in, first out: signals are handled until the last worker has ended.
-            stack.enter_context(self._handled_signals())
             stack.callback(self._ending.finish)
             self._start()
             while any(process.poll() is None for process in self._processes):
