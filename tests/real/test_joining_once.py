@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from gossamer.real.transports.shm.segments import create_segments
 
 from gossamer.errors import ConfigurationError
 from gossamer.real.launch.launcher import Launch, Launcher, environment
 from gossamer.real.transports.local import LocalTransport
 from gossamer.real.transports.shm import ShmTransport
+from gossamer.real.transports.shm.memory import create_segments
 from launching import script
 
 pytestmark = pytest.mark.timeout(90)
