@@ -46,7 +46,7 @@ class Joined(Plain):
 
     @property
     def exchanges(self) -> int:
-        return 0 if self.worker.coupling is None else self.worker.coupling.books.exchanges
+        return 0 if self.worker.coupling is None else self.worker.coupling.metrics.exchanges
 
 
 class Counted(Plain):

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.config.faults import Fault
 from gossamer.config.settings import make_settings
+from gossamer.mailbox import Mailbox, Receive
 from gossamer.methods import METHODS, Method, MethodSpec
 from gossamer.methods.shards import Push
 from gossamer.runs.result import Result
 from gossamer.sim.engine import Engine, Evaluated
-from gossamer.sim.mailbox import Mailbox
 from gossamer.sim.replica_matrix import SimulatedReplica
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks import Task, make_sampler, make_task
@@ -106,7 +106,7 @@ def build(
 
 def rows(simulation: Simulation) -> Tensor:
     """The workers' replicas, up to date, in double precision."""
-    store = simulation.world.parts.workers
+    store = simulation.world.workers
     store.flush()
     return store.parameters.double()
 
@@ -120,13 +120,13 @@ def centre(simulation: Simulation) -> Tensor:
 def total(simulation: Simulation) -> Tensor:
     """The sum of all replicas, with the server's where there is one."""
     whole = rows(simulation).sum(0)
-    return whole + centre(simulation) if simulation.world.parts.servers else whole
+    return whole + centre(simulation) if simulation.world.servers else whole
 
 
 def scatter(simulation: Simulation, seed: int = 0) -> None:
     """Start every replica from a value of its own, all of them far from zero."""
     generator = torch.Generator().manual_seed(seed)
-    for store in (simulation.world.parts.workers, *simulation.world.parts.servers):
+    for store in (simulation.world.workers, *simulation.world.servers):
         store.parameters.normal_(mean=2.0, std=1.0, generator=generator)
 
 
@@ -178,10 +178,10 @@ def watch_end(simulation: Simulation) -> tuple[list[int], list[int], list[int]]:
 
         setattr(holder, name, watched)
 
-    for store in (world.parts.workers, *world.parts.servers):
+    for store in (world.workers, *world.servers):
         watch(store, "writable", changed)
-    watch(world.desk, "start", begun)
-    watch(world, "delivered", delivered)
+    watch(world.batcher, "start", begun)
+    watch(world.observer, "computed", delivered)
     return changed, begun, delivered
 
 
@@ -247,7 +247,7 @@ def signed(
         pieces(*SIGNATURES), method, cluster, steps=steps, seed=seed, own_engine=engine,
         engine="none", optimiser="sgd", learning_rate=1.0, **choices,
     )  # fmt: skip
-    for store in (simulation.world.parts.workers, *simulation.world.parts.servers):
+    for store in (simulation.world.workers, *simulation.world.servers):
         store.parameters.zero_()
     return simulation, engine
 
@@ -259,10 +259,10 @@ class Watched(Mailbox):
         super().__init__()
         self.call = call
 
-    def deliver(self, tag: Tag, message: Message) -> None:
+    def deliver(self, tag: Tag, message: Message) -> Receive | None:
         if isinstance(message.payload, Push):
             self.call(message.source, message.payload)
-        super().deliver(tag, message)
+        return super().deliver(tag, message)
 
 
 def on_each_push(simulation: Simulation, call: Callable[[int, int, Push], None]) -> None:

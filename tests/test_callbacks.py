@@ -13,8 +13,8 @@ from gossamer import Callback, simulate
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.config.faults import parse_fault
 from gossamer.config.settings import make_settings
+from gossamer.observe.strip import Strip
 from gossamer.sim.simulation import Simulation
-from gossamer.trace import Strip
 
 SHORT: dict[str, Any] = {"epochs": 1, "evaluations": 2, "seed": 3}
 
@@ -109,9 +109,9 @@ def test_an_error_in_a_callback_reaches_the_caller() -> None:
 
 
 def strip_of(method: str, cluster: Cluster, until_s: float = 0.3) -> tuple[dict[str, Any], Any]:
-    strip = Strip(round(until_s * 1e9), most_segments=100_000)
+    strip = Strip(cluster.workers, round(until_s * 1e9), most_segments=100_000)
     chosen = make_settings("digits-logistic", method, cluster, engine="none", **SHORT)
-    simulation = Simulation(chosen, recorder=strip)
+    simulation = Simulation(chosen, observers=[strip])
     simulation.run()
     return strip.as_dict(0, simulation.world.duration_ns), simulation
 
@@ -152,7 +152,7 @@ def test_it_is_said_which_server_is_waited_for() -> None:
     strip, simulation = strip_of("downpour", Cluster(workers=3, network=Wires(bandwidth=1e6)))
     details = {detail for *_, kind, detail in strip["segments"] if kind != "computing"}
     assert details == {"reply from server 0"}
-    causes = [set(account.waiting_ns) for account in simulation.world.accounts.workers]
+    causes = [set(account.waiting_ns) for account in simulation.world.metrics.workers.values()]
     assert causes == [{"reply from server 0"}] * 3
 
 
@@ -166,9 +166,9 @@ def test_a_wait_is_cut_into_waiting_and_communicating(
 ) -> None:
     """The parts are those moments at which something was on its way, and the others."""
     moves = [(min(pair), max(pair)) for pair in moves]
-    strip = Strip(1_000_000)
+    strip = Strip(1, 1_000_000)
     micro = [(1000 * begin, 1000 * end) for begin, end in moves]
-    strip.waited(0, "receive", "", 1000 * start, 1000 * (start + length), micro)
+    strip.waited(0, "receive", None, (1000 * start, 1000 * (start + length)), micro)
     parts = strip.as_dict(0, 1_000_000)["segments"]
     for moment in range(start, start + length):
         kinds = [
@@ -179,9 +179,9 @@ def test_a_wait_is_cut_into_waiting_and_communicating(
 
 
 def test_a_full_strip_ends_for_everybody_at_once() -> None:
-    strip = Strip(10_000, most_segments=3)
+    strip = Strip(2, 10_000, most_segments=3)
     for number in range(4):
-        strip.computed(number % 2, 1000 * number, 1000 * number + 1500)
+        strip.computed(number % 2, (1000 * number, 1000 * number + 1500), 1500, 8, None)
     shown = strip.as_dict(0, 10_000)
     assert strip.is_full
     assert shown["to"] == pytest.approx(3e-6)

@@ -17,7 +17,8 @@ from gossamer.config.cluster import clusters
 from gossamer.config.faults import Fault
 from gossamer.config.settings import Settings
 from gossamer.methods import METHODS
-from gossamer.real.books import Books
+from gossamer.observe.metrics import Metrics
+from gossamer.observe.metrics import summary as summary_of
 from gossamer.real.train.progress import Follower, TrainingResult
 from gossamer.studies.reproductions import TABLES
 from gossamer.tasks import TASKS
@@ -118,7 +119,7 @@ def test_what_was_not_measured_is_null_and_an_empty_cell() -> None:
     assert show_stale({"mean_staleness": None}) == ""
     assert show_stale({"mean_staleness": 1.26}) == "1.3"
     assert show_stale({"mean_staleness": 0.0, "mean_global_staleness": 6.94}) == "0.0 (6.9)"
-    summary = Books(steps=3).summary()
+    summary = summary_of(Metrics(3), 0)
     keys = ("mean_staleness", "max_staleness", "exchanges_per_step")
     assert [summary[key] for key in keys] == [None] * 3
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gossamer import simulate
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.sim.engine import Engine, LoopEngine, NullEngine, VectorEngine, make_engine
-from gossamer.sim.gradients import GradientDesk, Request
+from gossamer.sim.gradients import GradientBatcher, SimulatedGradient
 from gossamer.sim.replica_matrix import Point, ReplicaStore
 from gossamer.tasks import Task
 from gossamer.tasks.evaluator import BUFFER_POLICIES
@@ -259,32 +259,34 @@ def test_torchs_own_generator_is_left_alone(kind: str) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-# ---------------------------------------------------------------------- the desk
+# ---------------------------------------------------------------------- gradients in batches
 
 
-def desk_for(model: FlatModel, workers: int, engine: Engine | None = None) -> GradientDesk:
+def batcher_for(model: FlatModel, workers: int, engine: Engine | None = None) -> GradientBatcher:
     store = ReplicaStore(workers, model.initial, make_optimiser("sgd"))
     buffers = model.initial_buffers.repeat(workers, 1)
-    return GradientDesk(engine or VectorEngine(model), store, buffers)
+    return GradientBatcher(engine or VectorEngine(model), store, buffers)
 
 
-def request(model: FlatModel, worker: int, size: int) -> Request:
+def gradient_of(model: FlatModel, worker: int, size: int) -> SimulatedGradient:
     batch = np.arange(worker, worker + size, dtype=np.int64)
-    return Request(worker, Point(-1, model.initial + 0.1 * worker), batch, key_of(0, worker, 0))
+    return SimulatedGradient(
+        worker, Point(-1, model.initial + 0.1 * worker), batch, key_of(0, worker, 0)
+    )
 
 
 def test_batches_of_unequal_sizes_are_grouped() -> None:
-    """Requests of several batch sizes in one go each get the gradient they get alone."""
+    """Gradients of several batch sizes in one go each get the gradient they get alone."""
     model = flat(task_with(normed))
-    mixed, one_by_one = desk_for(model, 4), desk_for(model, 4, LoopEngine(model))
-    outstanding = [request(model, worker, size) for worker, size in enumerate((8, 3, 8, 5))]
+    mixed, one_by_one = batcher_for(model, 4), batcher_for(model, 4, LoopEngine(model))
+    outstanding = [gradient_of(model, worker, size) for worker, size in enumerate((8, 3, 8, 5))]
     for waiting in outstanding:
         mixed.start(waiting)
     for worker, size in enumerate((8, 3, 8, 5)):
-        alone = request(model, worker, size)
+        alone = gradient_of(model, worker, size)
         one_by_one.start(alone)
         torch.testing.assert_close(
-            mixed.deliver(outstanding[worker]), one_by_one.deliver(alone), rtol=1e-4, atol=1e-6
+            mixed.value_of(outstanding[worker]), one_by_one.value_of(alone), rtol=1e-4, atol=1e-6
         )
     assert mixed.evaluations == 3
 
@@ -292,30 +294,30 @@ def test_batches_of_unequal_sizes_are_grouped() -> None:
 def test_statistics_take_effect_at_delivery() -> None:
     """Evaluating for one worker must not move the BatchNorm statistics of another."""
     model = flat(task_with(normed))
-    desk = desk_for(model, 2)
-    first, second = request(model, 0, 8), request(model, 1, 8)
-    desk.start(first)
-    desk.start(second)
-    desk.deliver(first)
-    assert second.gradient is not None, "both were evaluated together"
-    assert not torch.equal(desk.buffers[0], model.initial_buffers)
-    assert torch.equal(desk.buffers[1], model.initial_buffers)
-    desk.deliver(second)
-    assert not torch.equal(desk.buffers[1], model.initial_buffers)
+    batcher = batcher_for(model, 2)
+    first, second = gradient_of(model, 0, 8), gradient_of(model, 1, 8)
+    batcher.start(first)
+    batcher.start(second)
+    batcher.value_of(first)
+    assert second.value is not None, "both were evaluated together"
+    assert not torch.equal(batcher.buffers[0], model.initial_buffers)
+    assert torch.equal(batcher.buffers[1], model.initial_buffers)
+    batcher.value_of(second)
+    assert not torch.equal(batcher.buffers[1], model.initial_buffers)
 
 
 def test_an_aborted_gradient_leaves_no_trace() -> None:
-    """Neither statistics nor the batch of the others know of a request that was given up."""
+    """Neither statistics nor the batch of the others know of one that was given up."""
     model = flat(task_with(normed))
-    desk = desk_for(model, 2)
-    given_up, wanted = request(model, 0, 8), request(model, 1, 8)
-    desk.start(given_up)
-    desk.start(wanted)
-    desk.abort(given_up)
-    desk.deliver(wanted)
-    assert given_up.gradient is None
-    assert desk.rows_evaluated == 1
-    assert torch.equal(desk.buffers[0], model.initial_buffers)
+    batcher = batcher_for(model, 2)
+    given_up, wanted = gradient_of(model, 0, 8), gradient_of(model, 1, 8)
+    batcher.start(given_up)
+    batcher.start(wanted)
+    batcher.abort(0)
+    batcher.value_of(wanted)
+    assert given_up.value is None
+    assert batcher.rows_evaluated == 1
+    assert torch.equal(batcher.buffers[0], model.initial_buffers)
 
 
 # ---------------------------------------------------------------------- whole runs

@@ -45,7 +45,7 @@ def test_every_method_runs_between_groups(name: str) -> None:
     """The budget of samples is met by all members together, and the groups' leaders speak."""
     simulation = build(bowl(), f"{name}:groups=2", NODES, steps=8, engine="none")
     result = simulation.run()
-    own = [account.steps for account in simulation.world.accounts.workers]
+    own = [account.steps for account in simulation.world.metrics.workers.values()]
     assert own[:4] == [own[0]] * 4
     assert own[4:] == [own[4]] * 4
     assert result.samples >= simulation.settings.samples
@@ -111,7 +111,7 @@ def test_a_group_survives_the_death_of_a_member(name: str, victim: int) -> None:
     cluster = NODES.changed(faults=[Fault("kill", at=0.1, worker=victim)])
     simulation = build(bowl(), f"{name}:groups=2", cluster, steps=30, engine="none")
     result = simulation.run()
-    own = [account.steps for account in simulation.world.accounts.workers]
+    own = [account.steps for account in simulation.world.metrics.workers.values()]
     assert result.living == 7
     assert own[victim] < 15
     assert all(made > 25 for rank, made in enumerate(own) if rank != victim)
@@ -124,7 +124,7 @@ def test_the_other_groups_survive_the_death_of_a_leader(name: str) -> None:
     cluster = cluster_of(8, faults=[Fault("kill", at=0.1, worker=2)])
     simulation = build(bowl(), f"{name}:groups=4", cluster, steps=30, engine="none")
     simulation.run()
-    own = [account.steps for account in simulation.world.accounts.workers]
+    own = [account.steps for account in simulation.world.metrics.workers.values()]
     assert max(own[2], own[3]) < 15
     assert all(own[rank] > 25 for rank in (0, 1, 4, 5, 6, 7))
 
@@ -138,7 +138,7 @@ def test_the_mean_that_groups_keep_is_that_of_their_leaders(name: str) -> None:
 
     def kept() -> torch.Tensor:
         own = leaders(simulation).sum(0)
-        return own + centre(simulation) if simulation.world.parts.servers else own
+        return own + centre(simulation) if simulation.world.servers else own
 
     before, all_before = kept(), total(simulation)
     simulation.run()

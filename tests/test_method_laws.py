@@ -66,7 +66,7 @@ def trained(method: str, workers: int, *, steps: int = 6, **choices: object) -> 
 def mixed(method: str, workers: int, steps: int, start: Tensor) -> Tensor:
     """Where the replicas end from `start` when all gradients are zero."""
     simulation = build(bowl(), method, cluster_of(workers), steps=steps, engine="none")
-    simulation.world.parts.workers.parameters.copy_(start)
+    simulation.world.workers.parameters.copy_(start)
     simulation.run()
     return rows(simulation)
 
@@ -218,7 +218,12 @@ def test_what_a_dead_straggler_owed_is_made_up_for() -> None:
     cluster = cluster_of(4, faults=straggler)
     simulation = build(bowl(), "local_sgd:period=12", cluster, steps=24, engine="none")
     result = simulation.run()
-    assert [account.steps for account in simulation.world.accounts.workers] == [32, 32, 32, 0]
+    assert [account.steps for account in simulation.world.metrics.workers.values()] == [
+        32,
+        32,
+        32,
+        0,
+    ]
     assert result.samples == simulation.settings.samples
 
 
@@ -306,14 +311,14 @@ def test_no_average_begins_after_the_last_gradient(method: str) -> None:
     world = simulation.world
     _, _, delivered = watch_end(simulation)
     begun: list[int] = []
-    usual = world.watch
+    usual = world.members.watch
 
     def watch(pending: Pending[Any], owner: int) -> None:
         if pending.label == "average":
             begun.append(world.kernel.now)
         usual(pending, owner)
 
-    world.watch = watch
+    world.members.watch = watch
     simulation.run()
     assert 0 < max(begun) <= max(delivered)
 

@@ -105,7 +105,7 @@ def test_alone_it_follows_the_schedule_bit_for_bit(name: str, schedule: str) -> 
     rates = set[float]()
     for step, batch in plain.batches():
         epoch = step * BATCH / len(plain.task.train)
-        rate = RATE * simulation.world.parts.rates.schedule.factor(epoch)
+        rate = RATE * simulation.world.schedule.factor(epoch)
         plain.optimiser.param_groups[0]["lr"] = rate
         plain.step(batch)
         rates.add(rate)

@@ -22,9 +22,8 @@ from gossamer import simulate
 from gossamer.config.cluster import cluster_from
 from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
+from gossamer.observe.timeline import Timeline
 from gossamer.runs.folder import RunFolder, to_json
-from gossamer.timeline import Timeline
-from gossamer.trace import Carried
 from support import digits
 
 MAIN = "from gossamer_command import main; main()"
@@ -398,10 +397,10 @@ def test_a_timeline_stops_growing(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     timeline = Timeline(path, 1, most_events=10, most_messages=3)
     for start in range(50):
-        timeline.computed(0, start, start)
-        timeline.computed(0, start, start + 1)
-        timeline.carried(Carried("send", 0, 1, 8, 10 * start, 10 * start + 5))
-        timeline.gathered("all_reduce", [0, 1], start, start + 1)
+        timeline.computed(0, (start, start), 0, 8, None)
+        timeline.computed(0, (start, start + 1), 1, 8, None)
+        timeline.carried("send", 0, 1, 8, (10 * start, 10 * start + 5))
+        timeline.gathered("all_reduce", [0, 1], (start, start + 1))
     timeline.close()
     timeline.close()
     events = read(path)

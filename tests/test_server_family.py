@@ -16,7 +16,7 @@ from torch import Tensor
 from gossamer.config.cluster import Cluster, Compute
 from gossamer.config.faults import Fault
 from gossamer.methods.shards import Push
-from gossamer.sim.gradients import Request
+from gossamer.sim.gradients import SimulatedGradient
 from gossamer.sim.simulation import Simulation
 from support import (
     bowl,
@@ -47,20 +47,20 @@ def gaps_at_each_start(simulation: Simulation) -> list[int]:
     completed = {(server, rank): 0 for server in ends for rank in range(world.size)}
     clocks = [0] * world.size
     gaps: list[int] = []
-    usual = world.desk.start
+    usual = world.batcher.start
 
     def pushed(server: int, source: int, push: Push) -> None:
         if push.gradient is not None:
             completed[server, source] = push.clock + 1
 
-    def started(request: Request) -> None:
+    def started(gradient: SimulatedGradient) -> None:
         known = [completed[s, rank] for s in ends for rank in world.clients_of(s)]
-        gaps.append(clocks[request.worker] - min(known))
-        clocks[request.worker] += 1
-        usual(request)
+        gaps.append(clocks[gradient.worker] - min(known))
+        clocks[gradient.worker] += 1
+        usual(gradient)
 
     on_each_push(simulation, pushed)
-    world.desk.start = started
+    world.batcher.start = started
     return gaps
 
 
@@ -87,7 +87,7 @@ def test_a_read_is_at_most_the_bound_ahead_and_misses_no_mandatory_update(
     result = simulation.run()
     assert max(gaps) <= bound
     assert 0 <= result.max_clock_gap <= bound
-    made = [account.steps for account in simulation.world.accounts.workers]
+    made = [account.steps for account in simulation.world.metrics.workers.values()]
     assert len(engine.read) >= sum(made) >= 6 * workers
     for (rank, clock), seen in engine.read.items():
         assert ((seen == 0) | (seen == 1)).all()
@@ -105,7 +105,7 @@ def test_the_fastest_uses_the_whole_bound(method: str, bound: int) -> None:
     simulation, engine = signed(f"{method}:bound={bound}", slow, steps=10)
     gaps = gaps_at_each_start(simulation)
     assert simulation.run().max_clock_gap == max(gaps) == bound
-    made = simulation.world.accounts.workers[1].steps
+    made = simulation.world.metrics.workers[1].steps
     missing = [min(clock, made) - int(seen[1].sum()) for (_, clock), seen in engine.read.items()]
     assert max(missing) == bound
 

@@ -227,7 +227,7 @@ def test_downpour_applies_every_gradient_once(
     simulation.run()
     contents = engine.contents(centre(simulation))
     most = contents.shape[1]
-    for rank, account in enumerate(simulation.world.accounts.workers):
+    for rank, account in simulation.world.metrics.workers.items():
         assert contents[rank].tolist() == [float(n < account.steps) for n in range(most)]
     for (rank, number), seen in engine.read.items():
         fetched = number // n_fetch * n_fetch
@@ -344,7 +344,7 @@ def test_hogwild_loses_no_update(workers: int, pieces: int, servers: int, seed: 
     result = simulation.run()
     contents = engine.contents(centre(simulation))
     assert ((contents == 0) | (contents == 1)).all()
-    assert contents.sum(1).tolist() == [a.steps for a in simulation.world.accounts.workers]
+    assert contents.sum(1).tolist() == [a.steps for a in simulation.world.metrics.workers.values()]
     assert contents.sum() == result.steps
 
 
@@ -358,7 +358,7 @@ def test_who_reads_between_the_pieces_of_an_update_sees_it_torn(pieces: int, is_
         bowl(8), f"hogwild:pieces={pieces}", cluster, steps=10, own_engine=engine, engine="none",
         learning_rate=1.0, model_bytes=10**6,
     )  # fmt: skip
-    simulation.world.parts.servers[0].parameters.zero_()
+    simulation.world.servers[0].parameters.zero_()
     simulation.run()
     assert any(bool((point != point[0]).any()) for point in engine.points) == is_torn
 

@@ -103,7 +103,7 @@ def test_every_server_is_used_and_the_cut_keeps_the_sum_of_work(name: str) -> No
 
     one, result_of_one = run(1)
     three, result_of_three = run(3)
-    assert len(three.world.parts.servers) == 3
+    assert len(three.world.servers) == 3
     assert torch.equal(centre(one), centre(three))
     assert torch.equal(centre(one), one.model.initial.double())
     ratio = result_of_three.bytes_per_step / result_of_one.bytes_per_step

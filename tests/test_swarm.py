@@ -171,7 +171,7 @@ def test_who_makes_up_for_a_dead_worker_applies_every_gradient_once(stale: int) 
     simulation = build(bowl(), f"all_reduce:stale={stale}", cluster, steps=5, engine="loop")
     simulation.run()
     world = simulation.world
-    steps = [world.accounts.workers[rank].steps for rank in sorted(world.alive)]
+    steps = [world.metrics.workers[rank].steps for rank in sorted(world.alive)]
     assert len(set(steps)) == 1
     assert [world.replicas[rank].version for rank in sorted(world.alive)] == steps
 

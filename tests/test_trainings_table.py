@@ -334,7 +334,7 @@ def test_every_cell_has_the_papers_rate_and_decays_on_its_server(epochs: float) 
         assert rates == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005, 0.005])
         assert settings.learning_rate == 0.5
         world = Simulation(settings).world
-        (server,) = world.parts.servers
+        (server,) = world.servers
         assert str(server.optimiser) == "sgd:weight_decay=0.0001"
         for end in range(world.ends):
             world.kernel.end_tasks(end)

@@ -1,6 +1,5 @@
 """Train PyTorch models on many loosely coupled workers, and know beforehand which way wins."""
 
-from gossamer.callbacks import Callback
 from gossamer.config.cluster import Cluster, load_cluster
 from gossamer.errors import (
     ConfigurationError,
@@ -12,6 +11,7 @@ from gossamer.errors import (
     Stalled,
 )
 from gossamer.methods import METHODS, MethodSpec, parse_method
+from gossamer.observe.callbacks import Callback
 from gossamer.optim.delayed import DelayedOptimizer
 from gossamer.optim.yellowfin import YellowFin
 from gossamer.real.join.joined_worker import JoinedWorker, join

@@ -97,7 +97,7 @@ def test_what_a_method_applies_is_clipped(name: str) -> None:
             pieces(4), name, cluster_of(3), steps=4, own_engine=Ones(), engine="none",
             learning_rate=0.1, optimiser="sgd", clip=clip,
         )  # fmt: skip
-        holders = centre if simulation.world.parts.servers else rows
+        holders = centre if simulation.world.servers else rows
         before = holders(simulation).clone()
         simulation.run()
         return float((holders(simulation) - before).abs().max())
@@ -177,7 +177,7 @@ def test_survives_the_death_of_a_worker(name: str, victim: int) -> None:
     simulation = build(bowl(), name, cluster, steps=40, engine="none")
     result = simulation.run()
     budget = simulation.world.budget
-    own = [account.steps for account in simulation.world.accounts.workers]
+    own = [account.steps for account in simulation.world.metrics.workers.values()]
     assert result.living == 5
     assert own[victim] < 20
     assert all(made > 40 for rank, made in enumerate(own) if rank != victim)

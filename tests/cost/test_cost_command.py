@@ -11,8 +11,7 @@ import typer
 from torch import nn
 from typer.testing import CliRunner, Result
 
-from gossamer.commands.cost import cost
-from gossamer.commands.cost import show_layers
+from gossamer.commands.cost import cost, show_layers
 from gossamer.errors import ConfigurationError
 from gossamer.plan.cost.work_depth import layer_costs
 

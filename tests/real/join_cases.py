@@ -343,7 +343,7 @@ def case_of_a_steady_point(rank: int) -> dict[str, object]:
             worker.step()
         window = coupling.transport.window(rank)
         is_in_window = next(model.parameters()).data_ptr() == window.data_ptr()
-        exchanges = coupling.books.exchanges
+        exchanges = coupling.metrics.exchanges
     return {
         "digest": digest(model), "moved": moved, "is_in_window": is_in_window,
         "exchanges": exchanges,

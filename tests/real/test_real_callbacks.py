@@ -16,7 +16,7 @@ from join_cases import batch, loss_of, net
 from programs import answers_of
 
 import gossamer
-from gossamer.real.callback_dispatcher import Telling
+from gossamer.observe.callbacks import Callbacks
 from gossamer.real.launch.launcher import Launch, Launcher
 from gossamer.real.train.progress import Follower
 from gossamer.real.train.train import train
@@ -185,10 +185,10 @@ def test_a_lone_worker_hears_steps_and_the_end() -> None:
 
 def test_nothing_is_told_after_the_end() -> None:
     heard = Heard()
-    telling = Telling([heard])
-    telling.stepped(0)
-    telling.ended({"steps": 1})
-    telling.lost(1)
+    callbacks = Callbacks([heard])
+    callbacks.computed(0, (0, 1), 1, 8, None)
+    callbacks.ended({"steps": 1})
+    callbacks.lost(1, 2)
     assert heard.events == [("step", 0, 1, None), ("end", 1)]
 
 

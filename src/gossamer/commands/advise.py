@@ -24,6 +24,7 @@ from gossamer.commands.console import (
 from gossamer.commands.kept_run import EngineCache, complete, draw, execute, kept_run, slug
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
+from gossamer.observe.observer import Observer
 from gossamer.plan.advise.budget import SearchPlan, make_plan, nominal_seconds
 from gossamer.plan.advise.candidates import candidates
 from gossamer.plan.advise.findings import SearchFindings
@@ -41,7 +42,6 @@ from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import show_number
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks import make_task
-from gossamer.trace import Recorder
 
 BudgetOption = Annotated[
     str, typer.Option("--budget", help="How long the search may take: 90s, 5m, 1h.")
@@ -139,9 +139,9 @@ class _Stoppable(EngineCache):
     running: Simulation
 
     def simulation(
-        self, settings: Settings, on_row: Callable[[Row], None], recorder: Recorder | None
+        self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer]
     ) -> Simulation:
-        self.running = super().simulation(settings, on_row, recorder)
+        self.running = super().simulation(settings, on_row, observers)
         return self.running
 
 

@@ -12,6 +12,8 @@ from gossamer.commands.console import command_line, say_line, warn
 from gossamer.commands.view.live import live_page
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings
+from gossamer.observe.observer import Observer
+from gossamer.observe.strip import Strip
 from gossamer.report.page.build import build_page
 from gossamer.report.page.html_file import write_page
 from gossamer.report.pictures.figure import has_matplotlib
@@ -23,7 +25,6 @@ from gossamer.sim.engine import Engine
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks.flat_model import FlatModel
-from gossamer.trace import Recorder, Recorders, Strip
 
 _DIVERGED = 100.0
 _SHOWN_STEPS = 25.0
@@ -141,7 +142,7 @@ class EngineCache:
         self._kept: dict[tuple[object, ...], tuple[Engine, FlatModel]] = {}
 
     def simulation(
-        self, settings: Settings, on_row: Callable[[Row], None], recorder: Recorder | None
+        self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer]
     ) -> Simulation:
         key = (
             settings.task.name,
@@ -154,7 +155,7 @@ class EngineCache:
         simulation = Simulation(
             settings,
             on_row=on_row,
-            recorder=recorder,
+            observers=observers,
             engine=engine,
             model=model,
         )
@@ -185,8 +186,8 @@ def execute(
             folder.defer_failures()
             if trace:
                 folder.open_trace(settings.cluster.workers)
-        strip = Strip(_shown_ns(settings.cluster))
-        simulation = engines.simulation(settings, record, _recorder(folder, strip))
+        strip = Strip(settings.cluster.workers, _shown_ns(settings.cluster))
+        simulation = engines.simulation(settings, record, _observers(folder, strip))
         result = simulation.run()
         result.summary.update(_ending(result))
         if folder is not None:
@@ -206,11 +207,11 @@ def execute(
     return result
 
 
-def _recorder(folder: RunFolder | None, strip: Strip) -> Recorder | None:
+def _observers(folder: RunFolder | None, strip: Strip) -> Sequence[Observer]:
     """The beginning of a run is kept for its page, all of it where a timeline is wanted."""
     if folder is None:
-        return None
-    return strip if folder.timeline is None else Recorders([strip, folder.timeline])
+        return ()
+    return (strip,) if folder.timeline is None else (strip, folder.timeline)
 
 
 def _shown_ns(cluster: Cluster) -> int:

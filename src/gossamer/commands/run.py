@@ -25,6 +25,12 @@ from gossamer.runs.folder import RunFolder
 
 # Long enough that no period or schedule is refused for the shortness of the run.
 _MANY_STEPS = 1_000_000
+CountOption = Annotated[
+    int, typer.Option("-n", "--workers", help="Workers on this host, a process each.")
+]
+TransportOption = Annotated[
+    str | None, typer.Option("--transport", help="shm or torch; by default what suits.")
+]
 OutputOption = Annotated[
     str,
     typer.Option("--output", help="labelled; rank0 shows worker 0 only; folder: a file for each."),
@@ -47,18 +53,14 @@ def run(
         list[str] | None,
         typer.Argument(metavar="ARGUMENTS", help="All that follows belongs to the script."),
     ] = None,
-    workers: Annotated[
-        int, typer.Option("-n", "--workers", help="Workers on this host, a process each.")
-    ] = 2,
+    workers: CountOption = 2,
     method: Annotated[
         str | None, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
     ] = None,
     is_module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in `python -m`.")
     ] = False,
-    transport: Annotated[
-        str | None, typer.Option("--transport", help="shm or torch; by default what suits.")
-    ] = None,
+    transport: TransportOption = None,
     seed: given.SeedOption = 0,
     faults: given.RealFaultOptions = given.RealFaultOptions(),
     output: OutputOption = "labelled",

@@ -7,17 +7,72 @@ store with one row, so equal inputs give equal bits in both worlds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager
+from threading import RLock
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from gossamer.optim.optimisers import Optimiser, clip_one
+from gossamer.real.transports.buffers import joined
 
 
-class WindowReplica:
-    """Flat parameters that others can read and, if shared, add to."""
+class PublishedReplica:
+    """Flat parameters in a window that others can read and, if shared, change.
+
+    What descends them is left to its subclasses: an optimiser of ours, or the user's own.
+    """
+
+    def __init__(
+        self, window: Tensor, guard: AbstractContextManager[None] | None,
+        on_descend: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """`on_descend` is told how stale each gradient is that was applied."""
+        self.window = window
+        self.version = 0
+        self.read: Sequence[int] = ()
+        """The version at which a worker's last gradient was begun."""
+        self.output: Tensor | None = None
+        self.memory: dict[str, Tensor] = {}
+        self.uses_weight = False
+        self._weight = 1.0
+        # Python enters a lock faster than an empty context.
+        self._guard = cast(AbstractContextManager[None], RLock()) if guard is None else guard
+        self._on_descend = on_descend
+
+    @property
+    def weight(self) -> float:
+        return self._weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        self.uses_weight = True
+        self._weight = weight
+
+    def snapshot(self) -> Tensor:
+        with self._guard:
+            return joined([self.window])
+
+    def add_(self, delta: Tensor, scale: float = 1.0) -> None:
+        with self._guard:
+            self.window.add_(delta.to(self.window.device), alpha=scale)
+
+    def mix_(self, theirs: Tensor, beta: float) -> None:
+        with self._guard:
+            self.window.lerp_(theirs.to(self.window.device), beta)
+
+    def assign_(self, value: Tensor) -> None:
+        with self._guard:
+            self.window.copy_(value)
+
+    def _tell_staleness(self, read: int | Sequence[int]) -> None:
+        for version in (read,) if isinstance(read, int) else read or self.read:
+            self._on_descend(self.version - version)
+
+
+class WindowReplica(PublishedReplica):
+    """A replica with an optimiser of ours beside it."""
 
     def __init__(
         self,
@@ -29,18 +84,12 @@ class WindowReplica:
         guard: AbstractContextManager[None] | None = None,
         on_descend: Callable[[int], None] = lambda staleness: None,
     ) -> None:
-        self._weight = 1.0
-        self._moves_weight = self._has_begun = False
+        super().__init__(window, guard, on_descend)
+        self._has_begun = False
         self._begun: tuple[Tensor, float] | None = None
         """Value and weight as of the step that goes on, where others must not see what it does."""
-        self.output: Tensor | None = None
-        self.memory: dict[str, Tensor] = {}
-        self.window = window
-        self.version = 0
         self.steps = 0
-        """How many steps the optimiser has made since it knew nothing."""
-        self.read: Sequence[int] = ()
-        """Of a worker: the version at which its last gradient was begun."""
+        """How many steps the optimiser has made since it was new or reset."""
         self.optimiser = optimiser
         self.state = {
             slot: torch.full_like(window, optimiser.initial(slot)).unsqueeze(0)
@@ -48,44 +97,16 @@ class WindowReplica:
         }
         self._learning_rate = learning_rate
         self._clip = clip
-        self._guard = nullcontext() if guard is None else guard
-        self._on_descend = on_descend
-
-    @property
-    def weight(self) -> float:
-        return self._weight
-
-    @weight.setter
-    def weight(self, weight: float) -> None:
-        self._moves_weight = True
-        self._weight = weight
 
     @property
     def learning_rate(self) -> float:
         return self._learning_rate()
 
-    def snapshot(self) -> Tensor:
-        with self._guard:
-            return self.window.clone()
-
-    def add_(self, delta: Tensor, scale: float = 1.0) -> None:
-        with self._guard:
-            self.window.add_(delta, alpha=scale)
-
-    def mix_(self, theirs: Tensor, beta: float) -> None:
-        with self._guard:
-            self.window.lerp_(theirs, beta)
-
-    def assign_(self, value: Tensor) -> None:
-        with self._guard:
-            self.window.copy_(value)
-
     def descend_(
         self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None,
         share: float = 1.0,
     ) -> None:  # fmt: skip
-        for version in (read,) if isinstance(read, int) else read or self.read:
-            self._on_descend(self.version - version)
+        self._tell_staleness(read)
         rows = self.clipped(gradient).unsqueeze(0)
         with self._guard:
             self.optimiser.descend_(
@@ -118,7 +139,7 @@ class WindowReplica:
     def begin_step(self) -> None:
         """A method whose weight moves changes value and weight one after the other, so for others
         both stay as they are now until its next step. In the first step any method may be one."""
-        keeps = self._moves_weight or not self._has_begun
+        keeps = self.uses_weight or not self._has_begun
         self._begun = (self.snapshot(), self._weight) if keeps else None
         self._has_begun = True
 

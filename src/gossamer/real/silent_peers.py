@@ -31,15 +31,12 @@ _WEIGHT = 0.125
 class _Exchange:
     """One that has been begun, as its method sees it."""
 
-    __slots__ = ("began", "left_out", "peer", "shown")
+    __slots__ = ("began", "peer", "shown")
 
-    def __init__(
-        self, peer: int, began: float, shown: Pending[Any], left_out: Callable[[], None]
-    ) -> None:
+    def __init__(self, peer: int, began: float, shown: Pending[Any]) -> None:
         self.peer = peer
         self.began = began
         self.shown = shown
-        self.left_out = left_out
 
 
 class Silence:
@@ -65,17 +62,15 @@ class Silence:
         """How long an exchange with it may take."""
         return max(_LEAST_S, _TIMES * self._usual.get(peer, _FIRST_S))
 
-    def bounded(
-        self, peer: int, started: Pending[T], left_out: Callable[[], None] = lambda: None
-    ) -> Pending[T]:  # fmt: skip
+    def bounded(self, peer: int, started: Pending[T]) -> Pending[T]:
         """The same exchange for its method: it fails with `PeerLost` where it takes too long.
 
-        `left_out` is called then. One that its awaiter has to finish is the engine's to bound.
+        One that its awaiter has to finish is the engine's to bound.
         """
         if started.done or started.settle is not None:
             return started
         shown: Pending[T] = Pending(started.label, started.peer)
-        exchange = _Exchange(peer, self._now(), shown, left_out)
+        exchange = _Exchange(peer, self._now(), shown)
         with self._lock:
             self._open.add(exchange)
             if self._thread is None:
@@ -97,7 +92,6 @@ class Silence:
                 self._missed[one.peer] = self._missed.get(one.peer, 0) + 1
             self._tell()
         for one in late:
-            one.left_out()
             one.shown.fail(PeerLost(one.peer, "it does not answer at present"))
 
     def _watch(self) -> None:

@@ -10,24 +10,21 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from gossamer.errors import PeerLost, ProtocolError
-from gossamer.pending import Pending
-from gossamer.real.books import Books
-from gossamer.real.callback_dispatcher import Telling
-from gossamer.real.grouping import Grouping
-from gossamer.real.mailbox import Receive
-from gossamer.real.router import Hub
+from gossamer.errors import Late, PeerLost, ProtocolError
+from gossamer.groups import Grouping, mapped
+from gossamer.mailbox import Receive, Reply
+from gossamer.observe.observer import SECOND, Observer, end_name
+from gossamer.payload import tensor_bytes
+from gossamer.pending import Gathered, Pending
+from gossamer.real.driver import Driver
+from gossamer.real.router import Router
 from gossamer.real.silent_peers import Silence
 from gossamer.real.transports.buffers import joined
-from gossamer.real.transports.checked_values import numbers_from
 from gossamer.real.transports.transport import StopToken
-from gossamer.real.within import ended_within, settle_by
 from gossamer.replica import Replica
 from gossamer.worker import Gradient, Left, Message, Tag
 
 T = TypeVar("T")
-BLOCK = 16
-"""Steps whose live set is agreed on at once: asking the store at every step would cost too much."""
 _SENT = Pending.resolved("send", None)
 
 
@@ -46,10 +43,9 @@ class RealWorker:
     """What a method may touch, on real processes."""
 
     def __init__(
-        self, hub: Hub, end: int, *, seed: int, pace: Pace, books: Books,
+        self, hub: Router, end: int, *, seed: int, pace: Pace, observer: Observer,
         gradient: Callable[[Tensor | Replica, Tensor | None], Gradient] | None = None,
-        telling: Telling | None = None, grouping: Grouping | None = None,
-        forgets_leavers: bool = False,
+        grouping: Grouping | None = None, forgets_leavers: bool = False,
     ) -> None:  # fmt: skip
         """`forgets_leavers`: who has left its loop is to this end as one who died."""
         self._forgets_leavers = forgets_leavers
@@ -63,14 +59,12 @@ class RealWorker:
         self.rng = random.Random(f"{seed}/worker/{end}")
         self._hub = hub
         self._pace = pace
-        self._books = books
+        self._observer = observer
         self._gradient = gradient
-        self._telling = telling
         self._silence = Silence(hub.driver.stop)
         self._peers_of: tuple[frozenset[int], frozenset[int]] | None = None
         self._peers: list[int] = []
         self._left: set[int] = set()
-        self._agreed: dict[int, frozenset[int]] = {}
         self._collectives: dict[tuple[int, ...], int] = {}
         self._tasks = 0
         self._under_way: list[Pending[None]] = []
@@ -95,22 +89,14 @@ class RealWorker:
     @property
     def live(self) -> frozenset[int]:
         if self.rank < self._workers:
-            return self._hub.training if self._forgets_leavers else self._hub.live
+            members = self._hub.members
+            return members.training if self._forgets_leavers else members.live
         live = self._grouping.speaking(self._hub.live)
         # As of what it has read of its inbox, like its clients.
         return live - self._left if self._forgets_leavers else live
 
     def live_at(self, step: int) -> frozenset[int]:
-        """The first to ask about a block of steps fixes the set for everybody."""
-        block = step // BLOCK
-        if block not in self._agreed:
-            proposal = ",".join(map(str, sorted(self._hub.training)))
-            agreed = self._hub.transport.store.agree(f"live/{block}", proposal)
-            found = frozenset(numbers_from(f"live/{block}", agreed, ",", self._workers))
-            # The same object while nothing changes: methods compare by identity.
-            before = self._agreed.get(block - 1)
-            self._agreed = {block: before if before == found and before is not None else found}
-        return self._agreed[block]
+        return self._hub.live_at(step)
 
     @property
     def servers(self) -> Sequence[int]:
@@ -136,25 +122,19 @@ class RealWorker:
     def observe(self, what: str, value: float = 1.0) -> None:
         if what == "update":
             missed, self._updates = self._updates - self._updates_read, self._updates + 1
-            self._books.stale(missed)
-            if self._telling is not None:
-                self._telling.stale(self.rank, missed)
-            return
-        if what == "shared update":
-            return  # to count those of all would take a message for each
-        self._books.observe(what, value)
-        if self._telling is not None and what == "dropped":
-            self._telling.dropped(self.rank)
+            self._observer.stale(self.rank, missed, time.monotonic_ns())
+        elif what != "shared update":  # to count those of all would take a message for each
+            self._observer.observed(self.rank, what, value, time.monotonic_ns())
 
     def now(self) -> float:
         return time.monotonic()
 
     def steps(self) -> Iterator[int]:
         while self._pace.open_step(self.step):
-            self._books.stepped(time.monotonic())
+            self._observer.began_step(self.rank, time.monotonic_ns())
             yield self.step
             self.step += 1
-        self._books.stepped(time.monotonic())
+        self._observer.began_step(self.rank, time.monotonic_ns())
 
     def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
         if self._gradient is None:
@@ -176,69 +156,61 @@ class RealWorker:
         gone: Pending[None] = Pending("send", to)
         try:
             self._hub.post(to, tag, message)
-            if self._is_exchange(to) and message.payload is not None:
-                self._books.exchanges += 1
             gone.resolve(None)
         except PeerLost as lost:
             gone.fail(PeerLost(to, lost.args[0]) if lost.peer != to else lost)
         return gone
 
-    def _part_held_by(self, end: int) -> float:
-        """Of a model: all of it, or one server's range of it."""
-        if end < self._workers:
-            return 1.0
-        slices = self.slices
-        own = slices[end - self._workers]
-        return (own.stop - own.start) / max(1, slices[-1].stop)
+    def _tell_exchange(self, source: int, payload: object) -> None:
+        """Something has come from another end; a bare signal is no exchange."""
+        if source >= self._workers:
+            # As much of an exchange as it is of a model.
+            share = tensor_bytes(payload) / max(1, self._hub.window_bytes[self.rank])
+            self._observer.exchanged(self.rank, None, time.monotonic_ns(), share=share)
+        elif payload is not None and source != self.rank and source not in self._inside:
+            # Inside a group a gradient is computed.
+            self._observer.exchanged(self.rank, source, time.monotonic_ns())
 
-    def _is_exchange(self, end: int) -> bool:
-        """With another worker that speaks for itself; inside a group a gradient is computed."""
-        return end < self._workers and end != self.rank and end not in self._inside
+    def _tell_once_there(self, source: int, pending: Pending[Any]) -> None:
+        def done() -> None:
+            try:
+                self._tell_exchange(source, pending.result())
+            except (PeerLost, ProtocolError):
+                pass  # nothing came; the method hears of it when it awaits
+
+        pending.when_done(done)
 
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
-        pending = Receive("receive", source, source=source)
-        if self.rank >= self._workers:
-            pending.when_done(lambda: self._received(pending))
-        elif self._telling is not None:
-            pending.when_done(lambda: self._tell_received(pending))
+        pending = Receive("receive", source)
+        pending.when_done(lambda: self._received(pending))
         self._hub.receive(self.rank, tag, pending)
         return pending
 
     def _received(self, pending: Pending[Message]) -> None:
-        message = pending.result()
-        if isinstance(message.payload, Left):
-            self._left.add(message.source)
-
-    def _tell_received(self, pending: Pending[Message]) -> None:
         try:
-            self._tell_model(pending.result())
+            message = pending.result()
         except (PeerLost, ProtocolError):
-            pass  # nothing came; the method hears of it when it awaits
-
-    def _tell_model(self, message: Message) -> None:
-        """What another worker sent; bare signals are no exchange."""
-        assert self._telling is not None
-        if self._is_exchange(message.source) and message.payload is not None:
-            self._telling.exchanged(self.rank, message.source)
+            return  # nothing came; the method hears of it when it awaits
+        if self.rank < self._workers:
+            self._tell_exchange(message.source, message.payload)
+        elif isinstance(message.payload, Left):
+            self._left.add(message.source)
 
     def collect(self, tag: Tag) -> list[Message]:
         messages = self._hub.mailboxes[self.rank].collect(tag)
-        if self._telling is not None:
-            for message in messages:
-                self._tell_model(message)
+        for message in messages:
+            self._tell_exchange(message.source, message.payload)
         return messages
 
     def request(self, to: int, payload: Any, *, tag: Tag) -> Pending[Any]:
         number = self._hub.next_request()
-        arrival = Receive("reply", to, source=to)
-        answer = arrival.content()
-        self._hub.receive(self.rank, ("reply", number), arrival)
+        answer = Reply("reply", to)
+        self._hub.receive(self.rank, ("reply", number), answer)
         try:
             self._hub.post(to, tag, Message(self.rank, payload, reply_to=number))
-            self._books.exchanges += 0 if to < self._workers else self._part_held_by(to)
         except PeerLost:
-            arrival.cancel()
             answer.fail(PeerLost(to))
+        self._tell_once_there(to, answer)
         return answer
 
     def reply(self, message: Message, payload: Any) -> Pending[None]:
@@ -252,17 +224,16 @@ class RealWorker:
         self._count_sum(members, value.nbytes)
         own = joined([value.detach().reshape(-1)]).view(value.shape)
         reduced = self._hub.transport.all_reduce([own], members)
-        mean: Pending[Tensor] = Pending("all_reduce")
-        mean.settle, mean.on_cancel = reduced.settle, reduced.cancel
-        reduced.when_done(lambda: settle_by(mean, reduced, lambda _: own))
+        mean = mapped(reduced, lambda _: own, "all_reduce")
+        mean.settle = reduced.settle
         return mean
 
     def _count_sum(self, members: Sequence[int], size: int, *, is_first: bool = True) -> None:
         """An all-reduce of that many bytes; `is_first`: it is not the continuation of another."""
         is_inside = bool(self._inside) and tuple(members) == self._inside
         if is_first and not is_inside:
-            self._books.exchanges += 1
-        self._books.bytes += round(2 * (len(members) - 1) / len(members) * size)
+            self._observer.exchanged(self.rank, None, time.monotonic_ns())
+        self._hub.bytes_sent += round(2 * (len(members) - 1) / len(members) * size)
 
     def _tag(self, kind: str, members: Sequence[int]) -> Tag:
         """Everybody in a group makes its collectives in the same order, so counting names them."""
@@ -272,18 +243,15 @@ class RealWorker:
 
     def broadcast(self, value: Tensor | None, *, root: int, over: Sequence[int]) -> Pending[Tensor]:
         tag = self._tag("broadcast", over)
-        result: Pending[Tensor] = Pending("broadcast", root)
-        if self.rank == root:
-            if value is None:
-                raise ProtocolError("the root of a broadcast gives the value")
-            for member in over:
-                if member != root and member in self._hub.live:
-                    self.send(member, value, tag=tag)
-            result.resolve(value)
-            return result
-        message = self.receive(tag, source=root)
-        message.when_done(lambda: settle_by(result, message, lambda m: m.payload))
-        return result
+        if self.rank != root:
+            message = self.receive(tag, source=root)
+            return mapped(message, lambda message: message.payload, "broadcast")
+        if value is None:
+            raise ProtocolError("the root of a broadcast gives the value")
+        for member in over:
+            if member != root and member in self._hub.live:
+                self.send(member, value, tag=tag)
+        return Pending.resolved("broadcast", value, root)
 
     def all_gather(
         self, value: Tensor, *, over: Sequence[int] | None = None
@@ -316,23 +284,17 @@ class RealWorker:
     def read(self, peer: int) -> Pending[Tensor]:
         if not self._is_alive(peer):
             return Pending.failed("read", PeerLost(peer), peer)
-        self._books.exchanges += self._part_held_by(peer)
-        self._books.bytes += self._hub.window_bytes[peer]
+        self._hub.bytes_sent += self._hub.window_bytes[peer]
         value = self._hub.transport.read(peer)
-        if peer >= self._workers:
-            return value  # a server's is needed, however long it takes
-        value = self._silence.bounded(peer, value, self._left_out)
-        if self._telling is not None:
-            self._telling.exchanged_once_done(value, (self.rank, peer))
+        if peer < self._workers:  # a server's is needed, however long it takes
+            value = self._silence.bounded(peer, value)
+        self._tell_once_there(peer, value)
         return value
-
-    def _left_out(self) -> None:
-        self._books.exchanges -= 1
 
     def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
         if not self._is_alive(peer):
             return Pending.failed("accumulate", PeerLost(peer), peer)
-        self._books.bytes += delta.numel() * delta.element_size()
+        self._hub.bytes_sent += delta.numel() * delta.element_size()
         started = self._hub.transport.accumulate(peer, delta, start)
         if not started.done:
             with self._starting:
@@ -347,17 +309,22 @@ class RealWorker:
                 return Pending("average", peer)
             if peer not in self._hub.live:
                 return Pending.failed("average", PeerLost(peer), peer)
-            # Both ends have exchanged, and only this one knows.
-            self._books.exchanges += 2
-            self._books.bytes += 2 * self._hub.window_bytes[peer]
+            self._hub.bytes_sent += 2 * self._hub.window_bytes[peer]
             started = self._hub.transport.average(self.rank, peer)
             if not started.done:
                 self._remember(started)
-        if self._telling is not None:
-            pairs = (self.rank, peer), (peer, self.rank)
-            self._telling.exchanged_once_done(started, *pairs)
+        started.when_done(lambda: self._tell_average(peer, started))
         # Left out it is made later, at both ends: the sum is kept.
         return self._silence.bounded(peer, started)
+
+    def _tell_average(self, peer: int, ended: Pending[None]) -> None:
+        """Both ends have exchanged, and only this one knows."""
+        try:
+            ended.result()
+        except (PeerLost, ProtocolError):
+            return
+        self._observer.exchanged(self.rank, peer, time.monotonic_ns())
+        self._observer.exchanged(peer, self.rank, time.monotonic_ns())
 
     def _remember(self, started: Pending[None]) -> None:
         self._under_way = [one for one in (*self._under_way, started) if not one.done]
@@ -386,8 +353,36 @@ class RealWorker:
         return pending
 
     def within(self, seconds: float, pending: Pending[T]) -> Pending[T]:
-        task = f"{self.rank}: within {seconds:g} s"
-        return ended_within(seconds, pending, self._hub.driver, task)
+        until = time.monotonic() + seconds
+        late = Late(f"{pending.label} did not end within {seconds:g} s")
+        is_computed = _is_computed(pending)
+
+        def in_time(value: T) -> T:
+            if is_computed and time.monotonic() > until:
+                raise late
+            return value
+
+        bounded = mapped(pending, in_time)
+        if is_computed:
+            # Nothing interrupts a gradient, and a second thread would be in its way: its awaiter
+            # computes it and looks at the clock afterwards.
+            bounded.settle = pending.settle
+            return bounded
+
+        def end() -> None:
+            # A receive that stayed posted would take the next message and lose it.
+            pending.cancel()
+            if pending.cancelled:  # otherwise it has ended at this very moment
+                bounded.fail(late)
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        pending.when_done(timer.cancel)
+        for part in pending.parts if isinstance(pending, Gathered) else (pending,):
+            if part.settle is not None and not part.done:
+                self._hub.driver.settle_elsewhere(part, f"{self.rank}: within {seconds:g} s")
+        return bounded
 
     def start(self, task: Coroutine[Any, Any, T]) -> Pending[T]:
         self._tasks += 1
@@ -397,3 +392,56 @@ class RealWorker:
         for task in side:
             self.start(task)
         return await main
+
+
+def _is_computed(pending: Pending[Any]) -> bool:
+    """Whether it is a gradient that its awaiter computes."""
+    return isinstance(pending, Gradient) and pending.settle is not None
+
+
+def tell_waits(driver: Driver, observer: Observer, rank: int) -> None:
+    """Tell of the waits of this process's worker; a gradient is computed by the thread that awaits
+    it."""
+
+    def waited(pending: Pending[Any], began: float, ended: float) -> None:
+        if pending.label != "gradient":
+            span = (round(began * SECOND), round(ended * SECOND))
+            observer.waited(rank, pending.label, pending.peer, span)
+
+    driver.on_wait = waited
+
+
+_WAYS = {
+    "send": "to", "request": "to", "reply": "to", "broadcast": "from", "all_gather": "",
+    "all_reduce": "", "read": "from", "accumulate": "to", "average": "with",
+}  # fmt: skip
+"""The operations that move a model or a message, and how their peer is named."""
+
+
+def tell_operations(worker: RealWorker, observer: Observer) -> None:
+    """Tell how long each call of an operation takes the thread that this is called in.
+
+    Other threads make such calls too, for side loops and servers, while this one computes or waits.
+    A call inside another, as of `send` in `broadcast`, is a part of it.
+    """
+    thread, is_inside = threading.get_ident(), False
+
+    def timed(what: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal is_inside
+            if is_inside or threading.get_ident() != thread:
+                return operation(*arguments, **named)
+            peer = named.get("root", arguments[0])
+            peer = peer.source if isinstance(peer, Message) else peer
+            whom = "" if isinstance(peer, Tensor) else end_name(peer, worker.size, _WAYS[what])
+            is_inside, began = True, time.monotonic_ns()
+            try:
+                return operation(*arguments, **named)
+            finally:
+                is_inside = False
+                observer.communicated(worker.rank, what + whom, (began, time.monotonic_ns()))
+
+        return call
+
+    for what in _WAYS:
+        setattr(worker, what, timed(what, getattr(worker, what)))

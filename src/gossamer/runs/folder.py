@@ -25,9 +25,9 @@ from typing import IO, Any, cast
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError
+from gossamer.observe.timeline import Timeline
 from gossamer.runs.result import MODEL, write_model
 from gossamer.runs.versions import made_with
-from gossamer.timeline import Timeline
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:

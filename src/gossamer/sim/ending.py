@@ -45,18 +45,12 @@ class Ending:
             return
         self.finished_ns = world.kernel.now
         for rank in sorted(world.alive - world.ended):
-            requests = world.outstanding.get(rank)
-            if not requests:
+            if not world.batcher.under_way.get(rank):
                 if rank in self.between:
                     world.kernel.interrupt_main(rank, RunOver())
             elif not budget.promises:
-                for request in requests:
-                    world.desk.abort(request)
-                    world.parts.sampler.give_back(rank, request.batch)
-                cut_short = list(requests)
-                requests.clear()
-                for request in cut_short:
-                    request.delivery.fail(RunOver())
+                for gradient in world.abort_gradients(rank):
+                    gradient.fail(RunOver())
 
     def goes_on(self, rank: int) -> Pending[bool]:
         """Whether there is more to do, once everybody is at the end: a worker that died meanwhile

@@ -1,4 +1,9 @@
-"""Started gradients, computed lazily and together.
+"""Simulated gradients: the whole life of one, their evaluation in batches, and how stale they are.
+
+    started --> under way --(its work is done)--> delivered --> applied
+                 |     ^
+                 |     +--- held up: its worker was paused, so it comes later by as much
+                 +--------> aborted: its worker died, or the run is over
 
 A gradient that was started is fixed: it depends only on the point and the batch taken at its
 start. So nothing is computed until the first result is needed; then everything outstanding is
@@ -7,7 +12,8 @@ evaluated in one call. Asynchronous runs batch nearly as well as synchronous one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,88 +22,195 @@ from torch import Tensor
 
 from gossamer.pending import Pending
 from gossamer.sim.engine import Engine
-from gossamer.sim.replica_matrix import Point, ReplicaStore
+from gossamer.sim.kernel import SECOND
+from gossamer.sim.replica_matrix import Point, ReplicaStore, SimulatedReplica
+from gossamer.worker import Gradient
+
+if TYPE_CHECKING:
+    from gossamer.sim.world import World
 
 Batch = NDArray[np.int64]
+Read = tuple[int, int]
+"""The version of a worker's replica, and the updates of all, when a gradient's point was read."""
 
 
-class Request:
-    """One started gradient."""
+class SimulatedGradient(Gradient):
+    """One gradient, and the pieces that come out of it early."""
 
     __slots__ = (
-        "batch", "delivery", "gradient", "key", "loss", "paused_ns", "point", "read", "statistics",
-        "worker",
+        "_pieces", "_started_ns", "_work_ns", "_world", "batch", "key", "loss", "paused_ns",
+        "point", "read", "statistics", "value", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: int, point: Point, batch: Batch, key: int) -> None:
+        super().__init__("gradient")
         self.worker = worker
         self.point = point
         self.batch = batch
         self.key = key
-        self.delivery: Pending[Tensor] = Pending("gradient")
-        """What the worker awaits; set by the worker."""
+        self.read: Read = (0, 0)
         self.paused_ns = 0
         """How much later than planned it will be there, because its worker was paused."""
-        self.read: tuple[int, int] = (0, 0)
-        """When its point was read; see `Updates`."""
-        self.gradient: Tensor | None = None
+        self.value: Tensor | None = None
         self.loss: Tensor | None = None
         self.statistics: Tensor | None = None
+        self._pieces: list[Pending[Tensor]] = []
+
+    def start(self, world: World, work_ns: int) -> None:
+        """It will be delivered after this work and the cost that nothing overlaps with."""
+        self._world = world
+        self._started_ns, self._work_ns = world.kernel.now, work_ns
+        world.batcher.start(self)
+        whole_ns = work_ns + round(world.cluster.compute.unoverlapped_seconds * SECOND)
+        world.kernel.at(whole_ns, self._deliver, whole_ns)
+
+    def buckets(self) -> Sequence[Pending[Tensor]]:
+        """Asked for right after the start, each piece comes at its share of the backward time."""
+        kernel, forward = self._world.kernel, self._world.cluster.compute.forward_share
+        for bucket in self._world.buckets:
+            piece: Pending[Tensor] = Pending("bucket")
+            ready = self._work_ns * (forward + (1 - forward) * bucket.ready_share)
+            passed = kernel.now - self._started_ns
+            kernel.at(max(0, round(ready) - passed), self._ready, piece, bucket.start, bucket.end)
+            self._pieces.append(piece)
+        return self._pieces
+
+    def fail(self, error: BaseException) -> None:
+        super().fail(error)
+        for piece in self._pieces:
+            piece.fail(error)
+
+    def _is_held_up(self, waited_ns: int, again: Callable[..., None], *arguments: Any) -> bool:
+        """Whether its worker has been paused for longer than was waited; if so, `again` later."""
+        paused_ns = self.paused_ns
+        if paused_ns > waited_ns:
+            self._world.kernel.at(paused_ns - waited_ns, again, *arguments, paused_ns)
+        return paused_ns > waited_ns
+
+    def _ready(self, piece: Pending[Tensor], start: int, end: int, waited_ns: int = 0) -> None:
+        if self._is_held_up(waited_ns, self._ready, piece, start, end):
+            return
+        batcher = self._world.batcher
+        # Nobody waits for the piece any more if its worker died or was cut short at the end.
+        if self.value is not None or batcher.is_under_way(self):
+            piece.resolve(batcher.value_of(self)[start:end])
+
+    def _deliver(self, whole_ns: int, waited_ns: int = 0) -> None:
+        """It is there: its samples count now."""
+        world, rank = self._world, self.worker
+        if rank not in world.alive or self._is_held_up(waited_ns, self._deliver, whole_ns):
+            return
+        if not world.batcher.is_under_way(self):
+            return
+        value = world.batcher.value_of(self)
+        world.batcher.under_way[rank].remove(self)
+        world.updates.read[rank] = self.read
+        world.budget.deliver(rank, len(self.batch))
+        span = (self._started_ns, world.kernel.now)
+        world.observer.computed(rank, span, whole_ns, len(self.batch), self.loss)
+        self.resolve(value)
+        world.progressed()
 
 
-class GradientDesk:
-    """Takes requests, evaluates all outstanding ones when the first is needed."""
+class GradientBatcher:
+    """Keeps the gradients under way and evaluates all of them when the first is needed."""
 
     def __init__(self, engine: Engine, store: ReplicaStore, buffers: Tensor) -> None:
         self.buffers = buffers
         """BatchNorm statistics, one row per worker."""
+        self.under_way: dict[int, list[SimulatedGradient]] = {}
+        """By worker, those that were started and neither delivered nor aborted."""
         self.evaluations = 0
         self.rows_evaluated = 0
         self._engine = engine
         self._store = store
-        self._outstanding: dict[Request, None] = {}
+        self._unevaluated: dict[SimulatedGradient, None] = {}
 
     @property
     def mean_width(self) -> float:
         return self.rows_evaluated / self.evaluations if self.evaluations else 0.0
 
-    def start(self, request: Request) -> None:
-        self._outstanding[request] = None
+    def start(self, gradient: SimulatedGradient) -> None:
+        self._unevaluated[gradient] = None
+        self.under_way.setdefault(gradient.worker, []).append(gradient)
 
-    def abort(self, request: Request) -> None:
-        """Its worker died: discarded without trace."""
-        self._outstanding.pop(request, None)
-        self._store.forget(request.point)
+    def is_under_way(self, gradient: SimulatedGradient) -> bool:
+        return gradient in self.under_way.get(gradient.worker, ())
 
-    def deliver(self, request: Request) -> Tensor:
-        """The gradient; statistics of its batch take effect now, not when it was evaluated."""
-        if request.gradient is None:
+    def abort(self, rank: int) -> list[SimulatedGradient]:
+        """Discard all that a worker has under way without trace."""
+        aborted = self.under_way.pop(rank, [])
+        for gradient in aborted:
+            self._unevaluated.pop(gradient, None)
+            self._store.forget(gradient.point)
+        return aborted
+
+    def value_of(self, gradient: SimulatedGradient) -> Tensor:
+        """Statistics of its batch take effect now, not when it was evaluated."""
+        if gradient.value is None:
             self._evaluate()
-        assert request.gradient is not None
-        if request.statistics is not None and self.buffers.shape[1]:
-            self.buffers[request.worker] = request.statistics
-        return request.gradient
+        assert gradient.value is not None
+        if gradient.statistics is not None and self.buffers.shape[1]:
+            self.buffers[gradient.worker] = gradient.statistics
+        return gradient.value
 
     def _evaluate(self) -> None:
-        requests = list(self._outstanding)
-        self._outstanding.clear()
-        sizes = sorted({len(request.batch) for request in requests})
-        for size in sizes:
-            self._evaluate_group([r for r in requests if len(r.batch) == size])
+        gradients = list(self._unevaluated)
+        self._unevaluated.clear()
+        for size in sorted({len(gradient.batch) for gradient in gradients}):
+            self._evaluate_group([one for one in gradients if len(one.batch) == size])
 
-    def _evaluate_group(self, requests: Sequence[Request]) -> None:
+    def _evaluate_group(self, gradients: Sequence[SimulatedGradient]) -> None:
         self.evaluations += 1
-        self.rows_evaluated += len(requests)
+        self.rows_evaluated += len(gradients)
         # In order of rank, so that the rows of equal workers can be used where they lie.
-        ordered = sorted(requests, key=lambda request: request.worker)
-        points = self._store.stacked([request.point for request in ordered])
+        ordered = sorted(gradients, key=lambda gradient: gradient.worker)
+        points = self._store.stacked([gradient.point for gradient in ordered])
         device = points.device
-        batches = torch.from_numpy(np.stack([request.batch for request in ordered])).to(device)
-        keys = torch.tensor([request.key for request in ordered], device=device)
-        workers = torch.tensor([request.worker for request in ordered], device=device)
+        batches = torch.from_numpy(np.stack([gradient.batch for gradient in ordered])).to(device)
+        keys = torch.tensor([gradient.key for gradient in ordered], device=device)
+        workers = torch.tensor([gradient.worker for gradient in ordered], device=device)
         result = self._engine.evaluate(points, self.buffers[workers], batches, keys)
-        for row, request in enumerate(ordered):
-            request.gradient = result.gradients[row]
-            request.loss = result.losses[row]
-            request.statistics = result.buffers[row]
-            self._store.forget(request.point)
+        for row, gradient in enumerate(ordered):
+            gradient.value = result.gradients[row]
+            gradient.loss = result.losses[row]
+            gradient.statistics = result.buffers[row]
+            self._store.forget(gradient.point)
+
+
+class Updates:
+    """Counts the gradients that are applied, wherever, and what each missed since its read."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.count = 0
+        self.read: dict[int, Read] = {}
+        """Of the gradient that each worker got last."""
+
+    def descended(self, replica: SimulatedReplica, read: Sequence[int]) -> None:
+        """Count an update. `read` are the versions at which a server's gradients were read; for a
+        worker's own update the world remembers that of its last gradient."""
+        world = self._world
+        is_worker = replica.store is world.workers
+        if is_worker and world.method.servers_hold_model:
+            return  # a copy moves on between two reads of the servers
+        known = self.read.get(replica.row) if is_worker and not read else None
+        versions = read if known is None else (known[0],)
+        end = replica.row if is_worker else world.replicas.index(replica, world.size)
+        for version in versions:
+            self._applied(end, replica.version - version, known)
+        self.count += not versions
+
+    def told(self, rank: int, *, is_shared: bool) -> None:
+        """A worker has made an update without `descend_`, of its own or of shared parameters."""
+        versions = self._world.workers.versions
+        version, count = self.read[rank]
+        missed = self.count - count if is_shared else versions[rank] - version
+        versions[rank] += not is_shared
+        self._applied(rank, missed)
+
+    def _applied(self, end: int, missed: int, read: Read | None = None) -> None:
+        world = self._world
+        of_all = self.count - read[1] if read and world.method.shares_replica else None
+        world.observer.stale(end, missed, world.kernel.now, of_all)
+        self.count += 1

@@ -6,7 +6,9 @@ because that is where races are found.
 
 from __future__ import annotations
 
+import hashlib
 import random
+from array import array
 from collections.abc import Callable, Coroutine
 from heapq import heappop, heappush
 from typing import Any
@@ -15,9 +17,42 @@ import torch
 
 from gossamer.errors import Error, ProtocolError, RunFailed, RunOver, Stalled
 from gossamer.pending import Pending
-from gossamer.trace import Digest
 
 SECOND = 1_000_000_000
+_MOST_NS = (1 << 63) - 1
+
+
+class Digest:
+    """A fingerprint of the sequence of events: same seed, same digest; integers only, so cheap."""
+
+    __slots__ = ("_buffer", "_codes", "_hash")
+
+    _FLUSH = 8192
+
+    def __init__(self) -> None:
+        self._buffer = array("q")
+        self._codes: dict[str, int] = {}
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def event(self, now_ns: int, worker: int, label: str) -> None:
+        code = self._codes.setdefault(label, len(self._codes))
+        buffer = self._buffer
+        # A clock beyond 292 years wraps around rather than ending the run.
+        buffer.append(now_ns & _MOST_NS)
+        buffer.append(worker << 20 | code)
+        if len(buffer) >= self._FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._hash.update(self._buffer.tobytes())
+        del self._buffer[:]
+
+    def hexdigest(self) -> str:
+        self._flush()
+        whole = self._hash.copy()
+        # The names of the events count too: codes alone are only their order of appearance.
+        whole.update("\n".join(self._codes).encode())
+        return whole.hexdigest()
 
 
 class Timer:

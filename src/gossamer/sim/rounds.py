@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gossamer.groups import Groups
 from gossamer.sim.replica_matrix import Point
 from gossamer.sim.world import World
 
@@ -46,13 +45,12 @@ class Rounds:
     def __init__(
         self,
         world: World,
-        groups: Groups,
         is_due: Callable[[int], bool],
         on_complete: Callable[[Complete], None],
     ) -> None:
         """`is_due` is asked once for each round, with the samples of all rounds up to its end."""
         self._world = world
-        self._members = {group[0]: group for group in groups}
+        self._members = {group[0]: group for group in world.groups}
         self._is_due = is_due
         self._on_complete = on_complete
         self._asked = 0
@@ -69,13 +67,13 @@ class Rounds:
         left = self._open.get(step)
         if left is None:
             return
-        own = [world.accounts.workers[r] for r in self._members.get(rank, (rank,))]
+        own = [world.metrics.workers[r] for r in self._members.get(rank, (rank,))]
         left[rank] = Left(
-            world.parts.workers.point(rank),
+            world.workers.point(rank),
             world.replicas[rank].weight,
-            world.desk.buffers[rank].clone(),
-            sum(account.steps for account in own),
-            sum(account.samples for account in own),
+            world.batcher.buffers[rank].clone(),
+            sum(one.steps for one in own),
+            sum(one.samples for one in own),
         )
         self._consider()
 
@@ -91,12 +89,12 @@ class Rounds:
             self._close({rank: left[rank] for rank in alive if rank in left}, left)
 
     def _close(self, living: dict[int, Left], left: dict[int, Left]) -> None:
-        store, accounts = self._world.parts.workers, self._world.accounts.workers
+        store, metrics = self._world.workers, self._world.metrics.workers
         if living:
             found = list(living.values())
             spoken = {r for rank in living for r in self._members.get(rank, (rank,))}
             # Of who is gone, all that it did.
-            gone = [account for rank, account in enumerate(accounts) if rank not in spoken]
+            gone = [own for rank, own in metrics.items() if rank not in spoken]
             self._on_complete(
                 Complete(
                     store.stacked([one.point for one in found]),

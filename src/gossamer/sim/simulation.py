@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.callbacks import Callback
 from gossamer.config.cluster import Cluster
-from gossamer.config.settings import Settings, make_settings, split_groups
+from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import RunOver
-from gossamer.groups import Groups
+from gossamer.groups import Grouping, role_of
 from gossamer.methods import Method, MethodSpec, for_role
-from gossamer.optim.optimisers import make_optimiser
-from gossamer.optim.schedules import make_schedule
-from gossamer.replica import cut
+from gossamer.observe.callbacks import Callback
+from gossamer.observe.metrics import summary
+from gossamer.observe.observer import Observer
 from gossamer.runs.result import Result, Row, digest_of
-from gossamer.sim.accounts import Observed
-from gossamer.sim.buckets import make_buckets
-from gossamer.sim.budget import Budget
 from gossamer.sim.engine import Engine, make_engine
-from gossamer.sim.gradients import GradientDesk
-from gossamer.sim.groups import grouped_roles
 from gossamer.sim.interrupts import interrupted_between_events
 from gossamer.sim.kernel import SECOND
-from gossamer.sim.replica_matrix import ReplicaStore
 from gossamer.sim.rounds import Complete, Rounds
 from gossamer.sim.worker import SimulatedWorker
-from gossamer.sim.world import Parts, Rates, World
+from gossamer.sim.world import World
 from gossamer.tasks import Task
 from gossamer.tasks.evaluator import Evaluator, Held
 from gossamer.tasks.flat_model import FlatModel
-from gossamer.tasks.split import make_sampler
-from gossamer.trace import Recorder
 
 _COMPILE_AFTER_GRADIENTS = 20_000
 
@@ -49,29 +41,25 @@ class Simulation:
         settings: Settings,
         *,
         on_row: Callable[[Row], None] | None = None,
-        recorder: Recorder | None = None,
+        observers: Sequence[Observer] = (),
         callbacks: Sequence[Callback] = (),
         engine: Engine | None = None,
         model: FlatModel | None = None,
     ) -> None:
         self.settings = settings
         self._method: Method = settings.method.method
-        self._ends = (
-            len(split_groups(settings.method.groups, settings.cluster)) or settings.cluster.workers
-        )
-        options = settings.method.resolve(self._ends, settings.steps_per_worker)
-        self._options = options
+        options = settings.method_options()
         self._on_row = on_row
         device = torch.device(settings.device)
         self.model = (
             FlatModel(settings.task, device, seed=settings.seed) if model is None else model
         )
         self.engine = engine or make_engine(settings.engine, self.model, compiled=self._compiles())
+        self.world = World(settings, options, self.model, self.engine, observers, callbacks)
         self._evaluator = Evaluator(
             self.model, self._method.output, settings.buffers,
-            is_trained_itself=self._method.is_trained_itself(self._ends, options),
+            is_trained_itself=self._method.is_trained_itself(len(self.world.speakers), options),
         )  # fmt: skip
-        self.world = World(self._parts(options), recorder, callbacks)
         self._spawn(options)
         self.history: list[Row] = []
         self._next_evaluation = 0.0
@@ -86,79 +74,10 @@ class Simulation:
         gradients = self.settings.samples / (self.settings.batch or 1)
         return self.settings.device.startswith("cuda") and gradients >= _COMPILE_AFTER_GRADIENTS
 
-    def _parts(self, options: dict[str, Any]) -> Parts:
-        settings, model = self.settings, self.model
-        cluster, task = settings.cluster, settings.task
-        assert settings.batch
-        assert settings.epochs
-        assert settings.learning_rate
-        assert settings.optimiser
-        synchronous = self._method.is_synchronous(options)
-        optimiser = settings.method.optimiser(
-            make_optimiser(settings.optimiser), self._ends, is_synchronous=synchronous
-        )
-        workers = ReplicaStore(cluster.workers, model.initial, optimiser, clip=settings.clip)
-        slices = self._slices()
-        servers = tuple(
-            ReplicaStore(1, model.initial[part], optimiser, clip=settings.clip) for part in slices
-        )
-        buffers = model.initial_buffers.repeat(cluster.workers, 1)
-        schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=cluster.workers)
-        own_bytes = model.layout.total * model.initial.element_size()
-        byte_scale = settings.model_bytes / own_bytes if settings.model_bytes else 1.0
-        sample = task.train.inputs[:1].to(model.device)
-        return Parts(
-            cluster=cluster,
-            seed=settings.seed,
-            budget=Budget(
-                settings.samples,
-                settings.batch,
-                len(task.train),
-                synchronous=synchronous,
-                living=lambda: self.world.alive - self.world.ended,
-                groups=split_groups(settings.method.groups, cluster),
-            ),
-            rates=Rates(settings.learning_rate, schedule),
-            sampler=make_sampler(
-                task.train.targets,
-                cluster.workers,
-                settings.batch,
-                settings.split,
-                settings.seed,
-                synchronous,
-            ),
-            desk=GradientDesk(self.engine, workers, buffers),
-            workers=workers,
-            servers=servers,
-            slices=slices,
-            server_machines=self._server_machines(len(servers)),
-            buckets=make_buckets(model.module, sample, byte_scale),
-            shares_replica=self._method.shares_replica,
-            servers_hold_model=self._method.servers_hold_model,
-            byte_scale=byte_scale,
-        )
-
-    def _slices(self) -> tuple[slice, ...]:
-        """Which server holds what."""
-        if not self._method.has_server:
-            return ()
-        return cut(self.model.layout.sizes, self.settings.method.servers)
-
-    def _server_machines(self, servers: int) -> tuple[int, ...]:
-        """A machine for each server: one of its own, or those of the workers in turn."""
-        cluster = self.settings.cluster
-        machines = cluster.machine_of(cluster.workers - 1) + 1
-        if self.settings.method.placement == "workers":
-            return tuple(server % machines for server in range(servers))
-        return tuple(machines + server for server in range(servers))
-
     def _spawn(self, options: dict[str, Any]) -> None:
         world, method = self.world, self._method
-        groups = split_groups(self.settings.method.groups, world.cluster)
-        if groups:
-            world.speakers = [group[0] for group in groups]
         for rank in range(world.size):
-            lifetime = self._lifetime(SimulatedWorker(world, rank), options, groups)
+            lifetime = self._lifetime(SimulatedWorker(world, rank), options)
             world.kernel.spawn(lifetime, rank, is_main=True)
         if method.server is not None:
             for end in range(world.size, world.ends):
@@ -166,9 +85,7 @@ class Simulation:
                 role = method.server(SimulatedWorker(world, end), world.replicas[end], **own)
                 world.kernel.spawn(role, end, is_main=False)
 
-    async def _lifetime(
-        self, worker: SimulatedWorker, options: dict[str, Any], groups: Groups
-    ) -> None:
+    async def _lifetime(self, worker: SimulatedWorker, options: dict[str, Any]) -> None:
         replica = self.world.replicas[worker.rank]
         own = for_role(self._method.worker, options)
         ending = self.world.ending
@@ -183,7 +100,8 @@ class Simulation:
                 if not ending.may_go_on or not await ending.goes_on(worker.rank):
                     return
 
-        await grouped_roles(worker, replica, text, own, groups)
+        grouping = Grouping(worker.rank, self.world.size, self.world.groups)
+        await role_of(worker, replica, text, own, grouping, on_orphaned=lambda lost: None)
         self.world.end_worker(worker.rank)
 
     def run(self) -> Result:
@@ -206,12 +124,12 @@ class Simulation:
         if self.settings.engine != "none" and self._is_due(0):
             self._tell(self._row())
         self.world.kernel.run()
-        summary = self._row()
+        last = self._row()
         if self.settings.engine != "none":
-            self._tell(summary)
+            self._tell(last)
         held = self._held()
         parameters = self._evaluator.output_parameters(held)
-        summary = {
+        result = {
             "method": str(self.settings.method),
             "task": self.settings.task.name,
             "workers": self.world.size,
@@ -219,22 +137,19 @@ class Simulation:
             "learning_rate": self.settings.learning_rate,
             "digest": self.world.kernel.digest.hexdigest(),
             "parameters_digest": digest_of(parameters),
-            **summary,
+            **last,
             **self._totals(),
         }
-        for callback in self.world.callbacks:
-            callback.on_end(summary)
-        tally = self.world.accounts.staleness.histogram
+        self.world.observer.ended(result)
         has_model = self.settings.engine != "none"
         state = self._evaluator.state_dict(held, parameters) if has_model else {}
-        staleness = dict(sorted(tally.items()))
-        return Result(self.settings, summary, self.history, parameters, staleness, state)
+        staleness = dict(sorted(self.world.metrics.histogram.items()))
+        return Result(self.settings, result, self.history, parameters, staleness, state)
 
     def _watch_progress(self) -> None:
         """In a synchronous run rows are made of complete rounds, else after a gradient."""
         if self.world.budget.is_synchronous:
-            groups = split_groups(self.settings.method.groups, self.settings.cluster)
-            Rounds(self.world, groups, self._is_due, lambda found: self._tell(self._row(found)))
+            Rounds(self.world, self._is_due, lambda found: self._tell(self._row(found)))
         else:
             self.world.on_progress = self._progressed
 
@@ -256,8 +171,7 @@ class Simulation:
         try:
             if self._on_row is not None:
                 self._on_row(row)
-            for callback in self.world.callbacks:
-                callback.on_evaluation(row)
+            self.world.observer.evaluated(row)
         except Exception as error:
             self.world.kernel.raised_outside = error
             raise
@@ -267,44 +181,36 @@ class Simulation:
 
         Of a complete round, or of the moment.
         """
-        world, accounts = self.world, self.world.accounts
-        losses, accounts.losses = accounts.losses, []
-        samples = world.budget.processed if found is None else found.samples
+        world, metrics = self.world, self.world.metrics
+        workers = metrics.workers.values()
         row: Row = {
             "virtual_seconds": world.duration_ns / SECOND,
-            "epochs": world.budget.epochs_of(samples),
-            "steps": accounts.steps if found is None else found.steps,
-            "samples": samples,
             "output": self._method.output,
-            "training_loss": float(torch.stack(losses).mean()) if losses else None,
-            "mean_staleness": accounts.staleness.mean,
-            "mean_global_staleness": accounts.global_staleness.mean,
-            "mean_age": accounts.age.mean,
+            **metrics.row(),
+            "mean_global_staleness": metrics.global_staleness.mean,
+            "mean_age": metrics.age.mean,
             "bytes": sum(world.post.bytes_put),
-            "computing_seconds": [a.computing_ns / SECOND for a in accounts.workers],
-            "waiting_seconds": [a.waited_ns / SECOND for a in accounts.workers],
-            "waits_for": accounts.longest_wait,
+            "computing_seconds": [own.computing_ns / SECOND for own in workers],
+            "waiting_seconds": [own.waited_ns / SECOND for own in workers],
         }
+        if found is not None:
+            row |= {"steps": found.steps, "samples": found.samples}
+        row["epochs"] = world.budget.epochs_of(row["samples"])
         if self.settings.engine != "none":
             scores = self._evaluator.score(self._held() if found is None else self._left(found))
-            row |= {
-                "loss": scores.loss,
-                "accuracy": scores.accuracy,
-                "worker_accuracy": scores.worker_accuracy,
-                "consensus_distance": scores.consensus_distance,
-            }
+            row |= asdict(scores)
         return row
 
     def _held(self) -> Held:
         """By the living who speak for themselves; if nobody lives, by all of them."""
         world = self.world
         alive = [rank for rank in world.speakers if rank in world.alive] or list(world.speakers)
-        world.parts.workers.flush()
-        parameters = world.parts.workers.parameters
+        world.workers.flush()
+        parameters = world.workers.parameters
         return Held(
             parameters if len(alive) == world.size else parameters[alive],
             [world.replicas[rank].weight for rank in alive],
-            world.desk.buffers[alive],
+            world.batcher.buffers[alive],
             self._held_by_servers(),
         )
 
@@ -325,36 +231,23 @@ class Simulation:
             for end in range(self.world.ends)
         ]  # fmt: skip
 
-    def _observed(self, what: str) -> Observed:
-        return self.world.accounts.observed.get(what, Observed())
-
     def _totals(self) -> Row:
-        world, accounts = self.world, self.world.accounts
-        steps = max(1, accounts.steps)
-        causes: dict[str, float] = {}
-        for account in accounts.workers:
-            for cause, waited in account.waiting_ns.items():
-                causes[cause] = causes.get(cause, 0.0) + waited / SECOND
+        world, metrics = self.world, self.world.metrics
+        for own, ended_ns in zip(metrics.workers.values(), world.ended_ns, strict=True):
+            own.lasted_ns = ended_ns
         weights = [world.replicas[r].weight for r in world.speakers if r in world.alive]
         return {
+            **summary(metrics, sum(world.post.bytes_put)),
             "wall_seconds": time.perf_counter() - self._began,
             "events": world.kernel.events,
-            "max_staleness": accounts.staleness.most,
-            "max_global_staleness": accounts.global_staleness.most,
-            "max_clock_gap": self._observed("clock_gap").most,
-            "dropped_gradients": self._observed("dropped").count,
-            "max_queue": self._observed("queue").most,
-            "bytes_per_step": sum(world.post.bytes_put) / steps,
-            "waiting_fraction": accounts.waiting_fraction(world.ended_ns),
+            "max_global_staleness": metrics.global_staleness.most,
             "ended_seconds": [ended / SECOND for ended in world.ended_ns],
-            "waiting_by_cause": causes,
             "waiting_by_worker": [
-                {cause: waited / SECOND for cause, waited in account.waiting_ns.items()}
-                for account in accounts.workers
+                {cause: waited / SECOND for cause, waited in own.waiting_ns.items()}
+                for own in metrics.workers.values()
             ],
             "cards": self._cards(),
-            "exchanges_per_step": accounts.exchanges_per_step,
-            "mean_width": world.desk.mean_width,
+            "mean_width": world.batcher.mean_width,
             "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),
             "notices": [*self.settings.notices(), *self.engine.notices],

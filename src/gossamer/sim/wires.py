@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 
 from gossamer.config.cluster import Cluster
+from gossamer.observe.observer import Observer
 from gossamer.sim.kernel import SECOND, Kernel
 from gossamer.sim.network import Flow, Network
-from gossamer.trace import Carried, Recorder
 
 SMALL_BYTES = 256
 """Requests and acknowledgements: their bytes are counted, but take no time on a card."""
@@ -52,7 +52,7 @@ class Post:
         cluster: Cluster,
         cards: list[int],
         rng: random.Random,
-        recorder: Recorder | None = None,
+        observer: Observer | None = None,
     ) -> None:
         wires = cluster.network
         count = max(cards) + 1
@@ -65,7 +65,7 @@ class Post:
         self._cluster = cluster
         self._cards = cards
         self._rng = rng
-        self._recorder = recorder
+        self._observer = observer
         self.network = Network(kernel, capacities, capacities)
         self._connections: dict[tuple[int, int], Connection] = {}
         self._dead: set[int] = set()
@@ -103,7 +103,7 @@ class Post:
     ) -> None:
         """Call `arrived` when the last byte is there; never, if one of the ends dies before.
 
-        What has a name and goes to somebody else is shown in the record of the run.
+        Observers are told of what has a name and goes to somebody else.
         """
         if source in self._dead or target in self._dead:
             return
@@ -114,21 +114,18 @@ class Post:
         if connection is None:
             connection = self._connections[source, target] = Connection(source, target)
         ready_at = self._kernel.now + self._latency_ns(source, target)
-        if what and source != target and self._recorder is not None:
-            arrived = partial(
-                self._record, what, source, target, size_bytes, self._kernel.now, arrived
-            )
+        if what and source != target and self._observer is not None:
+            facts = (what, source, target, size_bytes)
+            arrived = partial(self._tell, self._observer, facts, self._kernel.now, arrived)
         connection.queue.append(Parcel(size_bytes, ready_at, arrived))
         if not connection.is_busy:
             self._next(connection)
 
-    def _record(
-        self, what: str, source: int, target: int, size_bytes: int, sent_ns: int,
+    def _tell(
+        self, observer: Observer, facts: tuple[str, int, int, int], sent_ns: int,
         arrived: Callable[[], None],
     ) -> None:  # fmt: skip
-        if self._recorder is not None:
-            now = self._kernel.now
-            self._recorder.carried(Carried(what, source, target, size_bytes, sent_ns, now))
+        observer.carried(*facts, (sent_ns, self._kernel.now))
         arrived()
 
     def _latency_ns(self, source: int, target: int) -> int:

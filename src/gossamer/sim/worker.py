@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -10,73 +10,19 @@ import numpy as np
 from torch import Tensor
 
 from gossamer.errors import Late, ProtocolError, RunOver
+from gossamer.groups import mapped
+from gossamer.mailbox import Receive, Reply
 from gossamer.pending import Pending
 from gossamer.replica import Replica
 from gossamer.rules import pair_delta
-from gossamer.sim.gradients import Request
+from gossamer.sim.gradients import SimulatedGradient
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.replica_matrix import Point, SimulatedReplica
 from gossamer.sim.world import World
 from gossamer.tasks.keyed import key_of
-from gossamer.worker import Gradient, Message, Tag
+from gossamer.worker import Message, Tag
 
 T = TypeVar("T")
-
-
-class _Answer(Pending[Any]):
-    """The payload of the message that answers a question."""
-
-    __slots__ = ()
-
-    def resolve(self, value: Any) -> None:
-        super().resolve(value.payload)
-
-
-class SimulatedGradient(Gradient):
-    """A gradient under way, and the pieces that come out of it early."""
-
-    __slots__ = ("_pieces", "_started_ns", "_work_ns", "_world", "request")
-
-    def __init__(self, world: World, request: Request, work_ns: int) -> None:
-        super().__init__("gradient")
-        self.request = request
-        self._world = world
-        self._work_ns = work_ns
-        self._started_ns = world.kernel.now
-        self._pieces: list[Pending[Tensor]] = []
-
-    def buckets(self) -> Sequence[Pending[Tensor]]:
-        """Asked for right after the start, each piece comes at its share of the backward time."""
-        forward = self._world.cluster.compute.forward_share
-        for bucket in self._world.parts.buckets:
-            piece: Pending[Tensor] = Pending("bucket")
-            ready = self._work_ns * (forward + (1 - forward) * bucket.ready_share)
-            passed = self._world.kernel.now - self._started_ns
-            self._world.kernel.at(
-                max(0, round(ready) - passed), self._ready, piece, bucket.start, bucket.end
-            )
-            self._pieces.append(piece)
-        return self._pieces
-
-    def fail(self, error: BaseException) -> None:
-        super().fail(error)
-        for piece in self._pieces:
-            piece.fail(error)
-
-    def is_held_up(self, waited_ns: int, again: Callable[..., None], *arguments: Any) -> bool:
-        """Whether its worker has been paused for longer than was waited; if so, `again` later."""
-        paused_ns = self.request.paused_ns
-        if paused_ns > waited_ns:
-            self._world.kernel.at(paused_ns - waited_ns, again, *arguments, paused_ns)
-        return paused_ns > waited_ns
-
-    def _ready(self, piece: Pending[Tensor], start: int, end: int, waited_ns: int = 0) -> None:
-        request, world = self.request, self._world
-        if self.is_held_up(waited_ns, self._ready, piece, start, end):
-            return
-        # Nobody waits for the piece any more if its worker died or was cut short at the end.
-        if request.gradient is not None or request in world.outstanding.get(request.worker, ()):
-            piece.resolve(world.desk.deliver(request)[start:end])
 
 
 class SimulatedWorker:
@@ -121,7 +67,7 @@ class SimulatedWorker:
 
     @property
     def slices(self) -> Sequence[slice]:
-        return self._world.parts.slices
+        return self._world.slices
 
     @property
     def clients(self) -> frozenset[int]:
@@ -131,10 +77,7 @@ class SimulatedWorker:
         if what in ("update", "shared update"):
             self._world.updates.told(self.rank, is_shared=what == "shared update")
             return
-        self._world.accounts.observe(what, value)
-        if what == "dropped":
-            for callback in self._world.callbacks:
-                callback.on_drop(self.rank, self.now())
+        self._world.observer.observed(self.rank, what, value, self._world.kernel.now)
 
     @property
     def expected_steps(self) -> int:
@@ -169,36 +112,18 @@ class SimulatedWorker:
         world.ending.between.discard(self.rank)
         if not world.budget.begin(self.rank):
             raise RunOver
-        indices = world.parts.sampler.next(self.rank) if batch is None else np.asarray(batch)
+        indices = world.sampler.next(self.rank) if batch is None else np.asarray(batch)
         key = key_of(world.seed, self.rank, self._gradients)
         self._gradients += 1
-        request = Request(self.rank, point, indices, key)
+        gradient = SimulatedGradient(self.rank, point, indices, key)
         updates = world.updates.count if self._seen is None else self._seen
-        request.read = (world.replicas[self.rank].version, updates)
+        gradient.read = (world.replicas[self.rank].version, updates)
         self._seen = None
-        world.desk.start(request)
-        world.outstanding.setdefault(self.rank, []).append(request)
-        work_ns = world.draw_compute_ns(self.rank, self._compute_rng)
-        after_ns = round(world.cluster.compute.unoverlapped_seconds * SECOND)
-        request.delivery = gradient = SimulatedGradient(world, request, work_ns)
-        kernel.at(work_ns + after_ns, self._deliver, gradient, kernel.now, work_ns + after_ns)
+        seconds = world.cluster.compute.draw(self._compute_rng) * world.slow[self.rank]
+        gradient.start(world, round(seconds * SECOND))
         if kernel.current is not None:
             kernel.current.gradient = gradient
         return gradient
-
-    def _deliver(
-        self, gradient: SimulatedGradient, started_ns: int, work_ns: int, waited_ns: int = 0
-    ) -> None:
-        world = self._world
-        if self.rank not in world.alive:
-            return
-        if gradient.is_held_up(waited_ns, self._deliver, gradient, started_ns, work_ns):
-            return
-        if gradient.request not in world.outstanding.get(self.rank, ()):
-            return
-        value = world.delivered(gradient.request, started_ns, work_ns)
-        gradient.resolve(value)
-        world.progressed()
 
     # ------------------------------------------------------------------ messages
 
@@ -216,7 +141,7 @@ class SimulatedWorker:
             world.moved(world.mailboxes[to].deliver(tag, message), sent_ns)
             gone.resolve(None)
 
-        world.watch(gone, self.rank)
+        world.members.watch(gone, self.rank)
         world.post.carry(self.rank, to, world.wire_size(message.payload), arrived, what)
         return gone
 
@@ -228,12 +153,12 @@ class SimulatedWorker:
             self._exchanged(to, self.rank, self.step - step)
 
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
-        pending: Pending[Message] = Pending("receive", source)
+        pending = Receive("receive", source)
         if self.rank >= self._world.size:
             pending.when_done(lambda: self._world.received(self.rank, pending.result()))
-        self._world.mailboxes[self.rank].receive(tag, source, pending)
+        self._world.mailboxes[self.rank].receive(tag, pending)
         if not pending.done:
-            self._world.watch(pending, self.rank)
+            self._world.members.watch(pending, self.rank)
         return pending
 
     def collect(self, tag: Tag) -> list[Message]:
@@ -243,13 +168,12 @@ class SimulatedWorker:
         world = self._world
         self._requests += 1
         number = self._requests
-        answer = _Answer("reply", to)
-        world.mailboxes[self.rank].receive(("reply", number), to, answer)
-        world.watch(answer, self.rank)
+        answer = Reply("reply", to)
+        world.mailboxes[self.rank].receive(("reply", number), answer)
+        world.members.watch(answer, self.rank)
         asked_ns = world.kernel.now
         gone = self._post("request", to, Message(self.rank, payload, reply_to=number), tag)
-        if world.recorder is not None:
-            gone.when_done(lambda: world.moved(answer, asked_ns))
+        gone.when_done(lambda: world.moved(answer, asked_ns))
         return answer
 
     def reply(self, message: Message, payload: Any) -> Pending[None]:
@@ -274,14 +198,14 @@ class SimulatedWorker:
     ) -> Pending[Any]:
         size = 0 if value is None else self._world.wire_size(value)
         members = None if over is None else tuple(over)
-        return self._world.rendezvous.join(kind, self.rank, value, size, members, root)
+        return self._world.collectives.join(kind, self.rank, value, size, members, root)
 
     # ------------------------------------------------------------------ one-sided
 
     def read(self, peer: int) -> Pending[Tensor]:
         world = self._world
         answer: Pending[Tensor] = Pending("read", peer)
-        world.watch(answer, self.rank)
+        world.members.watch(answer, self.rank)
 
         def asked() -> None:
             # The value is what the memory holds when the request gets there.
@@ -309,7 +233,7 @@ class SimulatedWorker:
     def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
         world = self._world
         done: Pending[None] = Pending("accumulate", peer)
-        world.watch(done, self.rank)
+        world.members.watch(done, self.rank)
         sent_ns = world.kernel.now
 
         def arrived() -> None:
@@ -326,7 +250,7 @@ class SimulatedWorker:
         done: Pending[None] = Pending("average", peer)
         if world.ending.finished_ns is not None:
             return done  # nobody needs it any more: the side loop waits for ever
-        world.watch(done, self.rank)
+        world.members.watch(done, self.rank)
         own, step = world.replicas[self.rank], self.step
         mine, asked_ns = own.snapshot(), world.kernel.now
 
@@ -349,13 +273,10 @@ class SimulatedWorker:
         return done
 
     def _steps_of(self, rank: int) -> int:
-        return self._world.accounts.workers[rank].steps
+        return self._world.metrics.workers[rank].steps
 
     def _exchanged(self, receiver: int, giver: int, age: int) -> None:
-        self._world.accounts.age.add(age)
-        self._world.accounts.workers[receiver].exchanges += 1
-        for callback in self._world.callbacks:
-            callback.on_exchange(receiver, giver, self.now(), age)
+        self._world.observer.exchanged(receiver, giver, self._world.kernel.now, age=age)
 
     # ------------------------------------------------------------------ time and tasks
 
@@ -365,20 +286,12 @@ class SimulatedWorker:
         return pending
 
     def within(self, seconds: float, pending: Pending[T]) -> Pending[T]:
-        bounded: Pending[T] = Pending(pending.label, pending.peer)
+        bounded = mapped(pending, lambda value: value)
         what = f"{pending.label} did not end within {seconds:g} s"
         timer = self._world.kernel.at(
             round(seconds * SECOND), self._too_late, bounded, pending, what
         )
-
-        def ended() -> None:
-            timer.cancel()
-            try:
-                bounded.resolve(pending.result())
-            except Exception as error:
-                bounded.fail(error)
-
-        pending.when_done(ended)
+        pending.when_done(timer.cancel)
         return bounded
 
     @staticmethod

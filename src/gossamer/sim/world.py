@@ -3,111 +3,81 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
-from gossamer.callbacks import Callback
-from gossamer.config.cluster import Cluster
 from gossamer.config.faults import FOREVER, Fault
-from gossamer.errors import PeerLost
-from gossamer.optim.schedules import Schedule
+from gossamer.config.settings import Settings, split_groups
+from gossamer.mailbox import Mailbox
+from gossamer.membership import Membership
+from gossamer.observe.callbacks import Callback
+from gossamer.observe.observer import Observer, Span
+from gossamer.observe.run_observer import RunObserver
+from gossamer.optim.optimisers import make_optimiser
+from gossamer.optim.schedules import make_schedule
 from gossamer.payload import tensor_bytes, wire_bytes
 from gossamer.pending import Gathered, Pending
-from gossamer.sim.accounts import Accounts, WorkerAccount
-from gossamer.sim.buckets import Bucket
+from gossamer.replica import cut
+from gossamer.sim.buckets import make_buckets
 from gossamer.sim.budget import Budget
-from gossamer.sim.collectives import Rendezvous
+from gossamer.sim.collectives import Collectives
 from gossamer.sim.ending import LABEL, Ending
-from gossamer.sim.gradients import GradientDesk, Request
+from gossamer.sim.engine import Engine
+from gossamer.sim.gradients import GradientBatcher, SimulatedGradient, Updates
 from gossamer.sim.kernel import SECOND, Kernel, Task
-from gossamer.sim.mailbox import Mailbox
 from gossamer.sim.replica_matrix import ReplicaStore, SimulatedReplica
-from gossamer.sim.updates import Updates
 from gossamer.sim.wires import Post
-from gossamer.tasks.split import Sampler
-from gossamer.trace import Recorder, Span
+from gossamer.tasks.flat_model import FlatModel
+from gossamer.tasks.split import make_sampler
 from gossamer.worker import INBOX, Left, Message
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What the optimisers' steps are multiplied by."""
-
-    base: float
-    schedule: Schedule
-
-    def at(self, epoch: float) -> float:
-        return self.base * self.schedule.factor(epoch)
-
-
-@dataclass
-class Parts:
-    """What a world is made of."""
-
-    cluster: Cluster
-    seed: int
-    budget: Budget
-    rates: Rates
-    sampler: Sampler
-    desk: GradientDesk
-    workers: ReplicaStore
-    servers: tuple[ReplicaStore, ...]
-    """One store of one row each: a server's range of the parameters."""
-    slices: tuple[slice, ...]
-    server_machines: tuple[int, ...]
-    buckets: tuple[Bucket, ...]
-    shares_replica: bool = False
-    """Whether others change a worker's parameters."""
-    servers_hold_model: bool = False
-    """Whether gradients are applied on servers alone."""
-    byte_scale: float = 1.0
-    """Bytes charged per byte of tensor, for questions about larger models than the one at hand."""
 
 
 class World:
     """Everything that the workers of one run share."""
 
     def __init__(
-        self, parts: Parts, recorder: Recorder | None = None, callbacks: Sequence[Callback] = ()
-    ) -> None:
-        self.cluster = cluster = parts.cluster
-        self.seed = parts.seed
+        self, settings: Settings, options: Mapping[str, Any], model: FlatModel, engine: Engine,
+        observers: Sequence[Observer] = (), callbacks: Sequence[Callback] = (),
+    ) -> None:  # fmt: skip
+        """`options` are those of the method in this run."""
+        self.cluster = cluster = settings.cluster
+        self.seed = settings.seed
         self.size = cluster.workers
-        self.parts = parts
-        self.budget = parts.budget
-        self.desk = parts.desk
-        self.recorder = recorder
-        self.callbacks = callbacks
-        self._moves: dict[Pending[Any], list[Span]] | None = None if recorder is None else {}
+        self.method = settings.method.method
+        self.groups = split_groups(settings.method.groups, cluster)
+        self.speakers: Sequence[int] = [group[0] for group in self.groups] or range(self.size)
+        """Whose replicas count; with groups, their first members'."""
+        self.observer = RunObserver(self.size, others=observers, callbacks=callbacks)
+        self.metrics = self.observer.metrics
+        self._moves: dict[Pending[Any], list[Span]] | None = {} if observers else None
         """When what an open operation awaits was on its way."""
-        self.kernel = Kernel(parts.seed)
+        self.kernel = Kernel(self.seed)
         self.kernel.on_park, self.kernel.on_resume = None, self._resumed
         self.kernel.resume_at = self._paused_until
+        self._plan_samples(settings, is_synchronous=self.method.is_synchronous(options))
+        self._make_replicas(settings, options, model)
+        self.batcher = GradientBatcher(
+            engine, self.workers, model.initial_buffers.repeat(self.size, 1)
+        )
+        own_bytes = model.layout.total * model.initial.element_size()
+        self._byte_scale = settings.model_bytes / own_bytes if settings.model_bytes else 1.0
+        """Bytes charged per byte of tensor, for questions about larger models than this one."""
+        sample = settings.task.train.inputs[:1].to(model.device)
+        self.buckets = make_buckets(model.module, sample, self._byte_scale)
         cards = [cluster.machine_of(rank) for rank in range(self.size)]
-        cards += parts.server_machines
-        self.ends = self.size + len(parts.servers)
-        self.post = Post(self.kernel, cluster, cards, self.stream("network"), recorder)
+        cards += self._server_machines(settings.method.placement)
+        listening = self.observer if observers else None
+        self.post = Post(self.kernel, cluster, cards, self.stream("network"), listening)
         self.mailboxes = [Mailbox() for _ in range(self.ends)]
-        self.rendezvous = Rendezvous(self)
-        self.accounts = Accounts([WorkerAccount() for _ in range(self.size)])
-        self.epochs = [0.0] * self.size
+        self.collectives = Collectives(self)
         self.alive = set(range(self.size))
-        self.lost: set[int] = set()
-        """Dead and known to be dead."""
-        self.unreachable: dict[int, set[int]] = {}
+        """Whose processes run. The others hear of a death a little later."""
+        self.members = Membership(self.size)
+        """What the workers know of each other."""
         self.ended: set[int] = set()
         self.ended_ns = [0] * self.size
-        self.outstanding: dict[int, list[Request]] = {}
-        self.updates = Updates(self)
         self.slow = [1.0] * self.size
-        self.speakers: Sequence[int] = range(self.size)
-        """Whose replicas count; with groups, their first members'."""
-        self.replicas = [self._replica(parts.workers, rank) for rank in range(self.size)]
-        self.replicas += [self._replica(store, 0) for store in parts.servers]
         self.on_progress: Callable[[], None] = lambda: None
         """Called after each gradient that was delivered."""
         self.on_departure: Callable[[], None] = lambda: None
@@ -115,13 +85,10 @@ class World:
         self.on_step_end: Callable[[int, int], None] = lambda rank, step: None
         """Called when a worker has made a step, of that number."""
         self.ending = Ending(self)
-        for store in (parts.workers, *parts.servers):
+        for store in (self.workers, *self.servers):
             store.on_change = self.ending.changed
         self._pauses: dict[int, int] = {}
-        self._watching: dict[int, dict[Pending[Any], int]] = {}
-        self._views: list[tuple[int, frozenset[int]]] = [(0, frozenset(range(self.size)))]
-        self._asked = -1
-        self._live_seen: dict[int, frozenset[int]] = {}
+        self._speaking: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
         self._left: list[set[int]] = [set() for _ in range(self.ends)]
         """For each server, whose end or death it has been told."""
         for fault in cluster.faults:
@@ -131,62 +98,92 @@ class World:
             else:
                 self.kernel.at(round(fault.at * SECOND), self.begin_fault, fault)
 
+    def _plan_samples(self, settings: Settings, *, is_synchronous: bool) -> None:
+        assert settings.batch
+        targets = settings.task.train.targets
+        self.budget = Budget(
+            settings.samples, settings.batch, len(settings.task.train), synchronous=is_synchronous,
+            living=lambda: self.alive - self.ended, groups=self.groups,
+        )  # fmt: skip
+        self.sampler = make_sampler(
+            targets, self.size, settings.batch, settings.split, settings.seed, is_synchronous
+        )
+
+    def _make_replicas(
+        self, settings: Settings, options: Mapping[str, Any], model: FlatModel
+    ) -> None:
+        """The workers' replicas, and for each server one of its range of the parameters."""
+        assert settings.optimiser
+        assert settings.epochs
+        assert settings.learning_rate
+        optimiser = settings.method.optimiser(
+            make_optimiser(settings.optimiser), len(self.speakers),
+            is_synchronous=self.method.is_synchronous(options),
+        )  # fmt: skip
+        self.slices = (
+            cut(model.layout.sizes, settings.method.servers) if self.method.has_server else ()
+        )
+        self.workers = ReplicaStore(self.size, model.initial, optimiser, clip=settings.clip)
+        self.servers = tuple(
+            ReplicaStore(1, model.initial[part], optimiser, clip=settings.clip)
+            for part in self.slices
+        )
+        self.ends = self.size + len(self.servers)
+        self.schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=self.size)
+        self._base_rate = settings.learning_rate
+        self.epochs = [0.0] * self.size
+        self.updates = Updates(self)
+        self.replicas = [
+            SimulatedReplica(
+                self.workers, rank, partial(self._rate_of, rank), self.updates.descended
+            )
+            for rank in range(self.size)
+        ]
+        self.replicas += [
+            SimulatedReplica(store, 0, self._rate_of_servers, self.updates.descended)
+            for store in self.servers
+        ]
+
+    def _rate_of(self, rank: int) -> float:
+        return self._base_rate * self.schedule.factor(self.epochs[rank])
+
+    def _rate_of_servers(self) -> float:
+        return self._base_rate * self.schedule.factor(self.budget.epochs)
+
+    def _server_machines(self, placement: str) -> list[int]:
+        """A machine for each server: one of its own, or those of the workers in turn."""
+        machines = self.cluster.machine_of(self.size - 1) + 1
+        if placement == "workers":
+            return [server % machines for server in range(len(self.servers))]
+        return [machines + server for server in range(len(self.servers))]
+
     def stream(self, *purpose: object) -> random.Random:
         """One generator per purpose: adding a worker does not shift the draws of others."""
         return random.Random("/".join(map(str, (self.seed, *purpose))))
 
-    def _replica(self, store: ReplicaStore, row: int) -> SimulatedReplica:
-        if store is self.parts.workers:
-            return SimulatedReplica(
-                store, row, lambda: self.parts.rates.at(self.epochs[row]), self.updates.descended
-            )
-        return SimulatedReplica(
-            store, row, lambda: self.parts.rates.at(self.budget.epochs), self.updates.descended
-        )
-
     # ------------------------------------------------------------------ membership
 
     def live_seen_by(self, rank: int) -> frozenset[int]:
-        """Kept until it changes: methods ask at every step."""
-        viewer = rank if rank in self.unreachable or rank >= self.size else -1
-        seen = self._live_seen.get(viewer)
-        if seen is None:
-            hidden = self.lost | self.unreachable.get(rank, set())
-            # A server knows those only who push for themselves.
-            known = self.speakers if rank >= self.size else range(self.size)
-            seen = self._live_seen[viewer] = frozenset(known) - hidden
-        return seen
+        """The same object until it changes: methods ask at every step."""
+        live = self.members.live_for(rank)
+        if rank < self.size:
+            return live
+        if live is not self._speaking[0]:
+            # A server knows only those who push for themselves.
+            self._speaking = (live, live.intersection(self.speakers))
+        return self._speaking[1]
 
     def live_at(self, step: int) -> frozenset[int]:
-        """The first to ask about a step fixes the set for everybody."""
-        if step > self._asked:
-            self._asked = step
-            now = frozenset(range(self.size)) - self.lost
-            if now != self._views[-1][1]:
-                self._views.append((step, now))
-        return next(live for since, live in reversed(self._views) if since <= step)
-
-    def watch(self, pending: Pending[Any], owner: int) -> None:
-        """Fail this operation when the peer that it names is lost."""
-        peer = pending.peer
-        if peer is None:
-            return
-        if peer in self.lost:
-            pending.fail(PeerLost(peer))
-        elif peer in self.unreachable.get(owner, ()):
-            pending.fail(PeerLost(peer, "unreachable for longer than the deadline"))
-        else:
-            watching = self._watching.setdefault(peer, {})
-            if len(watching) > 4 * self.ends:
-                self._watching[peer] = watching = {p: o for p, o in watching.items() if not p.done}
-            watching[pending] = owner
+        """The first who asks about a step fixes the members of its round for everybody."""
+        known = self.members.members_of_round(step)
+        return self.members.fix_round(step, self.members.live) if known is None else known
 
     def end_worker(self, rank: int) -> None:
         """A worker's main part is over."""
         self.ended.add(rank)
         self.ended_ns[rank] = self.kernel.now
-        self.budget.give_back(rank, self.accounts.workers[rank].steps)
-        self.rendezvous.reconsider()
+        self.budget.give_back(rank, self.metrics.workers[rank].steps)
+        self.collectives.reconsider()
         self.on_departure()
         for server in range(self.size, self.ends):
             # Like the end of a connection: it arrives behind the pushes still on their way.
@@ -215,8 +212,7 @@ class World:
 
     def begin_fault(self, fault: Fault) -> None:
         end_ns = round(fault.lasts * SECOND) if fault.lasts != FOREVER else None
-        if self.recorder is not None:
-            self.recorder.happened(max(fault.worker, 0), str(fault), self.kernel.now)
+        self.observer.happened(max(fault.worker, 0), str(fault), self.kernel.now)
         if fault.kind == "kill":
             self._kill(fault.worker)
         elif fault.kind == "pause" and end_ns is not None:
@@ -246,33 +242,24 @@ class World:
             self.post.extra_delay_s -= fault.amount
         elif fault.kind == "partition":
             self.post.heal(fault.sides)
-            self._forget_unreachable()
-            self.rendezvous.reconsider()
+            self._reach_again()
+            self.collectives.reconsider()
 
-    def _forget_unreachable(self) -> None:
+    def _reach_again(self) -> None:
         """Who can be reached again counts as alive again."""
-        for rank, across in list(self.unreachable.items()):
-            left = {peer for peer in across if self.post.are_separated(rank, peer)}
-            if left:
-                self.unreachable[rank] = left
-            else:
-                del self.unreachable[rank]
-        self._live_seen.clear()
+        for rank in range(self.size):
+            lost = self.members.cut_off_from(rank)
+            self.members.cut_off(rank, (r for r in lost if self.post.are_separated(rank, r)))
 
     def _give_up_across(self, fault: Fault) -> None:
         """The partition has outlasted the deadline: who is across counts as lost until it heals."""
         if fault.sides not in self.post.partitions:
             return
-        for rank in sorted(self.alive):
-            across = {r for r in range(self.size) if self.post.are_separated(rank, r)}
-            if across:
-                self.unreachable[rank] = across
-                self._live_seen.pop(rank, None)
-        for peer, watching in sorted(self._watching.items()):
-            for pending, owner in list(watching.items()):
-                if peer in self.unreachable.get(owner, ()):
-                    pending.fail(PeerLost(peer, "unreachable for longer than the deadline"))
-        self.rendezvous.reconsider()
+        for rank in self.alive:
+            across = (r for r in range(self.size) if self.post.are_separated(rank, r))
+            self.members.cut_off(rank, across)
+        self.members.fail_lost()
+        self.collectives.reconsider()
 
     def _kill(self, rank: int) -> None:
         if rank not in self.alive:
@@ -282,23 +269,25 @@ class World:
             self.ended_ns[rank] = self.kernel.now
         self.kernel.end_tasks(rank)
         self.post.bury(rank)
-        for request in self.outstanding.pop(rank, []):
-            self.desk.abort(request)
-            self.parts.sampler.give_back(rank, request.batch)
+        self.abort_gradients(rank)
         if rank not in self.ended:
-            self.budget.give_back(rank, self.accounts.workers[rank].steps)
+            self.budget.give_back(rank, self.metrics.workers[rank].steps)
         self.ending.reconsider()
         self.on_departure()
         self.kernel.at(round(self.cluster.failure_detection * SECOND), self._announce_death, rank)
 
+    def abort_gradients(self, rank: int) -> list[SimulatedGradient]:
+        """Discard what a worker is computing; its batches go back to be used by others."""
+        aborted = self.batcher.abort(rank)
+        for gradient in aborted:
+            self.sampler.give_back(rank, gradient.batch)
+        return aborted
+
     def _announce_death(self, rank: int) -> None:
-        self.lost.add(rank)
-        self._live_seen.clear()
-        for callback in self.callbacks:
-            callback.on_membership(rank, False, self.kernel.now / SECOND)
-        for pending in list(self._watching.pop(rank, {})):
-            pending.fail(PeerLost(rank))
-        self.rendezvous.reconsider()
+        self.members.died(rank)
+        self.observer.lost(rank, self.kernel.now)
+        self.members.fail_lost()
+        self.collectives.reconsider()
         for server in range(self.size, self.ends):
             self._tell_server(server, rank)
 
@@ -319,48 +308,26 @@ class World:
         before = max(now, self._pauses.get(rank, 0))
         until = max(before, now + duration_ns)
         self._pauses[rank] = until
-        for request in self.outstanding.get(rank, ()):
+        for gradient in self.batcher.under_way.get(rank, ()):
             # What it was computing stands still for as long.
-            request.paused_ns += until - before
+            gradient.paused_ns += until - before
 
     def _paused_until(self, end: int) -> int:
         return self._pauses.get(end, 0)
 
-    # ------------------------------------------------------------------ costs and books
+    # ------------------------------------------------------------------ costs and observing
 
     def wire_size(self, payload: object) -> int:
         size = wire_bytes(payload)
-        if self.parts.byte_scale != 1.0:
-            size += round((self.parts.byte_scale - 1.0) * tensor_bytes(payload))
+        if self._byte_scale != 1.0:
+            size += round((self._byte_scale - 1.0) * tensor_bytes(payload))
         return size
 
     def got_part(self, rank: int, payload: object) -> None:
         """From a server or a collective: as much of an exchange as it is of a model."""
-        row = self.parts.workers.parameters[0]
-        self.accounts.workers[rank].exchanges += tensor_bytes(payload) / max(1, row.nbytes)
-
-    def draw_compute_ns(self, rank: int, rng: random.Random) -> int:
-        return round(self.cluster.compute.draw(rng) * self.slow[rank] * SECOND)
-
-    def delivered(self, request: Request, started_ns: int, computing_ns: int) -> Tensor:
-        """A gradient is there: its samples count now."""
-        rank = request.worker
-        gradient = self.desk.deliver(request)
-        self.outstanding[rank].remove(request)
-        self.updates.read[rank] = request.read
-        account = self.accounts.workers[rank]
-        account.steps += 1
-        account.computing_ns += computing_ns
-        account.samples += len(request.batch)
-        self.budget.deliver(rank, len(request.batch))
-        if request.loss is not None:
-            self.accounts.losses.append(request.loss)
-        if self.recorder is not None:
-            self.recorder.computed(rank, started_ns, self.kernel.now)
-        for callback in self.callbacks:
-            loss = None if request.loss is None else float(request.loss)
-            callback.on_step(rank, account.steps, self.kernel.now / SECOND, loss)
-        return gradient
+        row = self.workers.parameters[0]
+        share = tensor_bytes(payload) / max(1, row.nbytes)
+        self.observer.exchanged(rank, None, self.kernel.now, share=share)
 
     def _resumed(self, task: Task) -> None:
         """Waiting is time with nothing to compute and something awaited."""
@@ -369,21 +336,9 @@ class World:
             return
         if parked.label in ("gradient", "bucket", LABEL) or self.kernel.now == task.parked_since:
             return
-        waiting = self.accounts.workers[task.worker].waiting_ns
-        whom = self._name_of(parked.peer)
-        # Of a server it says which: that is where bottlenecks are.
-        cause = parked.label if parked.peer in range(self.size) else parked.label + whom
-        waiting[cause] = waiting.get(cause, 0) + self.kernel.now - task.parked_since
-        if self.recorder is not None:
-            self.recorder.waited(
-                task.worker, parked.label, whom, task.parked_since, self.kernel.now,
-                self._moves_of(parked),
-            )  # fmt: skip
-
-    def _name_of(self, end: int | None) -> str:
-        if end is None:
-            return ""
-        return f" from worker {end}" if end < self.size else f" from server {end - self.size}"
+        span = (task.parked_since, self.kernel.now)
+        moving = self._moves_of(parked)
+        self.observer.waited(task.worker, parked.label, parked.peer, span, moving)
 
     def moved(self, pending: Pending[Any] | None, start_ns: int) -> None:
         """What this operation awaits was on its way since then, and is there."""

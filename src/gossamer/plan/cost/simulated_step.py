@@ -10,12 +10,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from gossamer.callbacks import Callback
 from gossamer.config.cluster import Cluster
 from gossamer.config.faults import FOREVER, Fault
 from gossamer.config.settings import make_settings, split_groups
 from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec, parse_method
+from gossamer.observe.callbacks import Callback
 from gossamer.plan.cost.case import NoClosedForm, StepParts
 from gossamer.plan.cost.step_time import LONG_RUN, Prediction, predict
 from gossamer.plan.cost.workload import Workload

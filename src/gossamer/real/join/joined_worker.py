@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -14,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossamer.callbacks import Callback
 from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.methods import MethodSpec, parse_method
-from gossamer.real.callback_dispatcher import Telling
+from gossamer.observe.callbacks import Callback
+from gossamer.observe.observer import SECOND
+from gossamer.observe.run_observer import RunObserver
 from gossamer.real.join.binding import Binding
 from gossamer.real.join.checks import check_apart, check_joinable
 from gossamer.real.join.loader import Passes, shard_of
@@ -79,18 +81,19 @@ def join(
         )
     if not is_alone:
         check_one_optimiser(optimizer, trainable(model))
-    telling = Telling(callbacks) if callbacks else None
     connected = connect(transport) if transport is None or isinstance(transport, str) else transport
     if connected is None or is_alone or spec is None:
-        return JoinedWorker(model, optimizer, spec, None, given, telling)
+        alone = RunObserver(1, callbacks=callbacks)
+        return JoinedWorker(model, optimizer, spec, None, given, alone)
     named = trainable(model)
     check_apart(named)
     binding = Binding(named)
+    observer = RunObserver(connected.size, [connected.rank], callbacks=callbacks)
     coupling = Coupling(
-        connected, spec, model, binding, optimizer, given, steps, telling, statistics_batches
+        connected, spec, model, binding, optimizer, given, steps, observer, statistics_batches
     )
     notices = momentum_left_out(spec, optimizer, is_synchronous=coupling.is_synchronous)
-    return JoinedWorker(model, optimizer, spec, coupling, given, telling, notices)
+    return JoinedWorker(model, optimizer, spec, coupling, given, observer, notices)
 
 
 def _chosen(method: str | MethodSpec | None) -> MethodSpec | None:
@@ -108,8 +111,7 @@ class JoinedWorker:
     method: MethodSpec | None
     coupling: Coupling | None
     seed: int
-    telling: Telling | None = None
-    """Where there are callbacks."""
+    observer: RunObserver
     notices: Sequence[str] = ()
     """What the user must be told; worker 0 says it when the loop begins."""
     _is_accumulating: bool = field(default=False, init=False)
@@ -148,8 +150,8 @@ class JoinedWorker:
                 raise self.coupling.last_words(lost) from None
             for notice in self.notices if self.rank == 0 else ():
                 say(notice)
-        elif self.telling is not None:
-            self.telling.begin()
+        else:
+            self.observer.callbacks.begin(time.monotonic_ns())
         self._is_open = True
         return self
 
@@ -166,24 +168,25 @@ class JoinedWorker:
                     self.coupling.finish()
                 except PeerLost as lost:
                     raise self.coupling.last_words(lost) from None
-            if self.telling is not None:
-                self.telling.ended(self._summary(self.telling))
+            self.observer.ended(self._summary())
             return
         if self.coupling is not None:
             self.coupling.abandon()
-        if self.telling is not None:
-            self.telling.close()
+        self.observer.callbacks.close()
 
-    def _summary(self, telling: Telling) -> dict[str, Any]:
+    def _summary(self) -> dict[str, Any]:
         """What this worker did, by the names of the summary of `gossamer train`."""
+        seconds = self.observer.callbacks.seconds(time.monotonic_ns())
+        own = self.observer.metrics.workers[self.rank]
+        own.lasted_ns = round(seconds * SECOND)
         return {
             "method": None if self.method is None else str(self.method),
             "rank": self.rank,
             "workers": self.size,
             "seed": self.seed,
-            "seconds": telling.seconds,
+            "seconds": seconds,
             "notices": list(self.notices),
-            **({"steps": telling.steps} if self.coupling is None else self.coupling.summary()),
+            **({"steps": own.steps} if self.coupling is None else self.coupling.summary()),
         }
 
     def _open_for(self, what: str) -> None:
@@ -203,8 +206,8 @@ class JoinedWorker:
             return
         if scaler is not None:
             _check_scaler(scaler)
-        if self.telling is not None:
-            self.telling.stepped(self.rank)
+        now_ns = time.monotonic_ns()
+        self.observer.computed(self.rank, (now_ns, now_ns), 0, 0, None)
         if self.coupling is not None:
             is_scaled = scaler is not None and scaler.is_enabled()
             if is_scaled:
@@ -344,8 +347,7 @@ class JoinedWorker:
         if self.coupling is not None:
             self.coupling.load_state_dict(state)
             self._passes.before = list(state["passes"])
-        if self.telling is not None:
-            self.telling.steps = int(state.get("step", 0))
+        self.observer.callbacks.steps[self.rank] = int(state.get("step", 0))
 
 
 def _check_scaler(scaler: Any) -> None:

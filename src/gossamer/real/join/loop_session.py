@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError, Error, PeerLost
+from gossamer.groups import role_of
 from gossamer.methods import MethodSpec, for_role
+from gossamer.observe.metrics import summary
+from gossamer.observe.run_observer import RunObserver
 from gossamer.pending import Pending
 from gossamer.real.batches import LoopPace
-from gossamer.real.books import Books
-from gossamer.real.callback_dispatcher import Telling, TellingHub, stale_of
 from gossamer.real.driver import Driver
 from gossamer.real.faults.slow_worker import Slowness, own_slow_factor
-from gossamer.real.group_roles import role_in_group
-from gossamer.real.grouping import Grouping
+from gossamer.real.grouping import grouping_of
 from gossamer.real.join.binding import Binding, lay_out_state
 from gossamer.real.join.changes import Changes
 from gossamer.real.join.checks import Watch, check_alike
@@ -36,9 +36,9 @@ from gossamer.real.join.step_guard import StepGuard
 from gossamer.real.launch.signals import explain_no_more, explain_on_signal
 from gossamer.real.lost_peer import last_words
 from gossamer.real.output_model import Output, pack_bytes, untrained
-from gossamer.real.router import Hub, Plan
+from gossamer.real.router import Addresses, Router
 from gossamer.real.transports.transport import Stopped, StopToken, Store, Transport
-from gossamer.real.worker import RealWorker
+from gossamer.real.worker import RealWorker, tell_waits
 from gossamer.replica import Replica, cut
 from gossamer.worker import Gradient
 
@@ -48,36 +48,34 @@ class Coupling:
 
     def __init__(
         self, transport: Transport, spec: MethodSpec, model: nn.Module, binding: Binding,
-        optimizer: torch.optim.Optimizer, seed: int, steps: int, telling: Telling | None = None,
+        optimizer: torch.optim.Optimizer, seed: int, steps: int, observer: RunObserver,
         statistics_batches: int = BATCHES,
     ) -> None:  # fmt: skip
         self.rank, self.size = transport.rank, transport.size
         self.transport = transport
         self.spec = spec
         self.method = spec.method
-        self._grouping = Grouping.of(spec.groups, transport)
+        self._grouping = grouping_of(spec.groups, transport)
         self.group = self._grouping.group if self._grouping.groups else ()
         self.options = spec.resolve(self._grouping.ends, steps)
         self.is_synchronous = self.method.is_synchronous(self.options)
-        self.books = Books()
+        self._observer = observer
+        self.metrics = observer.metrics
         self._model = model
         self._binding = binding
         self._optimizer = cast(Any, optimizer)
         self._seed = seed
         self._stop = StopToken()
         self._driver = Driver(self._stop)
-        self._driver.on_wait = self.books.waited
+        tell_waits(self._driver, self._observer, self.rank)
         slices = cut(binding.layout.sizes, spec.servers) if self.method.has_server else ()
-        self.plan = Plan(self.size, slices)
-        self._telling = telling
-        if telling is None:
-            self.hub = Hub(transport, self.plan, self._driver)
-        else:
-            telling.on_failure = self._driver.fail
-            self.hub = TellingHub(transport, self.plan, self._driver, telling)
+        self.plan = Addresses(self.size, slices)
+        self.hub = Router(transport, self.plan, self._driver)
+        self.hub.on_lost = lambda process: self._observer.lost(process, time.monotonic_ns())
+        observer.callbacks.on_failure = self._driver.fail
         self._guard = StepGuard(optimizer, binding.named())
         self._leavers = Leavers(
-            self.hub, self.books, self.options, self.group, is_synchronous=self.is_synchronous
+            self.hub, self.metrics, self.options, self.group, is_synchronous=self.is_synchronous
         )
         # Processes that share a GPU can reach into each other's memory there.
         is_on_gpu = binding.is_alike and binding.device.type == "cuda" and transport.name == "shm"
@@ -119,15 +117,14 @@ class Coupling:
         has_buckets = share_beginning(
             self.hub, self._model, self._binding, is_resumed=loaded is not None
         )
-        if self._telling is not None:
-            self._telling.begin()
+        self._observer.callbacks.begin(time.monotonic_ns())
         window = self.transport.window(self.rank)
         is_shared = self.method.shares_replica
         self._binding.attach(window, is_private=is_shared)
         lay_out_state(self._optimizer)
         self._watch = Watch(self._model, self._binding)
         guard = self.transport.guard(self.rank) if is_shared else None
-        stale = stale_of(self.books, self._telling, self.rank)
+        stale = self._on_descend(self.rank)
         self.replica = worker_replica(
             self.spec, self._binding, window, self._optimizer, guard, stale,
             ends=self._grouping.ends, is_synchronous=self.is_synchronous,
@@ -147,17 +144,17 @@ class Coupling:
         )
         explain_on_signal(self.rank, self._driver.waiting.explain)
         self.worker = LoopWorker(
-            self.hub, self.rank, seed=self._seed, pace=self._pace, books=self.books,
-            gradient=self._gradient, telling=self._telling, grouping=self._grouping,
+            self.hub, self.rank, seed=self._seed, pace=self._pace, observer=self._observer,
+            gradient=self._gradient, grouping=self._grouping,
             forgets_leavers=self.is_synchronous,
         )  # fmt: skip
         self.worker.gradients = self.gradients
         if loaded is not None:
             resume_loop(loaded, self.worker, self.replica)
         role = for_role(self.method.worker, self.options)
-        self._main = role_in_group(
+        self._main = role_of(
             self.worker, cast(Replica, self.replica), self.method.worker, role, self._grouping,
-            self._driver,
+            begin=self._driver.begin,
         )  # fmt: skip
         self._stepped_at = time.monotonic()
         try:
@@ -180,12 +177,16 @@ class Coupling:
             self._leavers, batches, most_behind=most_behind if self.is_synchronous else None,
         )  # fmt: skip
 
+    def _on_descend(self, end: int) -> Callable[[int], None]:
+        """What tells how stale a gradient was that this end applies."""
+        return lambda missed: self._observer.stale(end, missed, time.monotonic_ns())
+
     def _begin_server(self, end: int) -> None:
         window = self.transport.window(end)
         replica = server_replica(
             self.spec, self.replica, self._binding, self._optimizer,
             self.plan.slices[end - self.size], window, self.transport.guard(end),
-            stale_of(self.books, self._telling, end), ends=self._grouping.ends,
+            self._on_descend(end), ends=self._grouping.ends,
             is_synchronous=self.is_synchronous,
         )  # fmt: skip
         if self._loaded is not None:
@@ -203,8 +204,8 @@ class Coupling:
         )
         if self.method.server is not None:
             server = RealWorker(
-                self.hub, end, seed=self._seed, pace=self._pace, books=self.books,
-                telling=self._telling, grouping=self._grouping, forgets_leavers=True,
+                self.hub, end, seed=self._seed, pace=self._pace, observer=self._observer,
+                grouping=self._grouping, forgets_leavers=True,
             )  # fmt: skip
             role = for_role(self.method.server, self.options)
             self._driver.start(self.method.server(server, replica, **role), f"server {end}")
@@ -220,15 +221,15 @@ class Coupling:
             self.worker.finish()
             self.handout.end()
             self.handout.recalibration.close()
-            self.hub.announce_leaving(self.books.steps)
+            self.hub.announce_leaving(self.metrics.steps)
             with self._driver.waiting.shown("the others: it has left its loop"):
                 self.hub.ended.wait()
             self._leavers.conclude()
             self.hub.settle()
             output = self.handout.final()
             self._server_state.fetch()
-            self.hub.announce_read()
-            self.hub.read.wait()
+            self.hub.announce_drained()
+            self.hub.drained.wait()
         except BaseException:
             self.abandon()
             raise
@@ -259,10 +260,8 @@ class Coupling:
 
     def summary(self) -> dict[str, Any]:
         """Of this worker, and of the servers in its process."""
-        sent = self.hub.bytes_sent + self.books.bytes
         return {
-            **self.books.summary(),
-            "bytes_per_step": sent / max(1, self.books.steps),
+            **summary(self.metrics, self.hub.bytes_sent),
             "living": len(self.hub.live),
             "torn_updates": self.transport.torn_updates,
         }
@@ -282,7 +281,6 @@ class Coupling:
         self._changes.carry_over()
         if self._slowness is not None:
             self._slowness.lengthen(time.monotonic() - self._stepped_at)
-        self.books.steps += 1
         self._leavers.notice()
         self.replica.skips_infinite = skips_infinite
         # A schedule must not complain where a server descends instead of this optimiser.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from threading import RLock
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,7 @@ from torch import Tensor, nn
 from gossamer.optim.optimisers import clip_one
 from gossamer.real.join.binding import Binding
 from gossamer.real.join.gradient import LoopGradient
-from gossamer.real.replicas import WindowReplica
-from gossamer.real.transports.buffers import joined
+from gossamer.real.replicas import PublishedReplica, WindowReplica
 
 Momentum = Callable[[float], float]
 """What is left of the momentum of an SGD."""
@@ -49,7 +47,7 @@ def slowing(
             group.update(own)
 
 
-class LoopReplica:
+class LoopReplica(PublishedReplica):
     """The `Replica` of a worker whose loop is the user's own."""
 
     def __init__(
@@ -61,14 +59,7 @@ class LoopReplica:
         on_descend: Callable[[int], None] = lambda staleness: None,
         before_step: Callable[[], None] | None = None,
     ) -> None:
-        self.uses_weight = False
-        self._weight = 1.0
-        self.output: Tensor | None = None
-        self.memory: dict[str, Tensor] = {}
-        self.version = 0
-        self.read: Sequence[int] = ()
-        """Of a worker: the version at which its last gradient was begun."""
-        self.window = window
+        super().__init__(window, guard, on_descend)
         self.clip: float | None = None
         """Set by a loop for one step: to clip the gradient when it is applied, combined or not."""
         self.skips_infinite = False
@@ -83,19 +74,7 @@ class LoopReplica:
         """What descends instead of the loop's optimiser, where servers have another one."""
         self._binding = binding
         self._optimizer = optimizer
-        # Where nobody else comes in: a lock is entered faster than an empty context of Python.
-        self._guard = cast(AbstractContextManager[None], RLock()) if guard is None else guard
-        self._on_descend = on_descend
         self._before_step = before_step
-
-    @property
-    def weight(self) -> float:
-        return self._weight
-
-    @weight.setter
-    def weight(self, weight: float) -> None:
-        self.uses_weight = True
-        self._weight = weight
 
     @property
     def learning_rate(self) -> float:
@@ -103,23 +82,16 @@ class LoopReplica:
         group = self._optimizer.param_groups[0]
         return -float(group["lr"]) if group.get("maximize") else float(group["lr"])
 
-    def snapshot(self) -> Tensor:
-        with self._guard:
-            return joined([self.window])
-
     def add_(self, delta: Tensor, scale: float = 1.0) -> None:
-        with self._guard:
-            self.window.add_(delta.to(self.window.device), alpha=scale)
+        super().add_(delta, scale)
         self._binding.note_move()
 
     def mix_(self, theirs: Tensor, beta: float) -> None:
-        with self._guard:
-            self.window.lerp_(theirs.to(self.window.device), beta)
+        super().mix_(theirs, beta)
         self._binding.note_move()
 
     def assign_(self, value: Tensor) -> None:
-        with self._guard:
-            self.window.copy_(value)
+        super().assign_(value)
         self._binding.note_move()
 
     def replace_(self, number: int, value: Tensor, before: Tensor | None) -> None:
@@ -136,8 +108,7 @@ class LoopReplica:
         self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None,
         share: float = 1.0,
     ) -> None:  # fmt: skip
-        for version in (read,) if isinstance(read, int) else read or self.read:
-            self._on_descend(self.version - version)
+        self._tell_staleness(read)
         clip, self.clip = self.clip, None
         is_infinite = self.skips_infinite and not bool(torch.isfinite(gradient).all())
         if self.skips_this or is_infinite:

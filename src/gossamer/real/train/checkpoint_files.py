@@ -1,7 +1,7 @@
 """Checkpoints on disk: one folder each, two files for each worker, and a manifest written last.
 
 checkpoint/STEP/RANK.safetensors   parameters, optimiser, memory of the method; of servers, too
-checkpoint/STEP/RANK.json          step, weight, versions, place in the data, random state, books
+checkpoint/STEP/RANK.json          step, weight, versions, place in the data, random state, metrics
 checkpoint/STEP/manifest.json      there only if the files of all living workers are
 
 Every file is written beside its place and renamed, so whatever kills a run at whatever moment, a

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.callbacks import Callback
 from gossamer.config.settings import Settings
+from gossamer.observe.callbacks import Callback
+from gossamer.observe.metrics import Metrics, summary
 from gossamer.real.train.checkpoint_files import MANIFEST
 from gossamer.runs.result import MODEL, Outcome, Row, digest_of, read_model
 
 Watch = Callable[[int, Row], None]
-_NEVER = (0.0, 0.0, None)
 
 
 class Entries(Protocol):
@@ -164,22 +164,22 @@ class Follower:
         parameters = None
         if output.exists():
             parameters = torch.from_numpy(np.load(output, allow_pickle=False))
-        staleness: dict[int, int] = {}
-        for book in self.books.values():
-            for updates, count in book["staleness"].items():
-                staleness[int(updates)] = staleness.get(int(updates), 0) + count
-        summary = {
+        metrics = Metrics(settings.cluster.workers, [])
+        for rank, book in self.books.items():
+            metrics.load(rank, book)
+        found = {
             "method": str(settings.method), "task": settings.task.name,
             "workers": settings.cluster.workers, "seed": settings.seed,
             "learning_rate": settings.learning_rate, "notices": settings.notices(),
             "parameters_digest": None if parameters is None else digest_of(parameters),
             **(self.rows[-1] if self.rows else {}),
-            **self._totals(staleness),
+            **self._totals(metrics),
         }  # fmt: skip
         first = min(self.failures, key=lambda failure: failure["time"], default=None)
         failure = None if first is None else first["sentence"]
         return TrainingResult(
-            settings, summary, self.rows, parameters, status, failure, staleness, self._strip(),
+            settings, found, self.rows, parameters, status, failure, dict(metrics.histogram),
+            self._strip(),
             read_model(self._folder.parent / MODEL) if output.exists() else {},
         )  # fmt: skip
 
@@ -197,52 +197,24 @@ class Follower:
         ]
         return {"from": 0.0, "to": until, "segments": shown, "servers": 0}
 
-    def _totals(self, staleness: dict[int, int]) -> Row:
+    def _totals(self, metrics: Metrics) -> Row:
         books = list(self.books.values())
         # Who did not live to close its books has at least done what it last reported.
         done = {**self.latest, **self.books}
-        steps = sum(book["steps"] for book in books)
-        seen: dict[str, list[float]] = {}
-        for book in books:
-            for what, (count, total, most) in book["observed"].items():
-                told = seen.setdefault(what, [0.0, 0.0, 0.0])
-                told[0] += count
-                told[1] += total
-                told[2] = max(told[2], most)
-        causes: dict[str, float] = {}
-        for book in books:
-            for cause, seconds in book["waiting_seconds"].items():
-                causes[cause] = causes.get(cause, 0.0) + seconds
-        gradients = sum(staleness.values())
-        waits = [
-            sum(book["waiting_seconds"].values()) / book["seconds"]
-            for book in books if book["seconds"] > 0
-        ]  # fmt: skip
         return {
+            **summary(metrics, sum(book["bytes"] for book in books)),
             "wall_seconds": max((book["seconds"] for book in books), default=None),
             "steps": sum(one["steps"] for one in done.values()),
             "samples": sum(one["samples"] for one in done.values()),
-            "repeated_samples": int(seen.get("repeated", _NEVER)[1]),
+            "repeated_samples": int(metrics.told_of("repeated").total),
             "torn_updates": sum(book["torn_updates"] for book in books),
             "steps_by_worker": {str(rank): done[rank]["steps"] for rank in sorted(done)},
             "computing_seconds": [book["computing_seconds"] for book in books],
-            "waiting_fraction": sum(waits) / len(waits) if waits else None,
-            "waiting_by_cause": causes,
-            "exchanges_per_step":
-                sum(book["exchanges"] for book in books) / max(1, steps) or None,
-            "bytes_per_step": sum(book["bytes"] for book in books) / max(1, steps),
-            "mean_staleness":
-                sum(updates * count for updates, count in staleness.items()) / gradients
-                if gradients else None,
-            "max_staleness": max(staleness, default=None),
-            "max_clock_gap": seen.get("clock_gap", _NEVER)[2],
-            "dropped_gradients": int(seen.get("dropped", _NEVER)[0]),
-            "max_queue": seen.get("queue", _NEVER)[2],
             **self._longest_gap(),
             "checkpoints": max((book["checkpoints"] for book in books), default=0),
             "checkpoint_seconds": max((book["checkpoint_seconds"] for book in books), default=0.0),
             "living": len(books),
-        }  # fmt: skip
+        }
 
     def _longest_gap(self) -> Row:
         """The longest time that a worker spent between the beginnings of two steps."""

@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gossamer.callbacks import Callback
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.methods import MethodSpec, parse_method
+from gossamer.observe.callbacks import Callback
 from gossamer.real.faults.injection import Injection
 from gossamer.real.launch.environment import LAUNCHERS
 from gossamer.real.launch.launcher import Launch, Launcher

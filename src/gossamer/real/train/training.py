@@ -8,35 +8,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost, ProtocolError
+from gossamer.groups import Grouping, role_of
 from gossamer.methods import for_role, parse_method
+from gossamer.observe.observer import SECOND
+from gossamer.observe.run_observer import RunObserver
+from gossamer.observe.strip import Strip
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.optim.schedules import make_schedule
 from gossamer.pending import Pending
-from gossamer.real.batches import LEASE, Leases, Rounds
-from gossamer.real.books import Books
+from gossamer.real.batches import LEASE, Batches, LeasedBatches, RoundBatches
 from gossamer.real.driver import Driver
 from gossamer.real.event_order import Free, Turns
 from gossamer.real.faults.slow_worker import Slowness, own_slow_factor
-from gossamer.real.group_roles import role_in_group
-from gossamer.real.grouping import Grouping
+from gossamer.real.grouping import grouping_of
 from gossamer.real.launch.console import say
 from gossamer.real.launch.signals import explain_on_signal
-from gossamer.real.moments import Moments
 from gossamer.real.output_model import Output
 from gossamer.real.replicas import WindowReplica
-from gossamer.real.router import Hub, Plan
+from gossamer.real.router import Addresses, Router
 from gossamer.real.train.checkpoint import Checkpointing
 from gossamer.real.train.job import Diary, Job
 from gossamer.real.train.worker_state import Counts, Kept, Parts
 from gossamer.real.transports.transport import StopToken, Store, Transport, Window
-from gossamer.real.watched_worker import WatchedWorker
-from gossamer.real.worker import RealWorker
+from gossamer.real.worker import RealWorker, tell_operations, tell_waits
 from gossamer.replica import Replica, cut
 from gossamer.tasks import Task
 from gossamer.tasks.evaluator import Evaluator, Held
@@ -46,6 +47,7 @@ from gossamer.tasks.split import Order, OwnSampler, make_sampler
 from gossamer.worker import Gradient
 
 _REPORT_S = 0.2
+_FIRST_MOMENTS = 250
 
 
 class Training:
@@ -57,12 +59,14 @@ class Training:
     ) -> None:  # fmt: skip
         self.job = job
         self.rank, self.size = transport.rank, transport.size
-        self.books = Books()
+        self._strip = Strip(self.size, most_segments=_FIRST_MOMENTS)
+        self._observer = RunObserver(self.size, [self.rank], others=[self._strip])
+        self._metrics = self._observer.metrics
         self._diary = diary
         self._transport = transport
         self._spec = parse_method(job.method)
         self._method = self._spec.method
-        self._grouping = Grouping.of(self._spec.groups, transport)
+        self._grouping = grouping_of(self._spec.groups, transport)
         self._model = FlatModel(task, torch.device("cpu"), seed=job.seed)
         self._buffers = self._model.initial_buffers.clone()
         self._schedule = make_schedule(job.schedule, epochs=job.epochs, workers=self.size)
@@ -83,15 +87,13 @@ class Training:
         )  # fmt: skip
         self._stop = StopToken()
         self.driver = Driver(self._stop)
-        self._moments = Moments(self.size, self.books)
-        self.driver.on_wait = self._moments.waited
+        tell_waits(self.driver, self._observer, self.rank)
         self.driver.turns = turns or Free()
         sizes = self._model.layout.sizes
         slices = cut(sizes, self._spec.servers) if self._method.has_server else ()
-        self._plan = Plan(self.size, slices)
-        self._hub = Hub(transport, self._plan, self.driver)
+        self._plan = Addresses(self.size, slices)
+        self._hub = Router(transport, self._plan, self.driver)
         self._gradients = 0
-        self._losses: list[float] = []
         self._slowness = Slowness(own_slow_factor(self.rank), self.driver.check)
         self._reported = self._next_evaluation = 0.0
         self._checkpointing = Checkpointing(
@@ -115,8 +117,8 @@ class Training:
             self._hub.ended.wait()
             self._hub.settle()
             self._conclude()
-            self._hub.announce_read()
-            self._hub.read.wait()
+            self._hub.announce_drained()
+            self._hub.drained.wait()
         except BaseException:
             # Closed, the transport would look like that of a worker that left in good order, and
             # whoever waits for an answer from here would wait for ever: they must see a death.
@@ -155,7 +157,7 @@ class Training:
             self._learning_rate,
             clip=self.job.clip,
             guard=self._transport.guard(self.rank) if shared else None,
-            on_descend=self.books.stale,
+            on_descend=self._on_descend(self.rank),
         )
         self._hub.offer("output", self.own_output)
 
@@ -165,10 +167,12 @@ class Training:
             self.job, self._model.task.train.targets, self._transport.store, self._grouping,
             live=lambda: self._hub.live, live_at=lambda step: self._worker.live_at(step),
             is_synchronous=self._is_synchronous,
-            on_repeat=lambda samples: self.books.observe("repeated", samples),
+            on_repeat=lambda samples: self._observer.observed(
+                self.rank, "repeated", samples, time.monotonic_ns()
+            ),
         )  # fmt: skip
-        self._worker = WatchedWorker(
-            self._hub, self.rank, self._moments, seed=self.job.seed, books=self.books,
+        self._worker = RealWorker(
+            self._hub, self.rank, seed=self.job.seed, observer=self._observer,
             gradient=self._gradient, grouping=self._grouping,
             pace=self._checkpointing.between_steps(self._pace),
         )  # fmt: skip
@@ -176,13 +180,18 @@ class Training:
             self._go_on(self._kept)
         self._start_servers()
         own = for_role(self._method.worker, self._options)
-        self._main = role_in_group(
+        self._main = role_of(
             self._worker, cast(Replica, self._replica), self._method.worker, own, self._grouping,
-            self.driver, self._orphaned,
+            begin=self.driver.begin, on_orphaned=self._orphaned,
         )  # fmt: skip
         self._awaited: Pending[Any] | None = None
         self._began = time.monotonic() - (self._kept.counts.seconds if self._kept else 0.0)
-        self._moments.begin(time.monotonic())
+        self._strip.begin(time.monotonic_ns())
+        tell_operations(self._worker, self._observer)
+
+    def _on_descend(self, end: int) -> Callable[[int], None]:
+        """What tells how stale a gradient was that this end applies."""
+        return lambda missed: self._observer.stale(end, missed, time.monotonic_ns())
 
     def _orphaned(self, lost: PeerLost) -> None:
         """This worker has nothing more to do, but goes on answering."""
@@ -218,7 +227,8 @@ class Training:
                 continue
             replica = WindowReplica(
                 self._transport.window(end), self._optimiser, self._learning_rate,
-                clip=self.job.clip, guard=self._transport.guard(end), on_descend=self.books.stale,
+                clip=self.job.clip, guard=self._transport.guard(end),
+                on_descend=self._on_descend(end),
             )  # fmt: skip
             self.servers[end] = replica
             if self._kept is not None:
@@ -231,8 +241,8 @@ class Training:
             )
             if self._method.server is not None:
                 worker = RealWorker(
-                    self._hub, end, seed=self.job.seed, pace=self._pace, books=self.books,
-                    grouping=self._grouping,
+                    self._hub, end, seed=self.job.seed, pace=self._pace,
+                    observer=self._observer, grouping=self._grouping,
                 )  # fmt: skip
                 own = for_role(self._method.server, self._options)
                 self.driver.start(self._method.server(worker, replica, **own), f"server {end}")
@@ -242,16 +252,16 @@ class Training:
     def _go_on(self, kept: Kept) -> None:
         """From a checkpoint."""
         kept.load(self._replica)
-        kept.restore(self._worker, self._pace, self.books)
+        kept.restore(self._worker, self._pace, self._metrics, self._hub)
         self._buffers = kept.buffers
         self._gradients = kept.counts.gradients
         self._next_evaluation = kept.counts.next_evaluation
 
     def _parts(self) -> Parts:
         return Parts(
-            self._worker, self._replica, self.servers, self._pace, self.books, self._buffers,
+            self._worker, self._replica, self.servers, self._pace, self._metrics, self._buffers,
             Counts(
-                self._gradients, self._hub.bytes_sent + self.books.bytes,
+                self._gradients, self._hub.bytes_sent,
                 time.monotonic() - self._began, self._next_evaluation,
             ),
         )  # fmt: skip
@@ -275,15 +285,11 @@ class Training:
         return gradient
 
     def _compute(self, gradient: Gradient, point: Tensor, batch: Tensor, key: int) -> None:
-        began = time.monotonic()
+        began = time.monotonic_ns()
         value, loss, self._buffers = self._model.gradient(point, self._buffers, batch, key)
-        self._slowness.lengthen(time.monotonic() - began)
-        ended = time.monotonic()
-        self.books.computing += ended - began
-        self._moments.computed(began, ended)
-        self.books.steps += 1
-        self.books.samples += len(batch)
-        self._losses.append(float(loss))
+        self._slowness.lengthen((time.monotonic_ns() - began) / SECOND)
+        ended = time.monotonic_ns()
+        self._observer.computed(self.rank, (began, ended), ended - began, len(batch), loss)
         self._report()
         gradient.resolve(value)
 
@@ -301,17 +307,13 @@ class Training:
             self._evaluate("row")
 
     def _progress(self) -> dict[str, Any]:
-        losses, self._losses = self._losses, []
+        own = self._metrics.workers[self.rank]
         return {
             "seconds": time.monotonic() - self._began,
             "epochs": self._pace.epoch,
-            "training_loss": sum(losses) / len(losses) if losses else None,
-            "steps": self.books.steps,
-            "samples": self.books.samples,
-            "exchanges": self.books.exchanges,
-            "waiting_seconds": sum(self.books.waiting.values()),
-            "mean_staleness": self.books.mean_staleness,
-            "waits_for": self.books.longest_wait,
+            **self._metrics.row(),
+            "exchanges": own.exchanges,
+            "waiting_seconds": own.waited_ns / SECOND,
         }
 
     # ------------------------------------------------------------------ what came out
@@ -362,15 +364,11 @@ class Training:
     def _evaluate(self, kind: str) -> None:
         assert self._diary is not None
         held = self._held()
-        scores = self._evaluator.score(held)
         self._diary.write(kind, {
             "seconds": time.monotonic() - self._began,
             "epochs": self._pace.epoch,
             "output": self._method.output,
-            "loss": scores.loss,
-            "accuracy": scores.accuracy,
-            "worker_accuracy": scores.worker_accuracy,
-            "consensus_distance": scores.consensus_distance,
+            **asdict(self._evaluator.score(held)),
         })  # fmt: skip
         if kind == "result":
             output = self._evaluator.output_parameters(held)
@@ -381,10 +379,10 @@ class Training:
         if not self._grouping.speaking(self._hub.live):
             raise self._grouping.lost(self._hub.live)
         self._diary.write("books", {
-            **self.books.as_dict(),
-            "first_moments": self._moments.segments,
+            **self._metrics.state(),
+            "first_moments": self._strip.moments(self.rank),
             "seconds": self._ended - self._began,
-            "bytes": self._hub.bytes_sent + self.books.bytes,
+            "bytes": self._hub.bytes_sent,
             "weight": self._replica.weight,
             "living": len(self._hub.live),
             "torn_updates": self._transport.torn_updates,
@@ -399,17 +397,17 @@ def make_pace(
     job: Job, targets: Tensor, store: Store, grouping: Grouping, *,
     live: Callable[[], frozenset[int]], live_at: Callable[[int], frozenset[int]],
     is_synchronous: bool, on_repeat: Callable[[int], None],
-) -> Rounds | Leases:  # fmt: skip
+) -> Batches:  # fmt: skip
     """Of one worker; with groups, what a group without its leader has taken is not done."""
     rank, size, data_size = grouping.rank, grouping.size, len(targets)
     sampler = make_sampler(targets, size, job.batch, job.split, job.seed, is_synchronous)
     if is_synchronous:
-        return Rounds(
+        return RoundBatches(
             job.samples, job.batch, data_size, lambda step: grouping.working(live_at(step)),
             sampler, rank, size,
         )  # fmt: skip
     order = sampler if isinstance(sampler, OwnSampler) else Order(data_size, job.seed, job.batch)
-    return Leases(
+    return LeasedBatches(
         job.samples, job.batch, data_size, store, order, rank, size,
         lambda: grouping.working(live()), on_repeat,
         # The members of a group take theirs at each step: when it ends, none has any left.

@@ -11,16 +11,15 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.real.batches import Leases, Rounds
-from gossamer.real.books import Books
+from gossamer.observe.metrics import Metrics
+from gossamer.real.batches import Batches
 from gossamer.real.replicas import WindowReplica
+from gossamer.real.router import Router
 from gossamer.real.train import checkpoint_files as checkpoint
 from gossamer.real.train.checkpoint_files import Checkpoint, Facts
 from gossamer.real.worker import RealWorker
 
 _WORKER = "worker"
-_BOOKS = ("steps", "samples", "exchanges", "computing", "waiting", "observed",
-          "longest_gap", "longest_gap_at")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,8 @@ class Parts:
     worker: RealWorker
     replica: WindowReplica
     servers: Mapping[int, WindowReplica]
-    pace: Rounds | Leases
-    books: Books
+    pace: Batches
+    metrics: Metrics
     buffers: Tensor
     counts: Counts
 
@@ -69,8 +68,7 @@ def save(folder: Path, parts: Parts, options: Mapping[str, Any]) -> None:
         "pace": parts.pace.state(),
         "random": parts.worker.rng.getstate(),
         "counts": dataclasses.asdict(parts.counts),
-        "books": {name: getattr(parts.books, name) for name in _BOOKS},
-        "staleness": [[updates, count] for updates, count in parts.books.staleness.items()],
+        "metrics": parts.metrics.state(),
     }
     checkpoint.write(folder, parts.worker.rank, tensors, facts)
 
@@ -116,12 +114,12 @@ class Kept:
         state = {"optimiser": self._tensors[f"{name}/optimiser"], "memory": memory}
         replica.load_state_dict(self._facts["replicas"][name] | state)
 
-    def restore(self, worker: RealWorker, pace: Rounds | Leases, books: Books) -> None:
+    def restore(self, worker: RealWorker, pace: Batches, metrics: Metrics, router: Router) -> None:
         whole, facts = self._whole, self._facts
         worker.step = facts["step"]
         everyone = [one["pace"] for one in whole.facts.values()]
         if self._rank not in whole.facts:
-            # It had died: it starts like another one, with dice and books of its own.
+            # It had died: it starts like another one, with dice and metrics of its own.
             own = facts["pace"] if "claimed" in facts["pace"] else {
                 **facts["pace"], "taken": [], "left": [0, 0], "drawn": 0
             }  # fmt: skip
@@ -130,7 +128,5 @@ class Kept:
         pace.resume(facts["pace"], everyone)
         version, internal, gauss = facts["random"]
         worker.rng.setstate((version, tuple(internal), gauss))
-        for name, value in facts["books"].items():
-            setattr(books, name, value)
-        books.bytes = self.counts.bytes
-        books.staleness = dict(facts["staleness"])
+        metrics.load(self._rank, facts["metrics"])
+        router.bytes_sent = self.counts.bytes

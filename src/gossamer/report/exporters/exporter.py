@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from gossamer.callbacks import Callback
 from gossamer.errors import ConfigurationError
+from gossamer.observe.callbacks import Callback
 from gossamer.report.exporters.facts import Facts, labels, timed
 from gossamer.runs.json_files import count, number
 from gossamer.runs.kept_runs import Run

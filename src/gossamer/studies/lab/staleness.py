@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.config.settings import make_settings
-from gossamer.sim.accounts import Tally
 from gossamer.sim.simulation import Simulation
 from gossamer.specs import check_range
 from gossamer.tasks import make_task
@@ -66,13 +66,13 @@ def monte_carlo(compute: Compute, workers: int, updates: int, seed: int) -> Hist
     # Who of several finishes first at the same moment is drawn too, as in the simulator.
     finishing = [(compute.draw(rng), rng.random(), worker) for worker in range(workers)]
     heapq.heapify(finishing)
-    tally = Tally()
+    counts: Counter[int] = Counter()
     for version in range(updates):
         now, _, worker = finishing[0]
-        tally.add(version - read[worker])
+        counts[version - read[worker]] += 1
         read[worker] = version + 1
         heapq.heapreplace(finishing, (now + compute.draw(rng), rng.random(), worker))
-    return Histogram(tally.histogram)
+    return Histogram(counts)
 
 
 def simulated(compute: Compute, workers: int, updates: int, seed: int) -> Histogram:

@@ -27,7 +27,6 @@ from gossamer.runs.statistics import (
     is_lower_better,
     measure,
 )
-from gossamer.sim.accounts import Observed
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.simulation import Simulation
 from gossamer.specs import check_range
@@ -120,8 +119,8 @@ def pace(settings: Settings) -> StragglerPace:
     moments: list[tuple[int, int]] = [(0, 0)]
 
     def look() -> None:
-        dropped = world.accounts.observed.get("dropped", Observed()).count
-        moments.append((world.kernel.now, world.accounts.steps - dropped))
+        dropped = world.metrics.told_of("dropped").count
+        moments.append((world.kernel.now, world.metrics.steps - dropped))
 
     world.on_progress = look
     summary = simulation.run().summary

@@ -52,8 +52,8 @@ def softsync_staleness(n: int, compute: Compute, seed: int) -> Staleness:
         engine="none",
     )
     simulation = Simulation(settings)
-    tally = simulation.world.accounts.staleness
-    begun: list[tuple[int, int]] = []
+    tally = simulation.world.metrics.staleness
+    begun: list[tuple[int, float]] = []
 
     def look() -> None:
         if not begun and tally.count >= LEARNERS:
@@ -62,7 +62,7 @@ def softsync_staleness(n: int, compute: Compute, seed: int) -> Staleness:
     simulation.world.on_progress = look
     simulation.run()
     count, total = begun[0]
-    return Staleness((tally.total - total) / (tally.count - count), tally.most or 0)
+    return Staleness((tally.total - total) / (tally.count - count), int(tally.most or 0))
 
 
 def _softsync(seed: int, progress: Progress) -> list[PublishedCell]:

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from gossamer.trace import Carried, Span
+from torch import Tensor
+
+from gossamer.observe.observer import Observer, Span, end_name
 
 _MAIN_THREAD = 0
 """The trace format has numbers where it has names only for people."""
@@ -23,7 +25,7 @@ _ARRIVAL_NS = 1_000
 _NAMED_MEMBERS = 16
 
 
-class Timeline:
+class Timeline(Observer):
     """Chrome-trace events, written as they happen: a run that is cut short can still be opened."""
 
     def __init__(
@@ -45,55 +47,55 @@ class Timeline:
 
     def _name(self, end: int) -> None:
         self._lanes[end] = []
-        is_worker = end < self._workers
-        name = f"worker {end}" if is_worker else f"server {end - self._workers}"
-        self._describe(end, "process_name", _MAIN_THREAD, name)
-        self._describe(end, "thread_name", _MAIN_THREAD, "main" if is_worker else "serving")
+        self._describe(end, "process_name", _MAIN_THREAD, end_name(end, self._workers).strip())
+        thread = "main" if end < self._workers else "serving"
+        self._describe(end, "thread_name", _MAIN_THREAD, thread)
 
     def _describe(self, end: int, kind: str, thread: int, name: str) -> None:
         named = {"ph": "M", "pid": end, "tid": thread, "name": kind}
         self._write({**named, "args": {"name": name}})
 
-    def computed(self, worker: int, start_ns: int, end_ns: int) -> None:
-        self._span(worker, "gradient", start_ns, end_ns)
+    def computed(
+        self, worker: int, span: Span, work_ns: int, samples: int, loss: Tensor | None
+    ) -> None:
+        self._span(worker, "gradient", span)
 
     def waited(
-        self, worker: int, what: str, whom: str, start_ns: int, end_ns: int, moving: Sequence[Span]
+        self, worker: int, what: str, peer: int | None, span: Span, moving: Sequence[Span] = ()
     ) -> None:
-        self._span(worker, f"waiting: {what}{whom}", start_ns, end_ns)
+        self._span(worker, f"waiting: {what}{end_name(peer, self._workers, 'from')}", span)
 
-    def carried(self, message: Carried) -> None:
+    def carried(self, what: str, source: int, target: int, size_bytes: int, span: Span) -> None:
         """A span of the sender, an arrow, and a mark where it arrives."""
-        if not self._may_show(1, message.end_ns):
+        start_ns, end_ns = span
+        if not self._may_show(1, end_ns):
             return
-        what, source, target, size_bytes, start_ns, end_ns = message
         for end in (source, target):
             if end not in self._lanes:
                 self._name(end)
         arrow = {"cat": "message", "name": what, "id": self._arrows}
         self._arrows += 1
         told: dict[str, object] = {"bytes": size_bytes}
-        lane = self._lane(source, start_ns, end_ns)
-        self._slice(source, lane, f"{what} to {self._called(target)}", start_ns, end_ns, told)
+        lane = self._lane(source, span)
+        self._slice(source, lane, what + end_name(target, self._workers, "to"), span, told)
         self._write({"ph": "s", "pid": source, "tid": lane, "ts": start_ns / 1000, **arrow})
-        after_ns = end_ns + _ARRIVAL_NS
-        lane = self._lane(target, end_ns, after_ns)
-        self._slice(target, lane, f"{what} from {self._called(source)}", end_ns, after_ns, told)
+        arrival = (end_ns, end_ns + _ARRIVAL_NS)
+        lane = self._lane(target, arrival)
+        self._slice(target, lane, what + end_name(source, self._workers, "from"), arrival, told)
         self._write(
             {"ph": "f", "bp": "e", "pid": target, "tid": lane, "ts": end_ns / 1000, **arrow}
         )
 
-    def gathered(self, what: str, members: Sequence[int], start_ns: int, end_ns: int) -> None:
+    def gathered(self, what: str, members: Sequence[int], span: Span) -> None:
         """A collective has no sender: it is a span of each of its members."""
-        if not self._may_show(len(members), end_ns):
+        if not self._may_show(len(members), span[1]):
             return
         named = ", ".join(str(rank) for rank in members[:_NAMED_MEMBERS])
         if len(members) > _NAMED_MEMBERS:
             named += f" and {len(members) - _NAMED_MEMBERS} more"
         name = f"{what} of {len(members)} workers"
         for rank in members:
-            lane = self._lane(rank, start_ns, end_ns)
-            self._slice(rank, lane, name, start_ns, end_ns, {"workers": named})
+            self._slice(rank, self._lane(rank, span), name, span, {"workers": named})
 
     def happened(self, worker: int, what: str, at_ns: int) -> None:
         """At one moment: a death, a partition."""
@@ -109,35 +111,31 @@ class Timeline:
             self.happened(0, "messages are left out from here on", at_ns)
         return self._messages_left >= 0
 
-    def _called(self, end: int) -> str:
-        return f"worker {end}" if end < self._workers else f"server {end - self._workers}"
-
-    def _lane(self, end: int, start_ns: int, end_ns: int) -> int:
-        """The first thread of messages that is free from `start_ns` on.
+    def _lane(self, end: int, span: Span) -> int:
+        """The first thread of messages that is free from the beginning of the span on.
 
         Messages are told in the order in which they end, so what a thread had last ends last.
         """
         lanes = self._lanes[end]
         for at, busy_until in enumerate(lanes):
-            if busy_until <= start_ns:
-                lanes[at] = end_ns
+            if busy_until <= span[0]:
+                lanes[at] = span[1]
                 return at + 1
-        lanes.append(end_ns)
+        lanes.append(span[1])
         self._describe(end, "thread_name", len(lanes), f"messages {len(lanes)}")
         return len(lanes)
 
-    def _span(self, worker: int, name: str, start_ns: int, end_ns: int) -> None:
-        if self._left > 0 and end_ns > start_ns:
+    def _span(self, worker: int, name: str, span: Span) -> None:
+        if self._left > 0 and span[1] > span[0]:
             self._left -= 1
-            self._slice(worker, _MAIN_THREAD, name, start_ns, end_ns)
+            self._slice(worker, _MAIN_THREAD, name, span)
 
     def _slice(
-        self, end: int, thread: int, name: str, start_ns: int, end_ns: int,
-        told: dict[str, object] | None = None,
-    ) -> None:  # fmt: skip
+        self, end: int, thread: int, name: str, span: Span, told: dict[str, object] | None = None
+    ) -> None:
         event: dict[str, object] = {
             "ph": "X", "pid": end, "tid": thread, "name": name,
-            "ts": start_ns / 1000, "dur": (end_ns - start_ns) / 1000,
+            "ts": span[0] / 1000, "dur": (span[1] - span[0]) / 1000,
         }  # fmt: skip
         self._write(event if told is None else {**event, "args": told})
 

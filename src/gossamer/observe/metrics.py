@@ -1,0 +1,215 @@
+"""What a run has counted, and its summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gossamer.observe.observer import SECOND, Observer, Row, Span, end_name
+
+
+@dataclass
+class Tally:
+    """A stream of numbers: how many, their sum and the largest."""
+
+    count: int = 0
+    total: float = 0
+    most: float | None = None
+
+    def add(self, total: float, most: float | None = None, count: int = 1) -> None:
+        """One number, or what another tally has counted."""
+        self.count += count
+        self.total += total
+        most = total if most is None else most
+        self.most = most if self.most is None else max(self.most, most)
+
+    @property
+    def mean(self) -> float | None:
+        """None where there was nothing to measure."""
+        return self.total / self.count if self.count else None
+
+
+@dataclass
+class WorkerMetrics:
+    """What one worker has done."""
+
+    steps: int = 0
+    samples: int = 0
+    computing_ns: int = 0
+    waiting_ns: Counter[str] = field(default_factory=Counter[str])
+    """By cause."""
+    exchanges: float = 0.0
+    """Models got from others; a share of one, as from one of several servers, is a fraction."""
+    lasted_ns: int = 0
+    """How long the worker took part, once it has ended."""
+    gap: Span = (0, 0)
+    """The longest time between the beginnings of two steps, since the first of all."""
+    _steps_began: Span | None = None
+    """When the first and the last step began."""
+
+    @property
+    def waited_ns(self) -> int:
+        return sum(dict(self.waiting_ns).values())
+
+    def began_step(self, now_ns: int) -> None:
+        """Or the last step is over."""
+        first, last = self._steps_began or (now_ns, now_ns)
+        if now_ns - last > self.gap[1] - self.gap[0]:
+            self.gap = (last - first, now_ns - first)
+        self._steps_began = (first, now_ns)
+
+
+class Metrics(Observer):
+    """Counts the events of a whole run, or of one process of it."""
+
+    def __init__(self, size: int, ranks: Iterable[int] | None = None) -> None:
+        """Of `size` workers, of whom these are counted, or all."""
+        self._size = size
+        ranks = range(size) if ranks is None else ranks
+        self.workers = {rank: WorkerMetrics() for rank in ranks}
+        self.staleness = Tally()
+        self.histogram: Counter[int] = Counter()
+        """How many gradients were how stale."""
+        self.global_staleness = Tally()
+        self.age = Tally()
+        """Steps that a peer had made since the model that it gave in an exchange."""
+        self.told: dict[str, Tally] = {}
+        """The numbers that methods have told, by name."""
+        self._losses: list[Tensor] = []
+
+    def computed(
+        self, worker: int, span: Span, work_ns: int, samples: int, loss: Tensor | None
+    ) -> None:
+        own = self.workers[worker]
+        own.steps += 1
+        own.computing_ns += work_ns
+        own.samples += samples
+        if loss is not None:
+            self._losses.append(loss)
+
+    def waited(
+        self, worker: int, what: str, peer: int | None, span: Span, moving: Sequence[Span] = ()
+    ) -> None:
+        # Of a server it says which: that is where bottlenecks are.
+        is_server = peer is not None and peer >= self._size
+        cause = what + end_name(peer, self._size, "from") if is_server else what
+        self.workers[worker].waiting_ns[cause] += span[1] - span[0]
+
+    def began_step(self, worker: int, at_ns: int) -> None:
+        self.workers[worker].began_step(at_ns)
+
+    def exchanged(
+        self, worker: int, peer: int | None, at_ns: int, *, share: float = 1.0,
+        age: int | None = None,
+    ) -> None:  # fmt: skip
+        # On real workers only one of a pair knows that both have exchanged: it counts for both.
+        own = self.workers.get(worker) or next(iter(self.workers.values()))
+        own.exchanges += share
+        if age is not None:
+            self.age.add(age)
+
+    def stale(self, end: int, missed: int, at_ns: int, missed_of_all: int | None = None) -> None:
+        self.staleness.add(missed)
+        self.histogram[missed] += 1
+        if missed_of_all is not None:
+            self.global_staleness.add(missed_of_all)
+
+    def observed(self, end: int, what: str, value: float, at_ns: int) -> None:
+        self.told.setdefault(what, Tally()).add(value)
+
+    def told_of(self, what: str) -> Tally:
+        return self.told.get(what, Tally())
+
+    @property
+    def steps(self) -> int:
+        return sum(own.steps for own in self.workers.values())
+
+    @property
+    def exchanges(self) -> float:
+        return sum(own.exchanges for own in self.workers.values())
+
+    @property
+    def waiting_by_cause(self) -> dict[str, float]:
+        """In seconds, of all workers together."""
+        causes: Counter[str] = Counter()
+        for own in self.workers.values():
+            causes.update(dict(own.waiting_ns))
+        return {cause: waited / SECOND for cause, waited in causes.items()}
+
+    @property
+    def waiting_fraction(self) -> float | None:
+        """Time with nothing to compute and something awaited over total, mean over workers."""
+        shares = [
+            own.waited_ns / own.lasted_ns if own.lasted_ns else 0.0 for own in self.workers.values()
+        ]
+        return sum(shares) / len(shares) if shares else None
+
+    def row(self) -> Row:
+        """How far the workers have come; the training loss is the mean since the last row."""
+        losses, self._losses = self._losses, []
+        causes = self.waiting_by_cause
+        return {
+            "steps": self.steps,
+            "samples": sum(own.samples for own in self.workers.values()),
+            "training_loss": float(torch.stack(losses).mean()) if losses else None,
+            "mean_staleness": self.staleness.mean,
+            "waits_for": max(causes, key=lambda cause: causes[cause], default=None),
+        }
+
+    def state(self) -> Row:
+        """Of the one worker of this process, for its log and its checkpoints."""
+        (own,) = self.workers.values()
+        return {
+            "steps": own.steps,
+            "samples": own.samples,
+            "exchanges": own.exchanges,
+            "computing_seconds": own.computing_ns / SECOND,
+            "waiting_seconds": {what: ns / SECOND for what, ns in dict(own.waiting_ns).items()},
+            "staleness": {str(missed): count for missed, count in sorted(self.histogram.items())},
+            "observed": {
+                what: [tally.count, tally.total, tally.most] for what, tally in self.told.items()
+            },
+            "longest_step_gap_seconds": (own.gap[1] - own.gap[0]) / SECOND,
+            "longest_step_gap_at": own.gap[0] / SECOND,
+        }
+
+    def load(self, rank: int, state: Row) -> None:
+        """Add what a worker of that rank has counted."""
+        waited = {what: round(s * SECOND) for what, s in state["waiting_seconds"].items()}
+        gap_at, gap = (
+            round(state[f"longest_step_gap_{what}"] * SECOND) for what in ("at", "seconds")
+        )
+        self.workers[rank] = WorkerMetrics(
+            state["steps"], state["samples"], round(state["computing_seconds"] * SECOND),
+            Counter(waited), state["exchanges"], round(state.get("seconds", 0.0) * SECOND),
+            (gap_at, gap_at + gap),
+        )  # fmt: skip
+        for missed, count in state["staleness"].items():
+            self.staleness.add(int(missed) * count, int(missed), count)
+            self.histogram[int(missed)] += count
+        for what, (count, total, most) in state["observed"].items():
+            self.told.setdefault(what, Tally()).add(total, most, count)
+
+
+def summary(metrics: Metrics, bytes_sent: int) -> Row:
+    """What every run says of itself in the end, in virtual time, by `train` and in a user's loop.
+
+    What a method cannot have is None: no measurement is not zero.
+    """
+    steps = max(1, metrics.steps)
+    return {
+        "steps": metrics.steps,
+        "bytes_per_step": bytes_sent / steps,
+        "exchanges_per_step": metrics.exchanges / steps or None,
+        "waiting_fraction": metrics.waiting_fraction,
+        "waiting_by_cause": metrics.waiting_by_cause,
+        "mean_staleness": metrics.staleness.mean,
+        "max_staleness": metrics.staleness.most,
+        "max_clock_gap": metrics.told_of("clock_gap").most,
+        "max_queue": metrics.told_of("queue").most,
+        "dropped_gradients": metrics.told_of("dropped").count,
+    }
