@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.errors import ConfigurationError
 from gossamer.report.looks import places as look_places
-from gossamer.report.pictures.figure import (
-    FAINT,
-    lay_out,
-    look,
-    name_axis,
-    new_figure,
-    plain_log_ticks,
-    save,
-    style,
-    write_legend,
-    write_titles,
-)
+from gossamer.report.pictures import figure as figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,12 +50,12 @@ def cost_picture(
             "a picture of costs needs at least one method with a predicted step, got none; choose "
             "other methods or another cluster"
         )
-    figure = new_figure(11.0, 5.2)
+    figure = figures.new_figure(11.0, 5.2)
     steps, speeds = figure.subplots(1, 2)
     counts = sorted({count for line in shown for count in line.step_seconds})
     looks = look_places(line.label for line in shown)
     for line in shown:
-        own = look(looks[line.label])
+        own = figures.look(looks[line.label])
         for axes, values, factor in (
             (steps, line.step_seconds, 1e3),
             (speeds, line.samples_per_second, 1.0),
@@ -79,29 +68,32 @@ def cost_picture(
     middle = math.sqrt(counts[0] * counts[-1])
     for mark in marks:
         for axes in (steps, speeds):
-            axes.axvline(mark.workers, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
+            axes.axvline(
+                mark.workers, color=figures.FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1
+            )
         # Speeds rise, so that there is room above them on the left and below them on the right.
         is_early = mark.workers < middle
         speeds.annotate(
             f"{mark.label} leads", (mark.workers, 0.98 if is_early else 0.02),
             xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
-            rotation=90, va="top" if is_early else "bottom", ha="left", fontsize=7.5, color=FAINT,
+            rotation=90, va="top" if is_early else "bottom", ha="left", fontsize=7.5,
+            color=figures.FAINT,
         )  # fmt: skip
-    rows = write_legend(figure, steps.get_legend_handles_labels()[0])
-    write_titles(figure, title, subtitle)
-    lay_out(figure, legend_rows=rows)
-    save(figure, path)
+    rows = figures.write_legend(figure, steps.get_legend_handles_labels()[0])
+    figures.write_titles(figure, title, subtitle)
+    figures.lay_out(figure, legend_rows=rows)
+    figures.save(figure, path)
 
 
 def _style_panel(axes: Axes, heading: str, label: str, counts: Sequence[int]) -> None:
     from matplotlib.ticker import NullLocator
 
-    style(axes, "bottom", heading, grid="y")
+    figures.style(axes, "bottom", heading, grid="y")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    plain_log_ticks(axes.yaxis)
+    figures.plain_log_ticks(axes.yaxis)
     every = -(-len(counts) // _MOST_TICKS)
     axes.set_xticks(counts[::every], [str(count) for count in counts[::every]])
     axes.xaxis.set_minor_locator(NullLocator())
-    name_axis(axes.xaxis, "workers (log scale)")
-    name_axis(axes.yaxis, label)
+    figures.name_axis(axes.xaxis, "workers (log scale)")
+    figures.name_axis(axes.yaxis, label)

@@ -11,20 +11,7 @@ import numpy as np
 
 from gossamer.quantities import counted
 from gossamer.report.page.data import Shares, WorkerTime
-from gossamer.report.pictures.figure import (
-    COMPUTING,
-    FAINT,
-    INK,
-    OTHER,
-    WAITING,
-    Look,
-    draw_seeds,
-    marked_points,
-    name_axis,
-    percent_ticks,
-    plain_log_ticks,
-    style,
-)
+from gossamer.report.pictures import figure as figures
 from gossamer.runs.arrival import is_lower_better
 from gossamer.runs.ranking import RankedMethod
 from gossamer.runs.statistics import curve, final, seed_curves, show_number, show_score
@@ -34,7 +21,11 @@ if TYPE_CHECKING:
 
 VIRTUAL = "virtual seconds"
 """What time is called unless a clock has measured it."""
-_SHARES = (("computing", COMPUTING, "white"), ("waiting", WAITING, INK), ("other", OTHER, INK))
+_SHARES = (
+    ("computing", figures.COMPUTING, "white"),
+    ("waiting", figures.WAITING, figures.INK),
+    ("other", figures.OTHER, figures.INK),
+)
 # Beyond this ratio of run times a linear axis squeezes the fast methods into its first pixels.
 _LOG_TIME_RATIO = 12.0
 _MOST_NUMBERED = 40
@@ -61,7 +52,7 @@ class Series:
 def draw_curves(
     axes: Axes,
     runs: Sequence[Series],
-    looks: Mapping[str, Look],
+    looks: Mapping[str, figures.Look],
     key: str,
     along: str,
     time: str = VIRTUAL,
@@ -70,13 +61,13 @@ def draw_curves(
     score = "Test loss (log scale, lower is better)" if is_lower_better(key) else "Test accuracy"
     passing = "virtual time" if time == VIRTUAL else "time"
     over = "epochs" if along == "epochs" else passing
-    style(axes, "bottom", f"{score} over {over}", grid="both")
+    figures.style(axes, "bottom", f"{score} over {over}", grid="both")
     faint = min(0.13, 0.8 / len(runs))
     for index, one in enumerate(runs):
         places, seeds = seed_curves(one.histories, key, along)
         if not len(places):
             continue
-        marked, look = marked_points(len(places), index, len(runs)), looks[one.label]
+        marked, look = figures.marked_points(len(places), index, len(runs)), looks[one.label]
         axes.plot(places, seeds.mean(0), markevery=marked, zorder=3, **look)
         if len(seeds) > 1:
             low, high = seeds.min(0), seeds.max(0)
@@ -85,11 +76,11 @@ def draw_curves(
     ends = [final(history, along) for one in runs for history in one.histories]
     if along != "epochs" and min(ends) > 0 and max(ends) > _LOG_TIME_RATIO * min(ends):
         axes.set_xscale("log")
-        plain_log_ticks(axes.xaxis)
+        figures.plain_log_ticks(axes.xaxis)
         words += " (log scale)"
     elif max(ends) > 0:
         axes.set_xlim(0, max(ends) * 1.02)
-    name_axis(axes.xaxis, words)
+    figures.name_axis(axes.xaxis, words)
 
 
 def limit_scores(axes: Axes, runs: Sequence[Series], key: str, target: float | None) -> None:
@@ -110,7 +101,7 @@ def limit_scores(axes: Axes, runs: Sequence[Series], key: str, target: float | N
         if shown:
             margin = max((max(shown) / min(shown)) ** 0.07, 1.01)
             axes.set_ylim(min(shown) / margin, max(shown) * margin)
-        plain_log_ticks(axes.yaxis)
+        figures.plain_log_ticks(axes.yaxis)
         return
     early = [float(np.interp(xs[-1] * 0.3, xs, values)) for xs, values in curves]
     late = [float(values[-1]) - 0.03 for _, values in curves]
@@ -118,11 +109,11 @@ def limit_scores(axes: Axes, runs: Sequence[Series], key: str, target: float | N
     bottom = 0.0 if lowest < 0.15 else math.floor(lowest * 20) / 20
     highest = max(float(best.max()), *goal, bottom + 0.05)
     axes.set_ylim(bottom, min(1.0 + 0.02 * (1 - bottom), highest + 0.08 * (highest - bottom)))
-    percent_ticks(axes.yaxis)
+    figures.percent_ticks(axes.yaxis)
 
 
 def draw_target(axes: Axes, target: float) -> None:
-    axes.axhline(target, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
+    axes.axhline(target, color=figures.FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
 
 
 def name_target(axes: Axes, target: float, key: str) -> None:
@@ -130,7 +121,8 @@ def name_target(axes: Axes, target: float, key: str) -> None:
     shown = f"{target:.4g}" if is_lower_better(key) else show_score(target, key)
     axes.annotate(
         f"target\n{shown}", (1.0, target), xycoords=("axes fraction", "data"), xytext=(5, 0),
-        textcoords="offset points", va="center", fontsize=8.5, color=FAINT, annotation_clip=False,
+        textcoords="offset points", va="center", fontsize=8.5, color=figures.FAINT,
+        annotation_clip=False,
     )  # fmt: skip
 
 
@@ -141,7 +133,7 @@ def draw_arrivals(
     axes: Axes,
     ranking: Sequence[RankedMethod],
     runs: Mapping[str, Series],
-    looks: Mapping[str, Look],
+    looks: Mapping[str, figures.Look],
     time: str = VIRTUAL,
 ) -> None:
     """A bar for each method, the fastest to the target first; hatched where it never arrives."""
@@ -161,10 +153,10 @@ def draw_arrivals(
             axes.barh(place, span.mean, thickness, color=colour)
             times = f"   {one.times:.1f}×" if one.times and place else ""
             text = f"{show_number(span.mean)} s{times}"
-        draw_seeds(axes, known, place)
+        figures.draw_seeds(axes, known, place)
         axes.annotate(
             text, (reach, place), xytext=(6, 0), textcoords="offset points",
-            va="center", fontsize=size, color=INK,
+            va="center", fontsize=size, color=figures.INK,
         )  # fmt: skip
         right = max(right, reach)
     # A method's options go on a line of their own where the name would squeeze the panels.
@@ -173,12 +165,12 @@ def draw_arrivals(
     axes.set_ylim(max(len(ranking), 2) - 0.4, -0.6)
     # Room for the longest text to the right of the longest bar.
     axes.set_xlim(0, (right or 1.0) * 1.48)
-    name_axis(axes.xaxis, f"{time}, fastest first")
+    figures.name_axis(axes.xaxis, f"{time}, fastest first")
 
 
 def draw_shares(axes: Axes, runs: Sequence[Series]) -> None:
     """For each method: computing, waiting and neither, mean over workers and seeds."""
-    style(axes, "left", "Where the workers' time went")
+    figures.style(axes, "left", "Where the workers' time went")
     thickness, size = _bar_sizes(len(runs))
     left = np.zeros(len(runs))
     shares = np.array([[0.0] * 3 if one.shares is None else [*one.shares.values()] for one in runs])
@@ -195,14 +187,14 @@ def draw_shares(axes: Axes, runs: Sequence[Series]) -> None:
                 )  # fmt: skip
         left = left + widths
     axes.set_xlim(0, 1)
-    percent_ticks(axes.xaxis)
-    name_axis(axes.xaxis, "share of the run, mean over workers")
+    figures.percent_ticks(axes.xaxis)
+    figures.name_axis(axes.xaxis, "share of the run, mean over workers")
     _name_shares(axes)
 
 
 def draw_workers(axes: Axes, workers: Sequence[WorkerTime], heading: str, time: str) -> None:
     """For each worker of one run: computing, waiting and neither, in seconds."""
-    style(axes, "bottom", heading, grid="y")
+    figures.style(axes, "bottom", heading, grid="y")
     places = range(len(workers))
     below = np.zeros(len(workers))
     spent = [
@@ -220,8 +212,8 @@ def draw_workers(axes: Axes, workers: Sequence[WorkerTime], heading: str, time: 
     # A few workers get bars, not walls.
     missing = max(0.0, 8.0 - len(workers)) / 2
     axes.set_xlim(-0.6 - missing, len(workers) - 0.4 + missing)
-    name_axis(axes.xaxis, "worker")
-    name_axis(axes.yaxis, time)
+    figures.name_axis(axes.xaxis, "worker")
+    figures.name_axis(axes.yaxis, time)
     _name_shares(axes)
 
 
@@ -233,5 +225,6 @@ def _bar_sizes(count: int) -> tuple[float, float]:
 def _name_shares(axes: Axes) -> None:
     axes.legend(
         loc="lower right", bbox_to_anchor=(1.01, 0.985), ncols=3, frameon=False, fontsize=9,
-        handlelength=1.0, handleheight=1.0, handletextpad=0.5, columnspacing=0.9, labelcolor=INK,
+        handlelength=1.0, handleheight=1.0, handletextpad=0.5, columnspacing=0.9,
+        labelcolor=figures.INK,
     )  # fmt: skip

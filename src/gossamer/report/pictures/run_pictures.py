@@ -12,19 +12,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
 from gossamer.report.looks import COLOURS, places
 from gossamer.report.page.data import WorkerTime
-from gossamer.report.pictures.figure import (
-    PUBLISHED,
-    Look,
-    lay_out,
-    look,
-    name_axis,
-    new_figure,
-    plain_log_ticks,
-    save,
-    style,
-    write_legend,
-    write_titles,
-)
+from gossamer.report.pictures import figure as figures
 from gossamer.report.pictures.panels import (
     VIRTUAL,
     Series,
@@ -44,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Cells = Mapping[tuple[str, str], float]
-_SIDES = (("published", PUBLISHED), ("ours", COLOURS[0]))
+_SIDES = (("published", figures.PUBLISHED), ("ours", COLOURS[0]))
 _NARROW_COLUMNS = 4
 """With more columns than these, three panels beside each other leave no room for their numbers."""
 _EM = 0.63
@@ -72,21 +60,21 @@ def comparison_picture(
             f"the methods of a picture need different labels, got {[one.label for one in runs]}; "
             "name what differs between them"
         )
-    figure = new_figure(12.0, 8.0)
-    looks = {label: look(place) for label, place in places(by_label).items()}
+    figure = figures.new_figure(12.0, 8.0)
+    looks = {label: figures.look(place) for label, place in places(by_label).items()}
     # A few bars need less room than many, and the curves can have it.
     lower = min(1.0, 0.35 + 0.08 * len(runs))
     panels = figure.subplots(2, 2, sharey="row", height_ratios=(1.3, lower))
     over_time, over_epochs, arrivals, shares = panels.flat
     key = _draw_scores(over_time, over_epochs, runs, looks, target, time)
     ranked = [place for place in ranking.places if place.label in by_label]
-    style(arrivals, "left", f"{time.capitalize()} to reach {show_score(target, key)}")
+    figures.style(arrivals, "left", f"{time.capitalize()} to reach {show_score(target, key)}")
     draw_arrivals(arrivals, ranked, by_label, looks, time)
     draw_shares(shares, [by_label[one.label] for one in ranked])
     rows = _write_methods(figure, runs, looks)
-    write_titles(figure, title, _subtitle(runs, has_dots=True))
-    lay_out(figure, legend_rows=rows)
-    save(figure, path)
+    figures.write_titles(figure, title, _subtitle(runs, has_dots=True))
+    figures.lay_out(figure, legend_rows=rows)
+    figures.save(figure, path)
 
 
 def run_picture(
@@ -99,8 +87,8 @@ def run_picture(
     time: str = VIRTUAL,
 ) -> None:
     """One method alone: scores above, below them each worker's time in the first of its runs."""
-    figure = new_figure(12.0, 8.0 if workers else 5.2)
-    looks = {label: look(place) for label, place in places([run.label]).items()}
+    figure = figures.new_figure(12.0, 8.0 if workers else 5.2)
+    looks = {label: figures.look(place) for label, place in places([run.label]).items()}
     panels = figure.subplot_mosaic(
         [["time", "epochs"], ["workers", "workers"]] if workers else [["time", "epochs"]],
         height_ratios=(1.3, 1.0) if workers else (1.0,),
@@ -111,9 +99,9 @@ def run_picture(
     if workers:
         whose = "" if len(run.histories) == 1 else ", in the first run"
         draw_workers(panels["workers"], workers, f"Where each worker's time went{whose}", time)
-    write_titles(figure, title, _subtitle([run], has_dots=False))
-    lay_out(figure)
-    save(figure, path)
+    figures.write_titles(figure, title, _subtitle([run], has_dots=False))
+    figures.lay_out(figure)
+    figures.save(figure, path)
 
 
 def table_picture(
@@ -138,7 +126,7 @@ def table_picture(
     # Four rows are two and two rather than three and a lonely one.
     across = math.ceil(len(rows) / down)
     width = 4.0 * max(2, min(len(rows), 3))
-    figure = new_figure(width, 1.4 + 3.2 * down)
+    figure = figures.new_figure(width, 1.4 + 3.2 * down)
     panels = figure.subplots(down, across, sharey=True, squeeze=False)
     for panel, row in zip(panels.flat, rows, strict=False):
         room = 0.9 * width / across / len(columns)
@@ -147,14 +135,14 @@ def table_picture(
     for panel in panels.flat[len(rows) :]:
         panel.set_visible(False)
     for panel in panels[:, 0]:
-        name_axis(panel.yaxis, f"{unit} (log scale)".strip())
+        figures.name_axis(panel.yaxis, f"{unit} (log scale)".strip())
     first: Axes = panels[0, 0]
     first.set_yscale("log")
     first.set_ylim(min(values) / 2.0, max(values) * 2.0)
-    plain_log_ticks(first.yaxis)
-    write_titles(figure, title, _agreement(published, ours))
-    lay_out(figure, legend_rows=_write_sides(figure))
-    save(figure, path)
+    figures.plain_log_ticks(first.yaxis)
+    figures.write_titles(figure, title, _agreement(published, ours))
+    figures.lay_out(figure, legend_rows=_write_sides(figure))
+    figures.save(figure, path)
 
 
 # ---------------------------------------------------------------------- of comparisons and runs
@@ -164,7 +152,7 @@ def _draw_scores(
     over_time: Axes,
     over_epochs: Axes,
     runs: Sequence[Series],
-    looks: Mapping[str, Look],
+    looks: Mapping[str, figures.Look],
     target: float | None,
     time: str,
 ) -> str:
@@ -180,13 +168,15 @@ def _draw_scores(
     return key
 
 
-def _write_methods(figure: Figure, runs: Sequence[Series], looks: Mapping[str, Look]) -> int:
+def _write_methods(
+    figure: Figure, runs: Sequence[Series], looks: Mapping[str, figures.Look]
+) -> int:
     from matplotlib.lines import Line2D
 
     titles = [one.label for one in runs]
     if len(_rates(runs)) > 1:
         titles = [f"{one.label} (rate {one.summary['learning_rate']:g})" for one in runs]
-    return write_legend(
+    return figures.write_legend(
         figure,
         [
             Line2D([], [], label=title, **looks[one.label])
@@ -224,14 +214,16 @@ def _range(numbers: Sequence[int]) -> str:
 def _write_sides(figure: Figure) -> int:
     from matplotlib.patches import Patch
 
-    return write_legend(figure, [Patch(color=colour, label=name) for name, colour in _SIDES])
+    return figures.write_legend(
+        figure, [Patch(color=colour, label=name) for name, colour in _SIDES]
+    )
 
 
 def _draw_table_row(
     axes: Axes, row: str, columns: Sequence[str], published: Cells, ours: Cells, inches: float
 ) -> None:
     """With so many inches for each pair of bars, and what they say above them."""
-    style(axes, "bottom", row, grid="y")
+    figures.style(axes, "bottom", row, grid="y")
     cells_shown = [
         cells[place] for cells in (published, ours) for place in cells if place[0] == row
     ]

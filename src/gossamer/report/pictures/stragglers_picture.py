@@ -9,22 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gossamer.errors import ConfigurationError
-from gossamer.report.pictures.figure import (
-    FAINT,
-    INK,
-    WAITING,
-    Look,
-    draw_whisker,
-    lay_out,
-    look,
-    marked_points,
-    name_axis,
-    new_figure,
-    percent_ticks,
-    save,
-    style,
-    write_titles,
-)
+from gossamer.report.pictures import figure as figures
 from gossamer.runs.statistics import (
     History,
     Interval,
@@ -82,92 +67,92 @@ def stragglers_picture(path: Path, stages: Sequence[Stage], *, title: str, subti
     longest = max(stages, key=lambda stage: len(stage.runners))
     order = [one.label for one in longest.runners]
     order += [label for label in labels if label not in order]
-    looks = {label: look(index, _COLOURS) for index, label in enumerate(order)}
-    figure = new_figure(14.0, 0.7 + 4.3 * len(stages))
+    looks = {label: figures.look(index, _COLOURS) for index, label in enumerate(order)}
+    figure = figures.new_figure(14.0, 0.7 + 4.3 * len(stages))
     rows = figure.subfigures(len(stages), 1, squeeze=False)
     for row, stage in zip(rows[:, 0], stages, strict=True):
         _draw_stage(row, stage, looks)
-    write_titles(figure, title, subtitle)
-    lay_out(figure)
-    save(figure, path)
+    figures.write_titles(figure, title, subtitle)
+    figures.lay_out(figure)
+    figures.save(figure, path)
 
 
-def _draw_stage(row: SubFigure, stage: Stage, looks: Mapping[str, Look]) -> None:
-    row.suptitle(stage.title, x=0.008, ha="left", fontsize=12, fontweight="bold", color=INK)
+def _draw_stage(row: SubFigure, stage: Stage, looks: Mapping[str, figures.Look]) -> None:
+    row.suptitle(stage.title, x=0.008, ha="left", fontsize=12, fontweight="bold", color=figures.INK)
     speed, waiting, scores = row.subplots(1, 3, width_ratios=(1.15, 0.75, 1.35))
     _draw_speed(speed, stage, looks)
     _draw_waiting(waiting, stage)
     _draw_scores(scores, stage.runners, looks)
 
 
-def _draw_speed(axes: Axes, stage: Stage, looks: Mapping[str, Look]) -> None:
-    style(axes, "left", "Gradients used per virtual second")
+def _draw_speed(axes: Axes, stage: Stage, looks: Mapping[str, figures.Look]) -> None:
+    figures.style(axes, "left", "Gradients used per virtual second")
     right = 0.0
     for place, one in enumerate(stage.runners):
         span = one.throughput
         axes.barh(place, span.mean, _BAR, color=looks[one.label]["color"])
-        draw_whisker(axes, span, place)
+        figures.draw_whisker(axes, span, place)
         reach = max(span.high, span.mean)
         if stage.slowest_pace is not None:
             reach = max(reach, one.late_throughput.mean)
             axes.plot(
                 one.late_throughput.mean, place, marker="D", markersize=6, linestyle="none",
-                color="white", markeredgecolor=INK, zorder=5,
+                color="white", markeredgecolor=figures.INK, zorder=5,
                 label="second half of the run" if place == 0 else None,
             )  # fmt: skip
         axes.annotate(
             show_number(span.mean), (reach, place), xytext=(7, 0), textcoords="offset points",
-            va="center", fontsize=9, color=INK,
+            va="center", fontsize=9, color=figures.INK,
         )  # fmt: skip
         right = max(right, reach)
     axes.set_yticks(range(len(stage.runners)), [one.label for one in stage.runners], fontsize=9)
     axes.set_ylim(len(stage.runners) - 0.4, -0.6)
     axes.set_xlim(0, right * 1.2)
-    name_axis(axes.xaxis, "dropped gradients do not count")
+    figures.name_axis(axes.xaxis, "dropped gradients do not count")
     if stage.slowest_pace is not None:
         axes.axvline(
-            stage.slowest_pace, color=FAINT, linewidth=1.1, linestyle=(0, (2, 2)), zorder=4,
+            stage.slowest_pace, color=figures.FAINT, linewidth=1.1, linestyle=(0, (2, 2)), zorder=4,
             label="everybody at the slow worker's pace",
         )  # fmt: skip
         axes.legend(
             loc="lower right", bbox_to_anchor=(1.0, 0.36), frameon=False, fontsize=8.5,
-            labelcolor=INK, handlelength=1.6,
+            labelcolor=figures.INK, handlelength=1.6,
         )  # fmt: skip
 
 
 def _draw_waiting(axes: Axes, stage: Stage) -> None:
-    style(axes, "left", "Share of time spent waiting")
+    figures.style(axes, "left", "Share of time spent waiting")
     for place, one in enumerate(stage.runners):
-        axes.barh(place, one.waiting.mean, _BAR, color=WAITING)
+        axes.barh(place, one.waiting.mean, _BAR, color=figures.WAITING)
         # With few seeds the interval passes what a share can be.
         span = Interval(one.waiting.mean, one.waiting.low, min(1.0, one.waiting.high))
-        draw_whisker(axes, span, place)
+        figures.draw_whisker(axes, span, place)
         axes.annotate(
             f"{100 * span.mean:.0f} %", (max(span.high, span.mean), place),
-            xytext=(6, 0), textcoords="offset points", va="center", fontsize=9, color=INK,
+            xytext=(6, 0), textcoords="offset points", va="center", fontsize=9, color=figures.INK,
         )  # fmt: skip
     axes.set_yticks([])
     axes.set_ylim(len(stage.runners) - 0.4, -0.6)
     axes.set_xlim(0, 1.12)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
-    percent_ticks(axes.xaxis)
-    name_axis(axes.xaxis, "mean over workers")
+    figures.percent_ticks(axes.xaxis)
+    figures.name_axis(axes.xaxis, "mean over workers")
 
 
-def _draw_scores(axes: Axes, runners: Sequence[Runner], looks: Mapping[str, Look]) -> None:
+def _draw_scores(axes: Axes, runners: Sequence[Runner], looks: Mapping[str, figures.Look]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     key = measure([history for one in runners for history in one.histories])
     lower = is_lower_better(key)
     heading = "Test loss (log scale)" if lower else "Test accuracy"
-    style(axes, "bottom", f"{heading} over epochs, at the best rate", grid="both")
+    figures.style(axes, "bottom", f"{heading} over epochs, at the best rate", grid="both")
     means: list[tuple[Vector, Vector]] = []
     for index, one in enumerate(runners):
         places, seeds = seed_curves(one.histories, key, "epochs")
         if not len(places):
             continue
         own, mean = looks[one.label], seeds.mean(0)
-        marked = marked_points(len(places), index, len(runners), marks=5)
+        marked = figures.marked_points(len(places), index, len(runners), marks=5)
         label = f"{one.label}, rate {one.rate:g}"
         axes.plot(places, mean, markevery=marked, zorder=3, label=label, **own)
         low, high = seeds.min(0), seeds.max(0)
@@ -179,9 +164,9 @@ def _draw_scores(axes: Axes, runners: Sequence[Runner], looks: Mapping[str, Look
         _limit_accuracy(axes, means)
     axes.set_xlim(0, max(float(places[-1]) for places, _ in means) * 1.02 if means else 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-    name_axis(axes.xaxis, "epochs (samples of all workers over data set size)")
+    figures.name_axis(axes.xaxis, "epochs (samples of all workers over data set size)")
     axes.legend(
-        loc="upper right" if lower else "best", fontsize=8.5, labelcolor=INK,
+        loc="upper right" if lower else "best", fontsize=8.5, labelcolor=figures.INK,
         handlelength=3.2, framealpha=0.85, edgecolor="none",
     )  # fmt: skip
 
@@ -194,4 +179,4 @@ def _limit_accuracy(axes: Axes, means: Sequence[tuple[Vector, Vector]]) -> None:
     lowest = min(*early, *ends, highest - 0.1)
     bottom = max(0.0, math.floor(20 * lowest) / 20)
     axes.set_ylim(bottom, min(1.005, highest + 0.06 * (highest - bottom)))
-    percent_ticks(axes.yaxis)
+    figures.percent_ticks(axes.yaxis)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gossamer.report.pictures.figure import EDGE, FAINT, INK, new_figure, save, write_titles
+from gossamer.report.pictures import figure as figures
 from gossamer.studies.lab.pictures import Caption
 from gossamer.studies.lab.results import GridResults, Yardstick
 
@@ -107,7 +107,7 @@ def heat_maps(
     caption = textwrap.wrap(words.caption, int(width * 15.5))
     bottom = _BOTTOM + 0.17 * len(caption)
     height = _TOP + len(strips) * (panel_height + _HEADING) + bottom
-    figure = new_figure(width, height)
+    figure = figures.new_figure(width, height)
     norm = _norm(strips, yardstick)
     colours = _colours()
     longest = max(len(panel.title) for strip in strips for panel in strip.panels)
@@ -120,24 +120,26 @@ def heat_maps(
             box = (left / width, low / height, panel_width / width, panel_height / height)
             axes = figure.add_axes(box)
             _draw_panel(axes, panel, rates, batches, yardstick, norm, colours)
-            axes.set_title(panel.title, loc="left", fontsize=points, color=INK, pad=4)
+            axes.set_title(panel.title, loc="left", fontsize=points, color=figures.INK, pad=4)
             axes.set_yticks(range(len(rates)), [show_rate(rate) for rate in rates])
             axes.tick_params(labelleft=right == 0, labelbottom=down == len(strips) - 1)
             if right == 0:
-                axes.set_ylabel(f"{strip.label}\nlearning rate", color=FAINT, fontsize=8.5)
+                axes.set_ylabel(f"{strip.label}\nlearning rate", color=figures.FAINT, fontsize=8.5)
     figure.text(
         (_LEFT + panel_width / 2) / width, (bottom - 0.34) / height, "batch size",
-        ha="center", va="top", fontsize=8.5, color=FAINT,
+        ha="center", va="top", fontsize=8.5, color=figures.FAINT,
     )  # fmt: skip
     stacked = len(strips) * (panel_height + _HEADING) - _HEADING
     right_edge = _LEFT + across * (panel_width + _BETWEEN)
     _scale(figure, norm, colours, yardstick, right_edge, min(2.2, stacked))
-    write_titles(figure, words.title, words.subtitle)
+    figures.write_titles(figure, words.title, words.subtitle)
     has_edge = any(panel.edge for strip in strips for panel in strip.panels)
     _key(figure, yardstick, has_edge, (_LEFT + panel_width + _BETWEEN, bottom - 0.34))
     for line, text in enumerate(reversed(caption)):
-        figure.text(0.15 / width, (0.12 + 0.17 * line) / height, text, fontsize=8, color=FAINT)
-    save(figure, path)
+        figure.text(
+            0.15 / width, (0.12 + 0.17 * line) / height, text, fontsize=8, color=figures.FAINT
+        )
+    figures.save(figure, path)
 
 
 def _colour_value(value: float, yardstick: Yardstick) -> float:
@@ -178,7 +180,7 @@ def _draw_panel(
     axes.set_xlim(-0.5, len(batches) - 0.5)
     axes.set_ylim(-0.5, len(rates) - 0.5)
     axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
-    axes.tick_params(length=0, labelsize=7.5, labelcolor=INK)
+    axes.tick_params(length=0, labelsize=7.5, labelcolor=figures.INK)
     for spine in axes.spines.values():
         spine.set_visible(False)
     for up, rate in enumerate(rates):
@@ -189,7 +191,7 @@ def _draw_panel(
             failed = yardstick.fails(value)
             place = norm(_colour_value(value, yardstick)) if not failed else 0.0
             colour = _FAILED if failed else colours(place)
-            ink = _FAILED_INK if failed else "white" if place < 0.55 else INK
+            ink = _FAILED_INK if failed else "white" if place < 0.55 else figures.INK
             axes.fill_between(
                 (right - 0.5, right + 0.5), up - 0.5, up + 0.5,
                 facecolor=colour, edgecolor="white", linewidth=0.7,
@@ -202,7 +204,7 @@ def _draw_panel(
     if panel.edge is not None:
         height = _between(panel.edge, rates)
         if -0.5 <= height <= len(rates) - 0.5:
-            axes.axhline(height, color=EDGE, linewidth=1.6, zorder=3)
+            axes.axhline(height, color=figures.EDGE, linewidth=1.6, zorder=3)
 
 
 def _cell_text(value: float, failed: bool, yardstick: Yardstick) -> str:
@@ -255,7 +257,7 @@ def _scale(
             shown.append(tick)
     texts = [f"{100 * ticks[t]:g} %" if is_accuracy else f"{ticks[t]:g}" for t in shown]
     bar.set_ticks(shown, labels=texts)
-    axes.tick_params(length=2, labelsize=7.5, labelcolor=INK)
+    axes.tick_params(length=2, labelsize=7.5, labelcolor=figures.INK)
     for spine in axes.spines.values():
         spine.set_visible(False)
 
@@ -268,10 +270,11 @@ def _key(figure: Figure, yardstick: Yardstick, has_edge: bool, place: tuple[floa
     failed = "chance level or diverged" if yardstick.chance else "no better than untrained"
     handles: list[Any] = [Patch(facecolor=_FAILED, label=failed)]
     if has_edge:
-        handles.append(Line2D([], [], color=EDGE, linewidth=1.8, label="predicted edge"))
+        handles.append(Line2D([], [], color=figures.EDGE, linewidth=1.8, label="predicted edge"))
     width, height = (float(inches) for inches in figure.get_size_inches())
     figure.legend(
-        handles=handles, loc="upper left", ncols=2, frameon=False, fontsize=8.5, labelcolor=INK,
+        handles=handles, loc="upper left", ncols=2, frameon=False, fontsize=8.5,
+        labelcolor=figures.INK,
         bbox_to_anchor=(place[0] / width, place[1] / height), borderpad=0.0, borderaxespad=0.0,
     )  # fmt: skip
 

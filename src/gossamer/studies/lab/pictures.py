@@ -7,19 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gossamer.report.pictures.figure import (
-    COLOURS,
-    EDGE,
-    FAINT,
-    INK,
-    PUBLISHED,
-    name_axis,
-    new_figure,
-    percent_ticks,
-    save,
-    style,
-    write_titles,
-)
+from gossamer.report.pictures import figure as figures
 from gossamer.studies.lab.staleness import Histogram
 
 
@@ -38,10 +26,10 @@ def staleness_picture(
     """Histograms over one axis: bars for the first, points for the second, a line at N - 1."""
     from matplotlib.ticker import MaxNLocator
 
-    figure = new_figure(8.0, 4.6)
+    figure = figures.new_figure(8.0, 4.6)
     axes = figure.add_axes((0.085, 0.19, 0.89, 0.54))
-    style(axes, "bottom", grid="y")
-    looks: list[dict[str, Any]] = [{"color": PUBLISHED}, {"color": COLOURS[0]}]
+    figures.style(axes, "bottom", grid="y")
+    looks: list[dict[str, Any]] = [{"color": figures.PUBLISHED}, {"color": figures.COLOURS[0]}]
     for index, (name, histogram) in enumerate(found.items()):
         values = sorted(histogram.counts)
         shares = [histogram.share(value) for value in values]
@@ -51,9 +39,11 @@ def staleness_picture(
         else:
             size = 5.0 if len(values) < 60 else 2.5
             axes.plot(values, shares, "o", markersize=size, label=label, **looks[index])
-    axes.axvline(workers - 1, color=EDGE, linewidth=1.6, label=f"workers − 1 = {workers - 1}")
-    percent_ticks(axes.yaxis)
-    name_axis(axes.xaxis, "staleness: updates between the read and the write of a gradient")
+    axes.axvline(
+        workers - 1, color=figures.EDGE, linewidth=1.6, label=f"workers − 1 = {workers - 1}"
+    )
+    figures.percent_ticks(axes.yaxis)
+    figures.name_axis(axes.xaxis, "staleness: updates between the read and the write of a gradient")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(-0.7, _far(found) + 0.5)
     handles, labels = axes.get_legend_handles_labels()
@@ -61,11 +51,11 @@ def staleness_picture(
     axes.legend(
         [handles[at] for at in order], [labels[at] for at in order],
         loc="lower left", bbox_to_anchor=(-0.02, 1.01), ncols=3, frameon=False, fontsize=8.5,
-        labelcolor=INK, columnspacing=1.4, handlelength=1.4,
+        labelcolor=figures.INK, columnspacing=1.4, handlelength=1.4,
     )  # fmt: skip
-    write_titles(figure, words.title, words.subtitle)
-    figure.text(0.02, 0.03, words.caption, fontsize=8, color=FAINT)
-    save(figure, path)
+    figures.write_titles(figure, words.title, words.subtitle)
+    figure.text(0.02, 0.03, words.caption, fontsize=8, color=figures.FAINT)
+    figures.save(figure, path)
 
 
 def _far(found: Mapping[str, Histogram]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from gossamer.config.cluster import load_cluster
 from gossamer.quantities import counted
 from gossamer.studies.lab.pictures import Caption
-from gossamer.studies.reproductions.curves import ErrorCurve, error_curves
+from gossamer.studies.reproductions.pictures import ErrorCurve, error_curves
 from gossamer.studies.reproductions.shapes import (
     Margin,
     Number,

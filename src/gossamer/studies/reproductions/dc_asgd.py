@@ -10,7 +10,7 @@ from pathlib import Path
 from gossamer.config.cluster import Cluster, Compute
 from gossamer.quantities import counted
 from gossamer.studies.lab.pictures import Caption
-from gossamer.studies.reproductions.curves import ErrorCurve, error_curves
+from gossamer.studies.reproductions.pictures import ErrorCurve, error_curves
 from gossamer.studies.reproductions.table import (
     PublishedCell,
     PublishedTable,

@@ -10,7 +10,7 @@ from pathlib import Path
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.quantities import counted
 from gossamer.studies.lab.pictures import Caption
-from gossamer.studies.reproductions.scaling_picture import ScalingCurve, scaling_picture
+from gossamer.studies.reproductions.pictures import ScalingCurve, scaling_picture
 from gossamer.studies.reproductions.shapes import (
     AGREES,
     OPEN,
