@@ -292,7 +292,9 @@ def test_a_run_that_fails_keeps_what_it_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-@pytest.mark.parametrize("name", [".config.json", "metrics.jsonl", "trace.json", ".summary.json"])
+@pytest.mark.parametrize(
+    "name", [".config.json.part", "metrics.jsonl", "trace.json", ".summary.json.part"]
+)
 def test_a_full_disk_is_one_sentence(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +307,7 @@ def test_a_full_disk_is_one_sentence(
         return RunFolder(folder)
 
     monkeypatch.setattr(RunFolder, "create", staticmethod(create))
+    monkeypatch.setattr("gossamer.files.secrets.token_hex", lambda size: "part")
     said, folder = kept(tmp_path, "simulate", *SHORT)
     assert said.status == 2
     advice = "; make room, or choose other --runs"
@@ -313,7 +316,7 @@ def test_a_full_disk_is_one_sentence(
     for path in folder.glob("*.json"):
         if path.name != name:
             read(path)
-    assert not [path for path in folder.glob(".*.json") if not path.is_symlink()]
+    assert not [path for path in folder.glob(".*.json.*") if not path.is_symlink()]
 
 
 # ---------------------------------------------------------------------- parts

@@ -6,6 +6,7 @@ that the user has fetched. A task's options follow its name: "quadratic:dimensio
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,4 +85,4 @@ def make_task(spec: str, *, data: Path | None = None) -> Task:
             f"task {name} needs data; get {entry.origin}, and say where it is with --data PATH "
             "(in Python: data=)"
         )
-    return entry.make(data, **options)
+    return dataclasses.replace(entry.make(data, **options), data=data.resolve())

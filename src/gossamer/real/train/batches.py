@@ -1,6 +1,18 @@
-"""When a real run ends and which batches are whose: samples, not steps, are counted.
+"""Which batches each worker of `gossamer train` processes, and when the run is over.
 
-What a worker was to process when it died is processed by others.
+Samples are counted, not steps: what a worker was to process when it died is processed by others.
+Synchronous methods share the samples in rounds. Asynchronous ones take leases: a few consecutive
+batches of one shared order. The states of a lease:
+
+    not given out --> given out --> held ------------------------------> processed
+    (the counter      (a worker     (its holder has written its name      (its holder has asked
+    is below it)      has its       under lease/NUMBER/0)                 for another lease)
+                      number)           |
+                          |             |  its holder dies
+     its worker dies here |             v
+                          +-----> left behind --> held by somebody else (lease/NUMBER/1, 2, ...)
+
+When all leases are given out, the workers take over those that were left behind.
 """
 
 from __future__ import annotations
@@ -12,10 +24,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gossamer.config.settings import Settings
+from gossamer.real.grouping import Grouping
 from gossamer.real.transports.checked_values import number_from
 from gossamer.real.transports.transport import Store
 from gossamer.real.worker import BLOCK
-from gossamer.tasks.split import Order, OwnSampler, Sampler
+from gossamer.tasks.split import Order, OwnSampler, Sampler, make_sampler
 
 State = dict[str, Any]
 """What a checkpoint keeps of one worker: plain values."""
@@ -24,7 +38,7 @@ LEASE = 4
 """Batches taken from the shared order at a time: a few, so that the end is shared fairly."""
 
 
-class Rounds:
+class RoundBatches:
     """Synchronous methods step in rounds of everyone alive."""
 
     def __init__(
@@ -52,7 +66,7 @@ class Rounds:
             self._block = block
             self._rounds = [self._rounds[1], 0]
         if self._claimed >= self._samples:
-            # Who is known by now to have died has not done what it was counted for.
+            # A worker that is known by now to be dead has not processed what it was counted for.
             self._keep(self._live_at((block + 1) * BLOCK))
         self.epoch = self._claimed / self._data_size
         if self._claimed >= self._samples:
@@ -62,7 +76,8 @@ class Rounds:
         return True
 
     def _keep(self, live: frozenset[int]) -> None:
-        """Of who is gone, the rounds since its death was surely unknown count no longer."""
+        """Take back the samples of a dead worker from this block and the one before: in earlier
+        blocks it was alive for certain."""
         if self._members is not None:
             gone = self._members - live
             self._claimed -= self._batch * sum(self._rounds) * len(gone)
@@ -77,18 +92,18 @@ class Rounds:
         return {"claimed": self._claimed, "drawn": self._drawn}
 
     def resume(self, own: State, everyone: Sequence[State]) -> None:
-        """Rounds are everybody's: each worker's own count is enough, and all are alive again."""
+        """All workers count the same rounds, so each one's own count is enough."""
         self._claimed, self._drawn = own["claimed"], own["drawn"]
         self.epoch = self._claimed / self._data_size
         self._sampler.resume(self._rank, self._drawn)
 
 
-class Leases:
+class LeasedBatches:
     """Asynchronous methods: whoever is ready takes the next batches of one shared order.
 
     A lease's holder is written down in the store before its first batch. When the order is used
-    up, whoever gets there takes over the last lease of each worker that has died: how much of it
-    was done nobody knows, so all of it is done again.
+    up, whoever gets there takes over the last lease of each worker that has died. Nobody knows how
+    much of that lease was processed, so all of it is processed again.
     """
 
     def __init__(
@@ -124,10 +139,11 @@ class Leases:
         if not self._leased:
             self._leased = self._take()
         if not self._leased:
-            # What is not done yet others have.
+            # Whatever is not processed yet, other workers hold.
             self.epoch = self._last * self._batch / self._data_size
             return False
-        # Not back to the beginning, and to its learning rate, with what one who died had left.
+        # A lease that a dead worker has left is old; the epoch, and with it the learning rate's
+        # schedule, must not run backwards.
         self.epoch = max(self.epoch, self._leased[0] * self._batch / self._data_size)
         return True
 
@@ -135,7 +151,8 @@ class Leases:
         if self._leased:
             position, self._leased = self._leased[0], self._leased[1:]
         else:
-            # The leader of a group has the last batch, and its members compute beside it.
+            # The leader of a group holds the last batch, and its members compute batches beyond
+            # the end beside it.
             position = self._last + self._store.add("leases/beyond", 1) - 1
         self._drawn += 1
         if isinstance(self._order, OwnSampler):
@@ -157,7 +174,7 @@ class Leases:
         missed, self._missed = self._missed, self._everyone - self._live()
         while (number := self._next()) < self._count:
             for rank in missed:
-                # Dead for at least a lease: none of its questions can still be on the way.
+                # Its death was known one lease ago: it cannot have asked for a number since.
                 self._store.agree(f"lease/below/{rank}", str(number))
             if self._claims(number, 0):
                 self._note(number)
@@ -200,17 +217,18 @@ class Leases:
         return range(0)
 
     def _left_by(self, dead: frozenset[int]) -> Iterator[int]:
-        """The last lease that each of them has written down, and those that nobody has.
+        """The last lease that each dead worker has held, and the leases that nobody holds.
 
-        A worker may die after it got a number and before it wrote its name there; its last lease
-        is below that number, so looking from above comes across both. From the number on that
-        somebody got who had known of the death there is neither.
+        A worker may die after it got a number and before it wrote its name there. Its last lease
+        has a lower number than that, so the search from the highest number down finds both. Leases
+        from `lease/below/RANK` on were given out when the death was known: none is the dead one's.
         """
         gaps, begin = self._open
         for rank in sorted(dead):
             key = f"lease/below/{rank}"
             below = number_from(key, self._store.get(key) or str(self._count))
-            # Backwards in the order in which they were given out; what was begun came first.
+            # In the reverse order of giving out: a resumed run gives out the gaps first, and the
+            # leases that were begun before it was resumed are older than all of these.
             given = chain(range(begin, below)[::-1], (n for n in gaps[::-1] if n < below))
             for number in chain(given, self._begun):
                 holder = self._holder(number, 0)
@@ -280,11 +298,29 @@ class Leases:
             self._leased = range(start, self._batches(number).stop)
 
 
-class LoopPace:
-    """The user's loop decides when it is over."""
+Batches = RoundBatches | LeasedBatches
 
-    def __init__(self, expected_steps: int) -> None:
-        self.expected_steps = expected_steps
 
-    def open_step(self, step: int) -> bool:
-        return True
+def make_batches(
+    settings: Settings, store: Store, grouping: Grouping, *,
+    live: Callable[[], frozenset[int]], live_at: Callable[[int], frozenset[int]],
+    is_synchronous: bool, on_repeat: Callable[[int], None],
+) -> Batches:  # fmt: skip
+    """Those of one worker; what a group without its leader has taken counts as not processed."""
+    assert settings.batch
+    rank, size, targets = grouping.rank, grouping.size, settings.task.train.targets
+    samples, batch, data_size = settings.samples, settings.batch, len(targets)
+    sampler = make_sampler(targets, size, batch, settings.split, settings.seed, is_synchronous)
+    if is_synchronous:
+        return RoundBatches(
+            samples, batch, data_size, lambda step: grouping.working(live_at(step)), sampler, rank,
+            size,
+        )  # fmt: skip
+    is_own = isinstance(sampler, OwnSampler)
+    order = sampler if is_own else Order(data_size, settings.seed, batch)
+    return LeasedBatches(
+        samples, batch, data_size, store, order, rank, size, lambda: grouping.working(live()),
+        on_repeat,
+        # The members of a group take their batches at each step: none is left when it ends.
+        lease=1 if grouping.groups else LEASE,
+    )  # fmt: skip
