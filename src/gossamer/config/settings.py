@@ -124,7 +124,10 @@ class Settings:
 
     def as_dict(self) -> dict[str, Any]:
         """For the run folder: plain values, and what follows from them for the method."""
-        return self.to_json() | {"method_options": self.method_options()}
+        return self.to_json() | {
+            "method_options": self.method_options(),
+            "test_samples": len(self.task.test.targets),
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that JSON can hold: the task by its name and by where its data are."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.plan.probe.channel import PATIENCE_S
 from gossamer.plan.probe.conductor import Progress, conduct, take_part
-from gossamer.plan.probe.findings import Findings, Inquiry
+from gossamer.plan.probe.findings import Inquiry, ProbeFindings
 from gossamer.plan.probe.program import FOLDER, INQUIRY
 from gossamer.real.faults.fault_plan import FAULTS_VARIABLE, FaultPlan
 from gossamer.real.launch.environment import Environment, connect, discover
@@ -47,7 +47,7 @@ def _launch_of(workers: int, transport: str | None, faults: FaultPlan) -> Launch
 def probe(
     inquiry: Inquiry, workers: int, transport: str | None, faults: FaultPlan,
     on_progress: Progress,
-) -> Findings | None:  # fmt: skip
+) -> ProbeFindings | None:  # fmt: skip
     """What was found; None on a worker of another launcher's job that is not its first."""
     if job_around() is not None:
         return _take_part(inquiry, transport, faults, on_progress)
@@ -76,12 +76,12 @@ def probe(
         if reader.found is None:
             bad = next((str(end) for end in launcher.ended if end.status != 0), "the workers ended")
             raise RunFailed(reader.failure or f"{bad} before all was measured; nothing was written")
-        return Findings.from_dict(reader.found)
+        return ProbeFindings.from_dict(reader.found)
 
 
 def _take_part(
     inquiry: Inquiry, name: str | None, faults: FaultPlan, on_progress: Progress
-) -> Findings | None:
+) -> ProbeFindings | None:
     if faults.faults:
         os.environ[FAULTS_VARIABLE] = faults.to_json()
     try:
