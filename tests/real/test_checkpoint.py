@@ -301,7 +301,9 @@ def test_the_command_goes_on_after_kill_9_of_launcher_and_workers(tmp_path: Path
 def request_of(
     folder: Path, method: str = "d_psgd", workers: int = 2, **choices: Any
 ) -> TrainRequest:
-    return TrainRequest(make_settings("digits-mlp", method, Cluster(workers), **choices), folder)
+    return TrainRequest(
+        make_settings("digits-mlp", method, Cluster(workers=workers), **choices), folder
+    )
 
 
 def run_folder(folder: Path) -> TrainRequest:
