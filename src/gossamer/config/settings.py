@@ -130,10 +130,10 @@ class Settings:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that JSON can hold: the task by its name and by where its data are."""
+        """Plain values that JSON can hold: the task by its spec and by where its data are."""
         shallow = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return shallow | {
-            "task": self.task.name,
+            "task": self.task.spec or self.task.name,
             "method": str(self.method),
             "cluster": self.cluster.as_dict(),
             "data": None if self.task.data is None else str(self.task.data),

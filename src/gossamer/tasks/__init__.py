@@ -79,10 +79,10 @@ def make_task(spec: str, *, data: Path | None = None) -> Task:
     if entry.origin is None:
         if data is not None:
             raise ConfigurationError(f"task {name} brings its own data, got {data}; leave data out")
-        return entry.make(**options)
+        return dataclasses.replace(entry.make(**options), spec=spec)
     if data is None:
         raise ConfigurationError(
             f"task {name} needs data; get {entry.origin}, and say where it is with --data PATH "
             "(in Python: data=)"
         )
-    return dataclasses.replace(entry.make(data, **options), data=data.resolve())
+    return dataclasses.replace(entry.make(data, **options), spec=spec, data=data.resolve())
