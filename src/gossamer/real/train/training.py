@@ -1,4 +1,4 @@
-"""The second door on real workers: one worker of `gossamer train`, from its job to its last word.
+"""The second door on real workers: one worker of `gossamer train` from its request to its end.
 
 Model, batches, keys and arithmetic are the simulator's, so a method whose result does not depend
 on timing ends with the same bits in both worlds.
