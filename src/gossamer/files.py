@@ -18,6 +18,10 @@ def replacement(path: Path) -> Generator[Path]:
     try:
         yield part
         part.replace(path)
+    except OSError as error:
+        # What cannot be written is the file that was asked for.
+        error.filename = str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
 

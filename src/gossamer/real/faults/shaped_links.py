@@ -30,7 +30,6 @@ from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.transports.transport import (
     Listener,
     Parts,
-    Scattered,
     Stopped,
     StopToken,
     Store,
@@ -250,7 +249,6 @@ class ShapedTransport:
 
     def __init__(self, inner: Transport, plan: FaultPlan) -> None:
         self.name, self.rank, self.size = inner.name, inner.rank, inner.size
-        self.averages_at_once = False
         self._inner = inner
         self._plan = plan
         self._clock = _Clock()
@@ -376,7 +374,7 @@ class ShapedTransport:
 
     # ------------------------------------------------------------------ sums
 
-    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+    def all_reduce(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
         """From this member's call on it takes the time of a ring, one after the other.
 
         Not from the last member's: who comes early is at most one ring ahead, and waits the longer
@@ -384,12 +382,12 @@ class ShapedTransport:
         """
         assert self._timer is not None
         timer, now = self._timer, time.monotonic()
-        size = value.count * value.kind.itemsize if isinstance(value, Scattered) else value.nbytes
+        size = sum(tensor.nbytes for tensor in tensors)
         seconds = self._plan.all_reduce_seconds(members, size, self._clock.since(now))
         with self._lock:
             due = self._sums_free = max(now, self._sums_free) + seconds
-        found = self._inner.all_reduce(value, members)
-        pending: Pending[Tensor] = Pending(found.label, found.peer)
+        found = self._inner.all_reduce(tensors, members)
+        pending: Pending[None] = Pending(found.label, found.peer)
         pending.on_cancel = found.cancel
         if found.settle is None:
             found.when_done(lambda: timer.at(due, lambda: _follow(pending, lambda: found)))
