@@ -15,7 +15,7 @@ from gossamer.errors import Late, PeerLost
 from gossamer.pending import Pending, gather
 from gossamer.real.books import Books
 from gossamer.real.driver import Driver
-from gossamer.real.router import Hub, Plan
+from gossamer.real.router import Addresses, Router
 from gossamer.real.transports.local import LoneTransport
 from gossamer.real.transports.transport import StopToken
 from gossamer.real.worker import RealWorker
@@ -49,7 +49,7 @@ class SlowToAdd(Silent):
 def worker_over(transport: LoneTransport, driver: Driver | None = None) -> RealWorker:
     """Two servers: that of 0 in this process, that of 1 in the other."""
     slices = (slice(0, 5), slice(5, 10)) if transport.size == 2 else ()
-    hub = Hub(transport, Plan(transport.size, slices), driver or Driver(StopToken()))
+    hub = Router(transport, Addresses(transport.size, slices), driver or Driver(StopToken()))
     return RealWorker(hub, 0, seed=0, pace=cast(Any, None), books=Books())
 
 

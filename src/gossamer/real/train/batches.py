@@ -1,18 +1,19 @@
-"""Which batches each worker of `gossamer train` processes, and when the run is over.
+"""Which worker computes which batch, and when a real run ends: it counts samples, not steps.
 
-Samples are counted, not steps: what a worker was to process when it died is processed by others.
-Synchronous methods share the samples in rounds. Asynchronous ones take leases: a few consecutive
-batches of one shared order. The states of a lease:
+What a worker was to process when it died is processed by others. Synchronous methods agree on the
+members of each round. Asynchronous methods lease a few batches at a time; the states of one lease:
 
-    not given out --> given out --> held ------------------------------> processed
-    (the counter      (a worker     (its holder has written its name      (its holder has asked
-    is below it)      has its       under lease/NUMBER/0)                 for another lease)
-                      number)           |
-                          |             |  its holder dies
-     its worker dies here |             v
-                          +-----> left behind --> held by somebody else (lease/NUMBER/1, 2, ...)
+    ┌──────┐  a worker counts up  ┌───────┐  it writes its name  ┌──────┐  all batches  ┌──────┐
+    │ free │─────────────────────▶│ given │─────────────────────▶│ held │──────────────▶│ done │
+    └──────┘                      └───────┘                      └──────┘               └──────┘
+                                      │ the worker dies           │    ▲
+                                      │                           ▼    │ another writes its name
+                                      │                      ┌───────────┐
+                                      └─────────────────────▶│ left over │
+                                                             └───────────┘
 
-When all leases are given out, the workers take over those that were left behind.
+Whether a lease is done is known to its holder alone. So the last lease of a dead worker counts as
+left over: once the order is used up somebody else holds it again, and processes all of it.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gossamer.config.settings import Settings
-from gossamer.real.grouping import Grouping
+from gossamer.groups import Grouping
+from gossamer.real.router import BLOCK
 from gossamer.real.transports.checked_values import number_from
 from gossamer.real.transports.transport import Store
-from gossamer.real.worker import BLOCK
 from gossamer.tasks.split import Order, OwnSampler, Sampler, make_sampler
 
 State = dict[str, Any]
@@ -39,7 +40,7 @@ LEASE = 4
 
 
 class RoundBatches:
-    """Synchronous methods step in rounds of everyone alive."""
+    """The batches of a synchronous method, which steps in rounds of everyone alive."""
 
     def __init__(
         self, samples: int, batch: int, data_size: int,
@@ -56,17 +57,17 @@ class RoundBatches:
         self._members: frozenset[int] | None = None
         self._block = 0
         self._rounds = [0, 0]
-        """In the block before this one, and in this one so far."""
+        """How many there were in the block before this one, and are in this one so far."""
 
     def open_step(self, step: int) -> bool:
-        """Everyone comes to the same answer: the living of a round are agreed on."""
+        """Everyone gets the same answer, because the members of a round are agreed on."""
         block = step // BLOCK
         if self._members is None or block != self._block:
             self._keep(self._live_at(step))
             self._block = block
             self._rounds = [self._rounds[1], 0]
         if self._claimed >= self._samples:
-            # A worker that is known by now to be dead has not processed what it was counted for.
+            # Whoever is known by now to have died has not processed what was counted for it.
             self._keep(self._live_at((block + 1) * BLOCK))
         self.epoch = self._claimed / self._data_size
         if self._claimed >= self._samples:
@@ -76,8 +77,8 @@ class RoundBatches:
         return True
 
     def _keep(self, live: frozenset[int]) -> None:
-        """Take back the samples of a dead worker from this block and the one before: in earlier
-        blocks it was alive for certain."""
+        """Go on with these members. Of those who are gone, the rounds of this block and of the one
+        before count no longer: earlier ones they must have made."""
         if self._members is not None:
             gone = self._members - live
             self._claimed -= self._batch * sum(self._rounds) * len(gone)
@@ -99,11 +100,9 @@ class RoundBatches:
 
 
 class LeasedBatches:
-    """Asynchronous methods: whoever is ready takes the next batches of one shared order.
+    """The batches of an asynchronous method: whoever is ready leases the next of one shared order.
 
-    A lease's holder is written down in the store before its first batch. When the order is used
-    up, whoever gets there takes over the last lease of each worker that has died. Nobody knows how
-    much of that lease was processed, so all of it is processed again.
+    The holder of a lease is written down in the store before its first batch.
     """
 
     def __init__(
@@ -127,23 +126,23 @@ class LeasedBatches:
         self._on_repeat = on_repeat
         self._leased = range(0)
         self._missed: frozenset[int] = frozenset()
-        """Who had died when this worker last asked for a lease."""
+        """Those who had died when this worker last asked for a lease."""
         self._taken: list[range] = []
         self._drawn = 0
         self._begun: set[int] = set()
-        """Leases of a run before this one, resumed by it, whose holders may go on with them."""
+        """Leases of the run that this one resumes, whose holders may go on with them."""
         self._open = (list[int](), 0)
-        """Leases that nobody had then, though later ones were taken; then all from a number on."""
+        """Leases that nobody had in the run before although later ones were taken; then the number
+        from which on all are free."""
 
     def open_step(self, step: int) -> bool:
         if not self._leased:
             self._leased = self._take()
         if not self._leased:
-            # Whatever is not processed yet, other workers hold.
+            # Others have what is not done yet.
             self.epoch = self._last * self._batch / self._data_size
             return False
-        # A lease that a dead worker has left is old; the epoch, and with it the learning rate's
-        # schedule, must not run backwards.
+        # What a dead worker has left may lie far back; the learning rate does not go back there.
         self.epoch = max(self.epoch, self._leased[0] * self._batch / self._data_size)
         return True
 
@@ -174,7 +173,7 @@ class LeasedBatches:
         missed, self._missed = self._missed, self._everyone - self._live()
         while (number := self._next()) < self._count:
             for rank in missed:
-                # Its death was known one lease ago: it cannot have asked for a number since.
+                # It died at least one lease ago, so none of its requests can still arrive.
                 self._store.agree(f"lease/below/{rank}", str(number))
             if self._claims(number, 0):
                 self._note(number)

@@ -23,7 +23,7 @@ from gossamer.quantities import seconds
 from gossamer.real.books import Books
 from gossamer.real.launch.console import say
 from gossamer.real.replicas import WindowReplica
-from gossamer.real.router import Hub
+from gossamer.real.router import Router
 from gossamer.real.train import checkpoint_files
 from gossamer.real.train.batches import Batches, LeasedBatches, RoundBatches
 from gossamer.real.train.checkpoint_files import Checkpoint, Facts
@@ -313,7 +313,7 @@ class CheckpointWriter:
     """Writes one worker's checkpoints."""
 
     def __init__(
-        self, request: TrainRequest, hub: Hub, has_server: bool, options: Mapping[str, Any],
+        self, request: TrainRequest, hub: Router, has_server: bool, options: Mapping[str, Any],
         parts: Callable[[], WorkerParts],
     ) -> None:  # fmt: skip
         self._request = request

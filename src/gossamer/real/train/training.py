@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost, ProtocolError
+from gossamer.groups import role_of
 from gossamer.methods import for_role
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.optim.schedules import make_schedule
@@ -22,14 +23,13 @@ from gossamer.real.books import Books
 from gossamer.real.driver import Driver, Free, Turns
 from gossamer.real.faults.fault_plan import own_fault_plan
 from gossamer.real.faults.slow_worker import Slowness
-from gossamer.real.group_roles import role_in_group
-from gossamer.real.grouping import Grouping
+from gossamer.real.grouping import grouping_of
 from gossamer.real.launch.console import say
 from gossamer.real.launch.signals import explain_on_signal
 from gossamer.real.moments import Moments
 from gossamer.real.output_model import Output
 from gossamer.real.replicas import WindowReplica
-from gossamer.real.router import Hub, Plan
+from gossamer.real.router import Addresses, Router
 from gossamer.real.train.batches import make_batches
 from gossamer.real.train.checkpoint import (
     CheckpointWriter,
@@ -69,7 +69,7 @@ class Training:
         self._transport = transport
         self._spec = settings.method
         self._method = self._spec.method
-        self._grouping = Grouping.of(self._spec.groups, transport)
+        self._grouping = grouping_of(self._spec.groups, transport)
         self._model = FlatModel(settings.task, torch.device("cpu"), seed=settings.seed)
         self._buffers = self._model.initial_buffers.clone()
         self._schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=self.size)
@@ -98,8 +98,8 @@ class Training:
         self.driver.turns = turns or Free()
         sizes = self._model.layout.sizes
         slices = cut(sizes, self._spec.servers) if self._method.has_server else ()
-        self._plan = Plan(self.size, slices)
-        self._hub = Hub(transport, self._plan, self.driver)
+        self._plan = Addresses(self.size, slices)
+        self._hub = Router(transport, self._plan, self.driver)
         self._gradients = 0
         self._losses: list[float] = []
         self._slowness = Slowness(own_fault_plan().slow_factor(self.rank), self.driver.check)
@@ -125,8 +125,8 @@ class Training:
             self._hub.ended.wait()
             self._hub.settle()
             self._conclude()
-            self._hub.announce_read()
-            self._hub.read.wait()
+            self._hub.announce_drained()
+            self._hub.drained.wait()
         except BaseException:
             # Closed, the transport would look like that of a worker that left in good order, and
             # whoever waits for an answer from here would wait for ever: they must see a death.
@@ -186,9 +186,9 @@ class Training:
             self._go_on(self._kept)
         self._start_servers()
         own = for_role(self._method.worker, self._options)
-        self._main = role_in_group(
+        self._main = role_of(
             self._worker, cast(Replica, self._replica), self._method.worker, own, self._grouping,
-            self.driver, self._orphaned,
+            begin=self.driver.begin, on_orphaned=self._orphaned,
         )  # fmt: skip
         self._awaited: Pending[Any] | None = None
         self._began = time.monotonic() - (self._kept.counts.seconds if self._kept else 0.0)

@@ -68,7 +68,6 @@ class TorchTransport:
         self._adder: GroupEngine | None = None
         self._shared: OneHostAllReduce | None = None
         self._links: dict[int, Link] = {}
-        self._lost: frozenset[int] = frozenset()
         self._to_self: SimpleQueue[bytes | None] = SimpleQueue()
         self._closing = threading.Lock()
         self._is_closed = False
@@ -98,7 +97,7 @@ class TorchTransport:
             if self._shared is None and self._reduction_name == "shared":
                 raise no_shared_memory("one of the workers could not have it or open it")
         if chosen == "nccl":
-            self._adder = nccl_engine(self._meeting, device, lambda: self._lost)
+            self._adder = nccl_engine(self._meeting, device, lambda: self.lost)
         elif chosen != "fixed" and self._shared is None:
             self._adder = gloo_engine(self._meeting)
         self._losses = Losses(self.store, self._learn, self.size, stop)
@@ -138,7 +137,7 @@ class TorchTransport:
 
     @property
     def lost(self) -> frozenset[int]:
-        return self._lost
+        return self._losses.members.dead
 
     def send(self, to: int, parts: Parts) -> None:
         if to == self.rank:
@@ -253,7 +252,7 @@ class TorchTransport:
     # --- called by the links' threads
 
     def _frame(self, source: int, data: memoryview) -> None:
-        if source not in self._lost:
+        if source not in self.lost:
             self._listener.frame(source, data)
 
     def _ended(self, peer: int, is_lost: bool, epoch: int) -> None:
@@ -266,9 +265,7 @@ class TorchTransport:
 
     def _noticed(self, peer: int) -> None:
         """A launcher says that it died; its connection may be open, or was closed politely."""
-        self._losses.died(peer)
-        if peer not in self._lost:
-            self._lost |= {peer}
+        if self._losses.noticed(peer):
             self._listener.lost(peer)
 
     def _learn(self, epoch: int, loss: Loss) -> None:
@@ -283,7 +280,6 @@ class TorchTransport:
             return
         error = PeerLost(process, "it died" if loss.is_dead else "it has left")
         if loss.is_dead:
-            self._lost |= {process}
             self._links[process].give_up(error)
         self._active.lost(process, error)
         self._reduction.lost(epoch, loss)
