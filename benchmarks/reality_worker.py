@@ -22,7 +22,7 @@ from gossamer.real.launch.environment import connect
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.training import Training
 from gossamer.real.train.worker_log import WorkerLog
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 
 
 def sleepy(task: Task, seconds: float, jitter: float, slept: list[float]) -> Task:
@@ -45,7 +45,7 @@ def main(path: Path) -> None:
     slept: list[float] = []
     task = sleepy(request.settings.task, given["seconds"], given["jitter"], slept)
     settings = dataclasses.replace(request.settings, task=task)
-    transport = connect() or LoneTransport()
+    transport = connect() or LocalTransport()
     log = WorkerLog(request.place, transport.rank)
     try:
         Training(dataclasses.replace(request, settings=settings), transport, log).run()

@@ -18,7 +18,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.worker_log import WorkerLog
 from gossamer.real.train.worker_main import run_worker
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 from gossamer.runs.result import Result
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks import Data, Task
@@ -207,7 +207,7 @@ def test_a_real_run_keeps_the_model_that_it_reports(tmp_path: Path) -> None:
     task = task_with(deep)
     settings = make_settings(task, "easgd", Cluster(workers=1), epochs=0.5, learning_rate=0.1)
     log = WorkerLog(tmp_path, 0)
-    assert run_worker(TrainRequest(settings, tmp_path), LoneTransport(), log) == 0
+    assert run_worker(TrainRequest(settings, tmp_path), LocalTransport(), log) == 0
     state = load_file(tmp_path / "model.safetensors")
     assert set(state) == set(task.make_model().state_dict())
     (last,) = [line for line in log.path.read_text().splitlines() if '"kind": "result"' in line]

@@ -15,7 +15,7 @@ from gossamer.config.faults import Fault
 from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.faults.shaped_links import ShapedTransport
 from gossamer.real.launch import environment
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 from transport_tools import SCENARIOS
 
 pytestmark = pytest.mark.timeout(150)
@@ -76,19 +76,19 @@ def test_without_shaped_links_nothing_stands_in_the_way(
     asked: FaultPlan | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The transport is the bare one, also where other faults are asked for."""
-    bare = LoneTransport()
+    bare = LocalTransport()
     assert _connected(bare, asked, monkeypatch) is bare
 
 
 def test_where_they_are_asked_for_all_goes_through_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the transport, under its name."""
-    found = _connected(LoneTransport(), FaultPlan(bandwidth=1e6), monkeypatch)
+    found = _connected(LocalTransport(), FaultPlan(bandwidth=1e6), monkeypatch)
     assert isinstance(found, ShapedTransport)
     assert found.name == "alone"
 
 
 def _connected(
-    bare: LoneTransport, asked: FaultPlan | None, monkeypatch: pytest.MonkeyPatch
+    bare: LocalTransport, asked: FaultPlan | None, monkeypatch: pytest.MonkeyPatch
 ) -> object:
     variables = {
         "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"

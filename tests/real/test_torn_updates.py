@@ -12,12 +12,12 @@ from gossamer.real.train.progress import TrainingProgress
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.training import Training
 from gossamer.real.train.worker_log import FileEntries, WorkerLog
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 
 TASK = "digits-logistic"
 
 
-class Torn(LoneTransport):
+class Torn(LocalTransport):
     """Somebody was killed at its windows, twice."""
 
     torn_updates = 2

@@ -16,7 +16,7 @@ from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.training import Training
 from gossamer.real.train.worker_log import WorkerLog
 from gossamer.real.train.worker_main import run_worker
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 from gossamer.replica import Replica
 from gossamer.worker import Worker
 
@@ -26,7 +26,7 @@ TASK = "digits-mlp"
 def training_of(method: str, folder: Path, **choices: Any) -> Training:
     """Opened, and made to begin."""
     settings = make_settings(TASK, method, Cluster(workers=1), **choices)
-    training = Training(TrainRequest(settings, folder), LoneTransport())
+    training = Training(TrainRequest(settings, folder), LocalTransport())
     training.open()
     training.start()
     return training
@@ -86,7 +86,7 @@ def test_a_full_disk_ends_a_worker_in_a_sentence_when_its_results_find_no_room(
     with pytest.raises(OSError, match="No space left"):
         diary.write("row", {})
     said: list[str] = []
-    status = run_worker(TrainRequest(settings, tmp_path), LoneTransport(), diary, said.append)
+    status = run_worker(TrainRequest(settings, tmp_path), LocalTransport(), diary, said.append)
     assert status == 1
     assert said == [f"there is no room for more in {tmp_path}: make some, or choose other --runs"]
     assert capsys.readouterr().err.strip() == said[0]

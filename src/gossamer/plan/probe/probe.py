@@ -17,7 +17,7 @@ from gossamer.real.launch.environment import Environment, connect, discover
 from gossamer.real.launch.launcher import Launch, Launcher
 from gossamer.real.train.worker_log import FileEntries, LogReader
 from gossamer.real.train.worker_main import INTERRUPTED, program_of
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 from gossamer.runs.result import Row
 
 _PROGRAM = program_of("gossamer.plan.probe.program")
@@ -85,7 +85,7 @@ def _take_part(
     if faults.faults:
         os.environ[FAULTS_VARIABLE] = faults.to_json()
     try:
-        transport = connect(name) or LoneTransport()
+        transport = connect(name) or LocalTransport()
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigurationError(

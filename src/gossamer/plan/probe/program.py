@@ -13,7 +13,7 @@ from gossamer.plan.probe.findings import Inquiry
 from gossamer.real.launch.environment import connect
 from gossamer.real.train.worker_log import WorkerLog
 from gossamer.real.train.worker_main import INTERRUPTED
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 
 FOLDER = "GOSSAMER_PROBE_FOLDER"
 INQUIRY = "GOSSAMER_PROBE"
@@ -21,7 +21,7 @@ INQUIRY = "GOSSAMER_PROBE"
 
 def main() -> int:
     inquiry = Inquiry.from_json(os.environ[INQUIRY])
-    transport = connect() or LoneTransport()
+    transport = connect() or LocalTransport()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if transport.rank != 0:
         try:

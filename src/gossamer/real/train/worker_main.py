@@ -19,7 +19,7 @@ from gossamer.real.train.replay import EventOrder
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.training import Training
 from gossamer.real.train.worker_log import WorkerLog
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 from gossamer.real.transports.transport import Stopped, Transport
 
 JOB_VARIABLE = "GOSSAMER_JOB"
@@ -41,7 +41,7 @@ def program_of(module: str) -> tuple[str, ...]:
 
 def main() -> int:
     request = TrainRequest.from_json(os.environ[JOB_VARIABLE])
-    transport = connect() or LoneTransport()
+    transport = connect() or LocalTransport()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return run_worker(request, transport, WorkerLog(request.place, transport.rank))
 
