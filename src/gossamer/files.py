@@ -19,8 +19,10 @@ def replacement(path: Path) -> Generator[Path]:
         yield part
         part.replace(path)
     except OSError as error:
-        # What cannot be written is the file that was asked for.
-        error.filename = str(path)
+        # What cannot be written is the file that was asked for. An error without a number is not
+        # the system's, and with a name beside it its text would not be shown.
+        if error.errno is not None:
+            error.filename = str(path)
         raise
     finally:
         part.unlink(missing_ok=True)
