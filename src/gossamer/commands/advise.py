@@ -95,14 +95,14 @@ def advise(
     """
     given.check_seeds(1 if seeds is None else seeds)
     allowed = _allowed(budget)
-    faults = given.Faults(
-        slow=slow, slow_link=slow_link, kill=kill, pause=pause, drop=drop, delay=delay,
-        partition=partition,
+    described = given.cluster_of(
+        cluster, workers, slow=slow, slow_link=slow_link, kill=kill, pause=pause, drop=drop,
+        delay=delay, partition=partition,
     )  # fmt: skip
     loaded = given.load_task(task, data)
     length = given.epochs_from(epochs, samples, loaded) or loaded.epochs
     base = make_settings(
-        loaded, "all_reduce", faults.cluster(cluster, workers),
+        loaded, "all_reduce", described,
         seed=seed, epochs=length, batch=batch, optimiser=optimiser, schedule=schedule, clip=clip,
         split=split, device=device, threads=threads, buffers=buffers, model_bytes=model_bytes,
         evaluations=evaluations(length),

@@ -63,9 +63,9 @@ def compare(
     there, and the run ends there too.
     """
     looks = given.looks_from(seeds)
-    faults = given.Faults(
-        slow=slow, slow_link=slow_link, kill=kill, pause=pause, drop=drop, delay=delay,
-        partition=partition,
+    described = given.cluster_of(
+        cluster, workers, slow=slow, slow_link=slow_link, kill=kill, pause=pause, drop=drop,
+        delay=delay, partition=partition,
     )  # fmt: skip
     if engine == "none":
         raise ConfigurationError("compare needs gradients; use --engine vector or loop")
@@ -78,7 +78,7 @@ def compare(
         "engine": engine, "device": device, "threads": threads, "compiled": compiled,
         "buffers": buffers, "model_bytes": model_bytes,
     }  # fmt: skip
-    settings = _grid(loaded, methods, faults.cluster(cluster, workers), given.rates_from(lr), base)
+    settings = _grid(loaded, methods, described, given.rates_from(lr), base)
     goal = given.target_from(target, has_accuracy=loaded.correct is not None)
     comparison = Comparison(settings, looks, goal)
     with live_page(live, keeps_folder=given.keeps_folder(runs)) as page:

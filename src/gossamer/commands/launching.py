@@ -6,18 +6,15 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
 from gossamer.commands import options as given
-from gossamer.config.faults import parse_fault
-from gossamer.errors import ConfigurationError
+from gossamer.config.faults import parse_faults
 from gossamer.quantities import bytes_per_second, seconds
-from gossamer.real.faults.injection import Injection, Kill, Pause
-from gossamer.real.faults.links import Links, Spell
+from gossamer.real.faults.fault_plan import FaultPlan
 
 CountOption = Annotated[
     int, typer.Option("-n", "--workers", help="Workers on this host, a process each.")
@@ -97,30 +94,15 @@ LatencyOption = Annotated[
 ]
 DropOption = Annotated[list[str] | None, typer.Option("--drop", hidden=True)]
 PartitionOption = Annotated[list[str] | None, typer.Option("--partition", hidden=True)]
-_UNKNOWN = {
-    "drop": "real transports lose no message, and what a lost packet costs them is time; use "
-    "--delay, or gossamer simulate",
-    "partition": "real workers have no deadline after which one that they cannot reach counts as "
-    "lost; use --delay for a while, or gossamer simulate",
-}
-
-
-@dataclass(frozen=True)
-class RealFaults:
-    """What the fault options of a command line said, for real workers."""
-
-    injection: Injection = field(default_factory=Injection)
-    lines: tuple[str, ...] = ()
-    """As a simulated cluster writes them."""
 
 
 def with_faults(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the fault options of real workers; it gets them as `faults`."""
+    """Give a command the fault options of real workers; it gets a `FaultPlan` as `faults`."""
 
     @functools.wraps(command)
     def wrapped(*arguments: Any, **options: Any) -> int:
         own = {name: options.pop(name) for name in _OPTIONS}
-        return command(*arguments, faults=faults_of(**own), **options)
+        return command(*arguments, faults=fault_plan(**own), **options)
 
     known = list(inspect.signature(command, eval_str=True).parameters.values())
     at = next(number for number, parameter in enumerate(known) if parameter.name == "faults")
@@ -144,35 +126,14 @@ _OPTIONS: dict[str, Any] = {
     "drop": DropOption,
     "partition": PartitionOption,
 }
-_Texts = Sequence[str] | None
 
 
-def faults_of(
-    *, slow: _Texts = None, pause: _Texts = None, kill: _Texts = None,
-    bandwidth: str | None = None, latency: str | None = None, slow_link: _Texts = None,
-    delay: _Texts = None, **unknown: _Texts,
-) -> RealFaults:  # fmt: skip
-    for kind, texts in unknown.items():
-        if texts:
-            raise ConfigurationError(f"--{kind} is simulated only: {_UNKNOWN[kind]}")
-    asked = {"slow": slow, "pause": pause, "kill": kill, "slow-link": slow_link, "delay": delay}
-    parsed = {kind: [parse_fault(kind, t) for t in texts or ()] for kind, texts in asked.items()}
-    for fault in parsed["slow"]:
-        if not fault.is_trait:
-            raise ConfigurationError(
-                f"a real worker is slow from the start to the end, got --{fault}; write it as "
-                f"{fault.worker}={fault.amount:g}"
-            )
-    links = Links(
+def fault_plan(
+    *, bandwidth: str | None = None, latency: str | None = None, **texts: Sequence[str] | None
+) -> FaultPlan:
+    """What the fault options of a command line ask of real workers."""
+    return FaultPlan(
+        parse_faults(**texts),
         math.inf if bandwidth is None else bytes_per_second(bandwidth, "--bandwidth"),
         0.0 if latency is None else seconds(latency, "--latency"),
-        tuple(Spell(f.amount, f.at, f.lasts, f.worker) for f in parsed["slow-link"]),
-        tuple(Spell(f.amount, f.at, f.lasts) for f in parsed["delay"]),
     )
-    injection = Injection(
-        {fault.worker: fault.amount for fault in parsed["slow"]},
-        [Pause(fault.worker, fault.at, fault.lasts) for fault in parsed["pause"]],
-        [Kill(fault.worker, fault.at) for fault in parsed["kill"]],
-        links,
-    )
-    return RealFaults(injection, tuple(str(f) for faults in parsed.values() for f in faults))

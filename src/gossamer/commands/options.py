@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ import typer
 
 from gossamer.commands.console import results_elsewhere
 from gossamer.config.cluster import Cluster, load_cluster
-from gossamer.config.faults import KINDS, parse_fault
+from gossamer.config.faults import parse_faults
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import size_in_bytes
 from gossamer.runs.ranking import LOOKS
@@ -179,26 +178,9 @@ JsonOption = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Faults:
-    """What the fault options of a command line said, by their names."""
-
-    slow: Sequence[str] | None
-    slow_link: Sequence[str] | None
-    kill: Sequence[str] | None
-    pause: Sequence[str] | None
-    drop: Sequence[str] | None
-    delay: Sequence[str] | None
-    partition: Sequence[str] | None
-
-    def cluster(self, name: str, workers: int | None) -> Cluster:
-        """The named cluster with the overrides of the command line."""
-        faults = [
-            parse_fault(kind, text)
-            for kind in KINDS
-            for text in getattr(self, kind.replace("-", "_")) or ()
-        ]
-        return load_cluster(name).changed(workers=workers, faults=faults)
+def cluster_of(name: str, workers: int | None, **faults: Sequence[str] | None) -> Cluster:
+    """The named cluster with what the options of the command line change in it."""
+    return load_cluster(name).changed(workers=workers, faults=parse_faults(**faults))
 
 
 def load_task(spec: str, data: Path | None) -> Task:

@@ -19,6 +19,7 @@ from gossamer.commands.console import err
 from gossamer.errors import ConfigurationError
 from gossamer.groups import even_groups
 from gossamer.methods import parse_method
+from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.launch.hosts import Hosts
 from gossamer.real.launch.launcher import Launch, Launcher
 from gossamer.runs.folder import RunFolder
@@ -46,7 +47,7 @@ def run(
     ] = False,
     transport: launching.TransportOption = None,
     seed: given.SeedOption = 0,
-    faults: launching.RealFaults = launching.RealFaults(),  # noqa: B008
+    faults: FaultPlan = FaultPlan(),  # noqa: B008
     output: launching.OutputOption = "labelled",
     runs: Annotated[
         Path, typer.Option("--runs", help="Where the folder of --output folder goes.")
@@ -87,7 +88,7 @@ def run(
     launch = Launch(
         command_of(script, arguments or (), is_module=is_module), workers, hosts=hosts,
         transport=transport, method=None if chosen is None else str(chosen), seed=seed,
-        injection=faults.injection, output=output,
+        faults=faults, output=output,
         tolerates_deaths=tolerate_deaths, deadline_s=deadline,
     )  # fmt: skip
     if output != "folder":

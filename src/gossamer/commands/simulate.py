@@ -76,13 +76,13 @@ def simulate(
     The gradients are true ones; time and network are simulated.
     """
     given.check_seeds(seeds)
-    faults = given.Faults(
-        slow=slow, slow_link=slow_link, kill=kill, pause=pause, drop=drop, delay=delay,
-        partition=partition,
+    described = given.cluster_of(
+        cluster, workers, slow=slow, slow_link=slow_link, kill=kill, pause=pause, drop=drop,
+        delay=delay, partition=partition,
     )  # fmt: skip
     loaded = given.load_task(task, data)
     settings = make_settings(
-        loaded, method, faults.cluster(cluster, workers),
+        loaded, method, described,
         seed=seed, epochs=given.epochs_from(epochs, samples, loaded), batch=batch,
         learning_rate=lr, optimiser=optimiser, schedule=schedule, clip=clip, split=split,
         engine=engine, device=device, threads=threads, compiled=compiled, buffers=buffers,
