@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from gossamer.real.transports.checked_values import numbers_from
 from gossamer.real.transports.shm.segments import Segments, create_segments
 from gossamer.real.transports.shm.shared_sums import SharedSums, open_files
-from gossamer.real.transports.torch.collectives import Check, tell_all, wait_for
+from gossamer.real.transports.torch.choose import Check, tell_all, wait_for
 from gossamer.real.transports.transport import StopToken, Store, Window
 
 
