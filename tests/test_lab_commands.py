@@ -10,8 +10,9 @@ import torch
 
 from command_line import gossamer, strict
 from gossamer import DelayedOptimizer
+from gossamer.report.page.build import report_data
 from gossamer.studies.reproductions.delayed_gradients import ADAM_CELLS, SGD_CELLS, verdict
-from gossamer.studies.reproductions.table import Cell
+from gossamer.studies.reproductions.table import PublishedCell
 
 # ---------------------------------------------------------------------- published tables
 
@@ -33,9 +34,12 @@ def test_the_published_cells_are_all_there() -> None:
 def test_agreement_in_failing_is_counted_apart() -> None:
     failed = "read in the paper: fails, that is, stays at chance level (about 9 to 18 %)"
     cells = [
-        Cell("a", "1", 0.98, 0.975), Cell("a", "2", 0.98, 0.10), Cell("a", "3", 0.113, 0.114),
-        Cell("b", "1", None, float("nan"), failed), Cell("b", "2", None, 0.9, failed),
-    ]  # fmt: skip
+        PublishedCell("a", "1", 0.98, 0.975),
+        PublishedCell("a", "2", 0.98, 0.10),
+        PublishedCell("a", "3", 0.113, 0.114),
+        PublishedCell("b", "1", None, float("nan"), failed),
+        PublishedCell("b", "2", None, 0.9, failed),
+    ]
     said = verdict(cells)
     assert "2 of the 3 cells that fail in the paper fail here" in said
     assert "1 of the 2 that train there train here" in said
@@ -62,6 +66,21 @@ def test_lab_delay_prints_its_grid_and_keeps_it(tmp_path: Path) -> None:
     (folder,) = tmp_path.iterdir()
     assert strict((folder / "summary.json").read_text())["points"] == points
     assert (folder / "delay.png").stat().st_size > 10_000
+    page = report_data([folder])
+    assert page["pictures"] == []
+    for drawn in page["heat_maps"]:
+        assert (drawn["rates"], drawn["batches"]) == ([0.01, 0.1], [32])
+        assert [panel["delay"] for panel in drawn["panels"]] == [0, 2]
+        for panel in drawn["panels"]:
+            for rate, batch, score, failed, _ in panel["cells"]:
+                (one,) = [
+                    p for p in points
+                    if (p["optimiser"], p["delay"], p["batch"], p["learning_rate"])
+                    == (drawn["optimiser"], panel["delay"], drawn["batches"][batch],
+                        drawn["rates"][rate])
+                ]  # fmt: skip
+                assert (score, failed) == (one["accuracy"], one["failed"])
+    assert len(page["heat_maps"]) == 2
     again = gossamer("lab", "delay", "--resume", str(folder), "--json")
     assert again.json["points"] == points
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -22,7 +23,8 @@ from gossamer.config.cluster import cluster_from
 from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.runs.folder import RunFolder, to_json
-from gossamer.trace import Timeline
+from gossamer.timeline import Timeline
+from gossamer.trace import Carried
 from support import digits
 
 MAIN = "from gossamer_command import main; main()"
@@ -93,7 +95,8 @@ def test_the_timeline_shows_every_worker_computing(tmp_path: Path) -> None:
     events, end = read(folder / "trace.json"), read(folder / "summary.json")["virtual_seconds"]
     names = [event for event in events if event["ph"] == "M"]
     for kind, known in (
-        ("process_name", {f"worker {rank}" for rank in range(8)}), ("thread_name", {"main"}),
+        ("process_name", {f"worker {rank}" for rank in range(8)}),
+        ("thread_name", {"main", "messages 1"}),
     ):  # fmt: skip
         assert {event["args"]["name"] for event in names if event["name"] == kind} == known
     # Numbers, as the format has them; Perfetto shows the names.
@@ -103,6 +106,44 @@ def test_the_timeline_shows_every_worker_computing(tmp_path: Path) -> None:
     assert any(span["name"].startswith("waiting") for span in spans)
     assert all(0 <= span["ts"] <= span["ts"] + span["dur"] <= end * 1e6 + 1 for span in spans)
     assert [event["name"] for event in events if event["ph"] == "i"] == ["kill 2@0.015s"]
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ("ad_psgd", {"average to worker", "average, back from worker"}),
+        ("downpour", {"request to server", "reply from server"}),
+        ("d_psgd", {"send to worker", "send from worker"}),
+        ("all_reduce", {"all_reduce of 8 workers"}),
+    ],
+)
+def test_the_timeline_shows_who_exchanged_with_whom(
+    tmp_path: Path, method: str, names: set[str]
+) -> None:
+    """A message is a span of its sender and a mark of its receiver, joined by one arrow each; spans
+    of one thread never overlap."""
+    _, folder = kept(tmp_path, "simulate", *SHORT, "--method", method)
+    events = read(folder / "trace.json")
+    spans = [event for event in events if event["ph"] == "X"]
+    shown = {span["name"] for span in spans}
+    assert [name for name in names if not any(name in one for one in shown)] == []
+    arrows = {
+        phase: {event["id"]: event for event in events if event["ph"] == phase} for phase in "sf"
+    }
+    assert arrows["s"].keys() == arrows["f"].keys()
+    assert bool(arrows["s"]) == (method != "all_reduce")
+    starts = {(span["pid"], span["tid"], span["ts"]): span["name"] for span in spans}
+    for number, begun in arrows["s"].items():
+        ended = arrows["f"][number]
+        assert begun["ts"] <= ended["ts"]
+        one, other = (starts[event["pid"], event["tid"], event["ts"]] for event in (begun, ended))
+        assert one.startswith(f"{begun['name']} to ")
+        assert other.startswith(f"{begun['name']} from ")
+    tracks: dict[tuple[int, int], float] = {}
+    for span in sorted(spans, key=lambda one: (one["ts"], one["dur"])):
+        track = span["pid"], span["tid"]
+        assert tracks.get(track, 0.0) <= span["ts"] + 1e-6
+        tracks[track] = span["ts"] + span["dur"]
 
 
 def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path) -> None:
@@ -116,6 +157,7 @@ def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path) -> None:
         assert derived in config
     rest = {k: v for k, v in config.items() if k not in ("task", "method", "cluster")}
     rest.pop("method_options")
+    assert rest.pop("test_samples") == 360
     assert rest.pop("command_line").startswith("gossamer simulate ")
     again = simulate(config["task"], config["method"], cluster_from(config["cluster"]), **rest)
     assert again.digest == summary["digest"]
@@ -292,11 +334,18 @@ def test_a_run_that_fails_keeps_what_it_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-@pytest.mark.parametrize("name", [".config.json", "metrics.jsonl", "trace.json", ".summary.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".config.json", "metrics.jsonl", "trace.json", ".strip.json", ".model.safetensors",
+        ".summary.json", ".report.png",
+    ],
+)  # fmt: skip
 def test_a_full_disk_is_one_sentence(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever file hits it first; status 2, no traceback, no file half-written."""
+    """Whichever file hits it first; status 2, no traceback, no file half-written. What was
+    computed is told before: only a disk that is full from the start costs no run."""
 
     def create(parent: Path, stem: str) -> RunFolder:
         folder = parent / stem
@@ -305,15 +354,40 @@ def test_a_full_disk_is_one_sentence(
         return RunFolder(folder)
 
     monkeypatch.setattr(RunFolder, "create", staticmethod(create))
-    said, folder = kept(tmp_path, "simulate", *SHORT)
+    said, folder = kept(tmp_path, "simulate", *SHORT, "--json")
     assert said.status == 2
+    if name != ".config.json":
+        assert said.json["ended"] == "finished"
+        assert f"digest                 {said.json['digest']}" in said.err
     advice = "; make room, or choose other --runs"
     assert said.err.splitlines()[-1].endswith(f"No space left on device{advice}")
     assert "Traceback" not in said.err
     for path in folder.glob("*.json"):
         if path.name != name:
             read(path)
-    assert not [path for path in folder.glob(".*.json") if not path.is_symlink()]
+    assert not [path for path in folder.glob(".*") if not path.is_symlink()]
+
+
+def test_a_disk_that_fills_between_two_runs_does_not_cost_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is printed; then it is told which folder could not be made."""
+    make = Path.mkdir
+
+    def fail(path: Path, *arguments: Any, **named: Any) -> None:
+        if "seed1" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        make(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    said, folder = kept(
+        tmp_path, "compare", "--methods", "ad_psgd", "--lr", "0.1,0.2", "--epochs", "0.2",
+        "--seeds", "2", "--json",
+    )  # fmt: skip
+    assert said.status == 2
+    assert len(said.json["ranking"]) == 1
+    assert re.search(r"seed1 cannot be made \(No space left on device\)", said.err.splitlines()[-1])
+    assert read(folder / "summary.json")["ranking"]
 
 
 # ---------------------------------------------------------------------- parts
@@ -322,13 +396,20 @@ def test_a_full_disk_is_one_sentence(
 def test_a_timeline_stops_growing(tmp_path: Path) -> None:
     """After so many spans it ignores more, and still opens; nothing of no length is drawn."""
     path = tmp_path / "trace.json"
-    timeline = Timeline(path, most_events=10)
+    timeline = Timeline(path, 1, most_events=10, most_messages=3)
     for start in range(50):
         timeline.computed(0, start, start)
         timeline.computed(0, start, start + 1)
+        timeline.carried(Carried("send", 0, 1, 8, 10 * start, 10 * start + 5))
+        timeline.gathered("all_reduce", [0, 1], start, start + 1)
     timeline.close()
     timeline.close()
-    assert len(read(path)) == 10
+    events = read(path)
+    assert sum(event["name"] == "gradient" for event in events) == 10
+    assert sum(event["ph"] == "s" for event in events) == 1
+    assert sum(event["name"] == "all_reduce of 2 workers" for event in events) == 2
+    told = [event["name"] for event in events if event["ph"] == "i"]
+    assert told == ["messages are left out from here on"]
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

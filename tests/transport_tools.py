@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,24 @@ def values_of(rank: int, count: int, operation: int = 0) -> Tensor:
     """What that process puts into that operation; everybody can work it out."""
     generator = torch.Generator().manual_seed(1000 * operation + rank)
     return torch.randn(count, generator=generator)
+
+
+def mean_of(transport: Transport, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+    """The started all-reduce of a copy, whose result is that copy once it is the mean."""
+    own = value.clone()
+    reduced = transport.all_reduce([own], members)
+    mean: Pending[Tensor] = Pending(reduced.label, reduced.peer)
+    mean.settle, mean.on_cancel = reduced.settle, reduced.cancel
+
+    def ended() -> None:
+        try:
+            reduced.result()
+            mean.resolve(own)
+        except Exception as error:
+            mean.fail(error)
+
+    reduced.when_done(ended)
+    return mean
 
 
 class Recorder:

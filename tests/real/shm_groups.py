@@ -30,7 +30,6 @@ from gossamer.real.transports.shm import (
     Segments,
     ShmTransport,
     create_segments,
-    operation,
     transport,
 )
 from transport_tools import run_group
@@ -79,9 +78,8 @@ def run(size: int, names: list[str], folder: Path) -> dict[str, object]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    operation.PROCESSORS = int(sys.argv[2])
     with tempfile.TemporaryDirectory() as place:
-        if sys.argv[3] == "gpu":
-            transport.gpu_for = lambda device: MainMemory(Path(place))
+        if sys.argv[2] == "gpu":
+            transport._gpu_for = lambda device: MainMemory(Path(place))
         answers = [run(size, names, Path(place)) for size, names in json.loads(sys.argv[1])]
     print(json.dumps(answers))

@@ -17,7 +17,7 @@ from programs import answers_of
 
 import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.errors import ConfigurationError, Error
-from gossamer.real.transports.buffers import Memory
+from gossamer.real.transports.buffers import BufferPool
 from gossamer.real.transports.torch import TorchTransport
 from gossamer.real.transports.torch.departures import Departure, DepartureLog
 from gossamer.real.transports.torch.reduce_state import contributors_of, mean_into, parts_of
@@ -273,7 +273,7 @@ def test_memory_is_used_again_only_when_nobody_holds_a_view(
     interpreter adds to the references by counting them, which differs by version."""
     count = sys.getrefcount
     monkeypatch.setattr(sys, "getrefcount", lambda block: count(block) + added)
-    memory = Memory()
+    memory = BufferPool()
     tensor = memory.take(1 << 20)
     address = tensor.data_ptr()
     view = tensor[5:]

@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -19,8 +18,9 @@ from gossamer.real.grouping import Grouping
 from gossamer.real.mailbox import Receive
 from gossamer.real.router import Hub
 from gossamer.real.silent_peers import Silence
+from gossamer.real.transports.buffers import joined
 from gossamer.real.transports.checked_values import numbers_from
-from gossamer.real.transports.transport import Scattered, StopToken
+from gossamer.real.transports.transport import StopToken
 from gossamer.real.within import ended_within, settle_by
 from gossamer.replica import Replica
 from gossamer.worker import Gradient, Left, Message, Tag
@@ -249,17 +249,20 @@ class RealWorker:
 
     def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
         members = range(self.size) if over is None else over
-        # Looking at a gradient in pieces would put it together.
-        is_scattered = isinstance(value, Scattered)
+        self._count_sum(members, value.nbytes)
+        own = joined([value.detach().reshape(-1)]).view(value.shape)
+        reduced = self._hub.transport.all_reduce([own], members)
+        mean: Pending[Tensor] = Pending("all_reduce")
+        mean.settle, mean.on_cancel = reduced.settle, reduced.cancel
+        reduced.when_done(lambda: settle_by(mean, reduced, lambda _: own))
+        return mean
+
+    def _count_sum(self, members: Sequence[int], size: int, *, is_first: bool = True) -> None:
+        """An all-reduce of that many bytes; `is_first`: it is not the continuation of another."""
         is_inside = bool(self._inside) and tuple(members) == self._inside
-        if not is_inside and not (is_scattered and value.is_continued):
+        if is_first and not is_inside:
             self._books.exchanges += 1
-        share = 2 * (len(members) - 1) / len(members)
-        size = value.count * value.kind.itemsize if is_scattered else value.nbytes
-        self._books.bytes += round(share * size)
-        if is_scattered and value.confirmed is not None:
-            return value.confirmed(partial(self._hub.transport.all_reduce, value, members))
-        return self._hub.transport.all_reduce(value, members)
+        self._books.bytes += round(2 * (len(members) - 1) / len(members) * size)
 
     def _tag(self, kind: str, members: Sequence[int]) -> Tag:
         """Everybody in a group makes its collectives in the same order, so counting names them."""

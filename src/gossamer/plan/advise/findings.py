@@ -10,19 +10,20 @@ from typing import Any
 from gossamer.config.settings import Settings
 from gossamer.plan.advise.reasons import parts, why
 from gossamer.plan.advise.search import Search, Standing
-from gossamer.plan.advise.sensitivity import Outcome, sentence, thresholds
+from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
+from gossamer.plan.advise.sensitivity import SceneOutcome, sentence, thresholds
 from gossamer.quantities import counted
 from gossamer.report.page.data import ArrivalData, TableData
 from gossamer.report.page.method import arrival_data
 from gossamer.runs.arrival import RULE, is_lower_better
 from gossamer.runs.ranking import Place, Ranking
-from gossamer.runs.statistics import beyond, show_number, show_score
+from gossamer.runs.statistics import beyond, show_score
 from gossamer.runs.verdict import verdict
 
 _LONGER = 3
 
 
-class Findings:
+class SearchFindings:
     """The answer, its reason and what would change it."""
 
     def __init__(self, search: Search, left_out: Mapping[str, str]) -> None:
@@ -64,7 +65,14 @@ class Findings:
         )
 
     def _measured(self) -> str:
-        return f"{len(self.search.searched)} of {counted(len(self.search.candidates), 'candidate')}"
+        tried = len(self.search.candidates) + len(self.search.widened)
+        return f"{len(self.search.searched)} of {counted(tried, 'candidate')}"
+
+    def widened(self) -> str:
+        """Who was tried at a rate beyond the grid."""
+        tried = ", ".join(map(str, self.search.widened))
+        why = "because the best rate was the outermost of the grid"
+        return f"Also tried, {why}: {tried}." if tried else ""
 
     def reason(self) -> str:
         """Why the runner-up loses."""
@@ -110,10 +118,10 @@ class Findings:
 
     def edge(self) -> str:
         """Where the winner's rate is the outermost of the grid, a better one may lie beyond."""
-        rates = sorted({candidate.learning_rate for candidate in self.search.candidates})
         if not self.has_final:
             return ""
-        chosen = self.ranking[0].candidate.learning_rate
+        first = self.ranking[0].candidate
+        chosen, rates = first.learning_rate, self.search.rates(first.method)
         further = beyond(chosen, rates)
         if further is None:
             return ""
@@ -141,14 +149,14 @@ class Findings:
         return found
 
     def remarks(self) -> list[str]:
-        """All that the page says besides its verdict and tables."""
-        said = [self.ended(), self.reason(), self.proposal(), self.edge()]
-        said += [f"{change[0].upper()}{change[1:]}." for change in self.changes()]
+        """What the page says besides its verdict, its tables and the advice itself."""
+        judged = RULE_OF_CHANGES if self.changes() else ""
+        said = [one for one in (self.ended(), self.widened(), judged) if one]
         said += [f"{what} failed: {error}" for what, error in self.search.failures.items()]
         said += [
             f"Left out: {', '.join(m)}: {reason}." for reason, m in self.left_out_for().items()
         ]
-        return [*filter(None, said), *filter(None, [self.next_step()])]
+        return said
 
     def next_step(self) -> str:
         """What to do with the answer; nothing where there is none."""
@@ -195,6 +203,10 @@ class Findings:
             "verdict": self.verdict() if self.ranking else "",
             "reason": self.reason(),
             "proposal": self.proposal(),
+            "widened": [
+                {"method": one.method, "learning_rate": one.learning_rate}
+                for one in self.search.widened
+            ],
             "edge": self.edge(),
             "changes": self.changes(),
             "sensitivity": [self._outcome(one) for one in self.search.outcomes],
@@ -238,7 +250,7 @@ class Findings:
             "collecting_seconds": one.collecting,
         }
 
-    def _outcome(self, one: Outcome) -> dict[str, Any]:
+    def _outcome(self, one: SceneOutcome) -> dict[str, Any]:
         return {
             "change": one.scene.title,
             "what": one.scene.what,
@@ -248,10 +260,8 @@ class Findings:
         }
 
     def tables(self) -> list[TableData]:
-        """For the page: the ranking, what would change it, and who was left behind."""
+        """For the page: the ranking, and who was left behind."""
         made = [self._ranking_table()]
-        if self.search.outcomes:
-            made.append(self._sensitivity_table())
         behind = self.search.left_behind()
         if behind:
             made.append(
@@ -273,22 +283,6 @@ class Findings:
             "title": f"Time to {self.goal}, in virtual seconds",
             "columns": [key.replace("_", " ") for key in keys],
             "rows": [[row[key] for key in keys] for row in rows],
-        }
-
-    def _sensitivity_table(self) -> TableData:
-        contenders = [one.candidate.method for one in self.search.contenders()]
-        rows: list[list[str | float | None]] = []
-        for outcome in self.search.outcomes:
-            cells: list[str | float | None] = [outcome.scene.title]
-            for method in contenders:
-                found = outcome.arrivals.get(method)
-                mean = None if found is None else found.mean
-                cells.append("-" if mean is None else f"{show_number(mean)} s")
-            rows.append([*cells, outcome.leader() or "nobody"])
-        return {
-            "title": f"What would change the answer: time to {self.goal} if one thing differed",
-            "columns": ["change", *contenders, "first"],
-            "rows": rows,
         }
 
 

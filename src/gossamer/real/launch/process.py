@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gossamer.real.launch.terminal import Terminal
 
-_LEASH = str(Path(__file__).with_name("leash.py"))
+_LEASH = str(Path(__file__).with_name("die_with_launcher.py"))
 
 
 @dataclass(frozen=True)

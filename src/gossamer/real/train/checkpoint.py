@@ -234,5 +234,5 @@ class Checkpointing:
             # Answered behind everything that was sent there before, or never: it has died.
             answer = hub.call(process, "flush")
             hub.driver.wait(answer, "checkpoint")
-        everyone = hub.transport.all_reduce(torch.zeros(1), range(hub.plan.size))
+        everyone = hub.transport.all_reduce([torch.zeros(1)], range(hub.plan.size))
         hub.driver.wait(everyone, "checkpoint")

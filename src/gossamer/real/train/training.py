@@ -26,7 +26,6 @@ from gossamer.real.faults.slow_worker import Slowness, own_slow_factor
 from gossamer.real.group_roles import role_in_group
 from gossamer.real.grouping import Grouping
 from gossamer.real.launch.console import say
-from gossamer.real.launch.cores import OwnCore
 from gossamer.real.launch.signals import explain_on_signal
 from gossamer.real.moments import Moments
 from gossamer.real.output_model import Output
@@ -110,10 +109,8 @@ class Training:
         self.start()
         self.driver.turns.leave()
         explain_on_signal(self.rank, self.driver.waiting.explain)
-        core = OwnCore(self._transport, is_synchronous=self._is_synchronous)
         try:
             self.driver.drive(self._main, "main", self._end)
-            core.let_go()
             self._ended = time.monotonic()
             self._hub.ended.wait()
             self._hub.settle()

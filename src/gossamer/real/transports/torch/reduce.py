@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gossamer.errors import PeerLost
 from gossamer.pending import Pending
+from gossamer.real.transports.buffers import joined
 from gossamer.real.transports.torch.departures import Departure, DepartureLog
 from gossamer.real.transports.torch.reduce_state import (
     Attempt,
@@ -33,7 +34,7 @@ from gossamer.real.transports.torch.reduce_state import (
     ReduceState,
     mean_into,
 )
-from gossamer.real.transports.torch.wire import Wire, finish_stream, flat_copy, host_copy, raw
+from gossamer.real.transports.torch.wire import Wire, finish_stream, host_copy, raw
 from gossamer.real.transports.transport import StopToken
 
 CONTRIBUTION, MEAN, FINISHED, GIFT = range(32, 36)
@@ -68,8 +69,10 @@ class MessageAllReduce:
             pending.resolve(None)
             return pending
         home = tensors[0].device
-        stays = self._nccl is not None and home.type == "cuda"
-        value = flat_copy(tensors) if stays else host_copy(tensors)
+        if self._nccl is not None and home.type == "cuda":
+            value = joined([tensor.detach().reshape(-1) for tensor in tensors])
+        else:
+            value = host_copy(tensors)
         with self._lock:
             mean = self._state.start(value, home, ranks)
             attempt = mean.attempt
@@ -77,7 +80,12 @@ class MessageAllReduce:
             self._nccl.start(self, mean, attempt)
         else:
             self._open(mean)
+
+        def forget() -> None:
+            pending.settle = None  # nothing is written then, and no circle keeps the memory
+
         pending.settle = partial(self._put_in_place, mean.result, list(tensors), pending)
+        pending.on_cancel = forget
         return pending
 
     def _put_in_place(
@@ -87,7 +95,9 @@ class MessageAllReduce:
         found.when_done(is_there.set)
         while not is_there.wait(StopToken.patience):
             self._stop.check()
-        pending.settle = None  # a circle would keep the memory of the mean
+        if pending.done:
+            return  # cancelled meanwhile
+        pending.settle = pending.on_cancel = None  # a circle would keep the memory of the mean
         try:
             parts = found.result().split([tensor.numel() for tensor in tensors])
             with torch.no_grad():

@@ -19,19 +19,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost
 from gossamer.pending import Pending
+from gossamer.real.transports.checked_values import numbers_from
 from gossamer.real.transports.death_notices import Attendance, Notices
 from gossamer.real.transports.store import TcpStore
 from gossamer.real.transports.torch import one_sided, reduce
 from gossamer.real.transports.torch.choose import (
+    Check,
     Place,
     agree_on_reduction,
     check_reduction,
     own_gpu,
+    tell_all,
+    wait_for,
 )
 from gossamer.real.transports.torch.departures import Departure, DepartureLog
 from gossamer.real.transports.torch.links import Links
@@ -39,10 +42,10 @@ from gossamer.real.transports.torch.nccl import NcclMeans
 from gossamer.real.transports.torch.one_sided import OneSidedByMessages
 from gossamer.real.transports.torch.reduce import MessageAllReduce
 from gossamer.real.transports.torch.rendezvous import Meeting, meet
-from gossamer.real.transports.transport import Listener, Parts, Scattered, StopToken, Window
+from gossamer.real.transports.transport import Listener, Parts, StopToken, Window
 
 if TYPE_CHECKING:
-    from gossamer.real.transports.shm.shared_sums import SharedSums
+    from gossamer.real.transports.shm.one_host import OneHostAllReduce
 
 _FAREWELL_S = 2.0
 
@@ -51,7 +54,6 @@ class TorchTransport:
     """One process's connection to the others through Gloo."""
 
     name = "torch"
-    averages_at_once = False
     torn_updates = 0
 
     def __init__(self, meeting: Meeting, reduction: str = "auto") -> None:
@@ -62,7 +64,7 @@ class TorchTransport:
         self._engine = meeting.connect()
         self.store: TcpStore = meeting.enter(self._engine)
         self._reduction_name = reduction
-        self._shared: SharedSums | None = None
+        self._shared: OneHostAllReduce | None = None
         self._lost: frozenset[int] = frozenset()
         self._closing = threading.Lock()
         self._is_closed = False
@@ -88,10 +90,7 @@ class TorchTransport:
             self._reduction_name, place, self.rank, self.size, self.store, check
         )
         if chosen == "shared":
-            # Only Linux has what this needs.
-            from gossamer.real.transports.torch.one_host import share_sums
-
-            self._shared = share_sums(self.rank, self.size, windows, self.store, stop, check)
+            self._shared = self._share_memory(windows, check)
         nccl = NcclMeans(self._meeting, device) if chosen == "nccl" else None
         self._links = Links(self.rank, self.size, self._frame, self._ended)
         self._log = DepartureLog(self.store, self._learn, self.size, stop)
@@ -136,28 +135,27 @@ class TorchTransport:
     def average(self, own: int, peer: int) -> Pending[None]:
         return self._one_sided.average(own, peer)
 
-    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
-        if self._shared is not None and self._shared.has_room_for(value):
-            return self._shared.start(value, members)
-        if isinstance(value, Scattered):
-            whole = torch.empty(value.count, dtype=value.kind, device=value.home)
-            value.write_into(value.cut(whole), 1.0)
-        else:
-            whole = value.detach().clone()
-        pending: Pending[Tensor] = Pending("all_reduce")
-        found = self._reduction.start([whole], members)
+    def all_reduce(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
+        if self._shared is not None and self._shared.has_room_for(tensors):
+            return self._shared.start(tensors, members)
+        return self._reduction.start(tensors, members)
 
-        def settle() -> None:
-            if found.settle is not None and not found.done:
-                found.settle()
-            found.result()
-            pending.resolve(whole)
+    def _share_memory(self, windows: Mapping[int, Window], check: Check) -> OneHostAllReduce | None:
+        # Only Linux has what this needs.
+        from gossamer.real.transports.shm.one_host import share_memory
 
-        if found.done:
-            settle()
-        else:
-            pending.settle = settle
-        return pending
+        def tell(numbers: Sequence[int]) -> Sequence[int]:
+            if self.rank == 0:
+                self.store.agree("sums/memory", " ".join(map(str, numbers)))
+            where = wait_for("sums/memory", 0, self.store, check)
+            return numbers_from("sums/memory", where, " ") if where else ()
+
+        def agree(answer: bool) -> bool:
+            own = str(answer)
+            answers = tell_all("sums/opened", own, self.rank, self.size, self.store, check)
+            return answers == ["True"] * self.size
+
+        return share_memory(self.rank, self.size, windows, self._stop, tell, agree)
 
     def leave_sums(self) -> None:
         if self._shared is not None:

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gossamer.real.transports.buffers import take_elements
+from gossamer.real.transports.buffers import joined, take_elements
 
 PIECE = 1 << 20
 """Bytes of a piece: a whole number of elements of every type, and small enough for a cache."""
@@ -78,20 +78,13 @@ def raw(value: Tensor) -> Tensor:
     return value.view(torch.uint8)
 
 
-def flat_copy(tensors: Sequence[Tensor], target: Tensor | None = None) -> Tensor:
-    """The tensors one after the other, in the target or in memory of their own device."""
-    flat = [tensor.detach().reshape(-1) for tensor in tensors]
-    return torch.cat(flat) if target is None else torch.cat(flat, out=target)
-
-
 def host_copy(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors one after the other in main memory."""
-    first = tensors[0]
-    count = sum(tensor.numel() for tensor in tensors)
-    target = host_empty(count, first.dtype, first.device)
-    if first.is_cuda:
-        return target.copy_(flat_copy(tensors))  # one copy to the host, not one for each tensor
-    return flat_copy(tensors, target)
+    whole = joined([tensor.detach().reshape(-1) for tensor in tensors])
+    # Joined on their GPU first: that is one copy to the host, not one for each tensor.
+    if whole.is_cuda:
+        return host_empty(whole.numel(), whole.dtype, whole.device).copy_(whole)
+    return whole
 
 
 def host_empty(count: int, dtype: torch.dtype, home: torch.device) -> Tensor:
