@@ -306,14 +306,14 @@ def test_no_average_begins_after_the_last_gradient(method: str) -> None:
     world = simulation.world
     _, _, delivered = watch_end(simulation)
     begun: list[int] = []
-    usual = world.watch
+    usual = world.members.watch
 
     def watch(pending: Pending[Any], owner: int) -> None:
         if pending.label == "average":
             begun.append(world.kernel.now)
         usual(pending, owner)
 
-    world.watch = watch
+    world.members.watch = watch
     simulation.run()
     assert 0 < max(begun) <= max(delivered)
 

@@ -51,7 +51,8 @@ def mean_into(target: Tensor, values: Sequence[Tensor], divisor: float) -> None:
     Block by block, so that a sum is still in the cache when it is added to and divided. Of a block
     every number is written once, at the end: `target` may be one of the values.
     """
-    is_blocked = target.numel() > _BLOCK and target.device.type == "cpu"
+    passes = len(values) - (divisor == 1)
+    is_blocked = passes > 1 and target.numel() > _BLOCK and target.device.type == "cpu"
     if is_blocked and all(one.is_contiguous() for one in (target, *values)):
         flat = [value.view(-1) for value in values]
         for start in range(0, target.numel(), _BLOCK):

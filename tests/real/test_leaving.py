@@ -17,7 +17,7 @@ from gossamer.pending import Pending
 from gossamer.real.join.binding import Binding
 from gossamer.real.join.joined_worker import JoinedWorker
 from gossamer.real.join.loop_session import Coupling
-from gossamer.real.transports.local import LocalStore, LoneTransport
+from gossamer.real.transports.local import LocalStore, LocalTransport
 from gossamer.real.transports.transport import Listener, Parts, StopToken, Window
 from gossamer.replica import trainable
 
@@ -53,7 +53,7 @@ class Network:
                 self.asked.set()
 
 
-class Ordered(LoneTransport):
+class Ordered(LocalTransport):
     """One process's connection to that network."""
 
     name = "ordered"

@@ -397,6 +397,8 @@ class _Reduction:
         # What refers to the `.grad`s must not hold them: where one is freed before the next is
         # made, that one is made in the same memory, which is still in the cache.
         are_those_of_loop = all(parameters[number].grad is tensor for number, tensor in pairs)
+        if are_those_of_loop and self._gradient.is_whole:
+            return self._gradient
         return LoopGradient.of(binding, numbers, None if are_those_of_loop else self._tensors)
 
 

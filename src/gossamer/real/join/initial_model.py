@@ -8,11 +8,11 @@ from torch import nn
 from gossamer.real.join.binding import Binding
 from gossamer.real.join.gradient import can_send_buckets
 from gossamer.real.output_model import unpack_bytes_, untrained
-from gossamer.real.router import Hub, Plan
+from gossamer.real.router import Addresses, Router
 from gossamer.real.transports.transport import Window
 
 
-def windows_of(plan: Plan, binding: Binding, device: torch.device) -> dict[int, Window]:
+def windows_of(plan: Addresses, binding: Binding, device: torch.device) -> dict[int, Window]:
     """What every end publishes."""
     lengths = plan.lengths(binding.layout.total)
     return {
@@ -21,7 +21,7 @@ def windows_of(plan: Plan, binding: Binding, device: torch.device) -> dict[int, 
     }
 
 
-def share_beginning(hub: Hub, model: nn.Module, binding: Binding, *, is_resumed: bool) -> bool:
+def share_beginning(hub: Router, model: nn.Module, binding: Binding, *, is_resumed: bool) -> bool:
     """Everyone starts from the model of worker 0, unless from a checkpoint of its own. Whether all
     of them can reduce gradients in buckets."""
     rank, transport, plan, driver = hub.rank, hub.transport, hub.plan, hub.driver

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError, Error, PeerLost
+from gossamer.groups import role_of
 from gossamer.methods import MethodSpec, for_role
 from gossamer.pending import Pending
 from gossamer.real.batches import LoopPace
 from gossamer.real.books import Books
-from gossamer.real.callback_dispatcher import Telling, TellingHub, stale_of
+from gossamer.real.callback_dispatcher import Telling, TellingRouter, stale_of
 from gossamer.real.driver import Driver
 from gossamer.real.faults.slow_worker import Slowness, own_slow_factor
-from gossamer.real.group_roles import role_in_group
-from gossamer.real.grouping import Grouping
+from gossamer.real.grouping import grouping_of
 from gossamer.real.join.binding import Binding, lay_out_state
 from gossamer.real.join.changes import Changes
 from gossamer.real.join.checks import Watch, check_alike
@@ -36,7 +36,7 @@ from gossamer.real.join.step_guard import StepGuard
 from gossamer.real.launch.signals import explain_no_more, explain_on_signal
 from gossamer.real.lost_peer import last_words
 from gossamer.real.output_model import Output, pack_bytes, untrained
-from gossamer.real.router import Hub, Plan
+from gossamer.real.router import Addresses, Router
 from gossamer.real.transports.transport import Stopped, StopToken, Store, Transport
 from gossamer.real.worker import RealWorker
 from gossamer.replica import Replica, cut
@@ -55,7 +55,7 @@ class Coupling:
         self.transport = transport
         self.spec = spec
         self.method = spec.method
-        self._grouping = Grouping.of(spec.groups, transport)
+        self._grouping = grouping_of(spec.groups, transport)
         self.group = self._grouping.group if self._grouping.groups else ()
         self.options = spec.resolve(self._grouping.ends, steps)
         self.is_synchronous = self.method.is_synchronous(self.options)
@@ -68,13 +68,13 @@ class Coupling:
         self._driver = Driver(self._stop)
         self._driver.on_wait = self.books.waited
         slices = cut(binding.layout.sizes, spec.servers) if self.method.has_server else ()
-        self.plan = Plan(self.size, slices)
+        self.plan = Addresses(self.size, slices)
         self._telling = telling
         if telling is None:
-            self.hub = Hub(transport, self.plan, self._driver)
+            self.hub = Router(transport, self.plan, self._driver)
         else:
             telling.on_failure = self._driver.fail
-            self.hub = TellingHub(transport, self.plan, self._driver, telling)
+            self.hub = TellingRouter(transport, self.plan, self._driver, telling)
         self._guard = StepGuard(optimizer, binding.named())
         self._leavers = Leavers(
             self.hub, self.books, self.options, self.group, is_synchronous=self.is_synchronous
@@ -155,9 +155,9 @@ class Coupling:
         if loaded is not None:
             resume_loop(loaded, self.worker, self.replica)
         role = for_role(self.method.worker, self.options)
-        self._main = role_in_group(
+        self._main = role_of(
             self.worker, cast(Replica, self.replica), self.method.worker, role, self._grouping,
-            self._driver,
+            begin=self._driver.begin,
         )  # fmt: skip
         self._stepped_at = time.monotonic()
         try:
@@ -227,8 +227,8 @@ class Coupling:
             self.hub.settle()
             output = self.handout.final()
             self._server_state.fetch()
-            self.hub.announce_read()
-            self.hub.read.wait()
+            self.hub.announce_drained()
+            self.hub.drained.wait()
         except BaseException:
             self.abandon()
             raise

@@ -30,7 +30,7 @@ class LocalStore:
         return self._facts.get(key)
 
 
-class LoneTransport:
+class LocalTransport:
     """One process, perhaps with servers inside."""
 
     name = "alone"

@@ -23,8 +23,8 @@ from gossamer.real.transports.backoff import Backoff
 from gossamer.real.transports.shm.contributions import (
     ON_GPU,
     Board,
-    Contribution,
     Contributions,
+    OwnContribution,
     ReduceKind,
 )
 from gossamer.real.transports.shm.memory import CELLS, Control, FreeList, aligned
@@ -60,7 +60,7 @@ class SharedMemoryAllReduce:
         self._contributions = Contributions(boards, control, self._bell, stop)
         self._lock = threading.Lock()
         self._cells = set(range(CELLS))
-        self._posted: list[Contribution] = []
+        self._posted: list[OwnContribution] = []
         self._sequence: dict[tuple[int, ...], int] = {}
         self._kinds: dict[Any, ReduceKind] = {}
         self._cuts: dict[tuple[int, int, ReduceKind], Sequence[Tensor]] = {}
@@ -72,7 +72,7 @@ class SharedMemoryAllReduce:
         pending: Pending[None] = Pending("all_reduce")
         with self._lock:
             number = self._sequence.get(kind.members, 0)
-            own = Contribution(kind, number, tensors)
+            own = OwnContribution(kind, number, tensors)
             self._allocate(own)
             self._sequence[kind.members] = number + 1
             self._post(own)
@@ -101,7 +101,7 @@ class SharedMemoryAllReduce:
 
     # ------------------------------------------------------------------ posting
 
-    def _post(self, own: Contribution) -> None:
+    def _post(self, own: OwnContribution) -> None:
         board, cell, kind = self._own, own.cell, own.kind
         _write_scaled(self._pieces(kind, self._rank, own.place), own.tensors, kind)
         if kind.is_on_gpu and self._arenas is not None:
@@ -115,7 +115,7 @@ class SharedMemoryAllReduce:
         own.found[self._rank] = cell
         self._posted.append(own)
 
-    def _allocate(self, own: Contribution) -> None:
+    def _allocate(self, own: OwnContribution) -> None:
         """A cell, and memory for the value and for this process's chunk of the mean."""
         kind = own.kind
         # The memory of small contributions is used in turn rather than at once again: the others
@@ -156,7 +156,7 @@ class SharedMemoryAllReduce:
 
     def _reclaim(self) -> None:
         """Use the cells and the memory again that nobody will look at any more."""
-        kept: list[Contribution] = []
+        kept: list[OwnContribution] = []
         for own in self._posted:
             if own.is_abandoned and self._is_left_alone(own):
                 self._mark_finished(own)
@@ -171,7 +171,7 @@ class SharedMemoryAllReduce:
             self._cells.add(own.cell)
         self._posted = kept
 
-    def _is_left_alone(self, own: Contribution) -> bool:
+    def _is_left_alone(self, own: OwnContribution) -> bool:
         """Of a cancelled one: whether all have posted, and no thread here is still at it."""
         if not own.finishing.acquire(blocking=False):
             return False
@@ -184,13 +184,13 @@ class SharedMemoryAllReduce:
         if self._arenas is not None:
             self._arenas.note_what_was_read(self._mark_finished)
 
-    def _mark_finished(self, own: Contribution) -> None:
+    def _mark_finished(self, own: OwnContribution) -> None:
         self._own.finished[own.cell] = own.key
 
-    def _is_finished(self, own: Contribution) -> bool:
+    def _is_finished(self, own: OwnContribution) -> bool:
         return self._own.finished[own.cell] == own.key
 
-    def _is_over(self, own: Contribution) -> bool:
+    def _is_over(self, own: OwnContribution) -> bool:
         """Whether nobody will read this process's contribution any more."""
         for member, cell in own.found.items():
             board = self._boards[member]
@@ -201,7 +201,7 @@ class SharedMemoryAllReduce:
 
     # ------------------------------------------------------------------ finishing
 
-    def _finish(self, own: Contribution, pending: Pending[None]) -> None:
+    def _finish(self, own: OwnContribution, pending: Pending[None]) -> None:
         """In the thread that awaits: wait for the others, and write the mean."""
         with own.finishing:
             tensors = own.tensors
@@ -221,7 +221,7 @@ class SharedMemoryAllReduce:
             # It refers to itself through these, which would keep the memory of the tensors.
             pending.settle = pending.on_cancel = None
 
-    def _check_lengths(self, own: Contribution) -> None:
+    def _check_lengths(self, own: OwnContribution) -> None:
         nbytes = own.kind.nbytes
         for member, cell in own.found.items():
             length = self._boards[member].lengths[cell]
@@ -231,7 +231,7 @@ class SharedMemoryAllReduce:
                     f" process {self._rank} put in {nbytes}"
                 )
 
-    def _write_mean(self, own: Contribution, tensors: Sequence[Tensor]) -> None:
+    def _write_mean(self, own: OwnContribution, tensors: Sequence[Tensor]) -> None:
         kind = own.kind
         sources = sorted((m, self._boards[m].places[cell]) for m, cell in own.found.items())
         if kind.is_on_gpu and self._arenas is not None:
@@ -252,7 +252,7 @@ class SharedMemoryAllReduce:
                 tensor.copy_(target)
 
     def _write_by_chunks(
-        self, own: Contribution, values: Sequence[Tensor], targets: Sequence[Tensor]
+        self, own: OwnContribution, values: Sequence[Tensor], targets: Sequence[Tensor]
     ) -> None:
         """Add up this process's own chunk for all, and take the others' from them."""
         key, kind, board = own.key, own.kind, self._own
@@ -294,7 +294,7 @@ class SharedMemoryAllReduce:
             if view is None:
                 target.copy_(place.view(target.shape))
 
-    def _chunk(self, own: Contribution, member: int) -> Tensor:
+    def _chunk(self, own: OwnContribution, member: int) -> Tensor:
         """Where a member publishes its part of the mean: behind what it put in."""
         board, (chunk, _) = self._boards[member], own.kind.chunks[member]
         place = board.places[own.found[member]] + aligned(own.kind.nbytes)
@@ -329,7 +329,7 @@ class SharedMemoryAllReduce:
             self._control.reductions[member].ring()
 
 
-def _abandon(own: Contribution, pending: Pending[None]) -> None:
+def _abandon(own: OwnContribution, pending: Pending[None]) -> None:
     """Nobody here wants the mean any more, yet others still read the contribution."""
     own.is_abandoned = True
     own.tensors = ()

@@ -117,7 +117,7 @@ def _word_of(members: tuple[int, ...]) -> int:
     return int.from_bytes(digest.digest(), "little") | 1
 
 
-class Contribution:
+class OwnContribution:
     """This process's part in one all-reduce that may still concern somebody."""
 
     def __init__(self, kind: ReduceKind, number: int, tensors: Sequence[Tensor]) -> None:
@@ -167,11 +167,11 @@ class Contributions:
         self._bell = bell
         self._stop = stop
 
-    def are_complete(self, own: Contribution) -> bool:
+    def are_complete(self, own: OwnContribution) -> bool:
         """Whether nobody will post any more; the cells of those who have are noted."""
         return all(self._is_decided(own, member) for member in own.kind.others)
 
-    def _is_decided(self, own: Contribution, member: int) -> bool:
+    def _is_decided(self, own: OwnContribution, member: int) -> bool:
         """Whether the member has posted, or never will."""
         # Asked before the board is searched: a member posts before it goes, so what it had posted
         # is there to be found if it is seen to be gone.
@@ -181,7 +181,7 @@ class Contributions:
             own.found[member] = cell
         return cell is not None or is_gone
 
-    def wait(self, own: Contribution) -> None:
+    def wait(self, own: OwnContribution) -> None:
         """Until they are complete.
 
         One member after the other is looked at: whoever waits often shares a processor with those

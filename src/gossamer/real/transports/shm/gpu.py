@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost
-from gossamer.real.transports.shm.contributions import ON_GPU, Board, Contribution, ReduceKind
+from gossamer.real.transports.shm.contributions import ON_GPU, Board, OwnContribution, ReduceKind
 from gossamer.real.transports.shm.memory import Control, FreeList, TensorBlock, aligned
 from gossamer.real.transports.shm.system import fence
 from gossamer.real.transports.shm.windows import Windows
@@ -196,7 +196,7 @@ class GpuArenas:
         self._free = FreeList(0, self._capacity)
         self._blocks: dict[int, TensorBlock] = {}
         self._refused: set[int] = set()
-        self._reading: deque[tuple[Contribution, GpuMark]] = deque()
+        self._reading: deque[tuple[OwnContribution, GpuMark]] = deque()
 
     def take(self, length: int, members: Sequence[int]) -> int | None:
         """Room for a value where all living members can read it, or None."""
@@ -232,13 +232,13 @@ class GpuArenas:
         cut = zip(total.split(kind.sizes), kind.shapes, strict=True)
         cast(Any, torch)._foreach_copy_(list(tensors), [one.view(shape) for one, shape in cut])
 
-    def mark_reading(self, own: Contribution) -> None:
+    def mark_reading(self, own: OwnContribution) -> None:
         """All that reads its contributions was asked of the GPU; the members' arenas are opened
         on the way."""
         self._open_those_of(own.kind.members)
         self._reading.append((own, self._gpu.mark()))
 
-    def note_what_was_read(self, finish: Callable[[Contribution], None]) -> None:
+    def note_what_was_read(self, finish: Callable[[OwnContribution], None]) -> None:
         """Finish the all-reduces whose contributions the GPU has read."""
         for _ in range(len(self._reading)):
             own, mark = self._reading.popleft()

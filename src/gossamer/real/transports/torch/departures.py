@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gossamer.errors import Error
+from gossamer.membership import Membership, MemberState
 from gossamer.real.transports.checked_values import broken_value
 from gossamer.real.transports.transport import StopToken, Store
 
@@ -50,9 +51,12 @@ class Departure:
             raise broken_value(key, text, expected)
         return Departure(process, is_dead, is_clean, finished, is_from_sums)
 
-    def is_covered_by(self, known: Departure) -> bool:
-        """Whether that line says as much about the same process."""
-        return known.process == self.process and (self.is_from_sums or not known.is_from_sums)
+    @property
+    def state(self) -> MemberState:
+        """Which state of its process it tells of."""
+        if self.is_dead:
+            return MemberState.DEAD
+        return MemberState.ANSWERING if self.is_from_sums else MemberState.CLOSED
 
 
 class DepartureLog:
@@ -68,6 +72,8 @@ class DepartureLog:
         self._stop = stop
         self._lock = threading.RLock()
         self.known: list[Departure] = []
+        self.members = Membership(size)
+        """What follows from the lines so far."""
 
     @property
     def epoch(self) -> int:
@@ -77,6 +83,13 @@ class DepartureLog:
         """Say that a process is dead, unless the log says that it is gone already; returns the
         epoch by which that is known."""
         return self._append(Departure(process, is_dead=True))
+
+    def noticed(self, process: int) -> bool:
+        """A launcher says that a process is dead. Returns whether nobody has said so before; the
+        process may have left in good order, by the log."""
+        with self._lock:
+            self.died(process)
+            return self.members.died(process)
 
     def leaves(self, process: int, is_clean: bool, finished: Mapping[str, int]) -> int:
         """This process's own farewell; returns the epoch that it makes."""
@@ -105,7 +118,9 @@ class DepartureLog:
 
     def _append(self, departure: Departure) -> int:
         with self._lock:
-            while not any(departure.is_covered_by(known) for known in self.known):
+            # That a process is dead which has left in good order concerns no sum.
+            least = min(departure.state, MemberState.CLOSED)
+            while self.members.state_of(departure.process) < least:
                 if not self._is_learnt(self._agree(departure)):
                     break
             return self.epoch
@@ -124,5 +139,6 @@ class DepartureLog:
             self._stop.failure = self._stop.failure or error
             return False
         self.known.append(departure)
+        self.members.came_to(departure.process, departure.state)
         self._apply(self.epoch, departure)
         return True

@@ -65,7 +65,6 @@ class TorchTransport:
         self.store: TcpStore = meeting.enter(self._engine)
         self._reduction_name = reduction
         self._shared: OneHostAllReduce | None = None
-        self._lost: frozenset[int] = frozenset()
         self._closing = threading.Lock()
         self._is_closed = False
         self._is_open = False
@@ -115,7 +114,7 @@ class TorchTransport:
 
     @property
     def lost(self) -> frozenset[int]:
-        return self._lost
+        return self._log.members.dead
 
     def send(self, to: int, parts: Parts) -> None:
         self._links.send(to, parts)
@@ -186,7 +185,7 @@ class TorchTransport:
     # --- called by the links' threads
 
     def _frame(self, source: int, data: memoryview) -> None:
-        if source not in self._lost:
+        if source not in self.lost:
             self._listener.frame(source, data)
 
     def _ended(self, peer: int, is_lost: bool, epoch: int) -> None:
@@ -199,9 +198,7 @@ class TorchTransport:
 
     def _noticed(self, peer: int) -> None:
         """A launcher says that it died; its connection may be open, or was closed politely."""
-        self._log.died(peer)
-        if peer not in self._lost:
-            self._lost |= {peer}
+        if self._log.noticed(peer):
             self._listener.lost(peer)
 
     def _learn(self, epoch: int, departure: Departure) -> None:
@@ -214,7 +211,6 @@ class TorchTransport:
             return
         error = PeerLost(process, "it died" if departure.is_dead else "it has left")
         if departure.is_dead:
-            self._lost |= {process}
             self._links.give_up(process, error)
         self._one_sided.lost(process, error)
         self._reduction.depart(epoch, departure)
