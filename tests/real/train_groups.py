@@ -60,7 +60,7 @@ class Group:
     batches each of the others wants it to go on: it does when all of them do."""
     sleeps: float = 0.0
     """How long every worker sleeps at each batch."""
-    reduction: str = "fixed"
+    reduction: str = "messages"
     per_host: int = 0
     """As if so many workers at a time were on a host of their own; 0 means all on one."""
     limit_s: float = 40.0
