@@ -27,12 +27,12 @@ from typing import Any
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
 from gossamer.methods import METHODS
-from gossamer.real.batches import LeasedBatches, RoundBatches
 from gossamer.real.launch.launcher import Launch, Launcher
-from gossamer.real.train import program
-from gossamer.real.train.job import FileEntries
-from gossamer.real.train.progress import Follower
-from gossamer.real.train.train import job_of
+from gossamer.real.train import worker_main
+from gossamer.real.train.batches import LeasedBatches, RoundBatches
+from gossamer.real.train.progress import RunListener, TrainingProgress
+from gossamer.real.train.request import TrainRequest
+from gossamer.real.train.worker_log import FileEntries
 
 METHODS_MEASURED = ("pull_gossip", "push_gossip", "ad_psgd", "d_psgd", "local_sgd", "all_reduce")
 WORKERS = 4
@@ -61,7 +61,7 @@ def work() -> int:
     """A worker that sleeps at every batch; in proportion to its speed it would amplify noise."""
     for dealer in (RoundBatches, LeasedBatches):
         dealer.next_batch = _slowed(dealer.next_batch)
-    return program.main()
+    return worker_main.main()
 
 
 def _slowed(next_batch: Any) -> Any:
@@ -90,14 +90,14 @@ def measure(method: str, transport: str, victim: int | None, seed: int) -> dict[
     )
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        job = job_of(settings, "digits-mlp", None, folder)
+        job = TrainRequest(settings, folder)
         plan = Launch(
             [sys.executable, __file__, WORKER], WORKERS, transport=transport, folder=folder,
             tolerates_deaths=True,
             environment={"GOSSAMER_JOB": job.to_json(), "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         diaries = [FileEntries(folder, rank) for rank in range(WORKERS)]
-        follower = Follower(folder, diaries, on_progress=Killer(victim))
+        follower = TrainingProgress(folder, diaries, RunListener(on_progress=Killer(victim)))
         said = io.StringIO()
         with follower, contextlib.redirect_stderr(said):
             status = Launcher(plan).run()

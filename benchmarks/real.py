@@ -48,7 +48,7 @@ OF_TORCH = (
     Variant("pull_gossip on torch", "join", "pull_gossip", "torch"),
     Variant("ad_psgd on torch", "join", "ad_psgd", "torch"),
     Variant("all_reduce on torch", "join", "all_reduce", "torch", True),
-    Variant("all_reduce on torch, by Gloo", "join", "all_reduce", "torch", True, "engine"),
+    Variant("all_reduce on torch, by messages", "join", "all_reduce", "torch", True, "messages"),
     Variant("local_sgd, period 4, on torch", "join", "local_sgd:period=4", "torch", True),
 )
 BARE_GET = Variant("bare MPI, Get", "bare", "get", "mpi")

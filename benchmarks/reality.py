@@ -40,7 +40,7 @@ from gossamer import Cluster, make_task, simulate
 from gossamer.config.cluster import Compute, Wires
 from gossamer.config.faults import parse_fault
 from gossamer.config.settings import Settings, make_settings
-from gossamer.real.train.train import job_of
+from gossamer.real.train.request import TrainRequest
 
 HERE = Path(__file__).parent
 WORKERS = 4
@@ -83,9 +83,11 @@ def run_real(made: Hosts, plan: Plan, method: str, slow: str, port: int) -> dict
     )
     with tempfile.TemporaryDirectory(prefix="gossamer-reality-") as name:
         folder = Path(name)
-        job = dataclasses.asdict(job_of(settings, TASK, None, folder))
+        request = TrainRequest(settings, folder).to_json()
         path = folder / "job.json"
-        path.write_text(json.dumps({"job": job, "seconds": plan.seconds, "jitter": plan.jitter}))
+        path.write_text(
+            json.dumps({"job": request, "seconds": plan.seconds, "jitter": plan.jitter})
+        )
         command = [
             *NICE, sys.executable, "-m", "gossamer", "run", "-n", "1", "--nnodes", str(WORKERS),
             "--rendezvous", f"node0:{port}", "--deadline", str(LIMIT_S),

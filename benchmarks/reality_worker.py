@@ -17,10 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gossamer import Task, make_task
+from gossamer import Task
 from gossamer.real.launch.environment import connect
-from gossamer.real.train.job import Diary, Job
+from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.training import Training
+from gossamer.real.train.worker_log import WorkerLog
 from gossamer.real.transports.local import LocalTransport
 
 
@@ -39,18 +40,19 @@ def sleepy(task: Task, seconds: float, jitter: float, slept: list[float]) -> Tas
 
 def main(path: Path) -> None:
     given = json.loads(path.read_text())
-    job = Job(**given["job"])
+    request = TrainRequest.from_json(given["job"])
     torch.set_num_threads(1)
     slept: list[float] = []
-    task = sleepy(make_task(job.task), given["seconds"], given["jitter"], slept)
+    task = sleepy(request.settings.task, given["seconds"], given["jitter"], slept)
+    settings = dataclasses.replace(request.settings, task=task)
     transport = connect() or LocalTransport()
-    diary = Diary(job.folder, transport.rank)
+    log = WorkerLog(request.place, transport.rank)
     try:
-        Training(job, task, transport, diary).run()
+        Training(dataclasses.replace(request, settings=settings), transport, log).run()
     finally:
         if len(slept) > 1:
-            diary.write("slept", {"mean": statistics.mean(slept), "sd": statistics.stdev(slept)})
-        diary.close()
+            log.write("slept", {"mean": statistics.mean(slept), "sd": statistics.stdev(slept)})
+        log.close()
 
 
 if __name__ == "__main__":

@@ -15,11 +15,12 @@ from gossamer.commands import train
 from gossamer.commands.console import show_stale
 from gossamer.config.cluster import clusters
 from gossamer.config.faults import Fault
-from gossamer.config.settings import Settings
 from gossamer.methods import METHODS
 from gossamer.observe.metrics import Metrics
 from gossamer.observe.metrics import summary as summary_of
-from gossamer.real.train.progress import Follower, TrainingResult
+from gossamer.real.train.progress import RunListener, TrainingProgress
+from gossamer.real.train.request import TrainRequest
+from gossamer.runs.result import Result
 from gossamer.studies.reproductions import TABLES
 from gossamer.tasks import TASKS
 from support import bowl, cluster_of, digits
@@ -150,8 +151,9 @@ def test_a_momentum_that_is_left_out_is_told_in_one_line(
 ) -> None:
     """With how to put it back; and then the line is gone."""
 
-    def launch(settings: Settings, **choices: Any) -> TrainingResult:
-        return Follower(Path(), []).result(settings, 0)  # of workers that had nothing to tell
+    def launch(request: TrainRequest, listener: RunListener) -> Result:
+        # Of workers that had nothing to tell.
+        return TrainingProgress(Path(), []).result(request.settings, 0)
 
     monkeypatch.setattr(train, "launch", launch)
     shared = ["--task", "quadratic", "--epochs", "0.1", "--runs", "none"]

@@ -15,9 +15,9 @@ from gossamer import simulate
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
-from gossamer.real.train.job import Diary
-from gossamer.real.train.train import job_of
-from gossamer.real.train.worker import work
+from gossamer.real.train.request import TrainRequest
+from gossamer.real.train.worker_log import WorkerLog
+from gossamer.real.train.worker_main import run_worker
 from gossamer.real.transports.local import LocalTransport
 from gossamer.runs.result import Result
 from gossamer.sim.simulation import Simulation
@@ -202,16 +202,13 @@ def test_a_result_is_shown_in_one_line() -> None:
     assert f"accuracy {result.accuracy:.4g}" in repr(result)
 
 
-def test_a_real_run_keeps_the_model_that_it_reports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_run_keeps_the_model_that_it_reports(tmp_path: Path) -> None:
     """`model.safetensors` in the folder of `gossamer train`, statistics included."""
     task = task_with(deep)
     settings = make_settings(task, "easgd", Cluster(workers=1), epochs=0.5, learning_rate=0.1)
-    monkeypatch.setattr("gossamer.real.train.worker.make_task", lambda *_, **__: task)
-    diary = Diary(str(tmp_path), 0)
-    assert work(job_of(settings, "own", None, tmp_path), LocalTransport(), diary) == 0
+    log = WorkerLog(tmp_path, 0)
+    assert run_worker(TrainRequest(settings, tmp_path), LocalTransport(), log) == 0
     state = load_file(tmp_path / "model.safetensors")
     assert set(state) == set(task.make_model().state_dict())
-    (last,) = [line for line in diary.path.read_text().splitlines() if '"kind": "result"' in line]
+    (last,) = [line for line in log.path.read_text().splitlines() if '"kind": "result"' in line]
     assert f'"accuracy": {accuracy_of(task, state)}' in last

@@ -336,8 +336,8 @@ def test_a_run_that_fails_keeps_what_it_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        ".config.json", "metrics.jsonl", "trace.json", ".strip.json", ".model.safetensors",
-        ".summary.json", ".report.png",
+        ".config.json.part", "metrics.jsonl", "trace.json", ".strip.json.part",
+        ".model.safetensors.part", ".summary.json.part", ".report.png.part",
     ],
 )  # fmt: skip
 def test_a_full_disk_is_one_sentence(
@@ -353,9 +353,10 @@ def test_a_full_disk_is_one_sentence(
         return RunFolder(folder)
 
     monkeypatch.setattr(RunFolder, "create", staticmethod(create))
+    monkeypatch.setattr("gossamer.files.secrets.token_hex", lambda size: "part")
     said, folder = kept(tmp_path, "simulate", *SHORT, "--json")
     assert said.status == 2
-    if name != ".config.json":
+    if name != ".config.json.part":
         assert said.json["ended"] == "finished"
         assert f"digest                 {said.json['digest']}" in said.err
     advice = "; make room, or choose other --runs"

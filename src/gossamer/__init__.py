@@ -15,7 +15,7 @@ from gossamer.observe.callbacks import Callback
 from gossamer.optim.delayed import DelayedOptimizer
 from gossamer.optim.yellowfin import YellowFin
 from gossamer.real.join.joined_worker import JoinedWorker, join
-from gossamer.real.train.train import TrainingResult, train
+from gossamer.real.train.train import train
 from gossamer.runs.result import Result
 from gossamer.runs.versions import VERSION as __version__
 from gossamer.sim.simulation import simulate
@@ -40,7 +40,6 @@ __all__ = [
     "RunFailed",
     "Stalled",
     "Task",
-    "TrainingResult",
     "YellowFin",
     "__version__",
     "join",

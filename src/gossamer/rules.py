@@ -36,6 +36,16 @@ def weighted_sum(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
     return total
 
 
+def mean_of_models(values: Tensor, weights: Sequence[float]) -> Tensor:
+    """The mean over rows. Push-sum's is the sum of numerators over the sum of weights; the weights
+    of all other methods are 1."""
+    mean, total = values.mean(0), sum(weights)
+    if total != len(values):
+        return mean.mul_(len(values) / total)
+    # Where all agree the mean is exactly that: a third of three times a number need not be.
+    return torch.where((values == values[0]).all(0), values[0], mean)
+
+
 def mean_in_order(values: Sequence[Tensor]) -> Tensor:
     """The mean, added first to last: everyone who adds in this order gets the same bits."""
     if len(values) == 1:

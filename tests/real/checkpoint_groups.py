@@ -26,10 +26,10 @@ from train_groups import Group, become_worker, watch
 
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
-from gossamer.real.train.job import FileEntries
-from gossamer.real.train.progress import Follower
-from gossamer.real.train.resume import resumption
-from gossamer.real.train.train import job_of
+from gossamer.real.train.progress import TrainingProgress
+from gossamer.real.train.request import TrainRequest
+from gossamer.real.train.resume import resume
+from gossamer.real.train.worker_log import FileEntries
 from gossamer.real.transports.shm import create_segments
 
 
@@ -80,11 +80,11 @@ def run(
 ) -> tuple[list[int], int, dict[str, Any], str]:
     size, choices = case.workers, case.choices | (case.grown if resumes else {})
     settings = make_settings(case.task, case.method, Cluster(workers=size), **choices)
-    job = job_of(settings, case.task, None, folder, checkpoint_every=every)
+    job = TrainRequest(settings, folder, checkpoint_every=every)
     step = 0
     if resumes:
-        found = resumption(folder, job, size)
-        job, step = found.job, found.checkpoint.step
+        found = resume(job)
+        job, step = found.request, found.checkpoint.step
     (folder / "job.json").write_text(job.to_json())
     # Of workers that wait for nobody the first may be here before another has got anywhere.
     group = Group(case.method, size, dies_behind=str(folder / "checkpoint/*/manifest.json"))
@@ -113,7 +113,7 @@ def run(
             ends = {}
         ends |= watch(group, pids, folder, segments, port)[0]
     segments.close()
-    follower = Follower(folder, [FileEntries(folder, rank) for rank in range(size)])
+    follower = TrainingProgress(folder, [FileEntries(folder, rank) for rank in range(size)])
     follower.catch_up()
     written = "\n".join(log.read_text() for log in logs)
     summary = follower.result(settings, 0).summary

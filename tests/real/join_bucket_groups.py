@@ -1,6 +1,6 @@
 """The program of `join_groups.py` with the loops of `join_buckets.py`.
 
-Over `torch` by Gloo, whose sums go on while backward does; those in shared memory do not.
+Over `torch` by messages, whose sums go on while backward does; those in shared memory do not.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ import join_buckets
 from join_groups import main
 
 if __name__ == "__main__":
-    os.environ["GOSSAMER_REDUCTION"] = "engine"
+    os.environ["GOSSAMER_REDUCTION"] = "messages"
     main(vars(join_buckets))

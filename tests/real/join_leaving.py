@@ -46,12 +46,7 @@ def case_of_means_without_a_leaver(rank: int) -> dict[str, object]:
 
 
 def case_of_means_by_messages(rank: int) -> dict[str, object]:
-    os.environ["GOSSAMER_REDUCTION"] = "fixed"
-    return case_of_means_without_a_leaver(rank)
-
-
-def case_of_means_by_gloo(rank: int) -> dict[str, object]:
-    os.environ["GOSSAMER_REDUCTION"] = "engine"
+    os.environ["GOSSAMER_REDUCTION"] = "messages"
     return case_of_means_without_a_leaver(rank)
 
 

@@ -63,7 +63,9 @@ class Told:
 
     @property
     def summary(self) -> dict[str, Any]:
-        return json.loads(self.out[0].strip().splitlines()[-1])
+        """What worker 0 printed as JSON; where the run is kept is said after it."""
+        lines = self.out[0].splitlines()
+        return json.loads(next(line for line in reversed(lines) if line.startswith("{")))
 
 
 def run_cases(cases: Sequence[Case], limit_s: float = 110.0) -> list[Told]:

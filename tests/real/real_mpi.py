@@ -16,9 +16,9 @@ import pytest
 
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
-from gossamer.real.train.job import FileEntries
-from gossamer.real.train.progress import Follower
-from gossamer.real.train.train import job_of
+from gossamer.real.train.progress import TrainingProgress
+from gossamer.real.train.request import TrainRequest
+from gossamer.real.train.worker_log import FileEntries
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
 needs_mpirun = pytest.mark.skipif(
@@ -82,12 +82,12 @@ def under_torchrun(size: int, *arguments: str) -> list[str]:
 def train_under_mpirun(size: int, method: str, folder: Any, **choices: Any) -> dict[str, Any]:
     """The program of a worker, started by mpirun; the summary of what the workers wrote."""
     settings = make_settings("digits-mlp", method, Cluster(workers=size), **choices)
-    job = job_of(settings, "digits-mlp", None, folder)
+    job = TrainRequest(settings, folder)
     variables = {"GOSSAMER_JOB": job.to_json()}
-    command = under_mpirun(size, "-m", "gossamer.real.train.program")
+    command = under_mpirun(size, "-m", "gossamer.real.train.worker_main")
     status, out, err = finish(start(command, variables))
     assert status == 0, (out, err)
-    follower = Follower(folder, [FileEntries(folder, rank) for rank in range(size)])
+    follower = TrainingProgress(folder, [FileEntries(folder, rank) for rank in range(size)])
     follower.catch_up()
     result = follower.result(settings, status)
     assert result.parameters is not None

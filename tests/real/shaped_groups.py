@@ -19,7 +19,8 @@ import torch
 import torch_groups
 from programs import tell_groups
 
-from gossamer.real.faults.links import Links, Spell
+from gossamer.config.faults import Fault
+from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.faults.shaped_links import ShapedTransport
 from gossamer.real.transports.shm import ShmTransport
 from gossamer.real.transports.torch import TorchTransport
@@ -32,9 +33,9 @@ LATENCY_S = 0.02
 SLOW = 1
 """The worker whose card is slow."""
 LINKS = {
-    "quick": Links(bandwidth=2e9, latency=1e-4),
-    "slow": Links(100 * BYTES_S, LATENCY_S, slow=(Spell(100.0, worker=SLOW),)),
-    "late": Links(latency=60.0),
+    "quick": FaultPlan(bandwidth=2e9, latency=1e-4),
+    "slow": FaultPlan((Fault("slow-link", worker=SLOW, amount=100.0),), 100 * BYTES_S, LATENCY_S),
+    "late": FaultPlan(latency=60.0),
 }
 SERVER_S = SERVER_WIDTH * 8 / BYTES_S
 """What the window of a server takes on the slow card."""
@@ -43,7 +44,7 @@ SERVER_S = SERVER_WIDTH * 8 / BYTES_S
 class Shaped:
     """Stands in for a transport's class."""
 
-    def __init__(self, kind: type[ShmTransport] | type[TorchTransport], links: Links) -> None:
+    def __init__(self, kind: type[ShmTransport] | type[TorchTransport], links: FaultPlan) -> None:
         self._kind = kind
         self._links = links
 

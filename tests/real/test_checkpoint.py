@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -24,12 +23,12 @@ from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS
-from gossamer.real.batches import LeasedBatches
 from gossamer.real.train import checkpoint_files as checkpoint
-from gossamer.real.train.checkpoint import Every, InStep
-from gossamer.real.train.job import Job
-from gossamer.real.train.resume import resumption
-from gossamer.real.train.train import check_checkpoints, job_of
+from gossamer.real.train.batches import LeasedBatches
+from gossamer.real.train.checkpoint import Every, SynchronousTimer
+from gossamer.real.train.request import TrainRequest
+from gossamer.real.train.resume import resume
+from gossamer.real.train.train import check
 from gossamer.real.transports.local import LocalStore
 from gossamer.tasks.split import Order
 from launching import wait_until
@@ -202,7 +201,7 @@ def test_an_interval_that_is_none_is_refused(text: str) -> None:
 def test_workers_in_step_agree_on_the_steps_of_timed_checkpoints() -> None:
     """Their clocks differ; whoever comes first decides for all."""
     store = LocalStore()
-    timers = [InStep(Every(seconds, False), store, 0) for seconds in (1e-9, 1e9)]
+    timers = [SynchronousTimer(Every(seconds, False), store, 0) for seconds in (1e-9, 1e9)]
     chosen = [[step for step in range(1, 50) if timer.due(step) is not None] for timer in timers]
     assert chosen[0] == chosen[1] == list(range(1, 50))
 
@@ -236,10 +235,11 @@ def test_batches_between_the_cuts_of_two_workers_are_processed_after_a_resume() 
 
 
 def test_checkpoints_without_a_place_or_of_a_recorded_run_are_refused(tmp_path: Path) -> None:
+    settings = make_settings("digits-mlp", "d_psgd", Cluster(workers=2))
     with pytest.raises(ConfigurationError, match="run folder"):
-        check_checkpoints("30s", None, None, record=False)
+        check(TrainRequest(settings, checkpoint_every="30s"))
     with pytest.raises(ConfigurationError, match="recorded"):
-        check_checkpoints("30s", None, tmp_path, record=True)
+        check(TrainRequest(settings, tmp_path, is_recorded=True, checkpoint_every="30s"))
 
 
 # ---------------------------------------------------------------------- the command
@@ -298,10 +298,17 @@ def test_the_command_goes_on_after_kill_9_of_launcher_and_workers(tmp_path: Path
     assert [row["epochs"] for row in rows] == sorted(row["epochs"] for row in rows)
 
 
-def run_folder(folder: Path, **choices: object) -> Job:
+def request_of(
+    folder: Path, method: str = "d_psgd", workers: int = 2, **choices: Any
+) -> TrainRequest:
+    return TrainRequest(
+        make_settings("digits-mlp", method, Cluster(workers=workers), **choices), folder
+    )
+
+
+def run_folder(folder: Path) -> TrainRequest:
     """The folder of a killed run with one checkpoint, as far as the launcher reads it."""
-    settings = make_settings("digits-mlp", "d_psgd", Cluster(workers=2), **choices)
-    job = job_of(settings, "digits-mlp", None, folder)
+    job = request_of(folder)
     (folder / "job.json").write_text(job.to_json())
     for rank in range(2):
         # Asynchronous workers are cut at different moments.
@@ -314,18 +321,18 @@ def run_folder(folder: Path, **choices: object) -> Job:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [({"learning_rate": 0.7}, "--lr was"), ({"method": "all_reduce"}, "--method was"),
-     ({"samples": 3}, "may only grow")],
+     ({"epochs": 0.01}, "may only grow")],
 )  # fmt: skip
 def test_a_run_that_would_be_another_one_is_not_resumed(
     tmp_path: Path, changed: dict[str, Any], sentence: str
 ) -> None:
     """Only epochs and samples may grow."""
-    job = run_folder(tmp_path)
+    run_folder(tmp_path)
     with pytest.raises(ConfigurationError, match=sentence):
-        resumption(tmp_path, dataclasses.replace(job, **changed), 2)
+        resume(request_of(tmp_path, **changed))
     with pytest.raises(ConfigurationError, match="2 workers"):
-        resumption(tmp_path, job, 3)
-    assert resumption(tmp_path, dataclasses.replace(job, samples=10**6), 2).checkpoint.step == 7
+        resume(request_of(tmp_path, workers=3))
+    assert resume(request_of(tmp_path, epochs=10**3)).checkpoint.step == 7
 
 
 def test_a_run_that_is_not_resumed_stays_as_it_was(tmp_path: Path) -> None:
@@ -349,7 +356,7 @@ def test_resuming_reports_lost_weight_and_cuts_off_what_comes_again(
     (tmp_path / "workers").mkdir()
     (tmp_path / "workers" / "0.jsonl").write_text("{}")
     written(tmp_path / "checkpoint", 9, range(1))
-    found = resumption(tmp_path, job, 2)
+    found = resume(job)
     assert found.history == [{"epochs": 0.5}]
     assert "0.5 were on the way" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["7"]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.real.batches import LeasedBatches
 from gossamer.real.train import checkpoint as checkpointing
-from gossamer.real.train.checkpoint import Checkpointed, Every, OutOfStep
+from gossamer.real.train.batches import LeasedBatches
+from gossamer.real.train.checkpoint import AsynchronousTimer, CheckpointedBatches, Every
 from gossamer.real.transports.local import LocalStore
 from gossamer.tasks.split import Order
 
@@ -30,9 +30,11 @@ class Workers:
             for rank in range(size)
         ]
         self._checkpointed = [
-            Checkpointed(
+            CheckpointedBatches(
                 pace,
-                OutOfStep(Every.parse(every), store, pace, lambda: len(self.living), size, 0),
+                AsynchronousTimer(
+                    Every.parse(every), store, pace, lambda: len(self.living), size, 0
+                ),
                 saved.append, 0,
             )
             for pace, saved in zip(self._paces, self.written, strict=True)

@@ -13,10 +13,10 @@ import torch
 from torch.distributed import TCPStore
 
 from gossamer.errors import Error
-from gossamer.real.batches import LeasedBatches
 from gossamer.real.join.binding import Binding
 from gossamer.real.join.checks import check_alike
 from gossamer.real.launch.launcher import Launch, Launcher
+from gossamer.real.train.batches import LeasedBatches
 from gossamer.real.transports.local import LocalStore
 from gossamer.replica import trainable
 from gossamer.tasks.split import Order

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.real.faults.injection import Injection, Kill, Pause
+from gossamer.config.faults import Fault, parse_faults
+from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.launch.ending import exit_code
 from gossamer.real.launch.hosts import Meeting
 from gossamer.real.launch.launcher import Launch, Launcher
@@ -138,8 +139,8 @@ def test_workers_are_told_who_they_are(tmp_path: Path, capsys: pytest.CaptureFix
     text = (
         "import json; print(json.dumps({k: v for k, v in os.environ.items() if 'GOSSAMER' in k}))"
     )
-    injection = Injection({1: 4.0}, [Pause(0, 50.0, 0.5)], [Kill(0, 60.0)])
-    launched(tmp_path, text, method="ad_psgd", seed=7, injection=injection, environment={"X": "1"})
+    plan = FaultPlan(parse_faults(slow=["1=4"], pause=["0@50s+0.5s"], kill=["0@1m"]))
+    launched(tmp_path, text, method="ad_psgd", seed=7, faults=plan, environment={"X": "1"})
     said = sorted(line.partition(" ")[2] for line in capsys.readouterr().out.splitlines())
     secrets: set[str] = set()
     for rank, line in enumerate(sorted(said, key=lambda line: json.loads(line)["GOSSAMER_RANK"])):
@@ -148,8 +149,8 @@ def test_workers_are_told_who_they_are(tmp_path: Path, capsys: pytest.CaptureFix
         assert host == "127.0.0.1"
         assert int(port) > 0
         assert json.loads(told.pop("GOSSAMER_FAULTS")) == {
-            "slow": {"1": 4.0}, "pause": [{"worker": 0, "at": 50.0, "lasts": 0.5}],
-            "kill": [{"worker": 0, "at": 60.0}],
+            "faults": ["kill 0@60s", "pause 0@50s+0.5s", "slow 1=4"],
+            "bandwidth": float("inf"), "latency": 0.0,
         }  # fmt: skip
         assert told.pop("GOSSAMER_EXPLAIN_DIR")
         secrets.add(told.pop("GOSSAMER_SECRET"))
@@ -227,7 +228,7 @@ def test_a_death_on_purpose_is_no_failure(
 ) -> None:
     """And is told to the others as any death is."""
     text = f"if rank == 1:\n    {WAIT}"
-    status, launcher = launched(tmp_path, text, injection=Injection(kills=[Kill(1, 0.2)]))
+    status, launcher = launched(tmp_path, text, faults=FaultPlan((Fault("kill", 0.2, worker=1),)))
     assert status == 0
     assert "worker 1 was killed by SIGKILL" in capsys.readouterr().err
     assert told == {1: "was killed by SIGKILL"}
@@ -262,8 +263,8 @@ def test_a_pause_stops_a_worker_and_wakes_it(
         "while not rank and state() != 'T': time.sleep(0.01)\n"
         "open(f'{here}/seen', 'w').close()\n"
     )
-    injection = Injection(pauses=[Pause(1, 0.5, 1.0)])
-    status, launcher = launched(tmp_path, text, injection=injection)
+    plan = FaultPlan((Fault("pause", 0.5, 1.0, worker=1),))
+    status, launcher = launched(tmp_path, text, faults=plan)
     assert status == 0
     assert launcher.ended[1].rank == 1
     assert launcher.ended[1].after_s >= 1.5

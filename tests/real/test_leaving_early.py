@@ -15,7 +15,6 @@ GROUPS = [
     ("case_of_means_without_a_leaver", 3, "sync_server"),
     ("case_of_means_without_a_leaver", 3, "all_reduce", "torch"),
     ("case_of_means_by_messages", 3, "all_reduce", "torch"),
-    ("case_of_means_by_gloo", 3, "all_reduce", "torch"),
     ("case_of_leaving_early", 3, "local_sgd:period=2"),
     ("case_of_leaving_early", 3, "d_psgd", "torch"),
     ("case_of_leaving_early", 3, "push_sum"),

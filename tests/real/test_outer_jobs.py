@@ -32,9 +32,8 @@ from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.real.train import other_launcher as outer
-from gossamer.real.train.job import Job
-from gossamer.real.train.other_launcher import Company, Refused
-from gossamer.real.train.train import job_of
+from gossamer.real.train.other_launcher import JobPeers, Refused
+from gossamer.real.train.request import TrainRequest
 from gossamer.real.transports.local import LocalStore
 from launching import wait_until
 
@@ -133,10 +132,10 @@ def test_the_loop_of_the_documentation_goes_on_with_other_methods(resumable: Pat
 # ---------------------------------------------------------------------- how they agree
 
 
-def job_in(folder: Path, checkpoint_every: str | None) -> Job:
+def job_in(folder: Path, checkpoint_every: str | None) -> TrainRequest:
     folder.mkdir(exist_ok=True)
     settings = make_settings("digits-mlp", "d_psgd", Cluster(workers=2))
-    return job_of(settings, "digits-mlp", None, folder, checkpoint_every=checkpoint_every)
+    return TrainRequest(settings, folder, checkpoint_every=checkpoint_every)
 
 
 class OtherHost(LocalStore):
@@ -153,16 +152,18 @@ class OtherHost(LocalStore):
 
 
 def arrange(
-    prepare: Callable[[], Job], own: Path, second: Callable[[LocalStore], LocalStore] = lambda s: s
+    prepare: Callable[[], TrainRequest],
+    own: Path,
+    second: Callable[[LocalStore], LocalStore] = lambda s: s,
 ) -> list[Any]:
     """What two workers agree on: a job each, or the error of each."""
     store = LocalStore()
     agreed: list[Any] = [None, None]
 
     def take_part(rank: int) -> None:
-        company = Company(second(store) if rank else store, rank, 2)
+        peers = JobPeers(second(store) if rank else store, rank, 2)
         try:
-            agreed[rank] = company.be_told(own) if rank else company.decide(prepare)
+            agreed[rank] = peers.receive_job(own) if rank else peers.send_job(prepare)
         except (ConfigurationError, OSError) as error:
             agreed[rank] = error
 
@@ -180,9 +181,9 @@ def test_workers_share_the_folder_of_worker_0_only_where_checkpoints_need_it(
     """Without checkpoints a host need not see the others' files."""
     run, own = tmp_path / "run", tmp_path / "own"
     zero, one = arrange(lambda: job_in(run, None), own)
-    assert (zero.folder, one.folder) == (str(run), str(own))
+    assert (zero.folder, one.folder) == (run, own)
     zero, one = arrange(lambda: job_in(run, "30s"), own)
-    assert zero == one == job_in(run, "30s")
+    assert zero.to_json() == one.to_json() == job_in(run, "30s").to_json()
     assert list(run.iterdir()) == [], "no mark is left"
 
 
@@ -205,7 +206,7 @@ def test_a_folder_that_a_host_does_not_see_is_refused_by_all(
 def test_what_worker_0_refuses_reaches_the_others(tmp_path: Path) -> None:
     """Nobody waits for a run that will not be."""
 
-    def prepare() -> Job:
+    def prepare() -> TrainRequest:
         raise ConfigurationError("the checkpoint is of another world")
 
     zero, one = arrange(prepare, tmp_path)

@@ -10,11 +10,11 @@ from test_outer_jobs import arrange, job_in
 
 from command_line import gossamer
 from gossamer.errors import PeerLost
-from gossamer.real.faults.injection import Injection
+from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.train import other_launcher as outer
-from gossamer.real.train import worker as part
-from gossamer.real.train.job import Job
-from gossamer.real.train.other_launcher import Company, Refused
+from gossamer.real.train import worker_main as part
+from gossamer.real.train.other_launcher import JobPeers, Refused
+from gossamer.real.train.request import TrainRequest
 from gossamer.real.transports.local import LocalStore, LocalTransport
 from gossamer.runs.folder import RunFolder
 
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.timeout(60)
 def test_a_disk_that_fails_worker_0_ends_the_wait_of_the_others(tmp_path: Path) -> None:
     """Where the job is written, and where the folder is marked."""
 
-    def prepare() -> Job:
+    def prepare() -> TrainRequest:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def lose() -> Job:
+    def lose() -> TrainRequest:
         job = job_in(tmp_path / "run", "30s")
         (tmp_path / "run").rmdir()
         return job
@@ -58,7 +58,7 @@ def test_what_worker_0_refuses_before_the_run_is_told_to_all(
     store = LocalStore()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(outer, "_FAREWELL_S", 0.0)
-    monkeypatch.setattr(outer, "meet", lambda name: (Company(store, 0, 2), LocalTransport()))
+    monkeypatch.setattr(outer, "meet", lambda name: (JobPeers(store, 0, 2), LocalTransport()))
     monkeypatch.setattr(RunFolder, "write_config", fail)
     for name, value in {
         "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"
@@ -67,7 +67,7 @@ def test_what_worker_0_refuses_before_the_run_is_told_to_all(
     said = gossamer("train", *arguments.split())
     assert said.status == 2
     assert sentence in said.err
-    assert sentence in str(store.get("company/job"))
+    assert sentence in str(store.get("peers/job"))
 
 
 def test_another_worker_than_0_says_itself_why_it_gave_up(
@@ -83,10 +83,10 @@ def test_another_worker_than_0_says_itself_why_it_gave_up(
             raise PeerLost(0, "its process ended")
 
     store = LocalStore()
-    Company(store, 0, 2).decide(lambda: job_in(tmp_path, None))
+    JobPeers(store, 0, 2).send_job(lambda: job_in(tmp_path, None))
     monkeypatch.setattr(part, "Training", Failing)
     monkeypatch.setattr(
-        outer, "meet", lambda name, injection: (Company(store, 1, 2), LocalTransport())
+        outer, "meet", lambda name, faults: (JobPeers(store, 1, 2), LocalTransport())
     )
-    assert outer.work_as_told(None, Injection(), None) == 1
+    assert outer.run_as_follower(None, FaultPlan(), None) == 1
     assert capsys.readouterr().err == f"gossamer: {PeerLost(0, 'its process ended')}\n"

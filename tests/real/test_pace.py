@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.real.batches import LeasedBatches, RoundBatches
+from gossamer.real.train.batches import LeasedBatches, RoundBatches
 from gossamer.real.transports.local import LocalStore
 from gossamer.tasks.split import Order, make_sampler
 

@@ -18,7 +18,7 @@ from programs import answers_of
 import gossamer
 from gossamer.observe.callbacks import Callbacks
 from gossamer.real.launch.launcher import Launch, Launcher
-from gossamer.real.train.progress import Follower
+from gossamer.real.train.progress import RunListener, TrainingProgress
 from gossamer.real.train.train import train
 from launching import WAIT, script
 
@@ -219,7 +219,7 @@ def test_what_workers_write_down_is_told(tmp_path: Path) -> None:
     heard, deaths = Heard(), []
     row = {"kind": "row", "seconds": 1.0, "epochs": 0.5}
     diaries = [Lines(progress(3), row), Lines(progress(4))]
-    follower = Follower(tmp_path, diaries, callbacks=[heard], deaths=deaths)
+    follower = TrainingProgress(tmp_path, diaries, RunListener(callbacks=[heard]), deaths=deaths)
     follower.catch_up()
     deaths.append(1)
     (tmp_path / "checkpoint" / "100" / "manifest.json").touch()
@@ -244,9 +244,9 @@ def test_after_an_error_nothing_is_called_and_everything_is_noted(tmp_path: Path
 
     broken, ended = Broken(), []
     diaries = [Lines(progress(3), {"kind": "books", "steps": 5}), Lines(progress(4))]
-    follower = Follower(
-        tmp_path, diaries, callbacks=[broken], on_failure=lambda: ended.append(True)
-    )  # fmt: skip
+    follower = TrainingProgress(
+        tmp_path, diaries, RunListener(callbacks=[broken]), on_failure=lambda: ended.append(True)
+    )
     with pytest.raises(LookupError, match="a step too far"), follower:
         follower.catch_up()
     assert broken.events == [("step", 0, 3, 1.5)]

@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from command_line import gossamer
+from gossamer.config.cluster import Cluster
+from gossamer.config.faults import Fault
+from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS
-from gossamer.real.faults.injection import Injection, Kill
-from gossamer.real.train.job import Job
+from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.train.replay import read_order, replay
+from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.train import train
 from gossamer.runs.result import digest_of
-from gossamer.tasks import make_task
 
 WORKERS = 3
 
@@ -27,12 +29,12 @@ def recorded(folder: Path, method: str, workers: int = WORKERS, **choices: objec
         "digits-logistic", method, workers, folder=folder, record=True, seed=3,
         **{"epochs": 1, **choices},
     )  # fmt: skip
-    return result, Job(**json.loads((folder / "job.json").read_text()))
+    return result, TrainRequest.from_json((folder / "job.json").read_text())
 
 
-def replayed(folder: Path, job: Job, workers: int = WORKERS) -> str:
+def replayed(folder: Path, job: TrainRequest, workers: int = WORKERS) -> str:
     turns = read_order(folder, workers)
-    return digest_of(replay(job, make_task(job.task), workers, turns))
+    return digest_of(replay(job, workers, turns))
 
 
 ASYNCHRONOUS = [
@@ -49,11 +51,11 @@ def test_a_replay_reaches_the_same_parameters(tmp_path: Path, method: str) -> No
     and is shown in one line."""
     result, job = recorded(tmp_path / "run", method)
     assert replayed(tmp_path / "run", job) == result.parameters_digest
-    model = make_task(job.task).make_model()
+    model = job.settings.task.make_model()
     model.load_state_dict(result.state_dict())
     loaded = torch.cat([parameter.flatten() for parameter in model.parameters()])
     assert digest_of(loaded) == result.parameters_digest
-    assert repr(result).startswith(f"<TrainingResult: {result.method} on {job.task}, ")
+    assert repr(result).startswith(f"<Result: {result.method} on {job.settings.task.name}, ")
     assert len(repr(result)) < 250
 
 
@@ -88,7 +90,7 @@ def test_another_order_gives_other_parameters(tmp_path: Path) -> None:
     steps = [turn for turn in first if turn[1] == "run"]
     rest = [turn for turn in rest if turn[1] != "start"]
     digests = {
-        digest_of(replay(job, make_task(job.task), WORKERS, [*starts, *ordered, *rest]))
+        digest_of(replay(job, WORKERS, [*starts, *ordered, *rest]))
         for ordered in (
             sorted(steps, key=lambda turn: turn[3]), sorted(steps, key=lambda turn: -turn[3])
         )
@@ -122,7 +124,7 @@ def test_a_record_with_a_hole_is_refused(tmp_path: Path) -> None:
     [
         ("hogwild", {}, "without any order"),
         ("ad_psgd", {"transport": "torch"}, "shared memory only"),
-        ("ad_psgd", {"injection": Injection(kills=[Kill(0, 1.0)])}, "--kill"),
+        ("ad_psgd", {"faults": FaultPlan((Fault("kill", 1.0, worker=0),))}, "--kill"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_with_a_reason(
@@ -150,12 +152,11 @@ def test_the_command_compares_the_bits(tmp_path: Path) -> None:
     assert gossamer("replay", str(folder)).status == 1
 
 
-JOB = {
-    "task": "digits-logistic", "data": None, "method": "ad_psgd", "seed": 0, "samples": 9,
-    "batch": 3, "learning_rate": 0.1, "optimiser": "sgd", "schedule": "constant", "epochs": 1.0,
-    "clip": None, "split": "iid", "buffers": "mean", "threads": 1, "evaluations": 1, "folder": "x",
-    "is_recorded": True,
-}  # fmt: skip
+JOB = json.loads(
+    TrainRequest(
+        make_settings("digits-logistic", "ad_psgd", Cluster(workers=2)), Path("x"), is_recorded=True
+    ).to_json()
+)
 FINISHED = {"ended": "finished", "workers": 2, "parameters_digest": "0"}
 
 

@@ -11,6 +11,8 @@ import pytest
 from programs import answers_of
 
 import transport_scenarios  # noqa: F401  # fills the table
+from gossamer.config.faults import Fault
+from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.faults.shaped_links import ShapedTransport
 from gossamer.real.launch import environment
 from gossamer.real.transports.local import LocalTransport
@@ -69,9 +71,9 @@ def test_shaped_links_keep_the_law(name: str, answers: dict[str, Any]) -> None:
         assert rank in victims or f"passed {name}\n" in answers[name]["written"][rank], said
 
 
-@pytest.mark.parametrize("asked", [None, {"slow": {"0": 4.0}}])
+@pytest.mark.parametrize("asked", [None, FaultPlan((Fault("slow", worker=0, amount=4.0),))])
 def test_without_shaped_links_nothing_stands_in_the_way(
-    asked: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+    asked: FaultPlan | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The transport is the bare one, also where other faults are asked for."""
     bare = LocalTransport()
@@ -80,20 +82,19 @@ def test_without_shaped_links_nothing_stands_in_the_way(
 
 def test_where_they_are_asked_for_all_goes_through_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the transport, under its name."""
-    links = {"bandwidth": 1e6, "latency": 0.0, "slow": [], "delays": []}
-    found = _connected(LocalTransport(), {"links": links}, monkeypatch)
+    found = _connected(LocalTransport(), FaultPlan(bandwidth=1e6), monkeypatch)
     assert isinstance(found, ShapedTransport)
     assert found.name == "alone"
 
 
 def _connected(
-    bare: LocalTransport, asked: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+    bare: LocalTransport, asked: FaultPlan | None, monkeypatch: pytest.MonkeyPatch
 ) -> object:
     variables = {
         "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"
     }  # fmt: skip
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("GOSSAMER_FAULTS", "" if asked is None else json.dumps(asked))
+    monkeypatch.setenv("GOSSAMER_FAULTS", "" if asked is None else asked.to_json())
     monkeypatch.setattr(environment, "_connected", lambda chosen, here: bare)
     return environment.connect()

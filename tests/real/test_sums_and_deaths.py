@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from gossamer.pending import Pending
 from gossamer.real.transports.local import LocalStore
-from gossamer.real.transports.torch.departures import Losses
-from gossamer.real.transports.torch.engine import GroupEngine
-from gossamer.real.transports.torch.pipeline import Making
-from gossamer.real.transports.torch.reduction import MEAN, RESULT, Reduction
-from gossamer.real.transports.torch.reduction_state import UNDER_WAY, Order, weight_of
-from gossamer.real.transports.torch.wire import PIECE
+from gossamer.real.transports.torch.departures import DepartureLog
+from gossamer.real.transports.torch.reduce import CONTRIBUTION, GIFT, MEAN, MessageAllReduce
+from gossamer.real.transports.torch.wire import PIECE, SLOT
 from gossamer.real.transports.transport import StopToken
 from gossamer.rules import mean_in_order
 
@@ -36,65 +32,104 @@ LONG = 9 * PIECE // 4
 class Message:
     """On its way, or being received: nothing behind it passes before its last byte has come."""
 
+    sender: Process
+    to: int
     kind: int
     head: bytes
     length: int
-    pieces: deque[Tensor] = field(default_factory=deque)
+    room: int = 0
+    pieces: deque[Tensor] = field(default_factory=deque[Tensor])
     received: int = 0
     pushed: int = 0
-    is_broken_off: bool = False
 
     def push(self, piece: Tensor) -> None:
-        self.pieces.append(piece)
+        if self.room:
+            target = self.sender.network[self.to].rooms[self.room]
+            target[self.pushed : self.pushed + piece.numel()].copy_(piece)
+        else:
+            self.pieces.append(piece)
         self.pushed += piece.numel()
-
-    def abandon(self) -> None:
-        self.is_broken_off = self.pushed < self.length
-        while self.pushed < self.length:
-            self.push(torch.zeros(min(PIECE, self.length - self.pushed), dtype=torch.uint8))
+        if self.room and self.pushed == self.length:
+            self.sender.lines[self.to].append(self)
 
 
 class Process:
-    """One process's sums and its list of losses; what it sends stays until it is moved."""
+    """One process's means and its log of departures; what it sends stays until it is moved."""
 
-    def __init__(self, network: Network, rank: int, engine: Any) -> None:
+    def __init__(self, network: Network, rank: int) -> None:
+        self.network = network
         self.rank = rank
         self.size = network.size
+        self.rooms: dict[int, Tensor] = {}
         self.lines = {peer: deque[Message]() for peer in range(self.size)}
-        self.losses = Losses(
-            network.store, lambda epoch, loss: self.sums.lost(epoch, loss), self.size, StopToken()
+        stop = StopToken()
+        self.log = DepartureLog(
+            network.store, lambda epoch, gone: self.sums.depart(epoch, gone), self.size, stop
         )
-        self.sums = Reduction(self, self.losses, engine)
+        self.sums = MessageAllReduce(self, self.log, stop)
 
-    def begin(self, to: int, kind: int, head: bytes, length: int) -> Message:
-        message = Message(kind, head, length)
-        self.lines[to].append(message)
+    def expect(self, source: int, target: Tensor) -> int:
+        if target.numel() <= SLOT:
+            return 0
+        self.rooms[len(self.rooms) + 1] = target
+        return len(self.rooms)
+
+    def begin(self, to: int, kind: int, head: bytes, length: int, room: int = 0) -> Message:
+        message = Message(self, to, kind, head, length, room)
+        if not room:
+            self.lines[to].append(message)
         return message
 
-    def post(self, to: int, kind: int, head: bytes, body: Tensor | None = None) -> None:
+    def post(
+        self, to: int, kind: int, head: bytes, body: Tensor | None = None, room: int = 0
+    ) -> None:
         assert body is not None
+        assert not room
         message = self.begin(to, kind, head, body.numel())
         for piece in body.split(PIECE):
             message.push(piece)
 
 
+@dataclass
+class Started:
+    """A mean of one process; looking at it awaits it, so it must have been made."""
+
+    tensors: list[Tensor]
+    pending: Pending[None]
+    sums: MessageAllReduce
+
+    @property
+    def is_made(self) -> bool:
+        finish: Any = self.pending.settle
+        return self.pending.done if finish is None else finish.args[0].done
+
+    def result(self) -> Tensor:
+        assert self.is_made
+        if self.pending.settle is not None:
+            self.pending.settle()
+        self.pending.result()
+        return torch.cat(self.tensors)
+
+
 class Network:
     """Processes, and messages that move when they are told to."""
 
-    def __init__(self, size: int = 3, engine: Any = None) -> None:
+    def __init__(self, size: int = 3) -> None:
         self.size = size
         self.store = LocalStore()
-        self.processes = [Process(self, rank, engine) for rank in range(size)]
+        self.processes = [Process(self, rank) for rank in range(size)]
         self.dead: set[int] = set()
 
     def __getitem__(self, rank: int) -> Process:
         return self.processes[rank]
 
-    def start(self, number: int = 0, length: int = SHORT) -> list[Pending[Tensor]]:
-        everybody = range(self.size)
-        return [
-            self[rank].sums.start(value_of(rank, length, number), everybody) for rank in everybody
-        ]
+    def start_at(self, rank: int, number: int = 0, length: int = SHORT) -> Started:
+        tensors = list(value_of(rank, length, number).split([1, length - 1]))
+        sums = self[rank].sums
+        return Started(tensors, sums.start(tensors, range(self.size)), sums)
+
+    def start(self, number: int = 0, length: int = SHORT) -> list[Started]:
+        return [self.start_at(rank, number, length) for rank in range(self.size)]
 
     def move(self, source: int, to: int) -> bool:
         """The next piece or end of that line, if there is any to be had."""
@@ -102,20 +137,25 @@ class Network:
         if to in self.dead or not line:
             return False
         message = line[0]
-        if message.received < message.length:
+        if not message.room and message.received < message.length:
             if not message.pieces:
                 return False  # the rest was announced, and is being waited for
             piece = message.pieces.popleft().clone()
-            place = sums.place(source, message.kind, message.head, message.length)
-            if place is not None and message.received == 0 and len(place) == len(piece):
-                piece = place.copy_(piece)
+            if message.received == 0:
+                self._place(message, source, piece)
             sums.piece(source, message.kind, message.head, message.received, piece)
             message.received += piece.numel()
             return True
         line.popleft()
-        if not message.is_broken_off:
-            sums.end(source, message.kind, message.head)
+        sums.end(source, message.kind, message.head)
         return True
+
+    def _place(self, message: Message, source: int, piece: Tensor) -> None:
+        sums = self[message.to].sums
+        place = sums.place(source, message.kind, message.head, message.length)
+        if place is not None:
+            rest = [piece, *message.pieces]
+            place.copy_(torch.cat(rest))
 
     def move_all(self, but: Sequence[tuple[int, int]] = ()) -> None:
         """Until nothing moves any more, except on these lines."""
@@ -128,7 +168,7 @@ class Network:
         self.dead.add(rank)
         for line in self[rank].lines.values():
             line.clear()
-        self[noticed_by].losses.died(rank)
+        self[noticed_by].log.died(rank)
 
 
 def value_of(rank: int, length: int, number: int = 0) -> Tensor:
@@ -139,23 +179,10 @@ def mean_of(ranks: Sequence[int], length: int = SHORT, number: int = 0) -> Tenso
     return mean_in_order([value_of(rank, length, number) for rank in ranks])
 
 
-def with_a_death_before_its_end(process: Process, die: Callable[[], None]) -> None:
-    """What another receiving thread can do between the last piece of a sum and its end."""
-    finish = process.sums._finish
-
-    def late(*arguments: Any, **options: Any) -> None:
-        process.sums._finish = finish
-        die()
-        finish(*arguments, **options)
-
-    process.sums._finish = late
-
-
 @pytest.mark.parametrize("knows", [False, True], ids=["who is late", "who knows"])
 def test_an_owner_that_breaks_off_blocks_nobody_and_gives_no_wrong_mean(knows: bool) -> None:
-    """A member died with one of its three pieces sent: what was announced of the means comes to
-    its end, or everything behind it would be waited for; and whoever does not know of the death yet
-    takes nothing of it."""
+    """A member died with one of its three pieces sent: of the mean that an owner has begun nothing
+    counts, and nothing behind it waits for the rest; also where the death is not known yet."""
     network = Network()
     results = network.start(length=LONG)
     pieces = network[2].lines[0][0].pieces
@@ -163,50 +190,35 @@ def test_an_owner_that_breaks_off_blocks_nobody_and_gives_no_wrong_mean(knows: b
         pieces.pop()
     network[2].lines[1].clear()
     network.move_all()
-    announced = network[0].lines[1][0]
-    assert (announced.kind, announced.received, announced.length) == (MEAN, PIECE, 3 * PIECE)
+    assert not any(message.kind == MEAN for message in network[0].lines[1])
     network.kill(2, noticed_by=0)
     if knows:
-        network[1].losses.catch_up(1)
-    while network[0].lines[1][0] is announced:
-        assert network.move(0, 1)
-    assert not results[1].done
+        network[1].log.catch_up(1)
     network.move_all()
     for result in results[:2]:
         assert torch.equal(result.result(), mean_of([0, 1], LONG))
 
 
-def test_a_sum_that_a_death_overtakes_is_done_again_with_the_others() -> None:
-    """Process 1 has all pieces, hears of the death and says that the sum is open here: then it may
-    not end it by itself, as process 0 counts on its share."""
+def test_a_mean_that_a_death_overtakes_is_done_again_with_the_others() -> None:
+    """Process 1 hears of the death before the last contribution, and says that the mean is open
+    here: then it may not end it by itself, as process 0 counts on its contribution."""
     network = Network()
-    with_a_death_before_its_end(network[1], lambda: network.kill(2, noticed_by=1))
     results = network.start()
-    network.move_all(but=[(2, 0)])
-    for result in results[:2]:
-        assert torch.equal(result.result(), mean_of([0, 1]))
-
-
-def test_a_sum_of_an_engine_that_a_death_overtakes_is_done_again() -> None:
-    """The engine's last word comes when the others have been told that the sum is open here."""
-    orders: list[Order] = []
-    network = Network(engine=Engine(orders))
-    with_a_death_before_its_end(network[1], lambda: network.kill(2, noticed_by=1))
-    results = network.start()
-    fulfil(orders[1], mean_of([0, 1, 2]))
+    network.move_all(but=[(2, 0), (2, 1)])
+    late = list(network[2].lines[1])
+    network.kill(2, noticed_by=1)
+    network[2].lines[1].extend(late)  # it was in the receiver's buffers by then
     network.move_all()
     for result in results[:2]:
         assert torch.equal(result.result(), mean_of([0, 1]))
-    fulfil(orders[0], mean_of([0, 1, 2]))
-    assert torch.equal(results[0].result(), mean_of([0, 1]))
 
 
 def test_a_mean_that_one_survivor_has_goes_to_the_others() -> None:
-    """They all have the dead one's share in it, or none."""
+    """They all have the dead one's contribution in it, or none."""
     network = Network()
     results = network.start()
     network.move_all(but=[(2, 0)])
-    assert results[1].done
+    assert results[1].is_made
     network.kill(2, noticed_by=0)
     network.move_all()
     assert torch.equal(results[0].result(), mean_of([0, 1, 2]))
@@ -215,7 +227,7 @@ def test_a_mean_that_one_survivor_has_goes_to_the_others() -> None:
 @pytest.mark.parametrize("length", [SHORT, LONG])
 def test_a_gift_whose_giver_dies_counts_for_nothing(length: int) -> None:
     """The one survivor who had the mean dies while it gives it away: what came of it, before and
-    after its death is known, is not counted, and the rest do the sum without it."""
+    after its death is known, is not counted, and the rest do the mean without it."""
     network = Network(size=4)
     results = network.start(length=length)
     if length == LONG:  # else everybody adds up for itself
@@ -223,16 +235,16 @@ def test_a_gift_whose_giver_dies_counts_for_nothing(length: int) -> None:
             while network[3].lines[to]:
                 network.move(3, to)
     network.move_all(but=[(3, 0), (3, 1)])
-    assert [result.done for result in results[:3]] == [False, False, True]
+    assert [result.is_made for result in results[:3]] == [False, False, True]
     network.kill(3, noticed_by=0)
-    while not any(message.kind == RESULT for message in network[2].lines[0]):
+    while not any(message.kind == GIFT for message in network[2].lines[0]):
         assert any(network.move(a, b) for a in range(3) for b in range(3) if (a, b) != (2, 0))
-    while network[2].lines[0][0].kind != RESULT:
+    while network[2].lines[0][0].kind != GIFT:
         network.move(2, 0)
     network.move(2, 0)
     late = list(network[2].lines[0])
     network.kill(2, noticed_by=1)
-    network[0].losses.catch_up(2)
+    network[0].log.catch_up(2)
     network[2].lines[0].extend(late)  # it was in the receiver's buffers by then
     while network.move(2, 0):
         pass
@@ -241,119 +253,86 @@ def test_a_gift_whose_giver_dies_counts_for_nothing(length: int) -> None:
         assert torch.equal(result.result(), mean_of([0, 1], length))
 
 
-class Engine:
-    """Keeps orders, so that the test makes their means when it likes."""
-
-    is_on_gpu = False
-
-    def __init__(self, orders: list[Order]) -> None:
-        self._orders = orders
-
-    def __call__(self, order: Order) -> None:
-        self._orders.append(order)
-
-
-def fulfil(order: Order, mean: Tensor) -> None:
-    order.target.copy_(mean)
-    order.landed(slice(0, len(mean)))
-    order.finished(None)
-
-
-def test_pieces_that_an_engine_lands_after_a_death_change_nothing() -> None:
-    """Its memory is not the renewed sum's, and neither is the result."""
-    orders: list[Order] = []
-    network = Network(engine=Engine(orders))
-    results = network.start()
-    network.kill(2, noticed_by=0)
-    orders[0].target.fill_(7.0)
-    orders[0].landed(slice(0, SHORT))
+def test_what_comes_before_a_process_starts_is_kept() -> None:
+    """The others are ahead by a whole mean."""
+    network = Network()
+    others = [network.start_at(rank) for rank in (0, 1)]
     network.move_all()
-    orders[0].finished(None)
+    last = network.start_at(2)
+    network.move_all()
+    for result in (*others, last):
+        assert torch.equal(result.result(), mean_of([0, 1, 2]))
+
+
+def test_what_comes_for_a_later_attempt_is_kept_until_the_death_is_known() -> None:
+    """The store has died, so nobody can catch up: each hears of the death by itself."""
+    network = Network()
+    results = network.start(length=LONG)
+    network[1].log._store = network[0].log._store = Gone()
+    network.kill(2, noticed_by=0)
+    network[0].sums._settle()
+    kinds = {message.kind for message in network[0].lines[1]}
+    network.move_all()
+    assert CONTRIBUTION in kinds
+    network[1].log.died(2)
+    network.move_all()
     for result in results[:2]:
-        assert torch.equal(result.result(), mean_of([0, 1]))
+        assert torch.equal(result.result(), mean_of([0, 1], LONG))
 
 
-def test_an_engine_does_not_begin_what_a_death_has_changed() -> None:
-    """The others conclude from what it begins that everything before is finished here, and forget
-    those means; process 1, which did not finish the first, would never get it."""
-    orders: list[Order] = []
-    network = Network(engine=Engine(orders))
-    first, second = network.start(number=0), network.start(number=1)
-    fulfil(orders[0], mean_of([0, 1, 2]))
-    network[1].losses.died(2)
-    made, over = SimpleQueue[Order](), SimpleQueue[bool]()
+class Gone(LocalStore):
+    """A store whose host has been killed."""
 
-    def make(group: None, order: Order) -> Making:
-        made.put(order)
-        yield
+    def agree(self, key: str, value: str) -> str:
+        raise RuntimeError("connection reset by peer")
 
-    engine = GroupEngine("Test", lambda members: None, make, is_on_gpu=False)
-    for order in (orders[1], orders[4]):
-        engine(order)
-    engine(orders[1]._replace(is_wanted=lambda: True, finished=over.put))
-    over.get(timeout=10)
-    assert made.qsize() == 1
-    network.dead.add(2)
+    def get(self, key: str) -> str | None:
+        raise RuntimeError("connection reset by peer")
+
+
+LENGTHS = [SHORT, SLOT, 1 << 17, 3 * PIECE // 8]
+"""By each, by one owner or by parts, in one piece or two."""
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(2, 4), st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11), st.integers(1, 6)), max_size=40),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3), st.integers(0, 3)), max_size=2),
+)  # fmt: skip
+def test_survivors_get_the_same_mean_whenever_members_die(
+    size: int, lengths: list[int], moves: list[tuple[int, int, int]],
+    deaths: list[tuple[int, int, int]],
+) -> None:  # fmt: skip
+    """Whatever moves in whatever order, and whoever dies at whatever moment: every survivor ends,
+    all with the same bits, which are the mean over the survivors and perhaps some of the dead."""
+    network = Network(size)
+    started: dict[int, list[Started]] = {rank: [] for rank in range(size)}
+    pairs = [(a, b) for a in range(size) for b in range(size) if a != b]
+
+    def start_next(rank: int) -> None:
+        number = len(started[rank])
+        if number < len(lengths) and rank not in network.dead:
+            started[rank].append(network.start_at(rank, number, lengths[number]))
+
+    for moment, (which, starter, count) in enumerate([*moves, (0, 0, 0)]):
+        start_next(starter % size)
+        for _ in range(count):
+            network.move(*pairs[which % len(pairs)])
+        for when, victim, witness in deaths:
+            alive = [rank for rank in range(size) if rank not in network.dead and rank != victim]
+            if when == moment and victim < size and victim not in network.dead and alive:
+                network.kill(victim, noticed_by=alive[witness % len(alive)])
+    survivors = [rank for rank in range(size) if rank not in network.dead]
+    for rank in survivors:
+        for _ in lengths:
+            start_next(rank)
     network.move_all()
-    assert torch.equal(first[1].result(), mean_of([0, 1, 2]))
-    assert torch.equal(second[1].result(), mean_of([0, 1], number=1))
-
-
-def test_what_went_by_messages_is_kept_though_an_engine_has_gone_on() -> None:
-    """Its order says nothing about them: process 0 lacks the first mean, of a value that the engine
-    was not for, when all have finished the second."""
-    orders: list[Order] = []
-    engine = Engine(orders)
-    network = Network(engine=engine)
-    engine.is_on_gpu = True
-    first = network.start(number=0)
-    network.move_all(but=[(2, 0)])
-    engine.is_on_gpu = False
-    network.start(number=1)
-    for order in orders:
-        fulfil(order, mean_of([0, 1, 2], number=1))
-    network.kill(2, noticed_by=0)
-    network.move_all()
-    assert torch.equal(first[0].result(), mean_of([0, 1, 2]))
-
-
-def test_of_an_engines_means_those_are_kept_that_another_may_still_be_making() -> None:
-    """All have begun the last one: before it only so much can be unfinished anywhere."""
-    orders: list[Order] = []
-    network = Network(engine=Engine(orders))
-    count = 3 + UNDER_WAY // weight_of(SHORT)
-    for number in range(count):
-        network.start(number=number)
-    for place, order in enumerate(orders):
-        fulfil(order, mean_of([0, 1, 2], number=place // 3))
-    (group,) = network[0].sums._groups.values()
-    assert list(group.kept) == list(range(2, count))
-
-
-class Connections:
-    """A group of an engine."""
-
-
-def test_an_engine_lets_go_of_the_groups_of_the_dead() -> None:
-    """Others may wait for it there; groups of the living stay until it is closed."""
-    made: dict[tuple[int, ...], weakref.ref[Connections]] = {}
-    over = SimpleQueue[BaseException | None]()
-
-    def make(members: tuple[int, ...]) -> Connections:
-        group = Connections()
-        made[members] = weakref.ref(group)
-        return group
-
-    def fulfil(group: Connections, order: Order) -> Making:
-        yield
-
-    engine = GroupEngine("Test", make, fulfil, is_on_gpu=False)
-    nothing, groups = torch.zeros(1), [(0, 1), (0, 1, 2)]
-    for members in groups:
-        engine(Order(members, nothing, nothing, lambda: True, lambda part: None, over.put))
-        assert over.get(timeout=10) is None
-    engine.lost(2)
-    engine._groups[0, 1, 2].join(time.monotonic() + 10)
-    assert [made[members]() is None for members in groups] == [False, True]
-    engine.close(10)
-    assert made[0, 1]() is None
+    possible = [
+        [rank for rank in range(size) if rank in survivors or chosen >> rank & 1]
+        for chosen in range(1 << size)
+    ]
+    for number, length in enumerate(lengths):
+        results = [started[rank][number].result() for rank in survivors]
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert any(torch.equal(results[0], mean_of(who, length, number)) for who in possible)

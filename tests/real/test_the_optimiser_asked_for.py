@@ -25,8 +25,8 @@ from gossamer.real.join.loop_session import Coupling
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.join.server import momentum_left_out
 from gossamer.real.replicas import WindowReplica
-from gossamer.real.train.progress import Follower
-from gossamer.real.train.train import job_of
+from gossamer.real.train.progress import TrainingProgress
+from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.training import Training
 from gossamer.real.transports.local import LocalTransport
 from gossamer.replica import Replica, trainable
@@ -112,7 +112,7 @@ def on_a_real_worker(spec: str, optimiser: str, folder: Path) -> Tensor:
         still(), spec, Cluster(workers=1), seed=SEED, batch=4, epochs=epochs, learning_rate=RATE,
         optimiser=optimiser, evaluations=1,
     )  # fmt: skip
-    training = Training(job_of(settings, "still", None, folder), still(), LocalTransport())
+    training = Training(TrainRequest(settings, folder), LocalTransport())
     training.open()
     training.start()
     training.driver.drive(training._main, "main", training._end)
@@ -364,7 +364,7 @@ def test_who_loses_momentum_is_told(name: str) -> None:
         joined = list(loop_of(spec, make).notices)
         run = build(still(), spec, cluster_of(2), steps=1, optimiser=optimiser, engine="none").run()
         assert run.notices == joined
-        assert Follower(Path(), []).result(run.settings, 0).summary["notices"] == joined
+        assert TrainingProgress(Path(), []).result(run.settings, 0).summary["notices"] == joined
         return joined
 
     said = told(name)

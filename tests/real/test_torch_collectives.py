@@ -15,10 +15,11 @@ from torch.cuda import nccl
 from gossamer.commands import doctor
 from gossamer.errors import ConfigurationError
 from gossamer.real.launch.environment import Environment
-from gossamer.real.transports.torch.collectives import (
+from gossamer.real.transports.torch.choose import (
     Place,
-    agree_on_collectives,
-    choose_collectives,
+    agree_on_reduction,
+    check_reduction,
+    choose_reduction,
     own_gpu,
 )
 from gossamer.real.transports.transport import StopToken
@@ -57,14 +58,14 @@ def test_the_best_that_all_have_is_used(gpus: list[str], neighbours: int) -> Non
     memory is shared by those of one host, and holds no GPU's values."""
     has_own = len(set(gpus)) == len(gpus) and all(gpu.startswith("GPU") for gpu in gpus)
     is_near = set(gpus) == {"no GPU"} and neighbours == len(gpus)
-    expected = "nccl" if has_own else "shared" if is_near else "engine"
-    assert choose_collectives("auto", places(gpus, neighbours))[0] == expected
+    expected = "nccl" if has_own else "shared" if is_near else "messages"
+    assert choose_reduction("auto", places(gpus, neighbours))[0] == expected
 
 
 def test_nothing_is_shared_where_one_launcher_says_otherwise() -> None:
     """Each host's says how many it has; all must be on the first."""
     mixed = [Place("no GPU", 3), Place("no GPU", 3), Place("no GPU", 1)]
-    assert choose_collectives("auto", mixed)[0] == "engine"
+    assert choose_reduction("auto", mixed)[0] == "messages"
 
 
 @pytest.mark.parametrize(
@@ -74,19 +75,27 @@ def test_nothing_is_shared_where_one_launcher_says_otherwise() -> None:
         (["no GPU", "no GPU"], 1, "worker 0 has 1 of 2 workers on its host"),
     ],
 )
-def test_memory_that_cannot_be_shared_is_refused_with_its_reason(
+def test_memory_that_cannot_be_shared_is_left_out_with_its_reason(
     gpus: list[str], neighbours: int, why: str
 ) -> None:
-    """Where it was asked for."""
-    with pytest.raises(ConfigurationError, match=why):
-        choose_collectives("shared", places(gpus, neighbours))
+    """Messages go everywhere."""
+    chosen, reason = choose_reduction("auto", places(gpus, neighbours))
+    assert chosen == "messages"
+    assert why in reason
+
+
+@pytest.mark.parametrize("name", ["engine", "fixed", "shared"])
+def test_a_reduction_of_former_times_is_refused_in_one_sentence(name: str) -> None:
+    """It says what can be asked for instead."""
+    with pytest.raises(ConfigurationError, match=rf"GOSSAMER_REDUCTION={name} .*messages or nccl"):
+        check_reduction(name)
 
 
 def test_without_linux_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other systems have no memory without a name that others may open."""
     monkeypatch.setattr(sys, "platform", "darwin")
-    chosen, why = choose_collectives("auto", places(["no GPU"] * 2, 2))
-    assert chosen == "engine"
+    chosen, why = choose_reduction("auto", places(["no GPU"] * 2, 2))
+    assert chosen == "messages"
     assert "needs Linux, and this is darwin" in why
 
 
@@ -100,18 +109,17 @@ def test_without_linux_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_a_choice_that_cannot_work_is_refused_with_its_reason(gpus: list[str], why: str) -> None:
     """Asked for, NCCL says what is in its way; unasked, the same is why it is not used."""
-    chosen, reason = choose_collectives("auto", places(gpus))
-    assert chosen == "engine"
+    chosen, reason = choose_reduction("auto", places(gpus))
+    assert chosen == "messages"
     assert reason.startswith(why)
     with pytest.raises(ConfigurationError, match=why):
-        choose_collectives("nccl", places(gpus))
+        choose_reduction("nccl", places(gpus))
 
 
-@pytest.mark.parametrize("wanted", ["fixed", "engine"])
-def test_what_was_asked_for_is_used_whatever_gpus_there_are(wanted: str) -> None:
+def test_messages_are_used_where_they_were_asked_for() -> None:
     """Somebody may want the same bits everywhere, or no NCCL."""
-    assert choose_collectives(wanted, places(["GPU-a", "GPU-b"]))[0] == wanted
-    assert choose_collectives(wanted, places(["no GPU"] * 2, 2))[0] == wanted
+    assert choose_reduction("messages", places(["GPU-a", "GPU-b"]))[0] == "messages"
+    assert choose_reduction("messages", places(["no GPU"] * 2, 2))[0] == "messages"
 
 
 def test_a_worker_on_the_cpu_says_so_without_looking_for_gpus() -> None:
@@ -126,7 +134,7 @@ def test_all_workers_choose_alike_once_all_have_spoken() -> None:
 
     def choose() -> None:
         own = Place("no GPU", 3)
-        chosen.append(agree_on_collectives("auto", own, 1, 3, store, StopToken().check))
+        chosen.append(agree_on_reduction("auto", own, 1, 3, store, StopToken().check))
 
     thread = threading.Thread(target=choose)
     thread.start()
@@ -134,7 +142,7 @@ def test_all_workers_choose_alike_once_all_have_spoken() -> None:
     assert chosen == []
     store.agree("place/2", "3 GPU-b")
     thread.join(5.0)
-    assert chosen == ["engine"]
+    assert chosen == ["messages"]
 
 
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, workers: int) -> doctor.Finding:

@@ -1,5 +1,5 @@
-"""Over the torch transport deaths in the middle of large sums, by messages, by Gloo and in shared
-memory, and a failure that ends the interpreter in good order."""
+"""Over the torch transport: deaths in the middle of large sums, by messages and in shared memory,
+and a failure that ends the interpreter in good order."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import pytest
 from programs import answers_of
 
 EXIT_CODE = 3
-ENGINE, FIXED, SHARED = (
-    {"GOSSAMER_REDUCTION": name, "GOSSAMER_LOCAL_SIZE": "3"}
-    for name in ("engine", "fixed", "shared")
+MESSAGES, SHARED = (
+    {"GOSSAMER_REDUCTION": name, "GOSSAMER_LOCAL_SIZE": "3"} for name in ("messages", "auto")
 )
 AMID = "scenario_a_death_in_the_middle_of_a_large_sum"
 LARGE = "scenario_a_death_at_any_moment_of_large_sums"
 MANY = "scenario_a_death_at_any_moment_of_many_all_reduces"
 FAILS = "scenario_a_process_that_ends_without_closing_is_dead"
 LAWS = [
-    (AMID, FIXED), (LARGE, FIXED), (LARGE, ENGINE), (MANY, ENGINE), (FAILS, FIXED),
-    (LARGE, SHARED), (FAILS, SHARED),
+    (AMID, MESSAGES), (LARGE, MESSAGES), (MANY, MESSAGES), (FAILS, MESSAGES), (LARGE, SHARED),
+    (FAILS, SHARED),
 ]  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def test_a_port_given_by_hand_makes_steps_of_slurm_one_run() -> None:
 
 def open_transport(meeting: Meeting) -> None:
     windows = {rank: Window(4, torch.float32, rank) for rank in range(meeting.size)}
-    transport = TorchTransport(meeting, "fixed")
+    transport = TorchTransport(meeting, "messages")
     transport.open(windows, {0: torch.zeros(4)}, Recorder(), StopToken())
 
 

@@ -19,14 +19,8 @@ import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.errors import ConfigurationError, Error
 from gossamer.real.transports.buffers import BufferPool
 from gossamer.real.transports.torch import TorchTransport
-from gossamer.real.transports.torch.departures import Loss, Losses
-from gossamer.real.transports.torch.finished import decode_finished, encode_finished
-from gossamer.real.transports.torch.reduction_state import (
-    Group,
-    contributors_of,
-    mean_into,
-    parts_of,
-)
+from gossamer.real.transports.torch.departures import Departure, DepartureLog
+from gossamer.real.transports.torch.reduce_state import contributors_of, mean_into, parts_of
 from gossamer.real.transports.torch.rendezvous import Meeting
 from gossamer.real.transports.transport import StopToken
 from gossamer.rules import mean_in_order
@@ -34,8 +28,7 @@ from transport_tools import SCENARIOS, Scenario
 
 TOGETHER = [law.name for law in SCENARIOS.values() if not law.apart]
 APART = [law for law in SCENARIOS.values() if law.apart]
-BY_ENGINE = "scenario_a_death_while_others_wait_in_an_all_reduce"
-FIXED = {"GOSSAMER_REDUCTION": "fixed"}
+MESSAGES = {"GOSSAMER_REDUCTION": "messages"}
 WORDS = ("reduce", "survived", "gone")
 OF_SUMS = [law for law in SCENARIOS.values() if any(word in law.name for word in WORDS)]
 """What sums have to do with."""
@@ -43,13 +36,12 @@ OF_SUMS = [law for law in SCENARIOS.values() if any(word in law.name for word in
 
 def shared(size: int) -> dict[str, str]:
     """What makes their sums be taken in memory: their launcher says that they are on one host."""
-    return {"GOSSAMER_REDUCTION": "shared", "GOSSAMER_LOCAL_SIZE": str(size)}
+    return {"GOSSAMER_REDUCTION": "auto", "GOSSAMER_LOCAL_SIZE": str(size)}
 
 
 GROUPS = [
-    (3, TOGETHER, FIXED),
-    *((law.size, [law.name], FIXED) for law in APART),
-    (3, [BY_ENGINE], {"GOSSAMER_REDUCTION": "engine"}),
+    (3, TOGETHER, MESSAGES),
+    *((law.size, [law.name], MESSAGES) for law in APART),
     *((law.size, [law.name], shared(law.size)) for law in OF_SUMS),
 ]
 LIMIT_S = 110
@@ -99,11 +91,6 @@ def test_torch_transport_keeps_the_law(law: Scenario, answers: list[Any]) -> Non
     check(law, answers[place])
 
 
-def test_a_death_breaks_the_engine_but_not_the_sum(answers: list[Any]) -> None:
-    """Who waits in Gloo's own all-reduce for a process that dies gets the survivors' mean."""
-    check(SCENARIOS[BY_ENGINE], answers[-1 - len(OF_SUMS)])
-
-
 @pytest.mark.parametrize("place", range(-len(OF_SUMS), 0), ids=[law.name for law in OF_SUMS])
 def test_sums_in_memory_that_is_shared_keep_the_law(place: int, answers: list[Any]) -> None:
     """Deaths, farewells and stops of processes whom Gloo connects reach the sums beside it."""
@@ -150,8 +137,8 @@ def test_both_launchers_are_understood() -> None:
 
 def test_an_unknown_reduction_is_refused_with_the_nearest_name() -> None:
     """Before anything is connected."""
-    with pytest.raises(ConfigurationError, match="fixed"):
-        TorchTransport(Meeting(0, 2, "127.0.0.1", 1), "fixd")
+    with pytest.raises(ConfigurationError, match="messages"):
+        TorchTransport(Meeting(0, 2, "127.0.0.1", 1), "mesages")
 
 
 # --- the parts, without processes
@@ -173,15 +160,15 @@ class Shelf:
         return self.values.get(key)
 
 
-def test_losses_are_learnt_in_one_order_by_everybody() -> None:
-    """Whoever noticed what first, all lists end up equal, and each loss is applied once."""
+def test_departures_are_learnt_in_one_order_by_everybody() -> None:
+    """Whoever noticed what first, all logs end up equal, and each departure is applied once."""
     shelf = Shelf()
     heard: list[list[tuple[int, int]]] = [[], []]
 
     def listener(mine: list[tuple[int, int]]) -> Any:
-        return lambda epoch, loss: mine.append((epoch, loss.process))
+        return lambda epoch, departure: mine.append((epoch, departure.process))
 
-    first, second = (Losses(shelf, listener(mine), 4, StopToken()) for mine in heard)
+    first, second = (DepartureLog(shelf, listener(mine), 4, StopToken()) for mine in heard)
     first.died(3)
     second.died(2)
     second.died(3)
@@ -201,10 +188,12 @@ class BrokenShelf(Shelf):
         raise RuntimeError("connection reset by peer")
 
 
-def heard_by(heard: list[tuple[int, bool]], shelf: Shelf, stop: StopToken | None = None) -> Losses:
+def heard_by(
+    heard: list[tuple[int, bool]], shelf: Shelf, stop: StopToken | None = None
+) -> DepartureLog:
     """The list of one of four processes."""
-    return Losses(
-        shelf, lambda epoch, loss: heard.append((loss.process, loss.is_dead)), 4,
+    return DepartureLog(
+        shelf, lambda epoch, gone: heard.append((gone.process, gone.is_dead)), 4,
         stop or StopToken(),
     )  # fmt: skip
 
@@ -213,47 +202,48 @@ def heard_by(heard: list[tuple[int, bool]], shelf: Shelf, stop: StopToken | None
     "line",
     ["[9, true, false, {}]", "[1, 1, false, {}]", '[1, true, true, {"0,1": "x"}]', "[2", "{}"],
 )
-def test_a_forged_loss_is_one_sentence_and_changes_nothing(line: str) -> None:
+def test_a_forged_departure_is_one_sentence_and_changes_nothing(line: str) -> None:
     """Whoever waits next raises it; nobody is taken for dead, also not one who is none of them."""
     shelf, stop = Shelf(), StopToken()
     heard: list[tuple[int, bool]] = []
-    shelf.values["losses/0"] = line
-    losses = heard_by(heard, shelf, stop)
-    losses.catch_up(1)
-    losses.died(2)
+    shelf.values["departures/0"] = line
+    log = heard_by(heard, shelf, stop)
+    log.catch_up(1)
+    log.died(2)
     assert heard == []
-    with pytest.raises(Error, match=r"the store holds .* under 'losses/0' where one of 4 workers"):
+    with pytest.raises(
+        Error, match=r"the store holds .* under 'departures/0' where one of 4 workers"
+    ):
         stop.check()
 
 
 def test_a_farewell_is_heard_without_the_store() -> None:
     """torchrun was killed, and its store with it: nobody may wait for one whom it would name."""
     heard: list[tuple[int, bool]] = []
-    losses = heard_by(heard, BrokenShelf())
-    losses.left(1, epoch=1)
-    losses.left(1, epoch=1)
+    log = heard_by(heard, BrokenShelf())
+    log.left(1, epoch=1)
+    log.left(1, epoch=1)
     assert heard == [(1, True)]
 
 
 def test_a_farewell_that_the_list_has_is_no_death() -> None:
     shelf = Shelf()
     heard: list[tuple[int, bool]] = []
-    epoch = heard_by([], shelf).leaves(1, is_clean=True, taken={})
-    losses = heard_by(heard, shelf)
-    losses.left(1, epoch)
+    epoch = heard_by([], shelf).leaves(1, is_clean=True, finished={})
+    log = heard_by(heard, shelf)
+    log.left(1, epoch)
     assert heard == [(1, False)]
 
 
 def test_who_left_stays_in_the_sums_it_finished() -> None:
     """A farewell excludes only from sums beyond it, unless a death makes them begin again."""
-    group = Group(key=5)
-    group.members = (0, 1, 2, 3)
-    left = Loss(1, is_dead=False, is_clean=True, taken={"5": 7})
-    assert contributors_of(group, 6, [left]) == ((0, 1, 2, 3), 0)
-    assert contributors_of(group, 7, [left]) == ((0, 2, 3), 1)
-    dead = Loss(3, is_dead=True)
-    assert contributors_of(group, 6, [left, dead]) == ((0, 2), 2)
-    assert contributors_of(group, 6, [dead, left]) == ((0, 1, 2), 1)
+    members = (0, 1, 2, 3)
+    left = Departure(1, is_dead=False, is_clean=True, finished={"5": 7})
+    assert contributors_of(5, members, 6, [left]) == ((0, 1, 2, 3), 0)
+    assert contributors_of(5, members, 7, [left]) == ((0, 2, 3), 1)
+    dead = Departure(3, is_dead=True)
+    assert contributors_of(5, members, 6, [left, dead]) == ((0, 2), 2)
+    assert contributors_of(5, members, 6, [dead, left]) == ((0, 1, 2), 1)
 
 
 @pytest.mark.parametrize("length", [1, 3, 4096, 4097, 100_000, 100_001])
@@ -273,12 +263,6 @@ def test_a_mean_in_place_has_the_simulators_bits(count: int) -> None:
     target = torch.empty(1001)
     mean_into(target, values)
     assert torch.equal(target, mean_in_order(values))
-
-
-def test_what_is_finished_survives_the_wire() -> None:
-    """Decoding gives back what was encoded."""
-    finished = {2**63: (5, frozenset({9, 7})), 1: (0, frozenset[int]())}
-    assert decode_finished(encode_finished(3, finished)) == (3, finished)
 
 
 @pytest.mark.parametrize("added", [-2, -1, 0])

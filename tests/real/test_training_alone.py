@@ -12,13 +12,12 @@ from gossamer import simulate
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
 from gossamer.methods import METHODS
-from gossamer.real.train.job import Diary
-from gossamer.real.train.train import job_of
+from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.training import Training
-from gossamer.real.train.worker import work
+from gossamer.real.train.worker_log import WorkerLog
+from gossamer.real.train.worker_main import run_worker
 from gossamer.real.transports.local import LocalTransport
 from gossamer.replica import Replica
-from gossamer.tasks import make_task
 from gossamer.worker import Worker
 
 TASK = "digits-mlp"
@@ -27,7 +26,7 @@ TASK = "digits-mlp"
 def training_of(method: str, folder: Path, **choices: Any) -> Training:
     """Opened, and made to begin."""
     settings = make_settings(TASK, method, Cluster(workers=1), **choices)
-    training = Training(job_of(settings, TASK, None, folder), make_task(TASK), LocalTransport())
+    training = Training(TrainRequest(settings, folder), LocalTransport())
     training.open()
     training.start()
     return training
@@ -82,12 +81,12 @@ def test_a_full_disk_ends_a_worker_in_a_sentence_when_its_results_find_no_room(
     settings = make_settings(TASK, "all_reduce", Cluster(workers=1), epochs=0.1)
     (tmp_path / "workers").mkdir()
     (tmp_path / "workers" / "0.jsonl").symlink_to("/dev/full")
-    diary = Diary(str(tmp_path), 0)
+    diary = WorkerLog(tmp_path, 0)
     diary.write("progress", {})
     with pytest.raises(OSError, match="No space left"):
         diary.write("row", {})
     said: list[str] = []
-    status = work(job_of(settings, TASK, None, tmp_path), LocalTransport(), diary, said.append)
+    status = run_worker(TrainRequest(settings, tmp_path), LocalTransport(), diary, said.append)
     assert status == 1
     assert said == [f"there is no room for more in {tmp_path}: make some, or choose other --runs"]
     assert capsys.readouterr().err.strip() == said[0]

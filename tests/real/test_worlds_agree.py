@@ -127,11 +127,11 @@ def test_torch_gives_the_simulators_bits() -> None:
     check_bits(groups, run_groups(groups))
 
 
-@pytest.mark.parametrize("reduction", ["engine", "shared"])
+@pytest.mark.parametrize("reduction", ["auto", "messages"])
 @pytest.mark.parametrize("workers", [2, 3, 4])
-def test_other_sums_over_torch_give_the_simulators_bits(workers: int, reduction: str) -> None:
-    """What Gloo's pairs send whole and more send in parts, and what is added up in shared memory,
-    is added in order of rank every way."""
+def test_sums_over_torch_give_the_simulators_bits(workers: int, reduction: str) -> None:
+    """What is added up in shared memory, and what pairs send whole and more send in parts, is added
+    in order of rank either way."""
     groups = [
         Group(method, workers, "torch", choices=SHORT, reduction=reduction)
         for method in ("all_reduce", "local_sgd")

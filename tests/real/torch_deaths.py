@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gossamer.real.transports.torch import TorchTransport
-from gossamer.real.transports.torch.reduction import CONTRIBUTION, MEAN
+from gossamer.real.transports.torch.reduce import CONTRIBUTION
 from gossamer.real.transports.torch.wire import PIECE
 from gossamer.rules import mean_in_order
 from transport_deaths import SURVIVORS, VICTIM, check_mean, survivors_reduce
@@ -22,10 +22,10 @@ EXIT_CODE = 3
 def scenario_a_death_in_the_middle_of_a_large_sum(
     transport: TorchTransport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Of its pieces one came, so that an owner has announced a mean that it cannot make."""
+    """Of its pieces one came, so that an owner has begun to send a mean that it cannot make."""
     if rank == VICTIM:
         sends_one_piece(transport)
-    elif rank == 2:
+    elif rank == 0:
         tells_of_the_first_piece(transport, tools)
     pending = mean_of(transport, values_of(rank, LONG), range(size))
     if rank == VICTIM:
@@ -41,27 +41,28 @@ def scenario_a_death_in_the_middle_of_a_large_sum(
 
 
 def sends_one_piece(transport: TorchTransport) -> None:
-    post = transport.post
+    links = transport._links
+    post = links.post
 
     def cut_short(to: int, kind: int, head: bytes, body: Any = None) -> None:
         if kind != CONTRIBUTION:
             post(to, kind, head, body)
         elif to == 0:
-            transport.begin(to, kind, head, body.numel()).push(body[:PIECE])
+            links.begin(to, kind, head, body.numel()).push(body[:PIECE])
 
-    transport.post = cut_short
+    links.post = cut_short
 
 
 def tells_of_the_first_piece(transport: TorchTransport, tools: Tools) -> None:
+    """Once the owner has sent it on."""
     sums = transport._reduction
-    piece = sums.piece
+    pass_on = sums._pass_on
 
-    def telling(source: int, kind: int, *rest: Any) -> None:
-        piece(source, kind, *rest)
-        if (source, kind) == (0, MEAN):
-            tools.arrive("begun")
+    def telling(*arguments: Any) -> None:
+        pass_on(*arguments)
+        tools.arrive("begun")
 
-    sums.piece = telling
+    sums._pass_on = telling
 
 
 @scenario(victims=[VICTIM])

@@ -3,7 +3,7 @@
 A program of its own, so that torch is imported once and every process is a fork of it. The forks
 end as any Python program does, so that a thread or a destructor that hangs is seen.
 
-    python tests/real/torch_groups.py '[[3, ["scenario_a"], {"GOSSAMER_REDUCTION": "fixed"}]]'
+    python tests/real/torch_groups.py '[[3, ["scenario_a"], {"GOSSAMER_REDUCTION": "messages"}]]'
 
 The answer is one object per group: how each process ended, and what it wrote.
 """

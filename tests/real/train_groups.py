@@ -27,11 +27,11 @@ from programs import run_program, store_apart
 
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
-from gossamer.real import batches as pace
-from gossamer.real.train import program
-from gossamer.real.train.job import FileEntries, Job
-from gossamer.real.train.progress import Follower
-from gossamer.real.train.train import job_of
+from gossamer.real.train import batches as pace
+from gossamer.real.train import worker_main
+from gossamer.real.train.progress import TrainingProgress
+from gossamer.real.train.request import TrainRequest
+from gossamer.real.train.worker_log import FileEntries
 from gossamer.real.transports.death_notices import tell_dead
 from gossamer.real.transports.shm import create_segments
 from gossamer.real.transports.store import TcpStore
@@ -60,7 +60,7 @@ class Group:
     batches each of the others wants it to go on: it does when all of them do."""
     sleeps: float = 0.0
     """How long every worker sleeps at each batch."""
-    reduction: str = "fixed"
+    reduction: str = "messages"
     per_host: int = 0
     """As if so many workers at a time were on a host of their own; 0 means all on one."""
     limit_s: float = 40.0
@@ -154,7 +154,7 @@ def become_worker(group: Group, rank: int, variables: dict[str, str], log: Path)
             stop_at(group, rank, Path(variables["GOSSAMER_EXPLAIN_DIR"]))
         if group.sleeps:
             sleep_at_batches(group.sleeps)
-        code = program.main()
+        code = worker_main.main()
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
@@ -167,12 +167,12 @@ def run(group: Group, folder: Path) -> Ran:
     settings = make_settings(
         group.task, group.method, Cluster(workers=group.workers), **group.choices
     )
-    job: Job = job_of(settings, group.task, None, folder)
+    job = TrainRequest(settings, folder)
     with store_apart() as port:
         return _run(group, settings, job, folder, port)
 
 
-def _run(group: Group, settings: Settings, job: Job, folder: Path, port: int) -> Ran:
+def _run(group: Group, settings: Settings, job: TrainRequest, folder: Path, port: int) -> Ran:
     size = group.workers
     segments = create_segments(size) if group.transport == "shm" and size > 1 else None
     variables = {
@@ -193,7 +193,7 @@ def _run(group: Group, settings: Settings, job: Job, folder: Path, port: int) ->
     over = time.monotonic()
     if segments is not None:
         segments.close()
-    follower = Follower(folder, [FileEntries(folder, rank) for rank in range(size)])
+    follower = TrainingProgress(folder, [FileEntries(folder, rank) for rank in range(size)])
     follower.catch_up()
     result = follower.result(settings, 0)
     if result.parameters is not None:

@@ -154,7 +154,7 @@ class TestNothingToDraw:
         of the bars follows."""
         drawn = []
         monkeypatch.setattr(
-            "gossamer.report.pictures.draw_arrivals",
+            "gossamer.report.pictures.run_pictures.draw_arrivals",
             lambda axes, ranking, *rest: drawn.extend(ranking),
         )
         folders = [

@@ -20,11 +20,10 @@ import typer
 
 from gossamer.commands.console import results_elsewhere
 from gossamer.config.cluster import Cluster, load_cluster
-from gossamer.config.faults import KINDS, Fault, parse_fault
+from gossamer.config.faults import parse_faults
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import bytes_per_second, seconds, size_in_bytes
-from gossamer.real.faults.injection import Injection, Kill, Pause
-from gossamer.real.faults.links import Links, Spell
+from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.runs.ranking import LOOKS
 from gossamer.tasks import Task
 
@@ -232,7 +231,10 @@ class ClusterOptions:
 
     def described(self) -> Cluster:
         """The cluster with what the command line changes in it."""
-        return load_cluster(self.cluster).changed(workers=self.workers, faults=_faults(self))
+        described = ("cluster", "workers")
+        texts = {name: value for name, value in vars(self).items() if name not in described}
+        faults = parse_faults(**texts)
+        return load_cluster(self.cluster).changed(workers=self.workers, faults=faults)
 
 
 @dataclass(frozen=True)
@@ -337,14 +339,6 @@ class HostOptions:
     )
 
 
-_UNKNOWN = {
-    "drop": "real transports lose no message, and what a lost packet costs them is time; use "
-    "--delay, or gossamer simulate",
-    "partition": "real workers have no deadline after which one that they cannot reach counts as "
-    "lost; use --delay for a while, or gossamer simulate",
-}
-
-
 @dataclass(frozen=True)
 class RealFaultOptions:
     """What goes wrong on real workers and their links."""
@@ -366,44 +360,15 @@ class RealFaultOptions:
     drop: Texts = option(None, "--drop", hidden=True)
     partition: Texts = option(None, "--partition", hidden=True)
 
-    @property
-    def faults(self) -> list[Fault]:
-        """Those that real workers know; the others are refused."""
-        for kind, why in _UNKNOWN.items():
-            if getattr(self, kind):
-                raise ConfigurationError(f"--{kind} is simulated only: {why}")
-        found = _faults(self)
-        for fault in found:
-            if fault.kind == "slow" and not fault.is_trait:
-                raise ConfigurationError(
-                    f"a real worker is slow from the start to the end, got --{fault}; write it as "
-                    f"{fault.worker}={fault.amount:g}"
-                )
-        return found
-
-    def injection(self) -> Injection:
-        """The same for the launcher."""
-        of = {kind: [one for one in self.faults if one.kind == kind] for kind in KINDS}
-        links = Links(
+    def plan(self) -> FaultPlan:
+        """What the launcher and the workers are told of it; what they cannot do is refused."""
+        links = {"bandwidth", "latency"}
+        texts = {name: value for name, value in vars(self).items() if name not in links}
+        return FaultPlan(
+            parse_faults(**texts),
             math.inf if self.bandwidth is None else bytes_per_second(self.bandwidth, "--bandwidth"),
             0.0 if self.latency is None else seconds(self.latency, "--latency"),
-            tuple(Spell(f.amount, f.at, f.lasts, f.worker) for f in of["slow-link"]),
-            tuple(Spell(f.amount, f.at, f.lasts) for f in of["delay"]),
         )
-        return Injection(
-            {fault.worker: fault.amount for fault in of["slow"]},
-            [Pause(fault.worker, fault.at, fault.lasts) for fault in of["pause"]],
-            [Kill(fault.worker, fault.at) for fault in of["kill"]],
-            links,
-        )
-
-
-def _faults(group: ClusterOptions | RealFaultOptions) -> list[Fault]:
-    return [
-        parse_fault(kind, text)
-        for kind in KINDS
-        for text in getattr(group, kind.replace("-", "_")) or ()
-    ]
 
 
 # ---------------------------------------------------------------------- what a value means

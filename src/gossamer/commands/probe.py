@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import tempfile
@@ -19,14 +18,16 @@ from gossamer.commands.console import err, out, print_json, say_line, warn
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
+from gossamer.files import replace_text
 from gossamer.plan.probe import ProbeFindings, describe, to_toml
 from gossamer.plan.probe.description import measured_as_network, notices, speeds_of
 from gossamer.plan.probe.findings import Inquiry
-from gossamer.plan.probe.probe import check, job_around, number_of_workers
+from gossamer.plan.probe.probe import check, job_around
 from gossamer.plan.probe.probe import probe as run_probe
 from gossamer.plan.probe.toml_text import show_rate, show_time, spread
 from gossamer.quantities import seconds as duration
-from gossamer.real.faults.injection import Injection
+from gossamer.real.faults.fault_plan import FaultPlan
+from gossamer.real.launch.environment import number_of_workers
 from gossamer.tasks import make_task
 
 _INTERRUPTED = 130
@@ -75,7 +76,8 @@ def probe(
     mpirun -n 4 --host node0,node1,node2,node3 gossamer probe
     gossamer run -n 1 --nnodes 4 --node-rank 0 --rendezvous node0:29400 -m gossamer probe
     """
-    count = number_of_workers(workers)
+    job = job_around()
+    count = number_of_workers(workers, job)
     if not _LEAST_S <= seconds <= _MOST_S:
         raise ConfigurationError(
             f"--seconds must be from {_LEAST_S:g} to {_MOST_S:g}, got {seconds:g}"
@@ -84,9 +86,8 @@ def probe(
         make_task(task, data=data), "ensemble", Cluster(workers=count), batch=batch,
         threads=threads,
     )  # fmt: skip
-    injection = given.RealFaultOptions(slow=slow).injection()
-    check(count, transport, injection)
-    job = job_around()
+    faults = given.RealFaultOptions(slow=slow).plan()
+    check(count, transport, faults)
     is_silent = job is not None and job.rank != 0
     try:
         check_place(file, force=force)
@@ -96,11 +97,11 @@ def probe(
         raise
     inquiry = _inquiry(settings, task, data, seconds)
     if is_silent:
-        return _silently(inquiry, count, transport, injection)
+        return _silently(inquiry, count, transport, faults)
     view = ProbeView(inquiry.seconds)
     try:
         with view:
-            findings = run_probe(inquiry, count, transport, injection, view.show)
+            findings = run_probe(inquiry, count, transport, faults, view.show)
         assert findings is not None
         cluster = describe(findings, file.stem)
         write(file, to_toml(cluster, findings), force=force)
@@ -137,19 +138,11 @@ def check_place(path: Path, *, force: bool) -> None:
 
 def write(path: Path, text: str, *, force: bool) -> None:
     """Whole or not at all; what somebody else has put there meanwhile is not replaced unasked."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        if path.exists() and not force:
-            raise ConfigurationError(
-                f"{path} was made by somebody else meanwhile; probe again with another --out"
-            )
-        part.chmod(0o644)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    if path.exists() and not force:
+        raise ConfigurationError(
+            f"{path} was made by somebody else meanwhile; probe again with another --out"
+        )
+    replace_text(path, text)
 
 
 def _inquiry(settings: Settings, task: str, data: Path | None, seconds: float) -> Inquiry:
@@ -163,11 +156,11 @@ def _inquiry(settings: Settings, task: str, data: Path | None, seconds: float) -
 
 
 def _silently(
-    inquiry: Inquiry, workers: int, transport: str | None, injection: Injection
+    inquiry: Inquiry, workers: int, transport: str | None, faults: FaultPlan
 ) -> int:  # fmt: skip
     """As a worker of another launcher's job; worker 0 speaks for all of them."""
     try:
-        run_probe(inquiry, workers, transport, injection, lambda share, what: None)
+        run_probe(inquiry, workers, transport, faults, lambda share, what: None)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except ConfigurationError:

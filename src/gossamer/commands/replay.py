@@ -14,9 +14,8 @@ from gossamer.commands.console import Reporter, print_json, say_line
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
 from gossamer.real.train.replay import read_order, replay
-from gossamer.real.train.resume import kept_job
+from gossamer.real.train.resume import saved_request
 from gossamer.runs.result import digest_of
-from gossamer.tasks import make_task
 
 
 def replay_run(
@@ -29,20 +28,20 @@ def replay_run(
     same parameters, bit for bit; 1: others.
     """
     workers, recorded = _outcome(run)
-    job = kept_job(run)
-    if not job.is_recorded:
+    request = saved_request(run)
+    settings = request.settings
+    if not request.is_recorded:
         raise ConfigurationError(
             f"{run} was not recorded; start the run with `gossamer train --record`"
         )
     turns = read_order(run, workers)
     threads = torch.get_num_threads()
-    torch.set_num_threads(job.threads)
-    task = make_task(job.task, data=None if job.data is None else Path(job.data))
+    torch.set_num_threads(settings.threads)
     try:
-        with Reporter(len(turns), f"replay of {job.method}") as reporter:
+        with Reporter(len(turns), f"replay of {settings.method}") as reporter:
             share = max(1, len(turns))
             parameters = replay(
-                job, task, workers, turns,
+                request, workers, turns,
                 lambda done: reporter.at(f"turn {done} of {len(turns)}", done / share),
             )  # fmt: skip
     finally:
@@ -50,13 +49,13 @@ def replay_run(
     digest = digest_of(parameters)
     is_same = digest == recorded
     found = {
-        "method": job.method, "workers": workers, "turns": len(turns),
+        "method": str(settings.method), "workers": workers, "turns": len(turns),
         "parameters_digest": digest, "recorded_digest": recorded, "same": is_same,
     }  # fmt: skip
     verdict = "the same parameters, bit for bit" if is_same else "OTHER parameters"
     say_line(
-        f"{job.method} on {counted(workers, 'worker')}: {counted(len(turns), 'turn')} replayed, "
-        f"{verdict} ({digest})"
+        f"{settings.method} on {counted(workers, 'worker')}: {counted(len(turns), 'turn')} "
+        f"replayed, {verdict} ({digest})"
     )
     if not is_same:
         say_line(

@@ -88,7 +88,7 @@ def run(
 
     SIGUSR1 to this process prints a table of who waits for what.
     """
-    injection = faults.injection()
+    plan = faults.plan()
     hosts = Hosts.parse(
         place.nnodes, place.node_rank, place.rendezvous, place.patience, place.secret_file
     )
@@ -102,7 +102,7 @@ def run(
     launch = Launch(
         command_of(script, arguments or (), is_module=is_module), workers, hosts=hosts,
         transport=transport, method=None if chosen is None else str(chosen), seed=seed,
-        injection=injection, output=output,
+        faults=plan, output=output,
         tolerates_deaths=tolerate_deaths, deadline_s=deadline,
     )  # fmt: skip
     if output != "folder":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import json
 import math
 import shutil
@@ -30,21 +30,22 @@ from gossamer.commands.view.train_view import TrainView
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.quantities import counted
-from gossamer.real.train.other_launcher import is_told, refusing_for_all, work_as_told
-from gossamer.real.train.progress import TrainingResult
-from gossamer.real.train.resume import kept_choices
-from gossamer.real.train.train import (
-    check,
-    check_checkpoints,
-    cluster_here,
-    launch,
-    number_of_workers,
+from gossamer.real.launch.environment import number_of_workers
+from gossamer.real.train.other_launcher import (
+    is_follower,
+    launcher_job,
+    refuse_everywhere,
+    run_as_follower,
 )
+from gossamer.real.train.progress import RunListener
+from gossamer.real.train.request import TrainRequest
+from gossamer.real.train.resume import saved_options
+from gossamer.real.train.train import check, cluster_here, launch
+from gossamer.real.train.worker_main import INTERRUPTED
 from gossamer.runs.folder import RunFolder
-from gossamer.runs.result import Row
+from gossamer.runs.result import Result, Row
 from gossamer.tasks import make_task
 
-_INTERRUPTED = 130
 EvaluationsOption = Annotated[
     int, typer.Option("--evaluations", help="Number of evaluations on the way, by worker 0.")
 ]
@@ -106,59 +107,52 @@ def train(
     torchrun --nproc-per-node 4 -m gossamer train --method ad_psgd
     mpirun -n 4 gossamer train --method ad_psgd
     """
-    injection, data = faults.injection(), running.data
-    if resume is not None and is_told():
+    plan = faults.plan()
+    if resume is not None and is_follower():
         # What the folder says is worker 0's to read: it may be that not every host sees it.
-        return work_as_told(transport, injection, data)
-    with refusing_for_all(transport) if resume is not None else nullcontext():
+        return run_as_follower(transport, plan, running.data)
+    with refuse_everywhere(transport) if resume is not None else nullcontext():
         chosen: dict[str, Any] = {
             "method": method, "task": task, "workers": workers, "lr": lr, "seed": seed,
             "evaluations": evaluations, "checkpoint_every": checkpoint_every, **vars(length),
             **{name: value for name, value in vars(running).items() if name not in _LEFT_OUT},
         }  # fmt: skip
-        chosen |= {} if resume is None else _kept(context, resume)
-        data, checkpoint_every = chosen.pop("data"), chosen.pop("checkpoint_every")
-        settings = _settings(data=data, **chosen)
-        check(settings, injection, transport=transport, deadline=deadline, record=record)
-        place = resume or (keeping.runs if keeps_folder(keeping.runs) else None)
-        groups = settings.method.groups
-        check_checkpoints(checkpoint_every, resume, place, record=record, groups=groups)
-    if is_told():
-        return work_as_told(transport, injection, data)
-    start = functools.partial(
-        launch, settings, data=data, injection=injection, transport=transport, deadline=deadline,
-        record=record, checkpoint_every=checkpoint_every, is_resumed=resume is not None,
-    )  # fmt: skip
-    config = settings.as_dict() | _start(transport, resume, faults)
-    with _folder(settings, config, place, keeping.live, transport, is_new=resume is None) as folder:
-        return _follow(
-            start, settings, folder, config, as_json=keeping.as_json, is_new=resume is None
-        )
+        chosen |= {} if resume is None else _saved(context, resume)
+        every = chosen.pop("checkpoint_every")
+        request = TrainRequest(
+            _settings(**chosen),
+            resume or (keeping.runs if keeps_folder(keeping.runs) else None),
+            is_recorded=record, checkpoint_every=every, is_resumed=resume is not None,
+            transport=transport, faults=plan, deadline=deadline,
+        )  # fmt: skip
+        check(request)
+    if is_follower():
+        return run_as_follower(transport, plan, request.settings.task.data)
+    config = request.settings.as_dict() | _beside(request)
+    with _folder(request, config, keeping.live) as folder:
+        return _follow(request, folder, config, as_json=keeping.as_json)
 
 
 @contextmanager
-def _folder(
-    settings: Settings, config: Row, place: Path | None, live: int | None,
-    transport: str | None, *, is_new: bool,
-) -> Generator[RunFolder | None]:  # fmt: skip
+def _folder(request: TrainRequest, config: Row, live: int | None) -> Generator[RunFolder | None]:
     """Where the run is kept, which `--live` shows meanwhile."""
+    place = request.folder
     with ExitStack() as stack:
-        with refusing_for_all(transport):
+        with refuse_everywhere(request.transport):
             page = stack.enter_context(live_page(live, keeps_folder=place is not None))
             folder = None if place is None else RunFolder(place)
-            if place is not None and is_new:
-                folder = RunFolder.create(place, f"train-{slug(str(settings.method))}")
+            if place is not None and not request.is_resumed:
+                method = str(request.settings.method)
+                folder = RunFolder.create(place, f"train-{slug(method)}")
                 folder.write_config(config)  # of a resumed run the old one stands until its end
         if page is not None and folder is not None:
             page.show(folder)
         yield folder
 
 
-def _follow(
-    start: Callable[..., TrainingResult], settings: Settings, folder: RunFolder | None,
-    config: Row, *, as_json: bool, is_new: bool,
-) -> int:  # fmt: skip
+def _follow(request: TrainRequest, folder: RunFolder | None, config: Row, *, as_json: bool) -> int:
     """Show the run as it goes, keep what it tells, and end with its exit code."""
+    settings = request.settings
     view = TrainView(str(settings.method), settings.cluster.workers, settings.epochs or 1.0)
     summary: Row = {"ended": "interrupted", "method": str(settings.method)}
     result = None
@@ -166,18 +160,17 @@ def _follow(
         folder.defer_failures()
     try:
         with view:
-            result = start(
-                folder=None if folder is None else folder.path,
-                on_row=view.row if folder is None else _both(view.row, folder.add_row),
-                on_progress=view.worker,
-                on_start=view.start,
+            on_row = view.row if folder is None else _both(view.row, folder.add_row)
+            result = launch(
+                dataclasses.replace(request, folder=None if folder is None else folder.path),
+                RunListener(on_row, view.worker, on_start=view.start),
             )
         summary = {"ended": _how(result.status), "failure": result.failure, **result.summary}
     except ConfigurationError:
         # Nothing was started: no folder is left, and a run that is not resumed stays as it was.
         if folder is not None:
             folder.close()
-            if is_new:
+            if not request.is_resumed:
                 shutil.rmtree(folder.path)
         folder = None
         raise
@@ -207,14 +200,14 @@ def _follow(
             keep_report(folder, has_failed=result.status == 1)
     if result is not None and result.status == 1 and result.failure is not None:
         raise RunFailed(result.failure)
-    return _INTERRUPTED if result is None else result.status
+    return INTERRUPTED if result is None else result.status
 
 
 def _settings(
     *, method: str, task: str, workers: int | None, data: Path | None, epochs: float | None,
     samples: int | None, lr: float | None, **choices: Any,
 ) -> Settings:  # fmt: skip
-    count = number_of_workers(workers)
+    count = number_of_workers(workers, launcher_job())
     loaded = make_task(task, data=data)
     length = given.LengthOptions(epochs, samples)
     return make_settings(
@@ -223,14 +216,15 @@ def _settings(
     )  # fmt: skip
 
 
-def _start(transport: str | None, resume: Path | None, faults: given.RealFaultOptions) -> Row:
+def _beside(request: TrainRequest) -> Row:
     """What decided a real run beside its settings."""
-    links = faults.injection().links
+    plan = request.faults
     return {
-        "command": "train", "transport": transport,
-        "faults": [str(fault) for fault in faults.faults],
-        "bandwidth": None if math.isinf(links.bandwidth) else links.bandwidth,
-        "latency": links.latency, "command_line": _typed(resume),
+        "command": "train", "transport": request.transport,
+        "faults": [str(fault) for fault in plan.faults],
+        "bandwidth": None if math.isinf(plan.bandwidth) else plan.bandwidth,
+        "latency": plan.latency,
+        "command_line": _typed(request.folder if request.is_resumed else None),
     }  # fmt: skip
 
 
@@ -246,7 +240,7 @@ def _typed(resume: Path | None) -> str:
     return f"{before}\n{command_line()}"
 
 
-def _kept(context: typer.Context, resume: Path) -> dict[str, Any]:
+def _saved(context: typer.Context, resume: Path) -> dict[str, Any]:
     """The settings of a run that goes on, but for what the command line says."""
     stated = {
         name for name in context.params
@@ -254,7 +248,7 @@ def _kept(context: typer.Context, resume: Path) -> dict[str, Any]:
     }  # fmt: skip
     if "samples" in stated:
         stated.add("epochs")
-    return {name: value for name, value in kept_choices(resume).items() if name not in stated}
+    return {name: value for name, value in saved_options(resume).items() if name not in stated}
 
 
 def _both(first: Callable[[Row], None], second: Callable[[Row], None]) -> Callable[[Row], None]:
@@ -272,7 +266,7 @@ def _how(status: int) -> str:
     return {0: "finished", 3: "deadline", **asked}.get(status, "failed")
 
 
-def _show(result: TrainingResult) -> None:
+def _show(result: Result) -> None:
     summary = result.summary
     table = Table(
         title=f"{summary['method']} on {summary['workers']} real workers",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gossamer.config.collective_costs import COLLECTIVES
-from gossamer.config.faults import Fault, parse_fault
+from gossamer.config.faults import Fault, parse_fault, read_fault
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.quantities import bytes_per_second, seconds
 from gossamer.specs import check_range
@@ -194,9 +194,7 @@ def cluster_from(described: Mapping[str, Any]) -> Cluster:
     lines = top.pop("faults", [])
     if not isinstance(lines, list):
         raise ConfigurationError(f"faults must be a list such as ['kill 3@2.5s'], got {lines!r}")
-    for line in cast(list[object], lines):
-        kind, _, rest = str(line).partition(" ")
-        faults.append(parse_fault(kind, rest))
+    faults += [read_fault(str(line)) for line in cast(list[object], lines)]
     rest = _section(Cluster, top, "cluster")
     return dataclasses.replace(rest, compute=compute, network=network, faults=tuple(faults))
 

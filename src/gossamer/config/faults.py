@@ -1,4 +1,4 @@
-"""What can break in a simulated cluster, and how a person writes it down.
+"""What can break in a cluster, simulated or real, and how a person writes it down.
 
 kill 3@2.5s               worker 3 dies
 pause 2@1s+0.5s           worker 2 stands still for half a second
@@ -12,21 +12,55 @@ partition 0,1|2-7@1s+2s   the sides cannot reach each other until it heals
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.quantities import number, seconds
 
 FOREVER = float("inf")
-KINDS = ("kill", "pause", "slow", "slow-link", "drop", "delay", "partition")
-_OF_A_WORKER = ("kill", "pause", "slow", "slow-link")
 _SLOWEST = 1e9
 _MOST_WORKERS = 1_000_000
 
 
 @dataclass(frozen=True)
+class _Kind:
+    """What faults of one kind must say, and an example of how they are written."""
+
+    example: str
+    is_of_worker: bool = False
+    """Whether it happens to one worker."""
+    fits: Callable[[float], bool] | None = None
+    """Which amounts it may have; None where it has no amount."""
+    is_moment: bool = False
+    """Whether it happens at one moment, which must be given, and not for a while."""
+    must_end: bool = False
+
+
+def _is_factor(amount: float) -> bool:
+    return 0 < amount <= _SLOWEST
+
+
+_KINDS = {
+    "kill": _Kind("3@2.5s", is_of_worker=True, is_moment=True),
+    "pause": _Kind("2@1s+0.5s", is_of_worker=True, must_end=True),
+    "slow": _Kind("0=10 or 0=10@1s+2s", is_of_worker=True, fits=_is_factor),
+    "slow-link": _Kind("0=10 or 0=10@1s+2s", is_of_worker=True, fits=_is_factor),
+    "drop": _Kind(
+        "0.05 or 0.05@1s+2s (a probability below 1)", fits=lambda amount: 0 <= amount < 1
+    ),
+    "delay": _Kind("20ms or 20ms@1s+2s", fits=lambda amount: 0 <= amount < FOREVER),
+    "partition": _Kind("0,1|2-7@1s+2s, no worker on two sides"),
+}
+KINDS = tuple(_KINDS)
+
+
+@dataclass(frozen=True)
 class Fault:
-    """One thing that breaks, from `at` for `lasts` seconds of virtual time."""
+    """One thing that breaks, from `at` for `lasts` seconds after the start of the run.
+
+    The seconds are of virtual time in the simulator and of the clock on real workers.
+    """
 
     kind: str
     at: float = 0.0
@@ -38,28 +72,21 @@ class Fault:
 
     def __post_init__(self) -> None:
         """Refuse what could not happen, or would silently not."""
-        if self.kind not in KINDS:
-            raise unknown_name("fault", self.kind, KINDS)
-        amounts = {
-            "slow": 0 < self.amount <= _SLOWEST,
-            "slow-link": 0 < self.amount <= _SLOWEST,
-            "drop": 0 <= self.amount < 1,
-            "delay": 0 <= self.amount < FOREVER,
-        }
+        kind = _kind_of(self.kind)
         named = [rank for side in self.sides for rank in side]
         fits = (
             0 <= self.at < FOREVER
             and self.lasts > 0
-            and amounts.get(self.kind, self.amount == 0)
-            and (self.worker >= 0) == (self.kind in _OF_A_WORKER)
-            and (self.kind != "kill" or self.lasts == FOREVER)
-            and (self.kind != "pause" or self.lasts < FOREVER)
+            and (self.amount == 0 if kind.fits is None else kind.fits(self.amount))
+            and (self.worker >= 0) == kind.is_of_worker
+            and (not kind.is_moment or self.lasts == FOREVER)
+            and (not kind.must_end or self.lasts < FOREVER)
             and (self.kind == "partition") == (len(self.sides) > 1 and all(self.sides))
             and len(named) == len(set(named))
         )
         if not fits:
             raise ConfigurationError(
-                f"the fault '{self}' cannot happen; write it as {self.kind} {_EXAMPLES[self.kind]}"
+                f"the fault '{self}' cannot happen; write it as {self.kind} {kind.example}"
             )
 
     @property
@@ -67,33 +94,55 @@ class Fault:
         """A slow worker or link that is so from the start to the end: a trait of the cluster."""
         return self.kind in ("slow", "slow-link") and self.at == 0 and self.lasts == FOREVER
 
+    def is_on(self, time_s: float) -> bool:
+        return self.at <= time_s < self.at + self.lasts
+
     def __str__(self) -> str:
-        when = "" if self.at == 0 and self.lasts == FOREVER else f"@{_shown(self.at)}s"
+        """As a person writes it; `read_fault` reads it."""
+        kind = _KINDS.get(self.kind, _Kind(""))
+        is_always = self.at == 0 and self.lasts == FOREVER and not kind.is_moment
+        when = "" if is_always else f"@{_shown(self.at)}s"
         if self.lasts != FOREVER:
             when += f"+{_shown(self.lasts)}s"
-        match self.kind:
-            case "kill" | "pause":
-                return f"{self.kind} {self.worker}{when or '@0s'}"
-            case "slow" | "slow-link":
-                return f"{self.kind} {self.worker}={_shown(self.amount)}{when}"
-            case "drop":
-                return f"drop {_shown(self.amount)}{when}"
-            case "delay":
-                return f"delay {_shown(self.amount)}s{when}"
-            case _:
-                sides = "|".join(",".join(map(str, sorted(side))) for side in self.sides)
-                return f"partition {sides}{when}"
+        amount = f"{_shown(self.amount)}{'s' if self.kind == 'delay' else ''}"
+        if kind.is_of_worker:
+            what = str(self.worker) if kind.fits is None else f"{self.worker}={amount}"
+        elif self.kind == "partition":
+            what = "|".join(",".join(map(str, sorted(side))) for side in self.sides)
+        else:
+            what = amount
+        return f"{self.kind} {what}{when}"
+
+
+def _kind_of(name: str) -> _Kind:
+    if name not in _KINDS:
+        raise unknown_name("fault", name, KINDS)
+    return _KINDS[name]
+
+
+def read_fault(line: str) -> Fault:
+    """One fault from a line such as "kill 3@2.5s"."""
+    kind, _, rest = line.partition(" ")
+    return parse_fault(kind, rest)
+
+
+def parse_faults(**texts: Sequence[str] | None) -> tuple[Fault, ...]:
+    """What the options of a command line were given, such as `slow_link=["0=10"]`."""
+    return tuple(
+        parse_fault(kind, text)
+        for kind in KINDS
+        for text in texts.get(kind.replace("-", "_")) or ()
+    )
 
 
 def parse_fault(kind: str, text: str) -> Fault:
     """One fault from what follows its name, such as ("kill", "3@2.5s")."""
-    if kind not in KINDS:
-        raise unknown_name("fault", kind, KINDS)
+    known = _kind_of(kind)
     try:
         return _parsed(kind, text)
     except (ConfigurationError, ValueError):
         raise ConfigurationError(
-            f"--{kind} cannot read {text!r}; write it as {_EXAMPLES[kind]}"
+            f"--{kind} cannot read {text!r}; write it as {known.example}"
         ) from None
 
 
@@ -102,7 +151,7 @@ def _parsed(kind: str, text: str) -> Fault:
     start, has_end, duration = when.partition("+")
     at = seconds(start, kind) if has_time else 0.0
     lasts = seconds(duration, kind) if has_end else FOREVER
-    if kind == "kill" and not has_time:
+    if _KINDS[kind].is_moment and not has_time:
         raise ValueError
     if kind == "partition":
         return Fault(kind, at, lasts, sides=tuple(_ranks(side) for side in what.split("|")))
@@ -115,17 +164,6 @@ def _parsed(kind: str, text: str) -> Fault:
     if factor is None:
         raise ValueError
     return Fault(kind, at, lasts, worker=int(worker), amount=factor)
-
-
-_EXAMPLES = {
-    "kill": "3@2.5s",
-    "pause": "2@1s+0.5s",
-    "slow": "0=10 or 0=10@1s+2s",
-    "slow-link": "0=10 or 0=10@1s+2s",
-    "drop": "0.05 or 0.05@1s+2s (a probability below 1)",
-    "delay": "20ms or 20ms@1s+2s",
-    "partition": "0,1|2-7@1s+2s, no worker on two sides",
-}
 
 
 def _shown(value: float) -> str:

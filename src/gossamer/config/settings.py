@@ -1,15 +1,16 @@
-"""Everything that decides a simulated run, resolved and written down."""
+"""Everything that decides a run, in virtual time or on real workers, resolved and written down."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gossamer.config.cluster import Cluster, load_cluster
+from gossamer.config.cluster import Cluster, cluster_from, load_cluster
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.groups import Groups, even_groups, groups_of
 from gossamer.methods import MethodSpec, parse_method
@@ -122,15 +123,28 @@ class Settings:
         return max(1, -(-self.samples // ((self.batch or 1) * self.cluster.workers)))
 
     def as_dict(self) -> dict[str, Any]:
-        """For the run folder: plain values only."""
-        shallow = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return shallow | {
-            "task": self.task.name,
-            "method": str(self.method),
+        """For the run folder: plain values, and what follows from them for the method."""
+        return self.to_json() | {
             "method_options": self.method_options(),
-            "cluster": self.cluster.as_dict(),
             "test_samples": len(self.task.test.targets),
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values that JSON can hold: the task by its spec and by where its data are."""
+        shallow = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return shallow | {
+            "task": self.task.spec or self.task.name,
+            "method": str(self.method),
+            "cluster": self.cluster.as_dict(),
+            "data": None if self.task.data is None else str(self.task.data),
+        }
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any], data: Path | None = None) -> Settings:
+        """The inverse; `data` is where the files of the task are on this host, if elsewhere."""
+        chosen: dict[str, Any] = {**values, "cluster": cluster_from(values["cluster"])}
+        chosen["data"] = data or chosen["data"]
+        return make_settings(**chosen)
 
 
 def split_groups(groups: int | str, cluster: Cluster) -> Groups:

@@ -22,18 +22,35 @@ import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gossamer.errors import PeerLost, RunFailed, RunOver
 from gossamer.mailbox import Receive
 from gossamer.pending import Pending
-from gossamer.real.event_order import Free, Turns
 from gossamer.real.transports.transport import Stopped, StopToken
 
 T = TypeVar("T")
 _IN_A_ROW = 64
 """Operations that are over at once, after which a loop is one that waits for nobody."""
 _PAUSE_S = 1e-4
+
+
+class Turns(Protocol):
+    """Says when a thread of a worker may go on; a record numbers these turns."""
+
+    def enter(self, kind: str, source: int = -1) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+class Free:
+    """Without a record every thread goes on at once."""
+
+    def enter(self, kind: str, source: int = -1) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
 
 
 class Waiting:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.payload import payload
+from gossamer.rules import mean_of_models
+from gossamer.tasks.evaluator import output_parameters
 
 
 @payload
@@ -24,25 +26,18 @@ class Output:
 
 
 def combined(output: str, workers: Sequence[Output], servers: Sequence[Output]) -> Output:
-    """Everyone who combines the same contributions gets the same bits."""
-    buffers = mean_of([worker.buffers for worker in workers], [1.0] * len(workers))
+    """The output model and its buffers, from what all workers and servers contribute."""
+    value = output_parameters(
+        output, _stacked([w.value for w in workers]), [w.weight for w in workers],
+        [server.value.cpu() for server in servers],
+    )  # fmt: skip
+    buffers = mean_of_models(_stacked([w.buffers for w in workers]), [1.0] * len(workers))
     counters = workers[0].counters  # as DDP has it: somebody's, the same for all
-    if servers and output in ("centre", "server", "moving average"):
-        value = torch.cat([server.value.cpu() for server in servers])
-    else:
-        value = mean_of([w.value for w in workers], [w.weight for w in workers])
     return Output(value, 1.0, buffers, counters)
 
 
-def mean_of(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Push-sum's mean is sum of numerators over sum of weights; every other weight is 1."""
-    total = sum(weights)
-    stacked = torch.stack([value.cpu() for value in values])
-    mean = stacked.mean(0)
-    if total != len(values):
-        return mean.mul_(len(values) / total)
-    # Where all agree the mean is exactly that: a third of three times a number need not be.
-    return torch.where((stacked == stacked[0]).all(0), stacked[0], mean)
+def _stacked(values: Sequence[Tensor]) -> Tensor:
+    return torch.stack([value.cpu() for value in values])
 
 
 # ---------------------------------------------------------------------- what is not trained

@@ -25,6 +25,7 @@ from typing import IO, Any, cast
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError
+from gossamer.files import replace_text
 from gossamer.observe.timeline import Timeline
 from gossamer.runs.result import MODEL, write_model
 from gossamer.runs.versions import made_with
@@ -138,16 +139,9 @@ class RunFolder:
                     self.timeline.close()
 
     def _write(self, name: str, value: dict[str, Any], indent: int | None = 2) -> None:
-        # Written beside and renamed, so that a reader never sees half a file.
-        temporary = self.path / f".{name}"
         whole = {**value, "made_with": made_with()}
         with self._writing(name):
-            try:
-                temporary.write_text(to_json(whole, indent=indent) + "\n", encoding="utf-8")
-                temporary.replace(self.path / name)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
+            replace_text(self.path / name, to_json(whole, indent=indent) + "\n")
 
 
 def _fresh(parent: Path, name: str) -> RunFolder:

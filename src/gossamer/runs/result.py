@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gossamer.config.settings import Settings
+from gossamer.files import replacement
 from gossamer.quantities import counted
 
 Row = dict[str, Any]
@@ -20,11 +21,27 @@ Row = dict[str, Any]
 MODEL = "model.safetensors"
 
 
-class Outcome:
-    """What results have in common: a summary whose entries are attributes, and a model."""
+@dataclass(repr=False)
+class Result:
+    """What a run gives back, in virtual time and on real workers.
 
+    `summary` is what `--json` prints and the run folder keeps; its entries are attributes, too.
+    """
+
+    settings: Settings
     summary: Row
-    state: Mapping[str, Tensor]
+    history: list[Row]
+    parameters: Tensor | None
+    """The output model's trainable parameters as a flat vector; None if no worker lived to give
+    it."""
+    staleness: dict[int, int] = field(default_factory=dict[int, int])
+    state: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    status: int = 0
+    """The exit code of the launcher of real workers."""
+    failure: str | None = None
+    """What the first worker that gave up said."""
+    strip: Row | None = None
+    """Which real worker computed and which waited for whom in the first moments."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """The output model as it was evaluated, the statistics of BatchNorm included, for
@@ -47,33 +64,15 @@ class Outcome:
             raise AttributeError(name) from None
 
 
-@dataclass(repr=False)
-class Result(Outcome):
-    """What a run gives back. `summary` is what `--json` prints and the run folder keeps."""
-
-    settings: Settings
-    summary: Row
-    history: list[Row]
-    parameters: Tensor
-    """The output model's trainable parameters as a flat vector."""
-    staleness: dict[int, int] = field(default_factory=dict[int, int])
-    state: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-
-
 _SHOWN = ("epochs", "loss", "accuracy", "virtual_seconds", "wall_seconds")
 
 
 def write_model(path: Path, state: Mapping[str, Tensor]) -> None:
-    """There when it is whole; tied parameters are written once for each of their names."""
-    part = path.with_name(f".{path.name}")
+    """Tied parameters are written once for each of their names."""
     own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
-    try:
+    with replacement(path) as part:
         # Written by us: `save_file` tells of a full disk by an error that is no OSError.
         part.write_bytes(safetensors.torch.save(own))
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def read_model(path: Path) -> dict[str, Tensor]:

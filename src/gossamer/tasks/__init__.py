@@ -6,6 +6,7 @@ that the user has fetched. A task's options follow its name: "quadratic:dimensio
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,10 +79,10 @@ def make_task(spec: str, *, data: Path | None = None) -> Task:
     if entry.origin is None:
         if data is not None:
             raise ConfigurationError(f"task {name} brings its own data, got {data}; leave data out")
-        return entry.make(**options)
+        return dataclasses.replace(entry.make(**options), spec=spec)
     if data is None:
         raise ConfigurationError(
             f"task {name} needs data; get {entry.origin}, and say where it is with --data PATH "
             "(in Python: data=)"
         )
-    return entry.make(data, **options)
+    return dataclasses.replace(entry.make(data, **options), spec=spec, data=data.resolve())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.rules import mean_of_models
 from gossamer.tasks.flat_model import FlatModel, drawing_from
 
 BUFFER_POLICIES = {
@@ -59,6 +60,18 @@ class Held:
     servers: Sequence[Tensor]
 
 
+def output_parameters(
+    output: str, workers: Tensor, weights: Sequence[float], servers: Sequence[Tensor]
+) -> Tensor:
+    """The model that a method declares as its output: what its servers hold, or the workers' mean.
+
+    Everyone who combines the same values gets the same bits.
+    """
+    if servers and output in ("centre", "server", "moving average"):
+        return torch.cat(list(servers))
+    return mean_of_models(workers, weights)
+
+
 class Evaluator:
     """Evaluates the model that the method declares as its output."""
 
@@ -75,14 +88,7 @@ class Evaluator:
 
     def output_parameters(self, held: Held) -> Tensor:
         """The output model as a flat vector; an ensemble has none, so its mean stands in."""
-        if self._output in ("centre", "server", "moving average"):
-            return torch.cat(list(held.servers))
-        # Push-sum's mean is sum of numerators over sum of weights; every other weight is 1.
-        values, total = held.workers, sum(held.weights)
-        if len(values) == 1 and total == 1.0:
-            return values[0].clone()
-        mean = values.mean(0)
-        return mean.mul_(len(values) / total) if total != len(values) else mean
+        return output_parameters(self._output, held.workers, held.weights, held.servers)
 
     def score(self, held: Held) -> Scores:
         values, buffers = held.workers, held.buffers

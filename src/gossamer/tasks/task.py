@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,8 @@ class Task:
     sample, how much of it is right (0 or 1 for a class, a fraction for a text); None means that the
     task knows no accuracy. `augment(inputs, key)` changes training inputs and draws from the key
     alone. `learning_rates` is the small grid that suits `optimiser` at `batch` on one worker.
-    `optimum` is the flat vector of best parameters where that is known.
+    `optimum` is the flat vector of best parameters where that is known. `spec` and `data`
+    are what it was made from by `make_task`: its name with options, and where its files are.
     """
 
     name: str
@@ -58,6 +60,8 @@ class Task:
     learning_rates: tuple[float, ...]
     optimiser: str = "sgd:momentum=0.9"
     optimum: Tensor | None = None
+    spec: str = ""
+    data: Path | None = None
 
 
 def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:

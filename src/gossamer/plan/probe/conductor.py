@@ -18,7 +18,8 @@ from gossamer.plan.probe import links
 from gossamer.plan.probe.channel import PATIENCE_S, ProbeChannel
 from gossamer.plan.probe.findings import Crowd, Inquiry, MeasuredLink, ProbeFindings, Steps
 from gossamer.plan.probe.step_times import Stepper, measure_steps
-from gossamer.real.faults.slow_worker import Slowness, own_slow_factor
+from gossamer.real.faults.fault_plan import own_fault_plan
+from gossamer.real.faults.slow_worker import Slowness
 from gossamer.real.transports.transport import Transport
 
 Progress = Callable[[float, str], None]
@@ -69,7 +70,7 @@ def take_part(transport: Transport, inquiry: Inquiry) -> None:
 
 
 def _stepper(inquiry: Inquiry, transport: Transport) -> Stepper:
-    slowness = Slowness(own_slow_factor(transport.rank))
+    slowness = Slowness(own_fault_plan().slow_factor(transport.rank))
     return Stepper(inquiry, transport.rank, transport.size, slowness)
 
 

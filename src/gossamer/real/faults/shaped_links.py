@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import count
 from typing import TypeVar
 
@@ -25,11 +26,11 @@ from torch import Tensor
 
 from gossamer.errors import PeerLost
 from gossamer.pending import Pending
-from gossamer.real.faults.links import SMALL_BYTES, Links
-from gossamer.real.faults.timer_thread import Agenda
+from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.transports.transport import (
     Listener,
     Parts,
+    Stopped,
     StopToken,
     Store,
     Transport,
@@ -39,6 +40,53 @@ from gossamer.real.transports.transport import (
 T = TypeVar("T")
 _DATA, _PRETENCE, _BACK, _DONE = range(4)
 _REQUEST_BYTES = 32
+_SMALL_BYTES = 256
+"""As in the simulator: requests and acknowledgements take no time on a card."""
+_FAREWELL_S = 2.0
+
+
+class TimerThread(threading.Thread):
+    """A thread that does each thing at its time, at equal times what was entered first."""
+
+    def __init__(self, stop: StopToken) -> None:
+        super().__init__(name="gossamer links", daemon=True)
+        self._stop_token = stop
+        self._entries: list[tuple[float, int, Callable[[], None]]] = []
+        self._changed = threading.Condition()
+        self._numbers = count()
+        self._is_closed = False
+
+    def at(self, due: float, action: Callable[[], None]) -> None:
+        """On the monotonic clock, not before; may be called by any thread."""
+        with self._changed:
+            heappush(self._entries, (due, next(self._numbers), action))
+            self._changed.notify()
+
+    def run(self) -> None:
+        while (action := self._next()) is not None:
+            try:
+                action()
+            except Stopped:
+                return
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not (self._is_closed or self._stop_token.is_set):
+                left = (
+                    self._entries[0][0] - time.monotonic() if self._entries else StopToken.patience
+                )
+                if left <= 0:
+                    return heappop(self._entries)[2]
+                self._changed.wait(min(left, StopToken.patience))
+        return None
+
+    def close(self) -> None:
+        """Do nothing more, and leave no thread that the end of the program could cut off."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self.is_alive() and threading.current_thread() is not self:
+            self.join(_FAREWELL_S)
 
 
 @dataclass(frozen=True)
@@ -84,9 +132,9 @@ class _Clock:
 class _Departures:
     """The outgoing half of this worker's card."""
 
-    def __init__(self, inner: Transport, links: Links, clock: _Clock) -> None:
+    def __init__(self, inner: Transport, plan: FaultPlan, clock: _Clock) -> None:
         self._inner = inner
-        self._links = links
+        self._plan = plan
         self._clock = clock
         self._lock = threading.Lock()
         self._free = 0.0
@@ -99,13 +147,13 @@ class _Departures:
     ) -> None:
         now = time.monotonic()
         time_s = self._clock.since(now)
-        is_small = size <= SMALL_BYTES
-        lasts = 0.0 if is_small else size / self._links.rate(self._inner.rank, time_s)
+        is_small = size <= _SMALL_BYTES
+        lasts = 0.0 if is_small else size / self._plan.rate(self._inner.rank, time_s)
         with self._lock:
             begins = now if is_small else max(now, self._free)
             if not is_small:
                 self._free = begins + lasts
-            there = max(begins + self._links.latency_at(time_s), self._behind[to])
+            there = max(begins + self._plan.latency_at(time_s), self._behind[to])
             self._behind[to] = there + lasts
         label = _Label(kind, number, size, back, there - now, lasts)
         self._inner.send(to, [*parts, label.pack()])
@@ -139,15 +187,15 @@ class _Arrivals:
     """The incoming half of this worker's card, and the listener of the transport below."""
 
     def __init__(
-        self, rank: int, links: Links, clock: _Clock, departures: _Departures, errands: _Errands,
-        agenda: Agenda, listener: Listener,
+        self, rank: int, plan: FaultPlan, clock: _Clock, departures: _Departures, errands: _Errands,
+        timer: TimerThread, listener: Listener,
     ) -> None:  # fmt: skip
         self._rank = rank
-        self._links = links
+        self._plan = plan
         self._clock = clock
         self._departures = departures
         self._errands = errands
-        self._agenda = agenda
+        self._timer = timer
         self._listener = listener
         self._free = 0.0
         self._first: dict[int, float] = defaultdict(float)
@@ -158,21 +206,21 @@ class _Arrivals:
     def frame(self, source: int, data: memoryview) -> None:
         now, label = time.monotonic(), _Label.of(data)
         if label.kind == _DONE:
-            self._agenda.at(now, lambda: self._errands.end(label.number))
+            self._timer.at(now, lambda: self._errands.end(label.number))
             return
         due = self._first[source] = max(now + label.wait_s, self._first[source])
         content = data[: len(data) - _LAYOUT.size]
-        self._agenda.at(due, lambda: self._begin(due, source, label, content))
+        self._timer.at(due, lambda: self._begin(due, source, label, content))
 
     def _begin(self, now: float, source: int, label: _Label, content: memoryview) -> None:
         """Its first byte is there; the card takes its bytes when those before it are through."""
         ends = now + label.lasts_s
-        if label.size > SMALL_BYTES and source != self._rank:
-            rate = self._links.rate(self._rank, self._clock.since(now))
+        if label.size > _SMALL_BYTES and source != self._rank:
+            rate = self._plan.rate(self._rank, self._clock.since(now))
             self._free = max(now, self._free) + label.size / rate
             ends = max(ends, self._free)
         ends = self._last[source] = max(ends, self._last[source])
-        self._agenda.at(ends, lambda: self._arrive(source, label, content))
+        self._timer.at(ends, lambda: self._arrive(source, label, content))
 
     def _arrive(self, source: int, label: _Label, content: memoryview) -> None:
         if source in self._lost:
@@ -193,20 +241,20 @@ class _Arrivals:
         self._listener.lost(process)
         for number in self._errands.with_process(process):
             # The transport below says what becomes of it.
-            self._agenda.at(0.0, lambda number=number: self._errands.end(number))
+            self._timer.at(0.0, lambda number=number: self._errands.end(number))
 
 
 class ShapedTransport:
-    """A transport whose links take at least the time that `links` says."""
+    """A transport whose links take at least the time that the plan says."""
 
-    def __init__(self, inner: Transport, links: Links) -> None:
+    def __init__(self, inner: Transport, plan: FaultPlan) -> None:
         self.name, self.rank, self.size = inner.name, inner.rank, inner.size
         self._inner = inner
-        self._links = links
+        self._plan = plan
         self._clock = _Clock()
-        self._departures = _Departures(inner, links, self._clock)
+        self._departures = _Departures(inner, plan, self._clock)
         self._errands = _Errands()
-        self._agenda: Agenda | None = None
+        self._timer: TimerThread | None = None
         self._lock = threading.Lock()
         self._sums_free = 0.0
         """When the sum before has gone round; like the simulator's, they delay no messages."""
@@ -233,12 +281,12 @@ class ShapedTransport:
     ) -> None:  # fmt: skip
         self._windows = dict(windows)
         self._stop = stop
-        self._agenda = Agenda(stop)
+        self._timer = TimerThread(stop)
         arrivals = _Arrivals(
-            self.rank, self._links, self._clock, self._departures, self._errands, self._agenda,
+            self.rank, self._plan, self._clock, self._departures, self._errands, self._timer,
             listener,
         )  # fmt: skip
-        self._agenda.start()
+        self._timer.start()
         self._inner.open(windows, initial, arrivals, stop)
         self._clock.began = time.monotonic()
 
@@ -246,8 +294,8 @@ class ShapedTransport:
         self._inner.leave_sums()
 
     def close(self) -> None:
-        if self._agenda is not None:
-            self._agenda.close()
+        if self._timer is not None:
+            self._timer.close()
         self._inner.close()
 
     def window(self, end: int) -> Tensor:
@@ -314,15 +362,15 @@ class ShapedTransport:
         return process not in self._inner.lost
 
     def _carry(self, process: int, there: int, back: int, then: Callable[[], None]) -> None:
-        """So many bytes there, then so many back; then go on, in the thread of the agenda."""
-        assert self._agenda is not None
+        """So many bytes there, then so many back; then go on, in the timer thread."""
+        assert self._timer is not None
         number = self._errands.begin(process, then)
         try:
             self._departures.send(process, _PRETENCE, there, number=number, back=back)
         except PeerLost:
-            self._agenda.at(0.0, lambda: self._errands.end(number))
+            self._timer.at(0.0, lambda: self._errands.end(number))
         if not self._is_alive(process):  # it may have gone between asking and sending
-            self._agenda.at(0.0, lambda: self._errands.end(number))
+            self._timer.at(0.0, lambda: self._errands.end(number))
 
     # ------------------------------------------------------------------ sums
 
@@ -332,17 +380,17 @@ class ShapedTransport:
         Not from the last member's: who comes early is at most one ring ahead, and waits the longer
         for the next.
         """
-        assert self._agenda is not None
-        agenda, now = self._agenda, time.monotonic()
+        assert self._timer is not None
+        timer, now = self._timer, time.monotonic()
         size = sum(tensor.nbytes for tensor in tensors)
-        seconds = self._links.all_reduce_seconds(members, size, self._clock.since(now))
+        seconds = self._plan.all_reduce_seconds(members, size, self._clock.since(now))
         with self._lock:
             due = self._sums_free = max(now, self._sums_free) + seconds
         found = self._inner.all_reduce(tensors, members)
         pending: Pending[None] = Pending(found.label, found.peer)
         pending.on_cancel = found.cancel
         if found.settle is None:
-            found.when_done(lambda: agenda.at(due, lambda: _follow(pending, lambda: found)))
+            found.when_done(lambda: timer.at(due, lambda: _follow(pending, lambda: found)))
             return pending
 
         def settle() -> None:

@@ -16,9 +16,9 @@ from gossamer.methods import MethodSpec, for_role
 from gossamer.observe.metrics import summary
 from gossamer.observe.run_observer import RunObserver
 from gossamer.pending import Pending
-from gossamer.real.batches import LoopPace
 from gossamer.real.driver import Driver
-from gossamer.real.faults.slow_worker import Slowness, own_slow_factor
+from gossamer.real.faults.fault_plan import own_fault_plan
+from gossamer.real.faults.slow_worker import Slowness
 from gossamer.real.grouping import grouping_of
 from gossamer.real.join.binding import Binding, lay_out_state
 from gossamer.real.join.changes import Changes
@@ -41,6 +41,16 @@ from gossamer.real.transports.transport import Stopped, StopToken, Store, Transp
 from gossamer.real.worker import RealWorker, tell_waits
 from gossamer.replica import Replica, cut
 from gossamer.worker import Gradient
+
+
+class LoopPace:
+    """The user's loop decides when it is over."""
+
+    def __init__(self, expected_steps: int) -> None:
+        self.expected_steps = expected_steps
+
+    def open_step(self, step: int) -> bool:
+        return True
 
 
 class Coupling:
@@ -82,7 +92,7 @@ class Coupling:
         self._device = binding.device if is_on_gpu else torch.device("cpu")
         self.hub.device = self._device
         self._pace = LoopPace(steps)
-        factor = own_slow_factor(self.rank)
+        factor = own_fault_plan().slow_factor(self.rank)
         self._slowness = Slowness(factor, self._driver.check) if factor != 1.0 else None
         self._servers: dict[int, LoopReplica | OwnOptimiserReplica] = {}
         self._wanted: Gradient | None = None

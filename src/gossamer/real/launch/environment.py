@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gossamer.errors import ConfigurationError, unknown_name
-from gossamer.real.faults.links import own_links
+from gossamer.real.faults.fault_plan import own_fault_plan
 from gossamer.real.faults.shaped_links import ShapedTransport
 from gossamer.real.transports.slurm import slurm_address, slurm_local_size, slurm_step, slurm_tasks
 from gossamer.real.transports.transport import Transport
@@ -27,6 +27,7 @@ LAUNCHERS = {
     "srun": "srun",
 }
 _MPI = ("openmpi", "mpich")
+_DEFAULT_WORKERS = 2
 _joined: list[str] = []
 """The transport of this process, if it is one that cannot be made a second time."""
 
@@ -60,6 +61,19 @@ def discover(variables: Mapping[str, str] | None = None) -> Environment:
     return Environment("alone", transport=_transport(found), method=found.get("GOSSAMER_METHOD"))
 
 
+def number_of_workers(asked: int | None, here: Environment | None) -> int:
+    """As many as asked for, as the launcher `here` around this process has started, or two."""
+    if here is None:
+        if asked is not None and asked < 1:
+            raise ConfigurationError(f"-n must be at least 1, got {asked}")
+        return _DEFAULT_WORKERS if asked is None else asked
+    if asked not in (None, here.size):
+        raise ConfigurationError(
+            f"{LAUNCHERS[here.kind]} has started {here.size} workers, got -n {asked}; leave it out"
+        )
+    return here.size
+
+
 def connect(name: str | None = None) -> Transport | None:
     """The transport to the other workers, or None where there are no others."""
     here = discover()
@@ -69,8 +83,8 @@ def connect(name: str | None = None) -> Transport | None:
         return None
     chosen = choose(here, name, has_mpi4py=importlib.util.find_spec("mpi4py") is not None)
     transport = _connected(chosen, here)
-    links = own_links()
-    return ShapedTransport(transport, links) if links.is_shaped else transport
+    plan = own_fault_plan()
+    return ShapedTransport(transport, plan) if plan.shapes_links else transport
 
 
 def _connected(chosen: str, here: Environment) -> Transport:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from gossamer.errors import ConfigurationError, unknown_name
-from gossamer.real.faults.injection import Injection
+from gossamer.real.faults.fault_plan import FAULTS_VARIABLE, FaultPlan
 from gossamer.real.launch.console import OUTPUTS, Output, put, say
 from gossamer.real.launch.ending import OVER_DEADLINE, Ending, exit_code, failures
 from gossamer.real.launch.environment import TRANSPORTS
@@ -59,7 +59,7 @@ class Launch:
     seed: int | None = None
     folder: Path | None = None
     """The run folder, where there is one."""
-    injection: Injection = field(default_factory=Injection)
+    faults: FaultPlan = field(default_factory=FaultPlan)
     output: str = "labelled"
     tolerates_deaths: bool = False
     """Whether survivors make a run a success after an unplanned death."""
@@ -68,6 +68,8 @@ class Launch:
     """How long a worker has after SIGINT, and again after SIGTERM."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """More variables for the workers."""
+    under_mpirun: str = "python SCRIPT"
+    """What to give mpirun instead, to whoever asks for the mpi transport."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -80,8 +82,8 @@ class Launch:
             raise unknown_name("transport", self.transport, TRANSPORTS)
         if self.transport == "mpi":
             raise ConfigurationError(
-                f"the mpi transport needs workers started by MPI; run `mpirun -n {self.size} "
-                "python SCRIPT` instead of `gossamer run`"
+                "the mpi transport needs workers started by MPI; run "
+                f"`mpirun -n {self.size} {self.under_mpirun}`"
             )
         if self.transport == "shm" and self.hosts.count > 1:
             raise ConfigurationError(
@@ -90,7 +92,7 @@ class Launch:
             )
         if self.deadline_s is not None and not 0 < self.deadline_s < float("inf"):
             raise ConfigurationError(f"--deadline must be above 0 seconds, got {self.deadline_s:g}")
-        self.injection.check(self.size)
+        self.faults.check(self.size)
 
     @property
     def size(self) -> int:
@@ -127,7 +129,7 @@ class Launcher:
         self._signals: list[int] = []
         self.deaths: list[int] = []
         """Grows by the rank of each worker that dies or fails while the run goes on."""
-        self._due = launch.injection.signals()
+        self._due = launch.faults.signals()
         self._explanation: Explanation | None = None
         self._is_over_deadline = False
         self._began = 0.0
@@ -197,7 +199,7 @@ class Launcher:
             "GOSSAMER_REDUCTION": os.environ.get("GOSSAMER_REDUCTION"),
             "GOSSAMER_SHM_FDS": ",".join(map(str, fds)) or None,
             "GOSSAMER_SEED": launch.seed,
-            "GOSSAMER_FAULTS": launch.injection.to_json(),
+            FAULTS_VARIABLE: launch.faults.to_json(),
             "GOSSAMER_RUN": None if launch.folder is None else launch.folder.resolve(),
             "GOSSAMER_EXPLAIN_DIR": Path(self._answers).resolve(),
         }

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from gossamer.files import replace_text
+
 Explain = Callable[[], list[dict[str, Any]]]
 
 
@@ -40,9 +42,7 @@ class _Speaker:
             print(json.dumps(said), file=sys.stderr, flush=True)
             return
         # Whole or not at all: the launcher may be reading already.
-        part = Path(folder) / f".{self._rank}.part"
-        part.write_text(json.dumps(waiting), encoding="utf-8")
-        part.replace(Path(folder) / f"{self._rank}.json")
+        replace_text(Path(folder) / f"{self._rank}.json", json.dumps(waiting))
 
 
 def explain_on_signal(rank: int, explain: Explain) -> None:

@@ -1,11 +1,13 @@
-"""When a worker of `gossamer train` writes its checkpoints: always between two steps.
+"""What a checkpoint holds of one worker of `gossamer train`, and when it is written.
 
-Synchronous methods cut at one step for everybody, so a resumed run goes on as if nothing had been.
-The others cut at a step of each worker's own; what is on the way then is in nobody's part.
+It is always written between two steps. Synchronous methods cut at one step for all workers, so a
+resumed run goes on as if nothing had been. With the others each worker cuts at a step of its own;
+what is on the way then is in no worker's part.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -14,21 +16,142 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from gossamer.errors import ConfigurationError
+from gossamer.observe.metrics import Metrics
 from gossamer.quantities import seconds
-from gossamer.real.batches import Batches, LeasedBatches, RoundBatches
 from gossamer.real.launch.console import say
+from gossamer.real.replicas import WindowReplica
 from gossamer.real.router import Router
-from gossamer.real.train import checkpoint_files as checkpoint
-from gossamer.real.train.job import Job
-from gossamer.real.train.worker_state import Parts, save
+from gossamer.real.train import checkpoint_files
+from gossamer.real.train.batches import Batches, LeasedBatches, RoundBatches
+from gossamer.real.train.checkpoint_files import Checkpoint, Facts
+from gossamer.real.train.request import TrainRequest
 from gossamer.real.transports.checked_values import number_from, numbers_from
 from gossamer.real.transports.transport import Store
+from gossamer.real.worker import RealWorker
 
 _ASKS = 20
 """Times per interval that synchronous workers agree on whether it is time."""
 _FARTHEST = 1000
+_WORKER = "worker"
+
+
+@dataclass(frozen=True)
+class WorkerCounts:
+    """The numbers that a worker goes on counting from."""
+
+    gradients: int
+    """Numbers the keys of dropout and augmentation."""
+    bytes: int
+    seconds: float
+    next_evaluation: float
+
+
+@dataclass(frozen=True)
+class WorkerParts:
+    """All that a checkpoint holds of one process."""
+
+    worker: RealWorker
+    replica: WindowReplica
+    servers: Mapping[int, WindowReplica]
+    batches: Batches
+    metrics: Metrics
+    buffers: Tensor
+    counts: WorkerCounts
+
+    @property
+    def named(self) -> dict[str, WindowReplica]:
+        return {_WORKER: self.replica} | {str(end): held for end, held in self.servers.items()}
+
+
+def save(folder: Path, parts: WorkerParts, options: Mapping[str, Any]) -> None:
+    """Between two steps of this worker."""
+    tensors = {"buffers": parts.buffers.clone()}
+    replicas: Facts = {}
+    for name, replica in parts.named.items():
+        state = replica.state_dict()
+        tensors |= {f"{name}/{what}": state[what] for what in ("value", "optimiser")}
+        tensors |= {f"{name}/memory/{what}": value for what, value in state["memory"].items()}
+        replicas[name] = {what: state[what] for what in ("version", "steps", "weight")}
+    facts: Facts = {
+        "step": parts.worker.step,
+        "epoch": parts.batches.epoch,
+        "options": dict(options),
+        "replicas": replicas,
+        "servers": [str(end) for end in parts.servers],
+        "pace": parts.batches.state(),
+        "random": parts.worker.rng.getstate(),
+        "counts": dataclasses.asdict(parts.counts),
+        "metrics": parts.metrics.state(),
+    }
+    checkpoint_files.write(folder, parts.worker.rank, tensors, facts)
+
+
+class WorkerState:
+    """The part of a checkpoint that one worker goes on from."""
+
+    def __init__(self, whole: Checkpoint, rank: int) -> None:
+        self._whole = whole
+        self._rank = rank
+        self._tensors = whole.tensors_of(rank)
+        self._facts = whole.facts[whole.source_of(rank)]
+
+    @staticmethod
+    def read(folder: Path, rank: int) -> WorkerState:
+        return WorkerState(checkpoint_files.read(folder), rank)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As they were: a run that has grown would resolve some of them differently."""
+        return self._facts["options"]
+
+    @property
+    def counts(self) -> WorkerCounts:
+        return WorkerCounts(**self._facts["counts"])
+
+    @property
+    def buffers(self) -> Tensor:
+        return self._tensors["buffers"]
+
+    def value_of(self, end: int, size: int) -> Tensor:
+        """What a worker or server of this process publishes from its first moment on."""
+        return self._tensors[f"{_WORKER if end < size else end}/value"]
+
+    def load(self, replica: WindowReplica, end: int | None = None) -> None:
+        """Restore all of a replica but its value. `end=None` means the worker's own replica."""
+        name = _WORKER if end is None else str(end)
+        prefix = f"{name}/memory/"
+        memory = {
+            key.removeprefix(prefix): value
+            for key, value in self._tensors.items() if key.startswith(prefix)
+        }  # fmt: skip
+        state = {"optimiser": self._tensors[f"{name}/optimiser"], "memory": memory}
+        replica.load_state_dict(self._facts["replicas"][name] | state)
+
+    def restore(
+        self, worker: RealWorker, batches: Batches, metrics: Metrics, router: Router
+    ) -> None:
+        whole, facts = self._whole, self._facts
+        worker.step = facts["step"]
+        everyone = [one["pace"] for one in whole.facts.values()]
+        if self._rank not in whole.facts:
+            # It had died: it starts from another worker's state, with its own random state and
+            # counters.
+            own = facts["pace"] if "claimed" in facts["pace"] else {
+                **facts["pace"], "taken": [], "left": [0, 0], "drawn": 0
+            }  # fmt: skip
+            batches.resume(own, everyone)
+            return
+        batches.resume(facts["pace"], everyone)
+        version, internal, gauss = facts["random"]
+        worker.rng.setstate((version, tuple(internal), gauss))
+        metrics.load(self._rank, facts["metrics"])
+        router.bytes_sent = self.counts.bytes
+
+
+# ---------------------------------------------------------------------- when
 
 
 @dataclass(frozen=True)
@@ -51,7 +174,7 @@ class Every:
         return Every(seconds(text, "--checkpoint-every"), False)
 
 
-class Timer(Protocol):
+class CheckpointTimer(Protocol):
     """Says under which number a checkpoint is to be written now, if at all."""
 
     def due(self, step: int) -> int | None: ...
@@ -59,7 +182,7 @@ class Timer(Protocol):
     def at_end(self, step: int) -> int: ...
 
 
-class InStep:
+class SynchronousTimer:
     """For synchronous methods: everyone comes to the same answer at the same step."""
 
     def __init__(self, every: Every, store: Store, begin: int) -> None:
@@ -93,7 +216,7 @@ class InStep:
         return step
 
 
-class OutOfStep:
+class AsynchronousTimer:
     """For asynchronous methods: by the batches that all have taken, or by each worker's clock.
 
     One at a time: the next begins when all living workers have made the last, and who is due makes
@@ -101,12 +224,12 @@ class OutOfStep:
     """
 
     def __init__(
-        self, every: Every, store: Store, pace: LeasedBatches, living: Callable[[], int], size: int,
-        begin: int,
+        self, every: Every, store: Store, batches: LeasedBatches, living: Callable[[], int],
+        size: int, begin: int,
     ) -> None:  # fmt: skip
         self._every = every
         self._store = store
-        self._pace = pace
+        self._batches = batches
         self._living = living
         self._size = size
         self._last = begin
@@ -125,12 +248,12 @@ class OutOfStep:
 
     def at_end(self, step: int) -> int:
         """Behind all others: none of them has a higher number than the run has steps."""
-        return self._steps(self._pace.batches) + 1
+        return self._steps(self._batches.batches) + 1
 
     def _is_time(self) -> bool:
         if not self._every.is_steps:
             return time.monotonic() >= self._next
-        return self._rounded(self._pace.reached // self._size) > self._last
+        return self._rounded(self._batches.reached // self._size) > self._last
 
     def _have_all_made_the_last(self) -> bool:
         if self._made == 0:
@@ -140,8 +263,8 @@ class OutOfStep:
     def _name(self) -> int:
         """The steps that each worker has made on average."""
         if self._every.is_steps:
-            return self._rounded(self._pace.reached // self._size)
-        return self._steps(self._pace.position)
+            return self._rounded(self._batches.reached // self._size)
+        return self._steps(self._batches.position)
 
     def _steps(self, batches: int) -> int:
         return -(-batches // self._size)
@@ -150,28 +273,28 @@ class OutOfStep:
         return steps - steps % int(self._every.amount)
 
 
-class Checkpointed:
-    """A pace with a pause between two steps in which a checkpoint may be written."""
+class CheckpointedBatches:
+    """Batches with a pause between two steps in which a checkpoint may be written."""
 
     def __init__(
         self,
-        pace: Batches,
-        timer: Timer,
+        batches: Batches,
+        timer: CheckpointTimer,
         save: Callable[[int], None],
         begin: int,
     ) -> None:
-        self._pace = pace
+        self._batches = batches
         self._timer = timer
         self._save = save
         self._last = begin
 
     @property
     def expected_steps(self) -> int:
-        return self._pace.expected_steps
+        return self._batches.expected_steps
 
     def open_step(self, step: int) -> bool:
         self._consider(self._timer.due(step))
-        if self._pace.open_step(step):
+        if self._batches.open_step(step):
             return True
         # The last one is for runs that are made longer later on.
         self._consider(self._timer.at_end(step))
@@ -183,48 +306,51 @@ class Checkpointed:
             self._save(name)
 
 
-class Checkpointing:
+class CheckpointWriter:
     """Writes one worker's checkpoints."""
 
     def __init__(
-        self, job: Job, hub: Router, has_server: bool, options: Mapping[str, Any],
-        parts: Callable[[], Parts],
+        self, request: TrainRequest, hub: Router, has_server: bool, options: Mapping[str, Any],
+        parts: Callable[[], WorkerParts],
     ) -> None:  # fmt: skip
-        self._job = job
+        self._request = request
         self._hub = hub
         self._has_server = has_server
         self._options = options
         self._parts = parts
-        self._is_in_step = False
+        self._is_synchronous = False
         self.count = 0
         self.seconds = 0.0
         """That the worker stood still for them."""
 
-    def between_steps(self, pace: Batches) -> Batches | Checkpointed:
-        """The pace with checkpoints where they are wanted."""
-        if self._job.checkpoint_every is None:
-            return pace
-        every, store = Every.parse(self._job.checkpoint_every), self._hub.transport.store
-        begin = 0 if self._job.resume is None else int(Path(self._job.resume).name)
-        if isinstance(pace, RoundBatches):
-            self._is_in_step = True
-            timer = InStep(every, store, begin)
+    def between_steps(self, batches: Batches) -> Batches | CheckpointedBatches:
+        """The batches with checkpoints where they are wanted."""
+        if self._request.checkpoint_every is None:
+            return batches
+        every, store = Every.parse(self._request.checkpoint_every), self._hub.transport.store
+        start = self._request.checkpoint
+        begin = 0 if start is None else int(start.name)
+        if isinstance(batches, RoundBatches):
+            self._is_synchronous = True
+            timer = SynchronousTimer(every, store, begin)
         else:
             hub = self._hub
-            timer = OutOfStep(every, store, pace, lambda: len(hub.live), hub.plan.size, begin)
-        return Checkpointed(pace, timer, self._save, begin)
+            timer = AsynchronousTimer(
+                every, store, batches, lambda: len(hub.live), hub.plan.size, begin
+            )
+        return CheckpointedBatches(batches, timer, self._save, begin)
 
     def _save(self, name: int) -> None:
         began = time.monotonic()
-        if self._is_in_step and self._has_server:
+        if self._is_synchronous and self._has_server:
             self._let_servers_catch_up()
-        folder = Path(self._job.folder) / "checkpoint" / str(name)
+        folder = self._request.place / "checkpoint" / str(name)
         plan = self._hub.plan
         try:
             save(folder, self._parts(), self._options)
             servers = range(plan.size, plan.ends)
-            if checkpoint.complete(folder, self._hub.live, servers, plan.size):
-                checkpoint.prune(folder.parent)
+            if checkpoint_files.complete(folder, self._hub.live, servers, plan.size):
+                checkpoint_files.prune(folder.parent)
         except OSError as error:
             # A full disk must not end a run that could go on without it.
             say(f"worker {self._hub.rank} could not write checkpoint {name}: {error}")

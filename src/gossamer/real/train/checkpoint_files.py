@@ -11,8 +11,6 @@ checkpoint with a manifest is whole. Checksums find what disks have done to it s
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import shutil
 import zlib
 from collections.abc import Callable, Collection, Mapping
@@ -24,6 +22,7 @@ import safetensors.torch
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError
+from gossamer.files import replace_bytes
 
 Facts = dict[str, Any]
 Say = Callable[[str], None]
@@ -70,20 +69,9 @@ def write(folder: Path, rank: int, tensors: Mapping[str, Tensor], facts: Facts) 
     """One worker's part. Its facts come last: where they are, the tensors are."""
     folder.mkdir(parents=True, exist_ok=True)
     data = safetensors.torch.save(dict(tensors))
-    _replace(_tensors(folder, rank), data)
+    replace_bytes(_tensors(folder, rank), data)
     whole = {**facts, "format": _FORMAT, "tensors": _sum_of(data)}
-    _replace(_facts(folder, rank), json.dumps(whole).encode())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    # Not by the number of the process: two hosts may have the same, and both write the manifest.
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        # On disk before it has its name: a machine that loses power keeps no empty file.
-        os.fsync(file.fileno())
-    part.replace(path)
+    replace_bytes(_facts(folder, rank), json.dumps(whole).encode())
 
 
 def _sum_of(data: bytes) -> str:
@@ -101,7 +89,7 @@ def complete(folder: Path, living: Collection[int], ends: Collection[int], size:
         return False
     sums = {str(rank): _sum_of(text) for rank, text in texts.items()}
     manifest = {"format": _FORMAT, "size": size, "facts": sums}
-    _replace(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
+    replace_bytes(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
     return True
 
 
@@ -129,13 +117,14 @@ def _newest_first(parent: Path) -> list[Path]:
 # ---------------------------------------------------------------------- reading
 
 
-def newest(parent: Path, say: Say) -> Checkpoint | None:
+def newest(parent: Path, say: Say | None = None) -> Checkpoint | None:
     """The newest one that is whole; `say` is told of those that are damaged or unfinished."""
     for folder in _newest_first(parent):
         try:
             return read(folder)
         except ConfigurationError as error:
-            say(f"{error}; it is skipped")
+            if say is not None:
+                say(f"{error}; it is skipped")
     return None
 
 

@@ -1,8 +1,8 @@
 """A job that another launcher has started, as one of its workers sees it.
 
 torchrun, mpirun, srun and `gossamer run` start the same command everywhere. Worker 0 decides what
-the run is and where it is kept, and tells the others through the store. What it refuses, it
-refuses for all of them: nobody is left waiting.
+the run is and where it is kept, and sends that to the others, its followers, through the store.
+When worker 0 refuses something, all refuse it: nobody is left waiting.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import ConfigurationError, Late
-from gossamer.real.faults.injection import Injection
+from gossamer.real.faults.fault_plan import FAULTS_VARIABLE, FaultPlan
 from gossamer.real.launch.console import say
 from gossamer.real.launch.environment import Environment, connect, discover
-from gossamer.real.train.job import Diary, Job
-from gossamer.real.train.worker import work
+from gossamer.real.train.request import TrainRequest
+from gossamer.real.train.worker_log import WorkerLog
+from gossamer.real.train.worker_main import run_worker
 from gossamer.real.transports.transport import Store, Transport
 
 _LOOK_S = 0.01
@@ -41,20 +42,20 @@ class Refused(ConfigurationError):
     """What worker 0 refuses, in the process of another worker; worker 0 says it."""
 
 
-def outer_job() -> Environment | None:
+def launcher_job() -> Environment | None:
     """The job of another launcher that this process is a worker of."""
     here = discover()
     return here if here.size > 1 else None
 
 
-def is_told() -> bool:
+def is_follower() -> bool:
     """Whether this process is another worker than 0 of such a job."""
-    here = outer_job()
+    here = launcher_job()
     return here is not None and here.rank != 0
 
 
-class Company:
-    """All workers of such a job."""
+class JobPeers:
+    """All workers of such a job, as one of them reaches them."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self.store = store
@@ -63,19 +64,19 @@ class Company:
 
     # ------------------------------------------------------------------ worker 0
 
-    def decide(self, prepare: Callable[[], Job]) -> Job:
-        """Of worker 0: tell the others what the run is. Those who write checkpoints write them into
-        its folder, so all must see it."""
+    def send_job(self, prepare: Callable[[], TrainRequest]) -> TrainRequest:
+        """By worker 0: tell the others what the run is. All workers write their checkpoints into
+        one folder, so all must see it."""
         with self._refusing():
-            job = prepare()
-        if job.checkpoint_every is None and job.resume is None:
-            self._tell("job", {"job": job.to_json(), "mark": None})
-            return job
-        mark = Path(job.folder) / f".shared-{secrets.token_hex(8)}"
+            request = prepare()
+        if request.checkpoint_every is None and request.checkpoint is None:
+            self._tell("job", {"job": request.to_json(), "mark": None})
+            return request
+        mark = request.place / f".shared-{secrets.token_hex(8)}"
         with self._refusing():
             mark.touch()
         try:
-            self._tell("job", {"job": job.to_json(), "mark": mark.name})
+            self._tell("job", {"job": request.to_json(), "mark": mark.name})
             refusal = self._first_objection()
         finally:
             mark.unlink()
@@ -83,7 +84,7 @@ class Company:
         if refusal is not None:
             self._wait_until_all_have_heard()
             raise ConfigurationError(refusal)
-        return job
+        return request
 
     @contextlib.contextmanager
     def _refusing(self) -> Generator[None]:
@@ -112,20 +113,18 @@ class Company:
 
     # ------------------------------------------------------------------ the others
 
-    def be_told(self, folder: Path, data: Path | str | None = None) -> Job:
-        """Of any other worker. It keeps what it writes in worker 0's folder if that is shared, else
-        in `folder`; where data are at a place of their own on its host, that place stands."""
+    def receive_job(self, folder: Path, data: Path | None = None) -> TrainRequest:
+        """By any other worker. It keeps what it writes in worker 0's folder if that is shared, else
+        in `folder`; `data` is where the files of the task are on its host, if elsewhere."""
         told = self._hear("job", "worker 0")
         self._obey(told)
-        job = Job.from_json(told["job"])
-        if data is not None:
-            job = dataclasses.replace(job, data=str(Path(data).resolve()))
+        request = TrainRequest.from_json(told["job"], data)
         if told["mark"] is None:
-            return dataclasses.replace(job, folder=str(folder.resolve()))
-        objection = objection_to(Path(job.folder), told["mark"], self.rank)
+            return dataclasses.replace(request, folder=folder)
+        objection = objection_to(request.place, told["mark"], self.rank)
         self._tell(f"objection/{self.rank}", {"objection": objection})
         self._obey(self._hear("verdict", "worker 0"))
-        return job
+        return request
 
     def _obey(self, told: dict[str, Any]) -> None:
         refusal = told.get("refused")
@@ -136,20 +135,20 @@ class Company:
     # ------------------------------------------------------------------ both
 
     def leave(self, living: int) -> None:
-        """Once everything is read that is in the store. Where worker 0 keeps it, it stays until the
-        other living ones have read it, too."""
-        there = self.store.add("diary/read", 1)
+        """Once everything is read that is in the store. Where worker 0 keeps the store, it stays
+        until the other living workers have read it, too."""
+        there = self.store.add("log/read", 1)
         until = time.monotonic() + _FAREWELL_S
         while self.rank == 0 and there < living and time.monotonic() < until:
             time.sleep(_LOOK_S)
-            there = self.store.add("diary/read", 0)
+            there = self.store.add("log/read", 0)
 
     def _tell(self, what: str, told: dict[str, Any]) -> None:
-        self.store.agree(f"company/{what}", json.dumps(told))
+        self.store.agree(f"peers/{what}", json.dumps(told))
 
     def _hear(self, what: str, whose: str) -> dict[str, Any]:
         until = time.monotonic() + _PATIENCE_S
-        while (told := self.store.get(f"company/{what}")) is None:
+        while (told := self.store.get(f"peers/{what}")) is None:
             if time.monotonic() > until:
                 raise Late(
                     f"{whose} did not say within {_PATIENCE_S:.0f} s what it knows of the run; see "
@@ -185,38 +184,39 @@ def _objection(rank: int, what: str, folder: Path) -> str:
 # ---------------------------------------------------------------------- doors
 
 
-def meet(name: str | None, injection: Injection | None = None) -> tuple[Company, Transport]:
+def meet(name: str | None, faults: FaultPlan | None = None) -> tuple[JobPeers, Transport]:
     """Connect with the other workers of this process's job."""
-    if injection is not None and (injection.slow or injection.links.is_shaped):
-        os.environ["GOSSAMER_FAULTS"] = injection.to_json()
+    if faults is not None and faults != FaultPlan():
+        os.environ[FAULTS_VARIABLE] = faults.to_json()
     transport = connect(name)
     assert transport is not None, "a job of one worker is nobody's"
-    return Company(transport.store, transport.rank, transport.size), transport
+    return JobPeers(transport.store, transport.rank, transport.size), transport
 
 
-def work_as_told(name: str | None, injection: Injection, data: Path | None) -> int:
+def run_as_follower(name: str | None, faults: FaultPlan, data: Path | None) -> int:
     """Be another worker than 0, silent unless it gives up: the launcher may end worker 0, which
     would tell why, or it has died itself. Returns the exit code."""
-    company, transport = meet(name, injection)
+    peers, transport = meet(name, faults)
     with tempfile.TemporaryDirectory(prefix="gossamer-") as own:
         try:
-            job = company.be_told(Path(own), data)
+            request = peers.receive_job(Path(own), data)
         except Refused:
             # Worker 0 says why, and its exit code is the job's. A launcher that sees another
             # failure might end worker 0 before it has spoken.
             return 0
-        status = work(job, transport, Diary(job.folder, company.rank, company.store), say)
+        log = WorkerLog(request.place, peers.rank, peers.store)
+        status = run_worker(request, transport, log, say)
         if status == 0:
-            company.leave(0)
+            peers.leave(0)
         return status
 
 
 @contextlib.contextmanager
-def refusing_for_all(name: str | None) -> Generator[None]:
-    """Around what only worker 0 looks at while the others wait to be told."""
+def refuse_everywhere(name: str | None) -> Generator[None]:
+    """Around what only worker 0 looks at while the others wait for the job."""
     try:
         yield
     except _REFUSALS as error:
-        if outer_job() is not None:
+        if launcher_job() is not None:
             meet(name)[0].refuse(error)
         raise

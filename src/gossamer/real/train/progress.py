@@ -1,71 +1,54 @@
-"""A real run as its workers' diaries tell it: rows on the way, and what came out."""
+"""A real run as the logs of its workers tell it: rows on the way, and what came out."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gossamer.config.settings import Settings
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.metrics import Metrics, summary
 from gossamer.real.train.checkpoint_files import MANIFEST
-from gossamer.runs.result import MODEL, Outcome, Row, digest_of, read_model
-
-Watch = Callable[[int, Row], None]
-
-
-class Entries(Protocol):
-    """One worker's diary."""
-
-    def new(self) -> Iterator[Row]:
-        """What was written since the last look."""
-        ...
+from gossamer.real.train.worker_log import LogEntries, LogReader
+from gossamer.runs.result import MODEL, Result, Row, digest_of, read_model
 
 
-@dataclass(repr=False)
-class TrainingResult(Outcome):
-    """What a real run gives back; `summary` is what `--json` prints and the run folder keeps."""
+@dataclass(frozen=True)
+class RunListener:
+    """Who is told of a run while it goes on."""
 
-    settings: Settings
-    summary: Row
-    history: list[Row]
-    parameters: Tensor | None
-    """The output model's trainable parameters as a flat vector; None if nobody lived to give it."""
-    status: int
-    """The launcher's exit code."""
-    failure: str | None = None
-    """What the first worker that gave up said."""
-    staleness: dict[int, int] = field(default_factory=dict[int, int])
-    strip: Row | None = None
-    """Who computed and who waited for whom in the first moments."""
-    state: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    on_row: Callable[[Row], None] | None = None
+    """Called with every evaluation."""
+    on_progress: Callable[[int, Row], None] | None = None
+    """Called with a worker's rank and what it has done so far."""
+    callbacks: Sequence[Callback] = ()
+    on_start: Callable[[], None] = lambda: None
+    """Called once nothing can be refused any more."""
 
 
-class Follower:
-    """Reads the workers' diaries while they are written."""
+class TrainingProgress(LogReader):
+    """Reads the logs of the workers of `gossamer train`, and puts their results together."""
 
     def __init__(
-        self, folder: Path, diaries: Sequence[Entries],
-        on_row: Callable[[Row], None] | None = None, on_progress: Watch | None = None,
-        look_s: float = 0.1, callbacks: Sequence[Callback] = (), deaths: Sequence[int] = (),
+        self, folder: Path, logs: Sequence[LogEntries], listener: RunListener | None = None, *,
+        look_s: float = 0.1, history: Sequence[Row] = (), deaths: Sequence[int] = (),
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`folder` is where the output model is put; `look_s` is how often to look for lines.
+        """`folder` is where the output model is put; `history` are the rows of a resumed run.
 
         `deaths` is a list that grows by the rank of each worker that dies. Once something that is
-        called back raises, `on_failure` is told, nothing is called back any more, and `__exit__`
+        called back raises, `on_failure` is called, nothing is called back any more, and `__exit__`
         raises the error.
         """
+        super().__init__(logs, look_s)
         self._folder = folder / "workers"
-        self._callbacks = callbacks
+        self._listener = listener or RunListener()
         self._deaths = deaths
         self._deaths_told = 0
         self._checkpoints = folder / "checkpoint"
@@ -74,41 +57,23 @@ class Follower:
         self._failure: Exception | None = None
         self._began: float | None = None
         """By this process's clock, as the first line tells it."""
-        self._diaries = diaries
-        self._on_row = on_row
-        self._on_progress = on_progress
-        self._look_s = look_s
-        self._over = threading.Event()
-        self._lock = threading.Lock()
-        self.rows: list[Row] = []
+        self.rows: list[Row] = [*history]
         self.books: dict[int, Row] = {}
         self.latest: dict[int, Row] = {}
         self.failures: list[Row] = []
 
-    def __enter__(self) -> Follower:
-        self._thread = threading.Thread(target=self._follow, name="gossamer diaries", daemon=True)
-        self._thread.start()
-        return self
-
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self._over.set()
-        self._thread.join()
+        super().__exit__(kind, error, traceback)
         if self._failure is not None and error is None:
             raise self._failure
 
-    def _follow(self) -> None:
-        while not self._over.wait(self._look_s):
-            self.catch_up()
-
     def catch_up(self) -> None:
-        with self._lock:
-            for rank, diary in enumerate(self._diaries):
-                for entry in diary.new():
-                    self._note(rank, entry)
-            if self._callbacks:
-                self._note_deaths_and_checkpoints()
+        super().catch_up()
+        if self._listener.callbacks:
+            with self._lock:
+                self._tell_deaths_and_checkpoints()
 
-    def _note_deaths_and_checkpoints(self) -> None:
+    def _tell_deaths_and_checkpoints(self) -> None:
         for rank in self._deaths[self._deaths_told :]:
             self._deaths_told += 1
             self._tell("on_membership", rank, False, self._seconds)
@@ -118,7 +83,7 @@ class Follower:
                 self._tell("on_checkpoint", str(place), self._seconds)
 
     def _tell(self, event: str, *facts: Any) -> None:
-        for callback in self._callbacks:
+        for callback in self._listener.callbacks:
             self._call(getattr(callback, event), *facts)
 
     def _call(self, function: Callable[..., None], *facts: Any) -> None:
@@ -139,8 +104,8 @@ class Follower:
         found = [path.parent for path in self._checkpoints.glob(f"[0-9]*/{MANIFEST}")]
         return sorted(found, key=lambda path: int(path.name))
 
-    def _note(self, rank: int, entry: Row) -> None:
-        kind = entry.pop("kind")
+    def _note(self, rank: int, kind: str, entry: Row) -> None:
+        listener = self._listener
         if kind == "books":
             self.books[rank] = entry
         elif kind == "failure":
@@ -149,17 +114,17 @@ class Follower:
             self.latest[rank] = entry
             if self._began is None:
                 self._began = time.monotonic() - entry["seconds"]
-            if self._on_progress is not None:
-                self._call(self._on_progress, rank, entry)
+            if listener.on_progress is not None:
+                self._call(listener.on_progress, rank, entry)
             self._tell("on_step", rank, entry["steps"], entry["seconds"], entry["training_loss"])
         else:
             row = {**entry, "samples": sum(now["samples"] for now in self.latest.values())}
             self.rows.append(row)
-            if self._on_row is not None:
-                self._call(self._on_row, row)
+            if listener.on_row is not None:
+                self._call(listener.on_row, row)
             self._tell("on_evaluation", row)
 
-    def result(self, settings: Settings, status: int) -> TrainingResult:
+    def result(self, settings: Settings, status: int) -> Result:
         output = self._folder / "output.npy"
         parameters = None
         if output.exists():
@@ -177,10 +142,10 @@ class Follower:
         }  # fmt: skip
         first = min(self.failures, key=lambda failure: failure["time"], default=None)
         failure = None if first is None else first["sentence"]
-        return TrainingResult(
-            settings, found, self.rows, parameters, status, failure, dict(metrics.histogram),
-            self._strip(),
-            read_model(self._folder.parent / MODEL) if output.exists() else {},
+        state = read_model(self._folder.parent / MODEL) if output.exists() else {}
+        return Result(
+            settings, found, self.rows, parameters, dict(metrics.histogram), state, status,
+            failure, self._strip(),
         )  # fmt: skip
 
     def _strip(self) -> Row | None:

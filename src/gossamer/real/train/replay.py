@@ -1,12 +1,24 @@
-"""A recorded run again, all workers in one process, turn by turn in the recorded order.
+"""The order of events of a real run: how it is recorded, and how it is executed again.
 
-The workers are the very same code as on real processes; only the transport is another. So if the
-record is whole and the machine computes alike, the same parameters come out, bit for bit.
+While a run is recorded, what its workers do between two waits happens one at a time: each such turn
+holds a lock that all processes share, and gets the next number. Gradients are computed outside of
+it, so workers still overlap where it matters. In a turn a worker's own coroutine goes on, or a
+frame is delivered. The numbers are all that a replay needs, because everything else in a turn
+follows from the turns before it.
+
+In a replay all workers are in one process and take their turns in the recorded order. They run the
+same code as on real processes; only the transport is another. So if the record is whole and the
+machine computes alike, the same parameters come out, bit for bit.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import mmap
+import os
+import struct
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,15 +28,49 @@ from torch import Tensor
 
 from gossamer.errors import ConfigurationError, ProtocolError
 from gossamer.pending import Pending
-from gossamer.real.train.job import Job
+from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.training import Training
 from gossamer.real.transports.local import LocalStore
-from gossamer.real.transports.transport import Listener, Parts, StopToken, Window
+from gossamer.real.transports.transport import Listener, Parts, Stopped, StopToken, Window
 from gossamer.rules import mean_in_order
-from gossamer.tasks import Task
 
 Turn = tuple[int, str, int, int]
 """Number, kind, source, and whose it is."""
+_NUMBER = struct.Struct("<q")
+
+
+class EventOrder:
+    """One process's part of a record: `order/RANK.jsonl`, and the number that all share."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        place = folder / "order"
+        place.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(place / ".turn", os.O_RDWR | os.O_CREAT, 0o600)
+        if os.fstat(self._descriptor).st_size < _NUMBER.size:
+            os.ftruncate(self._descriptor, _NUMBER.size)
+        self._shared = mmap.mmap(self._descriptor, _NUMBER.size)
+        # The file's lock excludes processes and is freed with them; threads need one of their own.
+        self._lock = threading.Lock()
+        self._file = (place / f"{rank}.jsonl").open("w", encoding="utf-8")
+
+    def enter(self, kind: str, source: int = -1) -> None:
+        self._lock.acquire()
+        if self._file.closed:
+            self._lock.release()
+            raise Stopped
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        (number,) = _NUMBER.unpack_from(self._shared)
+        _NUMBER.pack_into(self._shared, 0, number + 1)
+        self._file.write(json.dumps([number, kind, source]) + "\n")
+
+    def leave(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._lock.release()
+
+    def close(self) -> None:
+        """A side loop may still ask for a turn; it gets none."""
+        with self._lock:
+            self._file.close()
 
 
 class Switch:
@@ -160,12 +206,12 @@ def read_order(folder: Path, workers: int) -> list[Turn]:
 
 
 def replay(
-    job: Job, task: Task, workers: int, turns: Sequence[Turn],
+    request: TrainRequest, workers: int, turns: Sequence[Turn],
     progress: Callable[[int], None] = lambda done: None,
 ) -> Tensor:  # fmt: skip
     """The output parameters of the run."""
     switch = Switch(workers)
-    trainings = [Training(job, task, ReplayTransport(switch, rank)) for rank in range(workers)]
+    trainings = [Training(request, ReplayTransport(switch, rank)) for rank in range(workers)]
     for training in trainings:
         training.driver.is_replayed = True
         training.open()

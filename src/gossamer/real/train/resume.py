@@ -4,62 +4,76 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gossamer.errors import ConfigurationError
+from gossamer.files import replace_text
 from gossamer.real.launch.console import say
 from gossamer.real.launch.environment import LAUNCHERS
-from gossamer.real.train import checkpoint_files as checkpoint
+from gossamer.real.train import checkpoint_files
 from gossamer.real.train.checkpoint_files import Checkpoint
-from gossamer.real.train.job import Job
-from gossamer.real.train.other_launcher import outer_job
+from gossamer.real.train.other_launcher import launcher_job
+from gossamer.real.train.request import TrainRequest
 from gossamer.runs.result import Row
 
-_MAY_DIFFER = {"samples", "epochs", "folder", "is_recorded", "checkpoint_every", "resume"}
+_KEPT = (
+    "method", "task", "data", "seed", "batch", "learning_rate", "optimiser", "schedule", "clip",
+    "split", "threads", "buffers", "evaluations",
+)  # fmt: skip
+"""The settings that a resumed run keeps."""
 _OPTIONS = {"learning_rate": "lr"}
 """Options whose names are not those of the settings."""
 
 
 @dataclass(frozen=True)
-class Resumption:
+class Resume:
     """Where a run goes on."""
 
-    job: Job
+    request: TrainRequest
     checkpoint: Checkpoint
     history: list[Row]
     """Rows up to the checkpoint; what came after is made again."""
 
 
-def kept_job(folder: Path) -> Job:
-    """The settings of a run, from its folder."""
+def saved_request(folder: Path) -> TrainRequest:
+    """What a run was to do, from its folder."""
+    values = _saved(folder)
     try:
-        return Job.from_json((folder / "job.json").read_text(encoding="utf-8"))
+        return TrainRequest.from_json(json.dumps(values))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigurationError(f"{folder}/job.json cannot be read: {error!r}") from None
+
+
+def _saved(folder: Path) -> dict[str, Any]:
+    """The plain values in `job.json`. A request reads the data, which may have moved since."""
+    try:
+        values: dict[str, Any] = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+        return values | {"settings": dict(values["settings"])}
     except FileNotFoundError:
         raise ConfigurationError(
             f"{folder} is not the folder of a run of `gossamer train`; give one that has a job.json"
         ) from None
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"{folder}/job.json cannot be read: {error}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(f"{folder}/job.json cannot be read: {error!r}") from None
 
 
-def kept_choices(folder: Path) -> dict[str, Any]:
+def saved_options(folder: Path) -> dict[str, Any]:
     """The run's settings by the names of the command line's options."""
-    job, found = kept_job(folder), newest(folder)
-    names = (
-        "method", "task", "data", "seed", "epochs", "batch", "optimiser", "schedule", "clip",
-        "split", "threads", "buffers", "evaluations", "checkpoint_every",
-    )  # fmt: skip
-    kept: dict[str, Any] = {name: getattr(job, name) for name in names}
-    if job.data is not None:
-        kept["data"] = Path(job.data)
+    values, found = _saved(folder), newest(folder)
+    settings = values["settings"]
+    kept = {_OPTIONS.get(name, name): settings.get(name) for name in (*_KEPT, "epochs")}
+    if kept["data"] is not None:
+        kept["data"] = Path(kept["data"])
     # How many workers there are is a launcher's to say, if another one has started them.
-    return kept | {"lr": job.learning_rate, "workers": None if outer_job() else found.size}
+    workers = None if launcher_job() else found.size
+    return kept | {"workers": workers, "checkpoint_every": values.get("checkpoint_every")}
 
 
 def newest(folder: Path, *, is_silent: bool = True) -> Checkpoint:
-    found = checkpoint.newest(folder / "checkpoint", (lambda sentence: None) if is_silent else say)
+    found = checkpoint_files.newest(folder / "checkpoint", None if is_silent else say)
     if found is None:
         raise ConfigurationError(
             f"{folder} has no whole checkpoint to go on from; they are written by gossamer train "
@@ -68,37 +82,38 @@ def newest(folder: Path, *, is_silent: bool = True) -> Checkpoint:
     return found
 
 
-def resumption(folder: Path, job: Job, workers: int) -> Resumption:
+def resume(request: TrainRequest) -> Resume:
     """Check that it is the same run, and clear away what it will write again."""
+    folder, workers = request.place, request.settings.cluster.workers
     found = newest(folder, is_silent=False)
     if found.size != workers:
-        here = outer_job()
+        here = launcher_job()
         got = f"got -n {workers}; leave it out"
         if here is not None:
             got = f"but {LAUNCHERS[here.kind]} has started {workers}; start {found.size}"
         raise ConfigurationError(f"the run in {folder} has {found.size} workers, {got}")
-    _check_same(folder, kept_job(folder), job)
+    _check_same(folder, _saved(folder)["settings"], request)
     _tell(found)
-    checkpoint.forget_newer(folder / "checkpoint", found)
+    checkpoint_files.forget_newer(folder / "checkpoint", found)
     for stale in (folder / "workers").glob("*"):
         stale.unlink()
-    return Resumption(
-        dataclasses.replace(job, resume=str(found.path.resolve())), found, _history(folder, found)
-    )
+    going_on = dataclasses.replace(request, checkpoint=found.path.resolve())
+    return Resume(going_on, found, _history(folder, found))
 
 
-def _check_same(folder: Path, before: Job, now: Job) -> None:
-    for field in dataclasses.fields(Job):
-        was, here = getattr(before, field.name), getattr(now, field.name)
-        if field.name not in _MAY_DIFFER and was != here:
-            option = _OPTIONS.get(field.name, field.name)
+def _check_same(folder: Path, before: Mapping[str, Any], request: TrainRequest) -> None:
+    now = request.settings.to_json()
+    for name in _KEPT:
+        if before.get(name) != now[name]:
             raise ConfigurationError(
-                f"--{option} was {was!r} in {folder}, got {here!r}; a resumed run keeps its "
-                "settings, and only --epochs or --samples may grow"
+                f"--{_OPTIONS.get(name, name)} was {before.get(name)!r} in {folder}, got "
+                f"{now[name]!r}; a resumed run keeps its settings, and only --epochs or --samples "
+                "may grow"
             )
-    if now.samples < before.samples:
+    samples = dataclasses.replace(request.settings, epochs=before["epochs"]).samples
+    if request.settings.samples < samples:
         raise ConfigurationError(
-            f"the run in {folder} was to have {before.samples} samples, got {now.samples}; "
+            f"the run in {folder} was to have {samples} samples, got {request.settings.samples}; "
             "--epochs or --samples of a resumed run may only grow"
         )
 
@@ -132,7 +147,5 @@ def _history(folder: Path, found: Checkpoint) -> list[Row]:
         line for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
         if line.endswith("\n") and json.loads(line)["epochs"] <= epoch
     ]  # fmt: skip
-    part = path.with_name(".metrics.jsonl")
-    part.write_text("".join(whole), encoding="utf-8")
-    part.replace(path)
+    replace_text(path, "".join(whole))
     return [json.loads(line) for line in whole]

@@ -6,7 +6,7 @@ that job.
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -14,24 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.config.cluster import Cluster
-from gossamer.config.settings import Settings, make_settings
+from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError, RunFailed
+from gossamer.files import replace_text
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.observe.callbacks import Callback
-from gossamer.real.faults.injection import Injection
-from gossamer.real.launch.environment import LAUNCHERS
+from gossamer.real.faults.fault_plan import FaultPlan
+from gossamer.real.launch.environment import LAUNCHERS, number_of_workers
 from gossamer.real.launch.launcher import Launch, Launcher
 from gossamer.real.train.checkpoint import Every
-from gossamer.real.train.job import Diary, FileEntries, Job, StoreEntries
-from gossamer.real.train.other_launcher import meet, outer_job
-from gossamer.real.train.progress import Follower, TrainingResult, Watch
-from gossamer.real.train.resume import resumption
-from gossamer.real.train.starting import program_of
-from gossamer.real.train.worker import work
-from gossamer.runs.result import Row
+from gossamer.real.train.other_launcher import launcher_job, meet
+from gossamer.real.train.progress import RunListener, TrainingProgress
+from gossamer.real.train.request import TrainRequest
+from gossamer.real.train.resume import resume as resume_from
+from gossamer.real.train.worker_log import FileEntries, StoreEntries, WorkerLog
+from gossamer.real.train.worker_main import INTERRUPTED, JOB_VARIABLE, program_of, run_worker
+from gossamer.runs.result import Result, Row
 
-_DEFAULT_WORKERS = 2
-_PROGRAM = program_of("gossamer.real.train.program")
+_PROGRAM = program_of("gossamer.real.train.worker_main")
 _LOOK_S = 0.5
 """How often worker 0 looks in the store for what the others wrote."""
 
@@ -42,18 +42,18 @@ def train(
     workers: int | None = None,
     *,
     data: Path | str | None = None,
-    injection: Injection | None = None,
+    faults: FaultPlan | None = None,
     transport: str | None = None,
     folder: Path | None = None,
     on_row: Callable[[Row], None] | None = None,
-    on_progress: Watch | None = None,
+    on_progress: Callable[[int, Row], None] | None = None,
     deadline: float | None = None,
     record: bool = False,
     checkpoint_every: str | None = None,
     resume: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
     **choices: Any,
-) -> TrainingResult:
+) -> Result:
     """Train on that many processes of this machine (2); `choices` as for `simulate`.
 
     The method's text is the one that `simulate` runs in virtual time. Under torchrun, mpirun, srun
@@ -68,91 +68,68 @@ def train(
     The end is told in the thread that called. Under another launcher worker 0 calls them, and of
     deaths nobody tells it.
     """
-    if resume is not None:
-        folder = Path(resume)
-    count = number_of_workers(workers)
-    settings = make_settings(task, method, cluster_here(count), data=data, **choices)
-    check(settings, injection, transport=transport, deadline=deadline, record=record)
-    groups = settings.method.groups
-    check_checkpoints(checkpoint_every, resume, folder, record=record, groups=groups)
-    result = launch(
-        settings, data=data, injection=injection, transport=transport, folder=folder,
-        on_row=on_row, on_progress=on_progress, deadline=deadline, record=record,
-        checkpoint_every=checkpoint_every, is_resumed=resume is not None, callbacks=callbacks,
+    count = number_of_workers(workers, launcher_job())
+    request = TrainRequest(
+        make_settings(task, method, cluster_here(count), data=data, **choices),
+        folder if resume is None else Path(resume), is_recorded=record,
+        checkpoint_every=checkpoint_every, is_resumed=resume is not None, transport=transport,
+        faults=faults or FaultPlan(), deadline=deadline,
     )  # fmt: skip
-    if result.status == 130:
+    check(request)
+    result = launch(request, RunListener(on_row, on_progress, callbacks))
+    if result.status == INTERRUPTED:
         raise KeyboardInterrupt
     if result.status != 0:
         raise RunFailed(result.failure or f"its workers ended with exit code {result.status}")
     return result
 
 
-def number_of_workers(asked: int | None) -> int:
-    """As asked, as many as the launcher around this process has started, or two."""
-    here = outer_job()
-    if here is None:
-        if asked is not None and asked < 1:
-            raise ConfigurationError(f"-n must be at least 1, got {asked}")
-        return _DEFAULT_WORKERS if asked is None else asked
-    if asked not in (None, here.size):
-        raise ConfigurationError(
-            f"{LAUNCHERS[here.kind]} has started {here.size} workers, got -n {asked}; leave it out"
-        )
-    return here.size
-
-
 def cluster_here(workers: int, name: str = "custom") -> Cluster:
     """So many processes: of this machine, or as many on each as the launcher has started here."""
-    here = outer_job()
+    here = launcher_job()
     on_one = workers if here is None else here.local_size
     return Cluster(workers=workers, workers_per_machine=on_one, name=name)
 
 
-def check(
-    settings: Settings, injection: Injection | None, *, transport: str | None,
-    deadline: float | None, record: bool,
-) -> None:  # fmt: skip
-    """Refuse what could not be started or replayed, before anything is written."""
-    workers, faults, here = settings.cluster.workers, injection or Injection(), outer_job()
-    if record:
-        _check_recordable(settings, transport, faults)
+def check(request: TrainRequest) -> None:
+    """Refuse what could not be started, replayed or kept, before anything is written."""
+    if request.is_recorded:
+        _check_recordable(request)
+    here = launcher_job()
     if here is None:
-        if transport == "mpi":
+        _launch_of(request)
+    else:
+        request.faults.check(here.size)
+        if request.faults.of("kill", "pause") or request.deadline is not None:
+            instead = "give them to it" if here.kind == "gossamer" else "leave them out"
             raise ConfigurationError(
-                "the mpi transport needs workers started by MPI; run "
-                f"`mpirun -n {workers} gossamer train ...`"
+                "--kill, --pause and --deadline need workers that gossamer train starts itself, "
+                f"but {LAUNCHERS[here.kind]} has started these; {instead}"
             )
-        Launch(_PROGRAM, workers, transport=transport, injection=faults, deadline_s=deadline)
-        return
-    faults.check(workers)
-    if faults.kills or faults.pauses or deadline is not None:
-        instead = "give them to it" if here.kind == "gossamer" else "leave them out"
-        raise ConfigurationError(
-            f"--kill, --pause and --deadline need workers that gossamer train starts itself, but "
-            f"{LAUNCHERS[here.kind]} has started these; {instead}"
-        )
-    if here.method is not None and parse_method(here.method) != settings.method:
-        raise ConfigurationError(
-            f"the workers were started for {here.method}, got --method {settings.method}; give "
-            "gossamer train the method and its launcher none"
-        )
+        if here.method is not None and parse_method(here.method) != request.settings.method:
+            raise ConfigurationError(
+                f"the workers were started for {here.method}, got --method "
+                f"{request.settings.method}; give gossamer train the method and its launcher none"
+            )
+    _check_checkpoints(request)
 
 
-def _check_recordable(settings: Settings, transport: str | None, injection: Injection) -> None:
-    reason = None
-    if settings.method.method.name == "hogwild":
+def _check_recordable(request: TrainRequest) -> None:
+    reason, method = None, request.settings.method
+    if method.method.name == "hogwild":
         reason = "hogwild updates land in pieces without any order; use another method"
-    elif settings.method.groups:
+    elif method.groups:
         reason = "a group computes its gradients outside of the recorded order; leave out groups="
-    elif transport not in (None, "shm"):
+    elif request.transport not in (None, "shm"):
         reason = (
-            f"the order of events is kept on shared memory only; leave out --transport {transport}"
+            "the order of events is kept on shared memory only; leave out --transport "
+            f"{request.transport}"
         )
-    elif outer_job() is not None:
+    elif launcher_job() is not None:
         reason = "its workers must share memory; use `gossamer train` without another launcher"
-    elif injection.kills:
+    elif request.faults.of("kill"):
         reason = "a death leaves memory in a state that no record knows; leave out --kill"
-    elif injection.links.is_shaped:
+    elif request.faults.shapes_links:
         reason = (
             "what slow links keep back is not in the record; leave out --bandwidth, --latency, "
             "--slow-link and --delay"
@@ -161,183 +138,109 @@ def _check_recordable(settings: Settings, transport: str | None, injection: Inje
         raise ConfigurationError(f"this run cannot be recorded: {reason}")
 
 
-def check_checkpoints(
-    every: str | None, resume: Path | str | None, folder: Path | None, *, record: bool,
-    groups: int | str = 0,
-) -> None:  # fmt: skip
-    """Refuse what could not be kept or gone on from, before anything is written."""
-    if record and folder is None:
+def _check_checkpoints(request: TrainRequest) -> None:
+    every = request.checkpoint_every
+    if request.is_recorded and request.folder is None:
         raise ConfigurationError("a record needs a run folder; leave out --runs none")
-    if every is None and resume is None:
+    if every is None and not request.is_resumed:
         return
     if every is not None:
         Every.parse(every)
     reason = None
-    if folder is None:
+    if request.folder is None:
         reason = "they need a run folder; leave out --runs none"
-    elif record:
+    elif request.is_recorded:
         reason = "a recorded run is replayed from its beginning; leave out --record"
-    elif groups:
+    elif request.settings.method.groups:
         reason = "the members of a group have no steps of their own to cut at; leave out groups="
     if reason is not None:
         raise ConfigurationError(f"checkpoints cannot be kept: {reason}")
 
 
-def job_of(
-    settings: Settings,
-    task: str,
-    data: Path | str | None,
-    folder: Path,
-    *,
-    record: bool = False,
-    checkpoint_every: str | None = None,
-) -> Job:
-    """The settings as the workers get them."""
-    assert settings.batch
-    assert settings.learning_rate
-    assert settings.optimiser
-    assert settings.epochs
-    return Job(
-        task=task, data=None if data is None else str(Path(data).resolve()),
-        method=str(settings.method), seed=settings.seed, samples=settings.samples,
-        batch=settings.batch, learning_rate=settings.learning_rate, optimiser=settings.optimiser,
-        schedule=settings.schedule, epochs=settings.epochs, clip=settings.clip,
-        split=settings.split, buffers=settings.buffers, threads=settings.threads,
-        evaluations=settings.evaluations, folder=str(folder.resolve()), is_recorded=record,
-        checkpoint_every=checkpoint_every,
-    )  # fmt: skip
-
-
-def launch(
-    settings: Settings,
-    *,
-    data: Path | str | None = None,
-    injection: Injection | None = None,
-    transport: str | None = None,
-    folder: Path | None = None,
-    on_row: Callable[[Row], None] | None = None,
-    on_progress: Watch | None = None,
-    deadline: float | None = None,
-    record: bool = False,
-    checkpoint_every: str | None = None,
-    is_resumed: bool = False,
-    callbacks: Sequence[Callback] = (),
-    on_start: Callable[[], None] = lambda: None,
-) -> TrainingResult:
-    """Start the workers, follow what they write, and put it together.
-
-    `on_start` is called once nothing can be refused any more.
-    """
-    result = _launched(
-        settings, data=data, injection=injection or Injection(), transport=transport,
-        folder=folder, on_row=on_row, on_progress=on_progress, deadline=deadline, record=record,
-        checkpoint_every=checkpoint_every, is_resumed=is_resumed, callbacks=callbacks,
-        on_start=on_start,
-    )  # fmt: skip
-    here = outer_job()
+def launch(request: TrainRequest, listener: RunListener | None = None) -> Result:
+    """Start the workers, follow what they write, and put it together."""
+    heard = listener or RunListener()
+    here = launcher_job()
+    with ExitStack() as stack:
+        if request.folder is None:
+            own = stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-"))
+            request = dataclasses.replace(request, folder=Path(own))
+        result = (_start_workers if here is None else _take_part)(request, heard)
     if result.status == 0 and (here is None or here.rank == 0):
-        for callback in callbacks:
+        for callback in heard.callbacks:
             callback.on_end(result.summary)
     return result
 
 
-def _launched(
-    settings: Settings, *, data: Path | str | None, injection: Injection, transport: str | None,
-    folder: Path | None, on_row: Callable[[Row], None] | None, on_progress: Watch | None,
-    deadline: float | None, record: bool, checkpoint_every: str | None, is_resumed: bool,
-    callbacks: Sequence[Callback], on_start: Callable[[], None],
-) -> TrainingResult:  # fmt: skip
-    with ExitStack() as stack:
-        if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-")))
-        prepare = functools.partial(
-            _prepared, settings, data=data, record=record, checkpoint_every=checkpoint_every,
-            is_resumed=is_resumed,
-        )  # fmt: skip
-        if outer_job() is not None:
-            return _take_part(
-                settings, prepare, injection=injection, transport=transport, data=data,
-                folder=folder, on_row=on_row, on_progress=on_progress, callbacks=callbacks,
-                on_start=on_start,
-            )  # fmt: skip
-        job, history = prepare(folder)
-        plan = Launch(
-            _PROGRAM, settings.cluster.workers,
-            transport=transport, method=job.method, seed=job.seed, folder=folder,
-            injection=injection, tolerates_deaths=True, deadline_s=deadline,
-            environment=_variables(job),
-        )  # fmt: skip
-        diaries = [FileEntries(folder, rank) for rank in range(settings.cluster.workers)]
-        on_start()
-        launcher = Launcher(plan)
-        follower = Follower(
-            folder, diaries, on_row, on_progress, callbacks=callbacks, deaths=launcher.deaths,
-            on_failure=launcher.end,
-        )  # fmt: skip
-        follower.rows = history
-        stack.enter_context(follower)
-        status = launcher.run()
-        follower.catch_up()
-        return follower.result(settings, status)
-
-
-def _prepared(
-    settings: Settings, folder: Path, *, data: Path | str | None, record: bool,
-    checkpoint_every: str | None, is_resumed: bool,
-) -> tuple[Job, list[Row]]:  # fmt: skip
-    """What the workers are to do, kept in the folder, and the rows of a run that goes on."""
-    job = job_of(
-        settings, settings.task.name, data, folder, record=record,
-        checkpoint_every=checkpoint_every,
+def _launch_of(request: TrainRequest) -> Launch:
+    """Also checks what a launcher could not do."""
+    settings = request.settings
+    return Launch(
+        _PROGRAM, settings.cluster.workers, transport=request.transport,
+        method=str(settings.method), seed=settings.seed, folder=request.folder,
+        faults=request.faults, tolerates_deaths=True, deadline_s=request.deadline,
+        under_mpirun="gossamer train ...",
     )  # fmt: skip
+
+
+def _start_workers(request: TrainRequest, listener: RunListener) -> Result:
+    request, history = _prepared(request)
+    settings, folder = request.settings, request.place
+    variables = {JOB_VARIABLE: request.to_json(), "OMP_NUM_THREADS": str(settings.threads)}
+    plan = dataclasses.replace(_launch_of(request), environment=variables)
+    logs = [FileEntries(folder, rank) for rank in range(settings.cluster.workers)]
+    listener.on_start()
+    launcher = Launcher(plan)
+    progress = TrainingProgress(
+        folder, logs, listener, history=history, deaths=launcher.deaths, on_failure=launcher.end
+    )
+    with progress:
+        status = launcher.run()
+        progress.catch_up()
+        return progress.result(settings, status)
+
+
+def _prepared(request: TrainRequest) -> tuple[TrainRequest, list[Row]]:
+    """What the workers are to do, kept in the folder, and the rows of a run that goes on."""
     history: list[Row] = []
-    if is_resumed:
-        resumed = resumption(folder, job, settings.cluster.workers)
-        job, history = resumed.job, resumed.history
-    # Beside and renamed: a run that is killed here must stay one that can be resumed.
-    part = folder / ".job.json"
-    part.write_text(job.to_json() + "\n", encoding="utf-8")
-    part.replace(folder / "job.json")
-    return job, history
+    if request.is_resumed:
+        resumed = resume_from(request)
+        request, history = resumed.request, resumed.history
+    # Replaced whole: a run that is killed here must stay one that can be resumed.
+    replace_text(request.place / "job.json", request.to_json() + "\n")
+    return request, history
 
 
-def _variables(job: Job) -> dict[str, str]:
-    return {"GOSSAMER_JOB": job.to_json(), "OMP_NUM_THREADS": str(job.threads)}
-
-
-def _take_part(
-    settings: Settings, prepare: Callable[[Path], tuple[Job, list[Row]]], *,
-    injection: Injection, transport: str | None, data: Path | str | None, folder: Path,
-    on_row: Callable[[Row], None] | None, on_progress: Watch | None,
-    callbacks: Sequence[Callback], on_start: Callable[[], None],
-) -> TrainingResult:  # fmt: skip
+def _take_part(request: TrainRequest, listener: RunListener) -> Result:
     """Be one worker of a job; what all of them write goes through the store."""
-    company, connection = meet(transport, injection)
-    rank, history = company.rank, list[Row]()
+    peers, transport = meet(request.transport, request.faults)
+    rank, history = peers.rank, list[Row]()
 
-    def decided() -> Job:
-        job, rows = prepare(folder)
+    def prepare() -> TrainRequest:
+        prepared, rows = _prepared(request)
         history.extend(rows)
-        return job
+        return prepared
 
-    job = company.decide(decided) if rank == 0 else company.be_told(folder, data)
-    place = Path(job.folder)
-    diary = Diary(job.folder, rank, company.store)
-    diaries = [
-        FileEntries(place, rank) if other == rank else StoreEntries(company.store, other)
-        for other in range(connection.size)
+    if rank == 0:
+        agreed = peers.send_job(prepare)
+    else:
+        agreed = peers.receive_job(request.place, request.settings.task.data)
+    folder = agreed.place
+    log = WorkerLog(folder, rank, peers.store)
+    logs = [
+        FileEntries(folder, rank) if other == rank else StoreEntries(peers.store, other)
+        for other in range(transport.size)
     ]
     with ExitStack() as stack:
         if rank != 0:
             # These stay silent and look once, at the end.
-            follower = Follower(place, diaries)
+            progress = TrainingProgress(folder, logs)
         else:
-            follower = Follower(place, diaries, on_row, on_progress, _LOOK_S, callbacks)
-            follower.rows = history
-            stack.enter_context(follower)
-            on_start()
-        status = work(job, connection, diary)
-        follower.catch_up()
+            progress = TrainingProgress(folder, logs, listener, look_s=_LOOK_S, history=history)
+            stack.enter_context(progress)
+            listener.on_start()
+        status = run_worker(agreed, transport, log)
+        progress.catch_up()
         if status == 0:
-            company.leave(len(follower.books))
-        return follower.result(settings, status)
+            peers.leave(len(progress.books))
+        return progress.result(request.settings, status)

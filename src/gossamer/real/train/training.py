@@ -1,4 +1,4 @@
-"""The second door on real workers: one worker of `gossamer train`, from its job to its last word.
+"""The second door on real workers: one worker of `gossamer train` from its request to its end.
 
 Model, batches, keys and arithmetic are the simulator's, so a method whose result does not depend
 on timing ends with the same bits in both worlds.
@@ -15,35 +15,38 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost, ProtocolError
-from gossamer.groups import Grouping, role_of
-from gossamer.methods import for_role, parse_method
+from gossamer.groups import role_of
+from gossamer.methods import for_role
 from gossamer.observe.observer import SECOND
 from gossamer.observe.run_observer import RunObserver
 from gossamer.observe.strip import Strip
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.optim.schedules import make_schedule
 from gossamer.pending import Pending
-from gossamer.real.batches import LEASE, Batches, LeasedBatches, RoundBatches
-from gossamer.real.driver import Driver
-from gossamer.real.event_order import Free, Turns
-from gossamer.real.faults.slow_worker import Slowness, own_slow_factor
+from gossamer.real.driver import Driver, Free, Turns
+from gossamer.real.faults.fault_plan import own_fault_plan
+from gossamer.real.faults.slow_worker import Slowness
 from gossamer.real.grouping import grouping_of
 from gossamer.real.launch.console import say
 from gossamer.real.launch.signals import explain_on_signal
 from gossamer.real.output_model import Output
 from gossamer.real.replicas import WindowReplica
 from gossamer.real.router import Addresses, Router
-from gossamer.real.train.checkpoint import Checkpointing
-from gossamer.real.train.job import Diary, Job
-from gossamer.real.train.worker_state import Counts, Kept, Parts
-from gossamer.real.transports.transport import StopToken, Store, Transport, Window
+from gossamer.real.train.batches import make_batches
+from gossamer.real.train.checkpoint import (
+    CheckpointWriter,
+    WorkerCounts,
+    WorkerParts,
+    WorkerState,
+)
+from gossamer.real.train.request import TrainRequest
+from gossamer.real.train.worker_log import WorkerLog
+from gossamer.real.transports.transport import StopToken, Transport, Window
 from gossamer.real.worker import RealWorker, tell_operations, tell_waits
 from gossamer.replica import Replica, cut
-from gossamer.tasks import Task
 from gossamer.tasks.evaluator import Evaluator, Held
 from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.keyed import key_of
-from gossamer.tasks.split import Order, OwnSampler, make_sampler
 from gossamer.worker import Gradient
 
 _REPORT_S = 0.2
@@ -54,35 +57,42 @@ class Training:
     """One worker, with the servers that live in its process."""
 
     def __init__(
-        self, job: Job, task: Task, transport: Transport, diary: Diary | None = None,
+        self, request: TrainRequest, transport: Transport, log: WorkerLog | None = None,
         turns: Turns | None = None,
     ) -> None:  # fmt: skip
-        self.job = job
+        settings = self._settings = request.settings
+        assert settings.batch
+        assert settings.epochs
+        assert settings.learning_rate
+        assert settings.optimiser
         self.rank, self.size = transport.rank, transport.size
         self._strip = Strip(self.size, most_segments=_FIRST_MOMENTS)
         self._observer = RunObserver(self.size, [self.rank], others=[self._strip])
         self._metrics = self._observer.metrics
-        self._diary = diary
+        self._log = log
         self._transport = transport
-        self._spec = parse_method(job.method)
+        self._spec = settings.method
         self._method = self._spec.method
         self._grouping = grouping_of(self._spec.groups, transport)
-        self._model = FlatModel(task, torch.device("cpu"), seed=job.seed)
+        self._model = FlatModel(settings.task, torch.device("cpu"), seed=settings.seed)
         self._buffers = self._model.initial_buffers.clone()
-        self._schedule = make_schedule(job.schedule, epochs=job.epochs, workers=self.size)
-        steps = max(1, -(-job.samples // (job.batch * self.size)))
-        self._kept = Kept.of(job.resume, self.rank) if job.resume else None
+        self._schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=self.size)
+        self._rate = settings.learning_rate
+        self._evaluate_every = settings.epochs / settings.evaluations
+        self._kept = WorkerState.read(request.checkpoint, self.rank) if request.checkpoint else None
         self._options = (
-            self._spec.resolve(self._grouping.ends, steps)
+            self._spec.resolve(self._grouping.ends, settings.steps_per_worker)
             if self._kept is None
             else self._kept.options
         )
         self._is_synchronous = self._method.is_synchronous(self._options)
         self._optimiser = self._spec.optimiser(
-            make_optimiser(job.optimiser), self._grouping.ends, is_synchronous=self._is_synchronous
+            make_optimiser(settings.optimiser),
+            self._grouping.ends,
+            is_synchronous=self._is_synchronous,
         )
         self._evaluator = Evaluator(
-            self._model, self._method.output, job.buffers,
+            self._model, self._method.output, settings.buffers,
             is_trained_itself=self._method.is_trained_itself(self._grouping.ends, self._options),
         )  # fmt: skip
         self._stop = StopToken()
@@ -94,10 +104,10 @@ class Training:
         self._plan = Addresses(self.size, slices)
         self._hub = Router(transport, self._plan, self.driver)
         self._gradients = 0
-        self._slowness = Slowness(own_slow_factor(self.rank), self.driver.check)
+        self._slowness = Slowness(own_fault_plan().slow_factor(self.rank), self.driver.check)
         self._reported = self._next_evaluation = 0.0
-        self._checkpointing = Checkpointing(
-            job, self._hub, self._method.server is not None, self._options, self._parts
+        self._checkpoints = CheckpointWriter(
+            request, self._hub, self._method.server is not None, self._options, self._parts
         )
         self.servers: dict[int, WindowReplica] = {}
         self.has_ended = False
@@ -155,7 +165,7 @@ class Training:
             self._transport.window(self.rank),
             self._optimiser,
             self._learning_rate,
-            clip=self.job.clip,
+            clip=self._settings.clip,
             guard=self._transport.guard(self.rank) if shared else None,
             on_descend=self._on_descend(self.rank),
         )
@@ -163,8 +173,8 @@ class Training:
 
     def start(self) -> None:
         """Make the coroutines; servers run until they wait, the worker's own has not begun."""
-        self._pace = make_pace(
-            self.job, self._model.task.train.targets, self._transport.store, self._grouping,
+        self._pace = make_batches(
+            self._settings, self._transport.store, self._grouping,
             live=lambda: self._hub.live, live_at=lambda step: self._worker.live_at(step),
             is_synchronous=self._is_synchronous,
             on_repeat=lambda samples: self._observer.observed(
@@ -172,9 +182,9 @@ class Training:
             ),
         )  # fmt: skip
         self._worker = RealWorker(
-            self._hub, self.rank, seed=self.job.seed, observer=self._observer,
+            self._hub, self.rank, seed=self._settings.seed, observer=self._observer,
             gradient=self._gradient, grouping=self._grouping,
-            pace=self._checkpointing.between_steps(self._pace),
+            pace=self._checkpoints.between_steps(self._pace),
         )  # fmt: skip
         if self._kept is not None:
             self._go_on(self._kept)
@@ -219,7 +229,7 @@ class Training:
             self._end()
 
     def _learning_rate(self) -> float:
-        return self.job.learning_rate * self._schedule.factor(self._pace.epoch)
+        return self._rate * self._schedule.factor(self._pace.epoch)
 
     def _start_servers(self) -> None:
         for end in self._plan.hosted_by(self.rank):
@@ -227,7 +237,7 @@ class Training:
                 continue
             replica = WindowReplica(
                 self._transport.window(end), self._optimiser, self._learning_rate,
-                clip=self.job.clip, guard=self._transport.guard(end),
+                clip=self._settings.clip, guard=self._transport.guard(end),
                 on_descend=self._on_descend(end),
             )  # fmt: skip
             self.servers[end] = replica
@@ -241,7 +251,7 @@ class Training:
             )
             if self._method.server is not None:
                 worker = RealWorker(
-                    self._hub, end, seed=self.job.seed, pace=self._pace,
+                    self._hub, end, seed=self._settings.seed, pace=self._pace,
                     observer=self._observer, grouping=self._grouping,
                 )  # fmt: skip
                 own = for_role(self._method.server, self._options)
@@ -249,7 +259,7 @@ class Training:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _go_on(self, kept: Kept) -> None:
+    def _go_on(self, kept: WorkerState) -> None:
         """From a checkpoint."""
         kept.load(self._replica)
         kept.restore(self._worker, self._pace, self._metrics, self._hub)
@@ -257,10 +267,10 @@ class Training:
         self._gradients = kept.counts.gradients
         self._next_evaluation = kept.counts.next_evaluation
 
-    def _parts(self) -> Parts:
-        return Parts(
+    def _parts(self) -> WorkerParts:
+        return WorkerParts(
             self._worker, self._replica, self.servers, self._pace, self._metrics, self._buffers,
-            Counts(
+            WorkerCounts(
                 self._gradients, self._hub.bytes_sent,
                 time.monotonic() - self._began, self._next_evaluation,
             ),
@@ -278,7 +288,7 @@ class Training:
         if self._grouping.follows:
             self._pace.open_step(self._gradients)  # its leader has opened it for both
         chosen = torch.from_numpy(self._pace.next_batch()) if batch is None else batch
-        key = key_of(self.job.seed, self.rank, self._gradients)
+        key = key_of(self._settings.seed, self.rank, self._gradients)
         self._gradients += 1
         gradient = Gradient("gradient")
         gradient.settle = lambda: self._compute(gradient, point, chosen, key)
@@ -296,14 +306,14 @@ class Training:
     def _report(self) -> None:
         """A line now and then for whoever watches."""
         now = time.monotonic()
-        if self._diary is None or now - self._reported < _REPORT_S:
+        if self._log is None or now - self._reported < _REPORT_S:
             return
         self._reported = now
-        self._diary.write("progress", self._progress())
+        self._log.write("progress", self._progress())
         if self._speaks_for_all and self._pace.epoch >= self._next_evaluation:
             # One who evaluates since the others' death goes on from here.
             while self._next_evaluation <= self._pace.epoch:
-                self._next_evaluation += self.job.epochs / self.job.evaluations
+                self._next_evaluation += self._evaluate_every
             self._evaluate("row")
 
     def _progress(self) -> dict[str, Any]:
@@ -362,9 +372,9 @@ class Training:
         return answer.result()
 
     def _evaluate(self, kind: str) -> None:
-        assert self._diary is not None
+        assert self._log is not None
         held = self._held()
-        self._diary.write(kind, {
+        self._log.write(kind, {
             "seconds": time.monotonic() - self._began,
             "epochs": self._pace.epoch,
             "output": self._method.output,
@@ -372,13 +382,13 @@ class Training:
         })  # fmt: skip
         if kind == "result":
             output = self._evaluator.output_parameters(held)
-            self._diary.keep_output(output, self._evaluator.state_dict(held, output))
+            self._log.keep_output(output, self._evaluator.state_dict(held, output))
 
     def _conclude(self) -> None:
-        assert self._diary is not None
+        assert self._log is not None
         if not self._grouping.speaking(self._hub.live):
             raise self._grouping.lost(self._hub.live)
-        self._diary.write("books", {
+        self._log.write("books", {
             **self._metrics.state(),
             "first_moments": self._strip.moments(self.rank),
             "seconds": self._ended - self._began,
@@ -386,30 +396,8 @@ class Training:
             "weight": self._replica.weight,
             "living": len(self._hub.live),
             "torn_updates": self._transport.torn_updates,
-            "checkpoints": self._checkpointing.count,
-            "checkpoint_seconds": self._checkpointing.seconds,
+            "checkpoints": self._checkpoints.count,
+            "checkpoint_seconds": self._checkpoints.seconds,
         })  # fmt: skip
         if self._speaks_for_all:
             self._evaluate("result")
-
-
-def make_pace(
-    job: Job, targets: Tensor, store: Store, grouping: Grouping, *,
-    live: Callable[[], frozenset[int]], live_at: Callable[[int], frozenset[int]],
-    is_synchronous: bool, on_repeat: Callable[[int], None],
-) -> Batches:  # fmt: skip
-    """Of one worker; with groups, what a group without its leader has taken is not done."""
-    rank, size, data_size = grouping.rank, grouping.size, len(targets)
-    sampler = make_sampler(targets, size, job.batch, job.split, job.seed, is_synchronous)
-    if is_synchronous:
-        return RoundBatches(
-            job.samples, job.batch, data_size, lambda step: grouping.working(live_at(step)),
-            sampler, rank, size,
-        )  # fmt: skip
-    order = sampler if isinstance(sampler, OwnSampler) else Order(data_size, job.seed, job.batch)
-    return LeasedBatches(
-        job.samples, job.batch, data_size, store, order, rank, size,
-        lambda: grouping.working(live()), on_repeat,
-        # The members of a group take theirs at each step: when it ends, none has any left.
-        lease=1 if grouping.groups else LEASE,
-    )  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gossamer.files import replacement
 from gossamer.report.exporters.exporter import Exporter, check_vacant, require
 from gossamer.report.exporters.facts import Facts, Scalar
 
@@ -53,13 +54,8 @@ class TableExporter(Exporter):
 
     def _write_table(self, table: str, rows: Sequence[Facts]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        # Written beside and renamed, so that a reader never sees half a table.
-        part = self._folder / f".{table}{self.suffix}"
-        try:
+        with replacement(self._folder / f"{table}{self.suffix}") as part:
             self._write(part, columns(rows))
-            part.replace(self._folder / f"{table}{self.suffix}")
-        finally:
-            part.unlink(missing_ok=True)
 
     @abstractmethod
     def _write(self, path: Path, table: Mapping[str, Column]) -> None: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gossamer.config.cluster import Cluster, cluster_from
-from gossamer.config.faults import FOREVER, Fault, parse_fault
+from gossamer.config.faults import FOREVER, Fault, read_fault
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import show_bandwidth, show_percent, show_seconds
 from gossamer.report.page.data import ClusterData, Machine
@@ -52,9 +52,8 @@ def drawn_host(cluster: Cluster, config: Row, servers: int) -> ClusterData:
     """Of real workers: processes on one host, with the faults that were brought about."""
     faults: list[Fault] = []
     for line in texts(config.get("faults")):
-        kind, _, rest = line.partition(" ")
         try:
-            faults.append(parse_fault(kind, rest))
+            faults.append(read_fault(line))
         except ConfigurationError:
             continue  # of a later version; the settings show the line
     machines = _machines(cluster, faults)

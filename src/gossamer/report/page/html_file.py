@@ -10,13 +10,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import os
-import tempfile
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gossamer.files import replace_text
 from gossamer.runs.folder import to_json
 
 if TYPE_CHECKING:
@@ -52,20 +51,7 @@ _SCRIPTS = (
 def write_page(path: Path, data: PageData) -> None:
     """Write the page of `data`; who reads `path` meanwhile sees the old page or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = page_html(data)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as page:
-            page.write(whole)
-        # A temporary file is private to its owner; a page is for whoever may read the folder.
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(path)
-        raise
+    replace_text(path, page_html(data))
 
 
 def page_html(data: PageData) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gossamer.errors import ConfigurationError
+from gossamer.files import replacement
 from gossamer.report.looks import COLOURS
 from gossamer.runs.ranking import Interval
 
@@ -67,15 +68,8 @@ def save(figure: Figure, path: Path) -> None:
             f"a picture cannot be written as {path.name!r}; end its name in .png, .svg or .pdf"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Written beside and renamed, so that a full disk leaves no half of a picture.
-    part = path.with_name(f".{path.name}")
-    try:
-        figure.savefig(part, dpi=_DPI, facecolor="white")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        error.filename = str(path)
-        raise
+    with replacement(path) as part:
+        figure.savefig(part, format=path.suffix[1:].lower(), dpi=_DPI, facecolor="white")
 
 
 # ---------------------------------------------------------------------- around the panels

@@ -17,6 +17,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from gossamer.errors import ConfigurationError
+from gossamer.files import replace_text, replacement
 from gossamer.runs.folder import to_json
 from gossamer.studies.lab.training import Arrays
 
@@ -37,13 +38,9 @@ class SweepCheckpoint:
         if arrays is not None:
             number = 1 + max((int(path.stem.partition("-")[2]) for path in old), default=0)
             name = f"state-{number}.npz"
-            temporary = self._folder / f".{name}"
-            with temporary.open("wb") as file:
+            with replacement(self._folder / name) as part, part.open("wb") as file:
                 np.savez(file, allow_pickle=False, **arrays)
-            temporary.replace(self._folder / name)
-        temporary = self._folder / f".{PROGRESS}"
-        temporary.write_text(to_json({**progress, "state": name}) + "\n", encoding="utf-8")
-        temporary.replace(self._folder / PROGRESS)
+        replace_text(self._folder / PROGRESS, to_json({**progress, "state": name}) + "\n")
         for path in old:
             path.unlink()
 

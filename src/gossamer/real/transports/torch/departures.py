@@ -1,9 +1,9 @@
-"""Who has died or left, as one list in the store that all processes read in the same order.
+"""Who has died or left, as one log in the store that all processes read in the same order.
 
-Whoever notices a death appends it. The length of the list is an epoch: processes that know the
-same epoch know the same deaths, so what follows from them is decided alike by everybody. A process
-that leaves in good order appends itself and says how far it took part in each group's sums; so does
-one that rests: it takes part in no further sum, and goes on answering.
+Whoever notices a death appends it. The length of the log is an epoch: processes that know the same
+epoch know the same departures, so everybody decides alike what follows from them. A process that
+leaves in good order appends itself, and says how many means of each group it has finished. A
+process that leaves only the sums does so too: it goes on answering, and may depart again later.
 """
 
 from __future__ import annotations
@@ -20,58 +20,58 @@ from gossamer.real.transports.transport import StopToken, Store
 
 
 @dataclass(frozen=True)
-class Loss:
-    """One line of the list."""
+class Departure:
+    """One line of the log."""
 
     process: int
     is_dead: bool
     is_clean: bool = False
-    """It left with no sum open, so nobody can have a result that others lack."""
-    taken: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many sums of each group a process that left had finished."""
-    is_resting: bool = False
+    """It left with no mean open, so nobody can have a result that others lack."""
+    finished: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many means of each group a process that left had finished."""
+    is_from_sums: bool = False
     """It has left the sums only; another line may follow when it goes."""
 
     def encode(self) -> str:
-        taken = dict(self.taken)
-        return json.dumps([self.process, self.is_dead, self.is_clean, taken, self.is_resting])
+        finished = dict(self.finished)
+        return json.dumps([self.process, self.is_dead, self.is_clean, finished, self.is_from_sums])
 
     @staticmethod
-    def decode(text: str, key: str, size: int) -> Loss:
+    def decode(text: str, key: str, size: int) -> Departure:
         """Of one of `size` processes; the key is where it was found."""
         expected = f"one of {size} workers that died or left"
         try:
-            process, is_dead, is_clean, taken, is_resting = json.loads(text)
-            counts = [process, *taken.values()]
+            process, is_dead, is_clean, finished, is_from_sums = json.loads(text)
+            counts = [process, *finished.values()]
         except (ValueError, TypeError, AttributeError):
             raise broken_value(key, text, expected) from None
         are_counts = all(type(count) is int and count >= 0 for count in counts)
-        are_known = type(is_dead) is type(is_clean) is type(is_resting) is bool
+        are_known = type(is_dead) is type(is_clean) is type(is_from_sums) is bool
         if not are_counts or not are_known or process >= size:
             raise broken_value(key, text, expected)
-        return Loss(process, is_dead, is_clean, taken, is_resting)
+        return Departure(process, is_dead, is_clean, finished, is_from_sums)
 
     @property
     def state(self) -> MemberState:
         """Which state of its process it tells of."""
         if self.is_dead:
             return MemberState.DEAD
-        return MemberState.ANSWERING if self.is_resting else MemberState.CLOSED
+        return MemberState.ANSWERING if self.is_from_sums else MemberState.CLOSED
 
 
-class Losses:
-    """This process's copy of the list; `apply` is called once for each line, in order."""
+class DepartureLog:
+    """This process's copy of the log; `apply` is called once for each line, in order."""
 
     def __init__(
-        self, store: Store, apply: Callable[[int, Loss], None], size: int, stop: StopToken
+        self, store: Store, apply: Callable[[int, Departure], None], size: int, stop: StopToken
     ) -> None:
-        """Of `size` processes; `stop` tells them of a line that none of them has written."""
+        """Of `size` processes; `stop` is told of a line that none of them can have written."""
         self._store = store
         self._apply = apply
         self._size = size
         self._stop = stop
         self._lock = threading.RLock()
-        self.known: list[Loss] = []
+        self.known: list[Departure] = []
         self.members = Membership(size)
         """What follows from the lines so far."""
 
@@ -80,29 +80,29 @@ class Losses:
         return len(self.known)
 
     def died(self, process: int) -> int:
-        """Say that a process is dead, unless the list says that it is gone already; returns the
-        epoch by which it is known."""
-        return self._append(Loss(process, is_dead=True))
+        """Say that a process is dead, unless the log says that it is gone already; returns the
+        epoch by which that is known."""
+        return self._append(Departure(process, is_dead=True))
 
     def noticed(self, process: int) -> bool:
         """A launcher says that a process is dead. Returns whether nobody has said so before; the
-        process may have left in good order, by the list."""
+        process may have left in good order, by the log."""
         with self._lock:
             self.died(process)
             return self.members.died(process)
 
-    def leaves(self, process: int, is_clean: bool, taken: Mapping[str, int]) -> int:
+    def leaves(self, process: int, is_clean: bool, finished: Mapping[str, int]) -> int:
         """This process's own farewell; returns the epoch that it makes."""
-        return self._append(Loss(process, False, is_clean, taken))
+        return self._append(Departure(process, False, is_clean, finished))
 
-    def rests(self, process: int, is_clean: bool, taken: Mapping[str, int]) -> int:
+    def leaves_sums(self, process: int, is_clean: bool, finished: Mapping[str, int]) -> int:
         """This process's own word that it has left the sums; returns the epoch that it makes."""
-        return self._append(Loss(process, False, is_clean, taken, is_resting=True))
+        return self._append(Departure(process, False, is_clean, finished, is_from_sums=True))
 
     def left(self, process: int, epoch: int) -> None:
         """A process has said good-bye, by the epoch that its own farewell made."""
         self.catch_up(epoch)
-        # Where the store has died the list does not say so, and nobody would ever.
+        # Where the store has died the log does not say so, and never will.
         self.died(process)
 
     def catch_up(self, epoch: int) -> None:
@@ -110,35 +110,35 @@ class Losses:
         with self._lock:
             while self.epoch < epoch:
                 try:
-                    line = self._store.get(f"losses/{self.epoch}")
+                    line = self._store.get(f"departures/{self.epoch}")
                 except RuntimeError:
                     return  # the store died with its host
                 if line is None or not self._is_learnt(line):
                     return
 
-    def _append(self, loss: Loss) -> int:
+    def _append(self, departure: Departure) -> int:
         with self._lock:
-            # That one which has left in good order is dead concerns no sum.
-            least = min(loss.state, MemberState.CLOSED)
-            while self.members.state_of(loss.process) < least:
-                if not self._is_learnt(self._agree(loss)):
+            # That a process is dead which has left in good order concerns no sum.
+            least = min(departure.state, MemberState.CLOSED)
+            while self.members.state_of(departure.process) < least:
+                if not self._is_learnt(self._agree(departure)):
                     break
             return self.epoch
 
-    def _agree(self, loss: Loss) -> str:
-        mine = loss.encode()
+    def _agree(self, departure: Departure) -> str:
+        mine = departure.encode()
         try:
-            return self._store.agree(f"losses/{self.epoch}", mine)
+            return self._store.agree(f"departures/{self.epoch}", mine)
         except RuntimeError:
             return mine  # the store died with its host: nobody is left to agree with
 
     def _is_learnt(self, line: str) -> bool:
         try:
-            loss = Loss.decode(line, f"losses/{self.epoch}", self._size)
+            departure = Departure.decode(line, f"departures/{self.epoch}", self._size)
         except Error as error:
             self._stop.failure = self._stop.failure or error
             return False
-        self.known.append(loss)
-        self.members.came_to(loss.process, loss.state)
-        self._apply(self.epoch, loss)
+        self.known.append(departure)
+        self.members.came_to(departure.process, departure.state)
+        self._apply(self.epoch, departure)
         return True

@@ -1,17 +1,33 @@
 """One pair of processes over Gloo: a thread that receives, and sends that never wait.
 
-Gloo wants to know sizes beforehand. So a small receive of one size is always posted; a message that
-fits travels in it, a longer one announces its body there, which then comes under a tag of its own.
-An announced body has to come, or nothing else would: who breaks off a stream fills it up, and a
-byte beside it says that it was not whole. The body of an answer needs no announcement: who asks has
-posted the receive of it before, so it comes at once, and the message behind it says that it is
-there: four threads fewer have to wake one another.
-One is enough, and better than several: each that is posted is told to the other side, which wakes
+What travels, in order, on the connection of one direction:
+
+    message      Up to SLOT bytes, tag 0: kind, length of the head, tag of the body or 0, length of
+                 the body, number of messages acknowledged; then the head, and a short body.
+    body         In pieces of PIECE bytes, under the tag that its message has named.
+    body with    The receiver has made room, so its receives are posted already: the pieces may
+    a room       go ahead of their message, or behind it.
+
+    FRAME         a frame of the listener's
+    LEAVE         good-bye, by the epoch of the sender's own line in the log of departures
+    LEAVE_ANSWER  the good-bye has come
+    ACKNOWLEDGE   nothing but the number that every message carries
+    16 and more   the messages of `one_sided` and `reduce`
+
+The states of a link, at one of its processes:
+
+    open --- leave() -----------> leaving --- LEAVE_ANSWER comes --> ended
+     |                               |
+     |--- LEAVE comes, is answered --+----------------------------> ended   (`leave` waits on)
+     |--- the connection breaks -----+----------------------------> ended, and the peer is lost
+
+Gloo wants to know sizes beforehand. So a receive of SLOT bytes is always posted, and a longer body
+is announced. One posted receive is better than several: each is told to the other side, which wakes
 a thread there, and a sum of 0.8 MB took 2.1 ms with eight of them instead of 1.6. Waits have no
 deadline: one that expired would close the pair for ever.
 
 A send is handed to Gloo at once, in the caller's thread, and its memory is kept until the other
-side has said how many messages it has dealt with, which every message says in passing.
+side has acknowledged the message.
 """
 
 from __future__ import annotations
@@ -19,8 +35,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -28,18 +43,18 @@ from torch import Tensor
 
 from gossamer.errors import PeerLost
 from gossamer.real.transports.buffers import take
-from gossamer.real.transports.torch.wire import PIECE, Receiver
+from gossamer.real.transports.torch.wire import PIECE, SLOT, Receiver
 from gossamer.real.transports.transport import Part, Parts
 
-FRAME, BYE, BYE_ANSWER, DEALT_WITH = range(4)
-_HEAD = struct.Struct("<BxHIQQ")  # kind, length of the head, tag or 0, length, dealt with
-_SLOT = 1 << 14
+FRAME, LEAVE, LEAVE_ANSWER, ACKNOWLEDGE = range(4)
+_HEAD = struct.Struct("<BxHIQQ")  # kind, length of the head, tag or 0, length, acknowledged
 _POSTED = 6  # pieces awaited at once: enough that the sender always has somewhere to write
-_SILENT_MESSAGES = 16
-_SILENT_BYTES = 4 << 20
-_TAGS = 1 << 24  # beyond are those of streams; the last word of one has its tag less this
-_ROOMS = 2 * _TAGS  # beyond are those of answers
-_WHOLE, _BROKEN_OFF = torch.ones(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
+_UNACKED_MESSAGES = 16
+_UNACKED_BYTES = 4 << 20
+_TAGS = 1 << 24  # beyond are those of rooms
+
+_Piece = tuple[int, Tensor, Any]
+"""The first byte of a piece, its memory, and the receive that was posted for it."""
 
 
 class _Broken(Exception):
@@ -71,13 +86,17 @@ class Link:
         self._ended = ended
         self._lock = threading.Lock()
         self._tag = self._room = 0
-        self._expected: dict[int, Any] = {}
-        """Receives that answers land in, by tag."""
-        self._unanswered: deque[_Sent] = deque()
+        self._rooms: dict[int, list[_Piece]] = {}
+        """Receives of bodies that have room, by tag. Those that nobody fills, after a death, stay:
+        Gloo could still write into them."""
+        self._streams: set[_Sent] = set()
+        """Pieces that were sent ahead of their message."""
+        self._unacked: deque[_Sent] = deque()
         self._released = 0
-        self._dealt_with = 0
-        self._silent_messages = 0
-        self._silent_bytes = 0
+        self._acked = 0
+        """Messages of the other side that have been handled here."""
+        self._unacked_messages = 0
+        self._unacked_bytes = 0
         self._is_leaving = False
         self._error: PeerLost | None = None
         self._thread = threading.Thread(
@@ -92,67 +111,61 @@ class Link:
     def send(self, parts: Parts) -> None:
         """One of the listener's frames, copied."""
         length = sum(_length(part) for part in parts)
-        if _HEAD.size + length <= _SLOT:
+        if _HEAD.size + length <= SLOT:
             self._transmit(FRAME, b"", length, b"".join(parts))
         else:
-            self._transmit(FRAME, b"", length, None, _joined(parts, length))
+            self._transmit(FRAME, b"", length, None, _joined(parts, length).split(PIECE))
 
-    def post(self, kind: int, head: bytes, body: Tensor | None = None) -> None:
+    def post(self, kind: int, head: bytes, body: Tensor | None = None, room: int = 0) -> None:
         length = 0 if body is None else body.numel()
-        if body is None or _HEAD.size + len(head) + length <= _SLOT:
-            inline = b"" if body is None else _bytes(body)
-            self._transmit(kind, head, length, inline)
+        if body is None or _HEAD.size + len(head) + length <= SLOT:
+            self._transmit(kind, head, length, b"" if body is None else _bytes(body))
         else:
-            self._transmit(kind, head, length, None, body)
+            self._transmit(kind, head, length, None, body.split(PIECE), room)
 
-    def begin(self, kind: int, head: bytes, length: int) -> LinkStream:
-        if _HEAD.size + len(head) + length <= _SLOT:
-            return LinkStream(lambda piece, tag: self.post(kind, head, piece), 0, length)
-        tag, sent = self._transmit(kind, head, length, None, is_stream=length > PIECE)
-        return LinkStream(partial(self._hand_over, sent), tag, length)
+    def begin(self, kind: int, head: bytes, length: int, room: int = 0) -> LinkStream:
+        if room or _HEAD.size + len(head) + length <= SLOT:
+            return LinkStream(self, _Sent(), kind, head, length, room)
+        sent = _Sent()
+        tag = self._transmit(kind, head, length, None, sent=sent)
+        return LinkStream(self, sent, kind, head, length, tag)
 
     def expect(self, target: Tensor) -> int:
-        if target.numel() <= _SLOT:
+        if target.numel() <= SLOT:
             return 0
         with self._lock:
             self._room = self._room % _TAGS + 1
-            room = _ROOMS + self._room
+            room = _TAGS + self._room
+        pieces = target.split(PIECE)
         try:
-            self._expected[room] = self._await(target, room)
+            posted = [self._await(piece, room) for piece in pieces]
         except _Broken:
             raise PeerLost(self.peer, "its connection broke") from None
+        starts = range(0, target.numel(), PIECE)
+        self._rooms[room] = list(zip(starts, pieces, posted, strict=True))
         return room
-
-    def answer(self, kind: int, head: bytes, body: Tensor, room: int) -> None:
-        self._transmit(kind, head, body.numel(), None, body, room=room)
 
     def _transmit(
         self, kind: int, head: bytes, length: int, inline: Part | None,
-        body: Tensor | None = None, *, is_stream: bool = False, room: int = 0,
-    ) -> tuple[int, _Sent]:  # fmt: skip
-        """Hand over a message; without `inline` its body travels under a tag of its own, or before
-        it into the room that the other side has made."""
-        sent = _Sent()
+        pieces: Iterable[Tensor] = (), room: int = 0, sent: _Sent | None = None,
+    ) -> int:  # fmt: skip
+        """Hand over a message, and the pieces of its body behind it; the tag that they have."""
+        sent = sent or _Sent()
         with self._lock:
             tag = room
             if inline is None and not room:
-                self._tag = self._tag % _TAGS + 1
-                tag = self._tag + _TAGS * is_stream
-            dealt_with = self._dealt_with
-            self._silent_messages = self._silent_bytes = 0
-            first = _HEAD.pack(kind, len(head), tag, length, dealt_with)
+                tag = self._tag = self._tag % _TAGS + 1
+            self._unacked_messages = self._unacked_bytes = 0
+            first = _HEAD.pack(kind, len(head), tag, length, self._acked)
             message = bytearray().join((first, head, inline or b""))
-            self._unanswered.append(sent)
-            words = [(torch.frombuffer(message, dtype=torch.uint8), 0)]
-            if body is not None and room:
-                words = [(body, room), *words]
-            elif body is not None:
-                words += [(piece, tag) for piece in body.split(PIECE)]
-            for content, at in words:
-                self._hand_over(sent, content, at)
-        return tag, sent
+            self._unacked.append(sent)
+            self._streams.discard(sent)
+            self.hand_over(sent, torch.frombuffer(message, dtype=torch.uint8), 0)
+            for piece in pieces:
+                self.hand_over(sent, piece, tag)
+        return tag
 
-    def _hand_over(self, sent: _Sent, content: Tensor, tag: int) -> None:
+    def hand_over(self, sent: _Sent, content: Tensor, tag: int) -> None:
         if self._error is not None:
             raise self._error
         try:
@@ -162,29 +175,29 @@ class Link:
             raise self._error from None
         sent.held.append(content)
 
-    def _release(self, dealt_with: int) -> None:
-        """The other side has these messages whole, so their memory is free."""
-        while self._released < dealt_with:
+    def _release(self, acked: int) -> None:
+        """The other side has handled these messages, so their memory is free."""
+        while self._released < acked:
             self._released += 1
-            for work in self._unanswered.popleft().works:
+            for work in self._unacked.popleft().works:
                 _wait(work)
 
     # --- receiving
 
     def _receive_all(self) -> None:
         try:
-            slot = torch.empty(_SLOT, dtype=torch.uint8)
+            slot = torch.empty(SLOT, dtype=torch.uint8)
             message = _bytes(slot)
             work = self._await(slot, 0)
             while True:
                 _wait(work)
-                kind, width, tag, length, dealt_with = _HEAD.unpack_from(message)
+                kind, width, tag, length, acked = _HEAD.unpack_from(message)
                 at = _HEAD.size + width
                 head = bytes(message[_HEAD.size : at])
                 inline = None if tag else slot[at : at + length].clone()
                 work = self._await(slot, 0)
-                self._release(dealt_with)
-                if not self._deal_with(kind, head, tag, length, inline):
+                self._release(acked)
+                if not self._handle(kind, head, tag, length, inline):
                     return
         except _Broken:
             self._end(is_lost=not self._is_leaving)
@@ -195,48 +208,41 @@ class Link:
         except RuntimeError as error:
             raise _Broken from error
 
-    def _deal_with(
-        self, kind: int, head: bytes, tag: int, length: int, inline: Tensor | None
-    ) -> bool:
+    def _handle(self, kind: int, head: bytes, tag: int, length: int, inline: Tensor | None) -> bool:
         """Whether more is to come from this peer."""
-        if kind == FRAME:
-            self._deal_with_frame(tag, length, inline)
-        elif kind == BYE:
-            return self._take_leave(int.from_bytes(head, "little"))
-        elif kind == BYE_ANSWER:
+        if kind == LEAVE:
+            return self._answer_leave(int.from_bytes(head, "little"))
+        if kind == LEAVE_ANSWER:
             self._end(is_lost=False)
             return False
-        elif kind != DEALT_WITH:
+        if kind == ACKNOWLEDGE:
+            self._acked += 1
+            return True
+        if kind == FRAME:
+            self._handle_frame(tag, length, inline)
+        else:
             try:
-                self._deal_with_message(kind, head, tag, length, inline)
+                self._handle_message(kind, head, tag, length, inline)
             except PeerLost as lost:
                 raise _Broken from lost  # it is gone before it could be answered
-        else:
-            self._dealt_with += 1
-        if kind != DEALT_WITH:
-            self._speak_up(length)
+        self._acknowledge(length)
         return True
 
-    def _deal_with_frame(self, tag: int, length: int, inline: Tensor | None) -> None:
+    def _handle_frame(self, tag: int, length: int, inline: Tensor | None) -> None:
         body = inline
         if body is None:
             body = take(length)
             for _ in self._pieces(tag, length, body):
                 pass
-        self._dealt_with += 1
+        self._acked += 1
         self._frame(self.peer, _bytes(body))
 
-    def _deal_with_message(
+    def _handle_message(
         self, kind: int, head: bytes, tag: int, length: int, inline: Tensor | None
     ) -> None:
         receiver = self._receiver
-        if tag > _ROOMS:
-            _wait(self._expected.pop(tag))
-            self._dealt_with += 1
-            receiver.end(self.peer, kind, head)
-            return
-        target = receiver.place(self.peer, kind, head, length) if length else None
-        is_whole = self._last_word(tag) if tag > _TAGS else lambda: True
+        has_place = length and tag <= _TAGS
+        target = receiver.place(self.peer, kind, head, length) if has_place else None
         if inline is None:
             for start, piece in self._pieces(tag, length, target):
                 receiver.piece(self.peer, kind, head, start, piece)
@@ -245,26 +251,13 @@ class Link:
                 target.copy_(inline)
                 inline = target
             receiver.piece(self.peer, kind, head, 0, inline)
-        has_ended = is_whole()
-        self._dealt_with += 1  # before the end, which may send: the other side wants its memory
-        if has_ended:
-            receiver.end(self.peer, kind, head)
-
-    def _last_word(self, tag: int) -> Callable[[], bool]:
-        """Asked for ahead; to be called behind the last piece: whether the stream was whole."""
-        word = torch.empty_like(_WHOLE)
-        work = self._await(word, tag - _TAGS)
-
-        def is_whole() -> bool:
-            _wait(work)
-            return torch.equal(word, _WHOLE)
-
-        return is_whole
+        self._acked += 1  # before the end, which may send: the other side wants its memory
+        receiver.end(self.peer, kind, head)
 
     def _pieces(self, tag: int, length: int, target: Tensor | None) -> Iterator[tuple[int, Tensor]]:
         """The pieces of a body as they arrive; some are posted ahead, so that none waits."""
-        posted: deque[tuple[int, Tensor, Any]] = deque()
-        ahead = 0
+        posted = deque[_Piece](self._rooms.pop(tag, ()))
+        ahead = length if tag > _TAGS else 0
         while ahead < length or posted:
             while ahead < length and len(posted) < _POSTED:
                 size = min(PIECE, length - ahead)
@@ -275,13 +268,13 @@ class Link:
             _wait(work)
             yield start, piece
 
-    def _speak_up(self, length: int) -> None:
-        """Where all the talk goes one way, say from time to time what has been dealt with."""
-        self._silent_messages += 1
-        self._silent_bytes += length
-        if self._silent_messages >= _SILENT_MESSAGES or self._silent_bytes >= _SILENT_BYTES:
+    def _acknowledge(self, length: int) -> None:
+        """Where all messages go one way, say from time to time how many have been handled."""
+        self._unacked_messages += 1
+        self._unacked_bytes += length
+        if self._unacked_messages >= _UNACKED_MESSAGES or self._unacked_bytes >= _UNACKED_BYTES:
             try:
-                self.post(DEALT_WITH, b"")
+                self.post(ACKNOWLEDGE, b"")
             except PeerLost:
                 pass  # the receiving side will find out by itself
 
@@ -294,7 +287,7 @@ class Link:
                 return
             self._is_leaving = True
         try:
-            self._transmit(BYE, epoch.to_bytes(8, "little"), 0, b"")
+            self._transmit(LEAVE, epoch.to_bytes(8, "little"), 0, b"")
         except PeerLost:
             pass  # it has gone first
 
@@ -308,13 +301,12 @@ class Link:
         """The process counts as gone, whatever its connection says."""
         self._error = error
 
-    def _take_leave(self, epoch: int) -> bool:
+    def _answer_leave(self, epoch: int) -> bool:
         with self._lock:
             is_leaving = self._is_leaving
-            if not is_leaving:
-                self._is_leaving = True  # so that we shall not say good-bye to nobody
+            self._is_leaving = True  # so that we shall not say good-bye to nobody
         try:
-            self._transmit(BYE_ANSWER, b"", 0, b"")
+            self._transmit(LEAVE_ANSWER, b"", 0, b"")
         except PeerLost:
             pass  # it did not wait for the answer
         if is_leaving:
@@ -328,32 +320,38 @@ class Link:
             self._error = PeerLost(self.peer, reason)
         self._ended(self.peer, is_lost, epoch)
 
+    # --- for streams
+
+    def keep(self, sent: _Sent) -> None:
+        """Keep pieces that go ahead of their message: perhaps it never follows."""
+        self._streams.add(sent)
+
+    def finish(self, sent: _Sent, kind: int, head: bytes, length: int, room: int) -> None:
+        self._transmit(kind, head, length, None, room=room, sent=sent)
+
 
 class LinkStream:
-    """A body under way to one peer. Behind several pieces a word says whether they are whole."""
+    """A body under way to one peer, under a tag of its own or inside of its message."""
 
-    __slots__ = ("_hand_over", "_has_word", "_left", "_tag")
-
-    def __init__(self, hand_over: Callable[[Tensor, int], None], tag: int, length: int) -> None:
-        self._hand_over = hand_over
-        self._tag = tag
+    def __init__(
+        self, link: Link, sent: _Sent, kind: int, head: bytes, length: int, tag: int
+    ) -> None:
+        self._link = link
+        self._sent = sent
+        self._message = (kind, head, length, tag)
         self._left = length
-        self._has_word = tag > _TAGS
 
     def push(self, piece: Tensor) -> None:
-        self._hand_over(piece, self._tag)
-        self._left -= piece.numel()
-        if self._has_word and self._left == 0:
-            self._hand_over(_WHOLE, self._tag - _TAGS)
-
-    def abandon(self) -> None:
-        if not self._has_word or self._left == 0:
+        kind, head, length, tag = self._message
+        if not tag:
+            self._link.post(kind, head, piece)
             return
-        filler = torch.zeros(PIECE, dtype=torch.uint8)
-        for start in range(0, self._left, PIECE):
-            self._hand_over(filler[: self._left - start], self._tag)
-        self._left = 0
-        self._hand_over(_BROKEN_OFF, self._tag - _TAGS)
+        if tag > _TAGS and self._left == length:
+            self._link.keep(self._sent)
+        self._link.hand_over(self._sent, piece, tag)
+        self._left -= piece.numel()
+        if tag > _TAGS and self._left == 0:
+            self._link.finish(self._sent, kind, head, length, tag)
 
 
 def _length(part: Part) -> int:

@@ -1,4 +1,4 @@
-"""One-sided words by messages: the owner's receiving thread answers for the owner's windows.
+"""One-sided operations by messages: the owner's receiving thread answers for the owner's windows.
 
 `read`, `accumulate` and `average` work over anything that has a `Wire`. The owner never has to call
 anything: it answers while it computes, under the same guard that keeps its own changes whole. An
@@ -54,15 +54,15 @@ class _Request:
     """The end of this process that an average changes."""
 
 
-class ActiveWords:
-    """The windows of this process, and the words for those of the others."""
+class OneSidedByMessages:
+    """The windows of this process, and the operations on those of the others."""
 
     def __init__(
         self, wire: Wire, windows: Mapping[int, Window], initial: Mapping[int, Tensor]
     ) -> None:
         self._wire = wire
         self._windows = windows
-        self._own = {end: host_copy(value) for end, value in initial.items()}
+        self._own = {end: host_copy([value]) for end, value in initial.items()}
         self._guards = {end: Guard() for end in self._own}
         self._requests: dict[int, _Request] = {}
         self._numbers = count()
@@ -106,7 +106,7 @@ class ActiveWords:
             pending.resolve(None)
             return pending
         number = self._ask(_Request(there.process, pending))
-        body = raw(host_copy(delta.to(there.dtype)))
+        body = raw(host_copy([delta.to(there.dtype)]))
         self._send(number, there.process, ADD, _ASK.pack(number, end, start), body)
         return pending
 
@@ -177,12 +177,7 @@ class ActiveWords:
     def end(self, source: int, kind: int, head: bytes) -> None:
         if kind == READ:
             number, end, room = _ASK.unpack(head)
-            if room:
-                self._wire.answer(
-                    source, READ_ANSWER, _ANSWER.pack(number), raw(self._own[end]), room
-                )
-            else:
-                self._send_window(source, READ_ANSWER, _ANSWER.pack(number), end)
+            self._send_window(source, READ_ANSWER, _ANSWER.pack(number), end, room)
         elif kind == ADD:
             self._wire.post(source, ADD_ANSWER, _ANSWER.pack(_ASK.unpack(head)[0]))
         elif kind == AVERAGE:
@@ -200,11 +195,11 @@ class ActiveWords:
         at = first + start // window.element_size()
         return window[at : at + theirs.numel()], theirs
 
-    def _send_window(self, to: int, kind: int, head: bytes, end: int) -> None:
-        """Out of a window of ours as it is while it goes: what others read may mix moments, as it
-        may where memory is shared, and the difference of an average is given to both sides."""
+    def _send_window(self, to: int, kind: int, head: bytes, end: int, room: int = 0) -> None:
+        """Send a window of ours as it is while it goes: what others read may mix moments, as it may
+        where memory is shared, and the difference of an average is given to both sides."""
         content = raw(self._own[end])
-        stream = self._wire.begin(to, kind, head, content.numel())
+        stream = self._wire.begin(to, kind, head, content.numel(), room)
         for piece in content.split(PIECE):
             stream.push(piece)
 

@@ -1,4 +1,4 @@
-"""Messages between processes as transports move them underneath the listener's frames.
+"""Messages between processes, below the listener's frames.
 
 A message has a kind, a short head and a body. A long body travels in pieces of `PIECE` bytes, so
 that whoever receives works on the first pieces while the last are still under way; that makes an
@@ -7,15 +7,18 @@ exchange of two large windows take about as long as moving them both ways at onc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from gossamer.real.transports.buffers import take_elements
+from gossamer.real.transports.buffers import joined, take_elements
 
 PIECE = 1 << 20
 """Bytes of a piece: a whole number of elements of every type, and small enough for a cache."""
+SLOT = 1 << 14
+"""Bytes up to which a body travels inside of its message."""
 
 
 class Stream(Protocol):
@@ -25,33 +28,32 @@ class Stream(Protocol):
         """The next bytes: `PIECE` of them unless they are the last. Not to be changed any more."""
         ...
 
-    def abandon(self) -> None:
-        """After the first piece: the rest, if any, will never come, and neither will the end."""
-        ...
-
 
 class Wire(Protocol):
-    """Sends messages; in order per pair. Raises `PeerLost` where the process is gone."""
+    """Sends messages, in order per pair. Raises `PeerLost` where the process is gone."""
 
     rank: int
     size: int
 
-    def post(self, to: int, kind: int, head: bytes, body: Tensor | None = None) -> None:
+    def expect(self, source: int, target: Tensor) -> int:
+        """Make room for a body before it is sent: the sender then need not announce it and wait.
+
+        The number of the room is for the sender; 0 where the body is too short for that.
+        """
+        ...
+
+    def post(
+        self, to: int, kind: int, head: bytes, body: Tensor | None = None, room: int = 0
+    ) -> None:
         """A whole message. The body, flat bytes, is not to be changed any more."""
         ...
 
-    def begin(self, to: int, kind: int, head: bytes, length: int) -> Stream:
-        """A message whose body of `length` bytes follows in pieces."""
-        ...
+    def begin(self, to: int, kind: int, head: bytes, length: int, room: int = 0) -> Stream:
+        """A message whose body of `length` bytes follows in pieces.
 
-    def expect(self, source: int, target: Tensor) -> int:
-        """Make room for the body of an answer before it is asked for: it then need not be announced
-        first. The number is for the one who answers; 0 where a body is too short for that."""
-        ...
-
-    def answer(self, to: int, kind: int, head: bytes, body: Tensor, room: int) -> None:
-        """A message whose body lands in the room that the other has made. Only the end of it is
-        told to the receiver there."""
+        With a room the message is sent behind the last piece, so a stream may be left unfinished.
+        Without one it is sent ahead, and the receiver waits for all of the body.
+        """
         ...
 
 
@@ -59,7 +61,7 @@ class Receiver(Protocol):
     """What is called for a message, in the thread that receives from its source."""
 
     def place(self, source: int, kind: int, head: bytes, length: int) -> Tensor | None:
-        """Where the body shall land; None: each piece in fresh memory of its own."""
+        """Where a body without a room shall land; None: each piece in fresh memory of its own."""
         ...
 
     def piece(self, source: int, kind: int, head: bytes, start: int, data: Tensor) -> None:
@@ -67,7 +69,7 @@ class Receiver(Protocol):
         ...
 
     def end(self, source: int, kind: int, head: bytes) -> None:
-        """The message is complete, and was not abandoned."""
+        """The message is complete."""
         ...
 
 
@@ -76,16 +78,20 @@ def raw(value: Tensor) -> Tensor:
     return value.view(torch.uint8)
 
 
-def host_copy(value: Tensor) -> Tensor:
-    """A flat copy on the host."""
-    return host_empty(value).copy_(value.detach().reshape(-1))
+def host_copy(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors one after the other in main memory."""
+    whole = joined([tensor.detach().reshape(-1) for tensor in tensors])
+    # Joined on their GPU first: that is one copy to the host, not one for each tensor.
+    if whole.is_cuda:
+        return host_empty(whole.numel(), whole.dtype, whole.device).copy_(whole)
+    return whole
 
 
-def host_empty(value: Tensor) -> Tensor:
+def host_empty(count: int, dtype: torch.dtype, home: torch.device) -> Tensor:
     """Flat room on the host, pinned for what lies on a GPU: it is copied several times faster."""
-    if value.is_cuda:
-        return torch.empty(value.numel(), dtype=value.dtype, pin_memory=True)
-    return take_elements(value.numel(), value.dtype)
+    if home.type == "cuda":
+        return torch.empty(count, dtype=dtype, pin_memory=True)
+    return take_elements(count, dtype)
 
 
 def finish_stream(value: Tensor) -> None:

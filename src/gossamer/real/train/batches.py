@@ -25,10 +25,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gossamer.config.settings import Settings
+from gossamer.groups import Grouping
 from gossamer.real.router import BLOCK
 from gossamer.real.transports.checked_values import number_from
 from gossamer.real.transports.transport import Store
-from gossamer.tasks.split import Order, OwnSampler, Sampler
+from gossamer.tasks.split import Order, OwnSampler, Sampler, make_sampler
 
 State = dict[str, Any]
 """What a checkpoint keeps of one worker: plain values."""
@@ -148,7 +150,8 @@ class LeasedBatches:
         if self._leased:
             position, self._leased = self._leased[0], self._leased[1:]
         else:
-            # The leader of a group has the last batch, and its members compute beside it.
+            # The leader of a group holds the last batch, and its members compute batches beyond
+            # the end beside it.
             position = self._last + self._store.add("leases/beyond", 1) - 1
         self._drawn += 1
         if isinstance(self._order, OwnSampler):
@@ -213,17 +216,18 @@ class LeasedBatches:
         return range(0)
 
     def _left_by(self, dead: frozenset[int]) -> Iterator[int]:
-        """The last lease that each of them has written down, and those that nobody has.
+        """The last lease that each dead worker has held, and the leases that nobody holds.
 
-        A worker may die after it got a number and before it wrote its name there; its last lease
-        is below that number, so looking from above comes across both. From the number on that
-        somebody got who had known of the death there is neither.
+        A worker may die after it got a number and before it wrote its name there. Its last lease
+        has a lower number than that, so the search from the highest number down finds both. Leases
+        from `lease/below/RANK` on were given out when the death was known: none is the dead one's.
         """
         gaps, begin = self._open
         for rank in sorted(dead):
             key = f"lease/below/{rank}"
             below = number_from(key, self._store.get(key) or str(self._count))
-            # Backwards in the order in which they were given out; what was begun came first.
+            # In the reverse order of giving out: a resumed run gives out the gaps first, and the
+            # leases that were begun before it was resumed are older than all of these.
             given = chain(range(begin, below)[::-1], (n for n in gaps[::-1] if n < below))
             for number in chain(given, self._begun):
                 holder = self._holder(number, 0)
@@ -296,11 +300,26 @@ class LeasedBatches:
 Batches = RoundBatches | LeasedBatches
 
 
-class LoopPace:
-    """The user's loop decides when it is over."""
-
-    def __init__(self, expected_steps: int) -> None:
-        self.expected_steps = expected_steps
-
-    def open_step(self, step: int) -> bool:
-        return True
+def make_batches(
+    settings: Settings, store: Store, grouping: Grouping, *,
+    live: Callable[[], frozenset[int]], live_at: Callable[[int], frozenset[int]],
+    is_synchronous: bool, on_repeat: Callable[[int], None],
+) -> Batches:  # fmt: skip
+    """Those of one worker; what a group without its leader has taken counts as not processed."""
+    assert settings.batch
+    rank, size, targets = grouping.rank, grouping.size, settings.task.train.targets
+    samples, batch, data_size = settings.samples, settings.batch, len(targets)
+    sampler = make_sampler(targets, size, batch, settings.split, settings.seed, is_synchronous)
+    if is_synchronous:
+        return RoundBatches(
+            samples, batch, data_size, lambda step: grouping.working(live_at(step)), sampler, rank,
+            size,
+        )  # fmt: skip
+    is_own = isinstance(sampler, OwnSampler)
+    order = sampler if is_own else Order(data_size, settings.seed, batch)
+    return LeasedBatches(
+        samples, batch, data_size, store, order, rank, size, lambda: grouping.working(live()),
+        on_repeat,
+        # The members of a group take their batches at each step: none is left when it ends.
+        lease=1 if grouping.groups else LEASE,
+    )  # fmt: skip

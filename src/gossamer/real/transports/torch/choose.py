@@ -1,4 +1,4 @@
-"""How workers on the torch transport take means: by NCCL, in shared memory, by Gloo or by messages.
+"""How workers on the torch transport take means: by NCCL, in shared memory, or by messages.
 
 NCCL wants a GPU for each of its processes and hangs or fails where two share one, and memory is
 shared by the processes of one host only. So everybody tells everybody which GPU it computes on and
@@ -15,12 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import distributed
 
-from gossamer.errors import ConfigurationError, Late
+from gossamer.errors import ConfigurationError, Late, unknown_name
 from gossamer.real.transports.checked_values import number_from
 from gossamer.real.transports.transport import Store
 
-REDUCTIONS = ("auto", "fixed", "engine", "shared", "nccl")
-"""The best that works; by messages; by Gloo's exchanges; in memory of one host; by NCCL."""
+REDUCTIONS = ("auto", "messages", "nccl")
+_GONE = ("engine", "fixed", "shared")
+"""What could be asked for once: `auto` and `messages` do the same now."""
 _NO_GPU = "no GPU"
 _NO_NCCL = "no NCCL"
 _PATIENCE_S = 300.0
@@ -37,6 +38,16 @@ class Place(NamedTuple):
     """The workers of its host, with itself, as its launcher has them."""
 
 
+def check_reduction(name: str) -> None:
+    if name in _GONE:
+        raise ConfigurationError(
+            f"GOSSAMER_REDUCTION={name} is no choice any more, as there is one reduction by "
+            "messages; leave the variable out, or set it to messages or nccl"
+        )
+    if name not in REDUCTIONS:
+        raise unknown_name("reduction", name, REDUCTIONS)
+
+
 def own_gpu(device: torch.device) -> str:
     """The same text for the same GPU, in whatever process and under whatever number."""
     if device.type != "cuda":
@@ -46,12 +57,12 @@ def own_gpu(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
-def choose_collectives(wanted: str, places: Sequence[Place]) -> tuple[str, str]:
-    """One of `REDUCTIONS` other than auto, and why; `places` are the workers', by rank."""
-    if wanted in ("fixed", "engine"):
+def choose_reduction(wanted: str, places: Sequence[Place]) -> tuple[str, str]:
+    """`nccl`, `shared` or `messages`, and why; `places` are the workers', by rank."""
+    if wanted == "messages":
         return wanted, "it was asked for"
     not_nccl = _why_not_nccl([place.gpu for place in places])
-    if not_nccl is None and wanted != "shared":
+    if not_nccl is None:
         return "nccl", "every worker has a GPU of its own"
     if wanted == "nccl":
         raise ConfigurationError(
@@ -61,17 +72,7 @@ def choose_collectives(wanted: str, places: Sequence[Place]) -> tuple[str, str]:
     not_shared = _why_not_shared(places)
     if not_shared is None:
         return "shared", "all workers compute on the CPU of one host"
-    if wanted == "shared":
-        raise no_shared_memory(not_shared)
-    return "engine", f"{not_nccl}, and {not_shared}"
-
-
-def no_shared_memory(why: str) -> ConfigurationError:
-    """For those who asked for it by name."""
-    return ConfigurationError(
-        f"GOSSAMER_REDUCTION=shared adds up in memory of one host, but {why}; leave the variable"
-        " out"
-    )
+    return "messages", f"{not_nccl}, and {not_shared}"
 
 
 def _why_not_nccl(gpus: Sequence[str]) -> str | None:
@@ -98,7 +99,7 @@ def _why_not_shared(places: Sequence[Place]) -> str | None:
     return None
 
 
-def agree_on_collectives(
+def agree_on_reduction(
     wanted: str, own: Place, rank: int, size: int, store: Store, check: Check
 ) -> str:
     """Collective: every process tells where it computes, and all choose alike."""
@@ -108,7 +109,7 @@ def agree_on_collectives(
         Place(gpu, number_from(f"place/{other}", count))
         for other, (count, _, gpu) in enumerate(parts)
     ]
-    return choose_collectives(wanted, places)[0]
+    return choose_reduction(wanted, places)[0]
 
 
 def tell_all(what: str, own: str, rank: int, size: int, store: Store, check: Check) -> list[str]:

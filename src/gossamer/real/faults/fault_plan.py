@@ -1,0 +1,129 @@
+"""The faults that a launcher brings about in real workers, and what it lets their links carry.
+
+The launcher kills and pauses workers by signals. It tells all workers of the plan in the variable
+GOSSAMER_FAULTS, and each of them slows itself and its links down. Every worker has a network card
+of its own with a bandwidth each way; a message takes the latency and then the time of its bytes.
+Times of kills and pauses count from the start of the workers, those of links from the moment when
+all workers have met.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gossamer.config.collective_costs import all_reduce_seconds
+from gossamer.config.faults import Fault, read_fault
+from gossamer.errors import ConfigurationError
+
+FAULTS_VARIABLE = "GOSSAMER_FAULTS"
+_SIMULATED = {
+    "drop": "real transports lose no message, and what a lost packet costs them is time; use "
+    "--delay, or gossamer simulate",
+    "partition": "real workers have no deadline after which one that they cannot reach counts as "
+    "lost; use --delay for a while, or gossamer simulate",
+}
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """All that is asked of the workers of one run and their links; by default nothing."""
+
+    faults: tuple[Fault, ...] = ()
+    bandwidth: float = math.inf
+    """Bytes per second of a card, each way."""
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        for fault in self.faults:
+            if fault.kind in _SIMULATED:
+                raise ConfigurationError(
+                    f"--{fault.kind} is simulated only: {_SIMULATED[fault.kind]}"
+                )
+            if fault.kind == "slow" and not fault.is_trait:
+                raise ConfigurationError(
+                    f"a real worker is slow from the start to the end, got --{fault}; write it as "
+                    f"{fault.worker}={fault.amount:g}"
+                )
+
+    def of(self, *kinds: str) -> list[Fault]:
+        return [fault for fault in self.faults if fault.kind in kinds]
+
+    def check(self, workers: int) -> None:
+        """Refuse faults of workers that do not exist, and what would silently not happen."""
+        for fault in self.faults:
+            if fault.worker >= workers:
+                raise ConfigurationError(
+                    f"a fault names worker {fault.worker}, but the {workers} workers are 0 to "
+                    f"{workers - 1}"
+                )
+        for fault in self.of("slow"):
+            if fault.amount < 1:
+                raise ConfigurationError(
+                    f"a real worker cannot compute faster than it does: --{fault} must be at "
+                    "least 1"
+                )
+        for fault in self.of("slow-link"):
+            if self.bandwidth == math.inf:
+                raise ConfigurationError(
+                    f"the links of real workers have no limit that --slow-link {fault.worker}="
+                    f"{fault.amount:g} could divide; say what the others carry with --bandwidth, "
+                    "such as --bandwidth 100Mbit"
+                )
+
+    # ------------------------------------------------------------------ workers
+
+    def signals(self) -> list[tuple[float, int, int]]:
+        """When to send which worker which signal, in order of time."""
+        found = [(kill.at, kill.worker, int(signal.SIGKILL)) for kill in self.of("kill")]
+        for pause in self.of("pause"):
+            found.append((pause.at, pause.worker, int(signal.SIGSTOP)))
+            found.append((pause.at + pause.lasts, pause.worker, int(signal.SIGCONT)))
+        return sorted(found)
+
+    def slow_factor(self, worker: int) -> float:
+        """How many times slower a worker computes; the last option that names it counts."""
+        return next((f.amount for f in self.of("slow")[::-1] if f.worker == worker), 1.0)
+
+    # ------------------------------------------------------------------ links
+
+    @property
+    def shapes_links(self) -> bool:
+        is_limited = self.bandwidth != math.inf or self.latency > 0
+        return is_limited or bool(self.of("slow-link", "delay"))
+
+    def rate(self, worker: int, time_s: float) -> float:
+        """Bytes per second of a worker's card."""
+        slow = (f for f in self.of("slow-link") if f.worker == worker and f.is_on(time_s))
+        return self.bandwidth / math.prod(fault.amount for fault in slow)
+
+    def latency_at(self, time_s: float) -> float:
+        return self.latency + sum(f.amount for f in self.of("delay") if f.is_on(time_s))
+
+    def all_reduce_seconds(self, members: Sequence[int], size_bytes: int, time_s: float) -> float:
+        """The time around a ring, whose slowest card sets the pace."""
+        slowest = min(self.rate(rank, time_s) for rank in members)
+        latency = self.latency_at(time_s)
+        return all_reduce_seconds("ring", len(members), size_bytes, latency, 1 / slowest)
+
+    # ------------------------------------------------------------------ telling the workers
+
+    def to_json(self) -> str:
+        links = {"bandwidth": self.bandwidth, "latency": self.latency}
+        return json.dumps({"faults": [str(fault) for fault in self.faults], **links})
+
+    @staticmethod
+    def from_json(text: str) -> FaultPlan:
+        told = json.loads(text)
+        faults = tuple(read_fault(line) for line in told["faults"])
+        return FaultPlan(faults, told["bandwidth"], told["latency"])
+
+
+def own_fault_plan() -> FaultPlan:
+    """The plan of this process's launcher."""
+    text = os.environ.get(FAULTS_VARIABLE)
+    return FaultPlan.from_json(text) if text else FaultPlan()
