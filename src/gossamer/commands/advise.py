@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gossamer.commands import options as given
 from gossamer.commands.console import (
     Reporter,
     err,
+    plain_table,
     print_json,
     say_line,
     show_share,
@@ -258,7 +258,7 @@ def _show(findings: SearchFindings) -> None:
 
 
 def _ranking(findings: SearchFindings) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = plain_table()
     key = findings.search.key
     for column in ("", "method", "lr", f"to {findings.goal}", "interval", "seeds", "best",
                    "couples by"):  # fmt: skip

@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gossamer.commands import options as given
 from gossamer.commands.console import (
     can_draw,
+    plain_table,
     print_json,
     say,
     show_bytes,
@@ -197,7 +197,7 @@ class Comparison:
         return found
 
     def _ranking(self) -> Table:
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table = plain_table()
         score, target = self.contest.key, self.contest.target
         goal = show_share(target) if score == "accuracy" else f"{target:.4g}"
         for column in ("method", "lr", score, f"to {goal}", "times", "in all", "waiting",
@@ -230,7 +230,7 @@ class Comparison:
 
     def _grid(self) -> Table:
         contest = self.contest
-        table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+        table = plain_table(gap=2)
         table.add_column("method", no_wrap=True)
         for rate in contest.rates:
             table.add_column(f"{rate:g}", justify="right", no_wrap=True)

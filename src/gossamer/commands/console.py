@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -88,6 +89,13 @@ def say_line(text: str, style: str | None = None) -> None:
 def warn(text: str) -> None:
     """A line on standard error, for what is not a result."""
     err.print(text, markup=False, soft_wrap=True)
+
+
+def plain_table(title: str | None = None, *, gap: int = 1) -> Table:
+    """A table with one line below its header, and so many spaces between its columns."""
+    return Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False
+    )
 
 
 def show_table(table: Table) -> None:

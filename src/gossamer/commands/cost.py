@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from gossamer.commands import options as given
 from gossamer.commands.console import (
     Reporter,
     can_draw,
     out,
+    plain_table,
     print_json,
     say,
     say_line,
@@ -271,7 +270,7 @@ def _show(found: Found, fastest: dict[str, list[str]], where: Cluster, what: Wor
         f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.bandwidth:g} Gbit/s, "
         f"{1e6 * wires.latency:g} us, {wires.collective} (* fastest)"
     )
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = plain_table(title, gap=2)
     table.add_column("workers", no_wrap=True)
     for count in fastest:
         table.add_column(count, justify="right", no_wrap=True)
@@ -367,10 +366,7 @@ def _draw(
 
 def show_layers(costs: Sequence[LayerCost]) -> None:
     """One row a layer, the whole model below."""
-    table = Table(
-        title="Work (multiplications) and depth of one step, forward and backward",
-        title_justify="left", box=SIMPLE_HEAD, pad_edge=False,
-    )  # fmt: skip
+    table = plain_table("Work (multiplications) and depth of one step, forward and backward", gap=2)
     for column in ("layer", "kind"):
         table.add_column(column)
     for column in ("work", "depth", "work/depth", "parameters", "activations"):
@@ -404,10 +400,7 @@ def show_layers(costs: Sequence[LayerCost]) -> None:
 def check_agreement(methods: Sequence[str] | None) -> list[dict[str, Any]]:
     """Predicted and simulated steps of every method, size and bandwidth, as they come."""
     names = tuple(FORMS) if methods is None else tuple(methods)
-    table = Table(
-        title="Milliseconds per step: predicted | simulated, and their difference",
-        title_justify="left", box=SIMPLE_HEAD, pad_edge=False,
-    )  # fmt: skip
+    table = plain_table("Milliseconds per step: predicted | simulated, and their difference", gap=2)
     for column in ("method", "bandwidth", *(f"p = {count}" for count in WORKERS)):
         table.add_column(column, no_wrap=True)
     rows: list[dict[str, Any]] = []

@@ -6,11 +6,18 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import can_draw, out, print_json, say, say_line, show_share
+from gossamer.commands.console import (
+    can_draw,
+    out,
+    plain_table,
+    print_json,
+    say,
+    say_line,
+    show_share,
+)
 from gossamer.commands.kept_run import kept_run, slug
 from gossamer.commands.studies.batch import BatchOptions, run_batch
 from gossamer.commands.studies.grid_batch import GridBatch, GridPlan, continued_grid
@@ -114,7 +121,7 @@ _MOST_ROWS = 40
 
 def _show_staleness(found: dict[str, Histogram], workers: int) -> None:
     sampled, played = found.values()
-    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    table = plain_table(gap=2)
     table.add_column("staleness", justify="right")
     for name in found:
         table.add_column(name, justify="right")
@@ -269,10 +276,7 @@ def _subtitle(results: GridResults) -> str:
 
 def _table(results: GridResults, optimiser: str) -> Table:
     grid = results.grid
-    table = Table(
-        title=f"{optimiser} (in parentheses: failed)", title_justify="left", box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0), pad_edge=False,
-    )  # fmt: skip
+    table = plain_table(f"{optimiser} (in parentheses: failed)")
     table.add_column("delay", justify="right")
     table.add_column("batch", justify="right")
     for rate in grid.learning_rates:
@@ -295,7 +299,7 @@ def _shown(results: GridResults, cell: ResultCell | None) -> str:
 
 
 def _best_table(results: GridResults) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    table = plain_table(gap=2)
     for column in ("optimiser", "delay", "best", "at rate", "batch", "largest good rate",
                    "predicted edge"):  # fmt: skip
         table.add_column(column, justify="left" if column == "optimiser" else "right")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gossamer.commands import options as given
@@ -15,6 +14,7 @@ from gossamer.commands.console import (
     Reporter,
     can_draw,
     out,
+    plain_table,
     print_json,
     say_line,
     show_table,
@@ -170,10 +170,7 @@ def _show(study: Study, found: Found) -> None:
 
 
 def _table(scene: StragglerScene, entries: Mapping[str, StragglerEntry]) -> Table:
-    table = Table(
-        title=scene.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )  # fmt: skip
+    table = plain_table(scene.title)
     key = next(iter(entries.values())).key
     show = _spread_share if key == "accuracy" else _spread_loss
     columns: dict[str, Callable[[StragglerEntry], str]] = {
@@ -213,10 +210,7 @@ def _seeds(study: Study) -> str:
 
 
 def _verdicts(found: list[Claim]) -> Table:
-    table = Table(
-        title="What is said of them, and what we measured", title_justify="left",
-        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
-    )  # fmt: skip
+    table = plain_table("What is said of them, and what we measured")
     for column in ("stragglers", "said", "verdict", "measured, seed by seed"):
         table.add_column(column, no_wrap=True)
     for claim in found:

@@ -6,14 +6,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from gossamer.commands.console import err, fit, show_share, show_stale, warn
+from gossamer.commands.console import err, fit, plain_table, show_share, show_stale, warn
 from gossamer.quantities import counted
 
 Row = dict[str, Any]
@@ -88,7 +86,7 @@ class Dashboard:
 
     def view(self) -> Group:
         """All methods, and how long it may take."""
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table = plain_table()
         table.add_column("method", no_wrap=True)
         table.add_column("runs")
         for column in ("lr", "epoch", "loss", "accuracy", "virtual", "steps/s", "stale", "waiting"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from gossamer.studies.reproductions.table import (
     PublishedTable,
     Trainings,
     largest_deviation,
+    show_percent,
 )
 from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained
 
@@ -69,11 +69,6 @@ def trainings(seed: int, quick: bool, epochs: float) -> list[CellTraining]:
         )
         for column, published in _PUBLISHED.items()
     ]
-
-
-def _show(cell: PublishedCell) -> str:
-    ours = "diverged" if math.isnan(cell.ours) else f"{cell.ours:.2f}"
-    return ours if cell.published is None else f"{ours} | {cell.published:.2f}"
 
 
 def verdict(cells: list[PublishedCell]) -> str:
@@ -145,7 +140,7 @@ TABLE = PublishedTable(
         quick_epochs=_QUICK_EPOCHS,
         make=trainings,
         value=accuracy_of,
-        show=_show,
+        show=show_percent,
         verdict=verdict,
         picture=_picture,
     ),

@@ -16,6 +16,7 @@ from gossamer.studies.reproductions.table import (
     PublishedTable,
     Trainings,
     largest_deviation,
+    show_percent,
 )
 from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained, error_of
 
@@ -70,11 +71,6 @@ def trainings(seed: int, quick: bool, epochs: float) -> list[CellTraining]:
         for (workers, column), published in _PUBLISHED.items()
         if workers <= 4 or not quick
     ]
-
-
-def _show(cell: PublishedCell) -> str:
-    ours = "diverged" if math.isnan(cell.ours) else f"{cell.ours:.2f}"
-    return ours if cell.published is None else f"{ours} | {cell.published:.2f}"
 
 
 def verdict(cells: list[PublishedCell]) -> str:
@@ -152,7 +148,7 @@ TABLE = PublishedTable(
         quick_epochs=_QUICK_EPOCHS,
         make=trainings,
         value=error_of,
-        show=_show,
+        show=show_percent,
         verdict=verdict,
         picture=_picture,
     ),

@@ -98,6 +98,12 @@ class PublishedTable:
     """Instead of both, for a table whose cells are simulated trainings, each on its own."""
 
 
+def show_percent(cell: PublishedCell) -> str:
+    """A cell in percent: ours, and beside it theirs where the paper has one."""
+    ours = "diverged" if math.isnan(cell.ours) else f"{cell.ours:.2f}"
+    return ours if cell.published is None else f"{ours} | {cell.published:.2f}"
+
+
 def largest_deviation(cells: Sequence[PublishedCell]) -> list[str]:
     """One sentence on cells in percent, or none where nothing can be compared."""
     apart = [
