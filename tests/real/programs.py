@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import TCPStore
 
+from fork_server import Program
 from gossamer.real.transports.secret import own_secret
 from gossamer.real.transports.store_server import Keeper
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 def run_program(program: Path | str, *arguments: str, limit_s: float = 110.0) -> str:
     """What it prints; it must end well, and nobody whom it started is left."""
-    running = subprocess.Popen(
+    running = Program(
         [sys.executable, str(program), *arguments],
         stdout=subprocess.PIPE, text=True, start_new_session=True,
         # Unbuffered, Python drops what does not fit into the pipe at once.

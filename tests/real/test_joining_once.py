@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import ConfigurationError
-from gossamer.real.launch.launcher import Launch, Launcher, environment
+from gossamer.real.launch import environment
+from gossamer.real.launch.launcher import Launch, Launcher
 from gossamer.real.transports.local import LoneTransport
 from gossamer.real.transports.shm import ShmTransport
 from gossamer.real.transports.shm.segments import create_segments
