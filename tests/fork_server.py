@@ -49,7 +49,7 @@ _IMPORTED = (
 
 
 class _Server:
-    """The server of this process, once somebody has asked for it; forks use that of their parent."""
+    """That of this process, once somebody has asked for it; forks use that of their parent."""
 
     process: subprocess.Popen[bytes] | None = None
     folder: tempfile.TemporaryDirectory[str] | None = None

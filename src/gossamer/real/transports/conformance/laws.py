@@ -1,22 +1,25 @@
 """The laws that every transport keeps, each run by all processes of a group at once.
 
-`transport_tools` says how a harness runs them; its `SCENARIOS` holds them by name. Those with
-`apart` (see `transport_deaths`) want a group of processes to themselves.
+`tools` says what they are written with; its `SCENARIOS` holds them by name. Those with `apart` (see
+`death_laws`) want a group of processes to themselves.
 """
 
 from __future__ import annotations
 
-import importlib
 import random
-import sys
 import threading
 
 import torch
 
-import transport_deaths  # noqa: F401  # enters its scenarios into the table
+from gossamer.real.transports.conformance.tools import (
+    SERVER_WIDTH,
+    WIDTH,
+    Tools,
+    scenario,
+    values_of,
+)
 from gossamer.real.transports.transport import Transport
 from gossamer.rules import mean_in_order
-from transport_tools import SERVER_WIDTH, WIDTH, Tools, run_group, scenario, values_of
 
 BIG = 20_000_000
 MEGABYTE = 1 << 20
@@ -204,9 +207,10 @@ def scenario_averages_that_overlap_keep_the_sum(
         with transport.guard(own):
             transport.window(own).add_(1.0)
     tools.barrier("averaged")
-    total = sum(tools.wait(transport.read(size + end)).clone() for end in range(size))
+    values = [tools.wait(transport.read(size + end)).clone() for end in range(size)]
     expected = size * (size + 1) / 2 + 12.0 * size
-    assert torch.equal(total, torch.full((SERVER_WIDTH,), expected, dtype=torch.float64))
+    whole = torch.full((SERVER_WIDTH,), expected, dtype=torch.float64)
+    assert torch.equal(torch.stack(values).sum(0), whole)
     tools.barrier("read")
     with transport.guard(own):
         transport.window(own).zero_()
@@ -287,8 +291,3 @@ def scenario_the_store_agrees_and_counts(
         store.add(tools.key("count"), rank + 1)
     tools.barrier("added")
     assert store.add(tools.key("count"), 0) == 10 * size * (size + 1) // 2
-
-
-if __name__ == "__main__":
-    module, _, cls = sys.argv[1].partition(":")
-    run_group(getattr(importlib.import_module(module), cls).from_environment(), sys.argv[2:])

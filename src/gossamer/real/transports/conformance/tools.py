@@ -1,23 +1,20 @@
-"""What a transport's scenarios are written with: a listener that remembers, waits, and deaths.
+"""What the laws of a transport are written with: a table of laws, a listener, waits, deaths.
 
-A harness starts the processes of one group, in its own way, with the command
-
-    python tests/transport_scenarios.py MODULE:CLASS scenario_a scenario_b ...
-
-The transport is opened once with `windows_of(size)`; the scenarios then run in that order in every
-process, which prints "passed NAME" for each. A process that fails prints its traceback and ends
-with 1; one that a scenario lets die ends by SIGKILL.
+A group of processes opens the transport once with `windows_of(size)` and runs laws one after the
+other, all processes at once (`run_laws`). A process prints "passed NAME" for each; one that fails
+prints its traceback and ends with 1; one that a law lets die ends by SIGKILL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +27,16 @@ from gossamer.real.transports.transport import StopToken, Transport, Window
 PATIENCE_S = 20.0
 WIDTH = 4096
 SERVER_WIDTH = 100_003
+Run = Callable[[Transport, int, int, "Tools"], None]
+"""A law as a function of the transport, the rank of this process, the size of the group, and tools;
+an `AssertionError` says that it is broken."""
 
 
 @dataclass(frozen=True)
 class Scenario:
     """One law, and the group of processes that it wants."""
 
-    run: Callable[[Transport, int, int, Tools], None]
+    run: Run
     size: int
     victims: frozenset[int]
     apart: bool
@@ -52,10 +52,10 @@ SCENARIOS: dict[str, Scenario] = {}
 
 def scenario(
     *, size: int = 3, victims: Iterable[int] = (), apart: bool = False
-) -> Callable[[Any], Any]:
+) -> Callable[[Run], Run]:
     """Enter a function `(transport, rank, size, tools)` into the table, under its name."""
 
-    def enter(function: Any) -> Any:
+    def enter(function: Run) -> Run:
         dying = frozenset(victims)
         SCENARIOS[function.__name__] = Scenario(function, size, dying, apart or bool(dying))
         return function
@@ -76,7 +76,17 @@ def values_of(rank: int, count: int, operation: int = 0) -> Tensor:
     return torch.randn(count, generator=generator)
 
 
-class Recorder:
+@contextlib.contextmanager
+def raises(kind: type[BaseException]) -> Generator[None]:
+    """What is done inside must end with that exception."""
+    try:
+        yield
+    except kind:
+        return
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+class FrameRecorder:
     """A listener that keeps frames by source, and when each peer was reported lost."""
 
     def __init__(self) -> None:
@@ -113,7 +123,7 @@ class Tools:
 
     def __init__(self, transport: Transport) -> None:
         self.stop = StopToken()
-        self.recorder = Recorder()
+        self.recorder = FrameRecorder()
         self._transport = transport
         self._scope = ""
 
@@ -189,8 +199,8 @@ class Tools:
         assert self.recorder.lost_at[victim] - float(died) < 2.0
 
 
-def run_group(transport: Transport, names: list[str]) -> None:
-    """Open, run the scenarios in order, close; to be called in every process of the group."""
+def run_laws(transport: Transport, names: Sequence[str]) -> None:
+    """Open, run the laws in order, close; to be called in every process of the group."""
     torch.set_num_threads(1)
     tools = Tools(transport)
     rank, size = transport.rank, transport.size

@@ -12,14 +12,13 @@ import threading
 import time
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost
+from gossamer.real.transports.conformance.tools import WIDTH, Tools, raises, scenario, values_of
 from gossamer.real.transports.transport import Stopped, Transport
 from gossamer.rules import mean_in_order
-from transport_tools import WIDTH, Tools, scenario, values_of
 
 VICTIM = 1
 SURVIVORS = (0, 2)
@@ -51,7 +50,7 @@ def scenario_a_death_is_noticed_and_survived(
     if rank == VICTIM:
         tools.die()
     tools.notices_death(VICTIM)
-    with pytest.raises(PeerLost):
+    with raises(PeerLost):
         transport.send(VICTIM, [b"anybody there?"])
     other = 2 - rank
     transport.send(other, [b"still here"])
@@ -250,7 +249,7 @@ def scenario_a_stop_ends_a_wait_in_an_all_reduce(
         pending = transport.all_reduce(torch.ones(1000), range(size))
         threading.Timer(0.05, tools.stop.set).start()
         started = time.monotonic()
-        with pytest.raises(Stopped):
+        with raises(Stopped):
             tools.wait(pending)
         assert time.monotonic() - started < 1.05
         tools.arrive("stopped")
@@ -271,7 +270,7 @@ def scenario_a_stop_ends_a_wait_for_a_window(
     tools.wait_for_arrivals("guarded", 1)
     threading.Timer(0.05, tools.stop.set).start()
     started = time.monotonic()
-    with pytest.raises(Stopped):
+    with raises(Stopped):
         tools.wait(transport.accumulate(1, torch.ones(WIDTH)))
     assert time.monotonic() - started < 1.05
     tools.arrive("stopped")
