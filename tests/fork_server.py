@@ -40,7 +40,7 @@ _MOST_FILES = 250
 _IMPORTED = (
     "torch", "torch.distributed", "pytest", "gossamer", "gossamer.commands.cli",
     "gossamer.real.train.program", "gossamer.real.transports.shm",
-    "gossamer.real.transports.torch",
+    "gossamer.real.transports.torch", "gossamer.real.transports.conformance.group",
 )  # fmt: skip
 """What programs need. Not what uses mpi4py: its import begins MPI."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from programs import run_program, store_apart
+from programs import run_program
 from train_groups import Group, become_worker, watch
 
 from gossamer.config.cluster import Cluster
@@ -30,6 +30,7 @@ from gossamer.real.train.job import FileEntries
 from gossamer.real.train.progress import Follower
 from gossamer.real.train.resume import resumption
 from gossamer.real.train.train import job_of
+from gossamer.real.transports.conformance.group import store_apart
 from gossamer.real.transports.shm import create_segments
 
 

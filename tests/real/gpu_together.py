@@ -12,10 +12,10 @@ from main_memory import MainMemory
 from torch import Tensor
 
 from gossamer.pending import Pending
+from gossamer.real.transports.conformance.tools import FrameRecorder
 from gossamer.real.transports.shm import ShmTransport, create_segments
 from gossamer.real.transports.shm import transport as shm_transport
 from gossamer.real.transports.transport import StopToken, Window
-from transport_tools import Recorder
 
 WIDTH = 1000
 
@@ -63,7 +63,7 @@ class Together:
         def open_it(rank: int) -> None:
             mine.rank = rank
             initial = {rank: torch.zeros(WIDTH)}
-            self.transports[rank].open(windows, initial, Recorder(), StopToken())
+            self.transports[rank].open(windows, initial, FrameRecorder(), StopToken())
 
         in_all(size, open_it)
 

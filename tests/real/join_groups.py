@@ -30,8 +30,8 @@ import join_ends
 import join_habits
 import join_leaving
 import join_servers
-from programs import store_apart, watch
 
+from gossamer.real.transports.conformance.group import store_apart, watch
 from gossamer.real.transports.shm import Segments, create_segments
 
 LIMIT_S = 30.0

@@ -12,14 +12,19 @@ import sys
 import pytest
 import torch
 
-import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.errors import ConfigurationError, PeerLost, ProtocolError
+from gossamer.real.transports.conformance.tools import (
+    WIDTH,
+    FrameRecorder,
+    Tools,
+    run_laws,
+    scenario,
+)
 from gossamer.real.transports.mpi import MpiTransport
 from gossamer.real.transports.mpi.meeting import address_towards
 from gossamer.real.transports.mpi.pool import Pool
 from gossamer.real.transports.mpi.windows import places_of
 from gossamer.real.transports.transport import StopToken, Transport, Window
-from transport_tools import WIDTH, Recorder, Tools, run_group, scenario
 
 MAPPED = {"mapped": True, "distant": False}
 
@@ -79,7 +84,7 @@ def scenario_half_precision_and_empty_windows(
     windows[2] = Window(0, torch.float32, 1)
     initial = {end: torch.full((w.numel,), 1.0, dtype=w.dtype) for end, w in windows.items()}
     mine = {end: value for end, value in initial.items() if windows[end].process == rank}
-    other.open(windows, mine, Recorder(), StopToken())
+    other.open(windows, mine, FrameRecorder(), StopToken())
     for end in (0, 1):
         for _ in range(5):
             tools.wait(other.accumulate(end, torch.ones(60), 40))
@@ -146,4 +151,4 @@ def scenario_a_process_fails_while_the_others_wait(
 
 
 if __name__ == "__main__":
-    run_group(MpiTransport(reduction=sys.argv[2], mapped=MAPPED[sys.argv[1]]), sys.argv[3:])
+    run_laws(MpiTransport(reduction=sys.argv[2], mapped=MAPPED[sys.argv[1]]), sys.argv[3:])

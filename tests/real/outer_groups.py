@@ -27,10 +27,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from programs import run_program, store_apart, watch
+from programs import run_program
+from torch.distributed import TCPStore
 
 from gossamer.commands.cli import main
 from gossamer.real.train import checkpoint_files as checkpoint
+from gossamer.real.transports.conformance.group import store_apart, watch
 
 _LIMIT_S = 60.0
 
@@ -107,11 +109,15 @@ def become_worker(rank: int, size: int, port: int, log: Path, body: Callable[[],
     os._exit(code)
 
 
+def torchruns_store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
 def run(
     size: int, place: Path, body: Callable[[], None], is_due: Callable[[], bool] = lambda: False
 ) -> tuple[list[int], list[str]]:
     """How the workers ended and what they wrote; all are killed when it is due."""
-    with store_apart(is_torchruns=True) as port:
+    with store_apart(torchruns_store) as port:
         logs = [place / f"{rank}.txt" for rank in range(size)]
         pids: dict[int, int] = {}
         for rank in range(size):

@@ -12,18 +12,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed import TCPStore
 
 from fork_server import Program
-from gossamer.real.transports.secret import own_secret
-from gossamer.real.transports.store_server import Keeper
 
 if TYPE_CHECKING:
     import pytest
@@ -77,58 +73,3 @@ def tell_groups(run: Callable[..., object]) -> None:
         # Forks come by here, too.
         if os.getpid() == program:
             shutil.rmtree(place)
-
-
-def watch(
-    pids: dict[int, int],
-    limit_s: float,
-    *,
-    told: Callable[[int], None] = lambda rank: None,
-    is_due: Callable[[], bool] = lambda: False,
-) -> list[int]:
-    """How forked workers end, by rank; what is left at the limit, or when it is due, is killed.
-
-    Each end is told at once, as a launcher would. Only these processes are waited for: the program
-    has others.
-    """
-    ends: dict[int, int] = {}
-    until = time.monotonic() + limit_s
-    while len(ends) < len(pids):
-        is_over = time.monotonic() > until or is_due()
-        for pid, rank in pids.items():
-            if rank in ends:
-                continue
-            if is_over:
-                os.kill(pid, signal.SIGKILL)
-            gone, status = os.waitpid(pid, os.WNOHANG)
-            if gone:
-                ends[rank] = os.waitstatus_to_exitcode(status)
-                told(rank)
-        time.sleep(1e-3)
-    return [ends[rank] for rank in sorted(ends)]
-
-
-@contextlib.contextmanager
-def store_apart(*, is_torchruns: bool = False) -> Iterator[int]:
-    """The port of a store in a process of its own, for it has threads, and a fork of a process with
-    threads may find their locks taken for ever."""
-    reading, writing = os.pipe()
-    program = os.getpid()
-    keeper = os.fork()
-    if keeper == 0:
-        if is_torchruns:
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        else:
-            store = Keeper(own_secret())
-        os.write(writing, store.port.to_bytes(4, "little"))
-        while True:
-            signal.pause()
-    try:
-        yield int.from_bytes(os.read(reading, 4), "little")
-    finally:
-        # Forks that end in the ordinary way come by here, too.
-        if os.getpid() == program:
-            os.close(reading)
-            os.close(writing)
-            os.kill(keeper, signal.SIGKILL)
-            os.waitpid(keeper, 0)

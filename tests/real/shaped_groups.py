@@ -21,11 +21,17 @@ from programs import tell_groups
 
 from gossamer.real.faults.links import Links, Spell
 from gossamer.real.faults.shaped_links import ShapedTransport
+from gossamer.real.transports.conformance.tools import (
+    SERVER_WIDTH,
+    WIDTH,
+    Tools,
+    scenario,
+    values_of,
+)
 from gossamer.real.transports.shm import ShmTransport
 from gossamer.real.transports.torch import TorchTransport
 from gossamer.real.transports.transport import Stopped, Transport
 from gossamer.rules import mean_in_order
-from transport_tools import SERVER_WIDTH, WIDTH, Tools, scenario, values_of
 
 BYTES_S = 4e6
 LATENCY_S = 0.02

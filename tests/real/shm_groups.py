@@ -12,69 +12,26 @@ process ended, and what it wrote.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from main_memory import MainMemory
-from programs import store_apart, watch
 
-import transport_scenarios  # noqa: F401  # fills the table
+from gossamer.real.transports.conformance.group import run_group
 from gossamer.real.transports.shm import (
-    Segments,
     ShmTransport,
-    create_segments,
     operation,
     transport,
 )
-from transport_tools import run_group
 
 LIMIT_S = 40.0
 
 
-def become_worker(
-    rank: int, size: int, port: int, segments: Segments, names: list[str], log: Path
-) -> None:
-    """Never returns: the process ends as the scenarios end."""
-    code = 1
-    try:
-        with log.open("w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        os.environ.update(
-            GOSSAMER_RANK=str(rank),
-            GOSSAMER_SIZE=str(size),
-            GOSSAMER_STORE=f"127.0.0.1:{port}",
-            GOSSAMER_SHM_FDS=",".join(map(str, segments.fds)),
-        )
-        run_group(ShmTransport.from_environment(), names)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    os._exit(code)
-
-
 def run(size: int, names: list[str], folder: Path) -> dict[str, object]:
-    """Start the processes, report deaths as the launcher does, kill what is left at the limit."""
-    with store_apart() as port:
-        segments = create_segments(size)
-        logs = [folder / f"{names[0]}-{rank}.txt" for rank in range(size)]
-        pids: dict[int, int] = {}
-        for rank in range(size):
-            pid = os.fork()
-            if pid == 0:
-                become_worker(rank, size, port, segments, names, logs[rank])
-            pids[pid] = rank
-        ends = watch(pids, LIMIT_S, told=segments.mark_dead)
-    segments.close()
-    return {"ends": ends, "written": [log.read_text() for log in logs]}
+    ends, written = run_group(ShmTransport.from_environment, size, names, LIMIT_S)
+    return {"ends": ends, "written": written}
 
 
 if __name__ == "__main__":

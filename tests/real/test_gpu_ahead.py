@@ -12,10 +12,10 @@ from main_memory import Signalling
 from torch import Tensor, nn
 
 from gossamer.real.join.binding import Binding
+from gossamer.real.transports.conformance.tools import values_of
 from gossamer.real.transports.shm import ahead
 from gossamer.real.transports.shm.ahead import AHEAD
 from gossamer.rules import mean_in_order
-from transport_tools import values_of
 
 SIZE = 3
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from main_memory import FileMark, MainMemory
 from torch import Tensor
 
+from gossamer.real.transports.conformance.tools import values_of
 from gossamer.real.transports.shm import create_segments
 from gossamer.real.transports.shm.arenas import IN_ARENA
 from gossamer.real.transports.shm.cuda import Cuda, Mark
@@ -26,7 +27,6 @@ from gossamer.real.transports.shm.system import LOCK_BYTES, SPARE_WORD
 from gossamer.real.transports.shm.turns import Turns
 from gossamer.real.transports.transport import Stopped, StopToken
 from gossamer.rules import mean_in_order
-from transport_tools import values_of
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from gossamer.real.join.binding import Binding
 from gossamer.real.join.descent import Descent
 from gossamer.real.join.replica import LoopReplica
+from gossamer.real.transports.conformance.tools import FrameRecorder
 from gossamer.real.transports.shm import ShmTransport, create_segments, operation
 from gossamer.real.transports.transport import StopToken, Window
 from gossamer.rules import mean_in_order
-from transport_tools import Recorder
 
 COUNT = 40_000
 MEMBERS = range(3)
@@ -143,7 +143,7 @@ def trio(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ShmTransport]]:
     windows = {rank: Window(COUNT, torch.float32, rank) for rank in MEMBERS}
 
     def open_one(rank: int) -> None:
-        transports[rank].open(windows, {rank: torch.zeros(COUNT)}, Recorder(), StopToken())
+        transports[rank].open(windows, {rank: torch.zeros(COUNT)}, FrameRecorder(), StopToken())
 
     in_all(open_one)
     yield transports

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import transport_scenarios  # noqa: F401  # fills the table
-from transport_tools import SCENARIOS, Scenario
+from gossamer.real.transports.conformance.group import SCENARIOS, Scenario
 
 HERE = Path(__file__).parent
 MPIRUN = Path(sys.executable).with_name("mpirun")

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from programs import answers_of
 
-import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.real.faults.shaped_links import ShapedTransport
 from gossamer.real.launch import environment
+from gossamer.real.transports.conformance.group import SCENARIOS
 from gossamer.real.transports.local import LoneTransport
-from transport_tools import SCENARIOS
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from programs import answers_of
 
-import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.errors import ConfigurationError
+from gossamer.real.transports.conformance.group import SCENARIOS, Scenario
 from gossamer.real.transports.shm import ShmTransport, create_segments
-from transport_tools import SCENARIOS, Scenario
 
 TOGETHER = [law.name for law in SCENARIOS.values() if not law.apart]
 GROUPS = [(3, TOGETHER)] + [(law.size, [law.name]) for law in SCENARIOS.values() if law.apart]

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import PeerLost, ProtocolError
+from gossamer.real.transports.conformance.tools import FrameRecorder
 from gossamer.real.transports.shm import Segments, ShmTransport, create_segments
 from gossamer.real.transports.shm.board import Room
 from gossamer.real.transports.shm.layout import (
@@ -30,7 +31,6 @@ from gossamer.real.transports.shm.operation import Kind
 from gossamer.real.transports.shm.rings import LENGTH_BYTES, RingReader, RingWriter
 from gossamer.real.transports.shm.system import Bell
 from gossamer.real.transports.transport import Stopped, StopToken, Window
-from transport_tools import Recorder
 
 
 class NoStore:
@@ -55,7 +55,7 @@ def in_both(action: Callable[[int], None]) -> None:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Segments, list[ShmTransport], list[Recorder]]]:
+def pair() -> Iterator[tuple[Segments, list[ShmTransport], list[FrameRecorder]]]:
     """Two transports with a window of ten each, as if in two processes."""
     segments = create_segments(2)
     files = [os.dup(file) for file in segments.fds]
@@ -64,7 +64,7 @@ def pair() -> Iterator[tuple[Segments, list[ShmTransport], list[Recorder]]]:
         ShmTransport(1, 2, files, NoStore()),
     ]
     segments.fds = ()
-    recorders = [Recorder(), Recorder()]
+    recorders = [FrameRecorder(), FrameRecorder()]
     windows = {rank: Window(10, torch.float32, rank) for rank in range(2)}
     in_both(
         lambda rank: transports[rank].open(
@@ -76,7 +76,7 @@ def pair() -> Iterator[tuple[Segments, list[ShmTransport], list[Recorder]]]:
         transport.close()
 
 
-Pair = tuple[Segments, list[ShmTransport], list[Recorder]]
+Pair = tuple[Segments, list[ShmTransport], list[FrameRecorder]]
 
 
 @settings(max_examples=50, deadline=None)

@@ -11,12 +11,12 @@ import torch
 from torch import distributed
 
 from gossamer.errors import ConfigurationError, PeerLost
+from gossamer.real.transports.conformance.tools import FrameRecorder
 from gossamer.real.transports.death_notices import Attendance, tell_dead
 from gossamer.real.transports.store import TcpStore, serve
 from gossamer.real.transports.torch import TorchTransport
 from gossamer.real.transports.torch.rendezvous import Meeting, meet
 from gossamer.real.transports.transport import StopToken, Window
-from transport_tools import Recorder
 
 pytestmark = pytest.mark.timeout(30)
 SECRET = b"a secret of the tests alone"
@@ -105,7 +105,7 @@ def test_a_port_given_by_hand_makes_steps_of_slurm_one_run() -> None:
 def open_transport(meeting: Meeting) -> None:
     windows = {rank: Window(4, torch.float32, rank) for rank in range(meeting.size)}
     transport = TorchTransport(meeting, "fixed")
-    transport.open(windows, {0: torch.zeros(4)}, Recorder(), StopToken())
+    transport.open(windows, {0: torch.zeros(4)}, FrameRecorder(), StopToken())
 
 
 def only_meet(meeting: Meeting) -> None:

@@ -15,9 +15,9 @@ import pytest
 import torch
 from programs import answers_of
 
-import transport_scenarios  # noqa: F401  # fills the table
 from gossamer.errors import ConfigurationError, Error
 from gossamer.real.transports.buffers import Memory
+from gossamer.real.transports.conformance.group import SCENARIOS, Scenario
 from gossamer.real.transports.torch import TorchTransport
 from gossamer.real.transports.torch.departures import Loss, Losses
 from gossamer.real.transports.torch.finished import decode_finished, encode_finished
@@ -30,7 +30,6 @@ from gossamer.real.transports.torch.reduction_state import (
 from gossamer.real.transports.torch.rendezvous import Meeting
 from gossamer.real.transports.transport import StopToken
 from gossamer.rules import mean_in_order
-from transport_tools import SCENARIOS, Scenario
 
 TOGETHER = [law.name for law in SCENARIOS.values() if not law.apart]
 APART = [law for law in SCENARIOS.values() if law.apart]
@@ -113,10 +112,10 @@ def test_sums_in_memory_that_is_shared_keep_the_law(place: int, answers: list[An
 def test_torchrun_starts_it_with_its_own_store(tmp_path: Path) -> None:
     """`from_environment` needs nothing but what torchrun sets."""
     laws = ["scenario_a_read_sees_what_the_owner_wrote", "scenario_the_store_agrees_and_counts"]
-    scenarios = HERE.parent / "transport_scenarios.py"
     code, output = run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         str(scenarios), "gossamer.real.transports.torch:TorchTransport", *laws],
+         "-m", "gossamer.real.transports.conformance", "--member",
+         "--transport", "gossamer.real.transports.torch:TorchTransport", *laws],
         {},
     )  # fmt: skip
     assert code == 0, output

@@ -6,12 +6,17 @@ from typing import Any
 
 import torch
 
+from gossamer.real.transports.conformance.death_laws import (
+    SURVIVORS,
+    VICTIM,
+    check_mean,
+    survivors_reduce,
+)
+from gossamer.real.transports.conformance.tools import Tools, scenario, values_of
 from gossamer.real.transports.torch import TorchTransport
 from gossamer.real.transports.torch.reduction import CONTRIBUTION, MEAN
 from gossamer.real.transports.torch.wire import PIECE
 from gossamer.rules import mean_in_order
-from transport_deaths import SURVIVORS, VICTIM, check_mean, survivors_reduce
-from transport_tools import Tools, scenario, values_of
 
 LONG = 9 * PIECE // 4
 """Elements of which each of three owners has three pieces."""

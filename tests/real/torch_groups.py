@@ -15,14 +15,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import torch_deaths  # noqa: F401  # fills the table
-from programs import store_apart, tell_groups, watch
+from programs import tell_groups
 
-import transport_scenarios  # noqa: F401  # fills the table
+from gossamer.real.transports.conformance.group import store_apart, watch
+from gossamer.real.transports.conformance.tools import run_laws
 from gossamer.real.transports.torch import TorchTransport
-from transport_tools import run_group
 
 LIMIT_S = 40.0
 
@@ -41,7 +39,7 @@ def be_worker(variables: dict[str, str], names: list[str], log: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.environ.update(variables)
-    run_group(TorchTransport.from_environment(), names)
+    run_laws(TorchTransport.from_environment(), names)
 
 
 def run(size: int, names: list[str], extra: dict[str, str], folder: Path) -> dict[str, object]:

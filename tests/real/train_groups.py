@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from programs import run_program, store_apart
+from programs import run_program
 
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
@@ -32,6 +32,7 @@ from gossamer.real.train import program
 from gossamer.real.train.job import FileEntries, Job
 from gossamer.real.train.progress import Follower
 from gossamer.real.train.train import job_of
+from gossamer.real.transports.conformance.group import store_apart
 from gossamer.real.transports.death_notices import tell_dead
 from gossamer.real.transports.shm import create_segments
 from gossamer.real.transports.store import TcpStore

@@ -24,7 +24,8 @@ from gossamer.real.transports.store import TcpStore
 from gossamer.real.transports.store_server import Keeper
 from gossamer.real.transports.transport import Transport
 
-__all__ = ["death_laws", "laws"]
+__all__ = ["SCENARIOS", "LawResult", "Scenario", "check_laws", "death_laws", "laws"]
+__all__ += ["run_group", "store_apart", "watch"]
 
 _LIMIT_S = 60.0
 
