@@ -25,7 +25,13 @@ from timing import best_seconds, synchronise
 from torch import Tensor, nn
 
 from gossamer import Data, Task, make_task
-from gossamer.studies.lab.grid import DEFAULT_DELAYS, DEFAULT_RATES, Grid, Point, named_optimisers
+from gossamer.studies.lab.grid import (
+    DEFAULT_DELAYS,
+    DEFAULT_RATES,
+    Grid,
+    GridPoint,
+    named_optimisers,
+)
 from gossamer.studies.lab.training import GroupTraining, Models
 from gossamer.tasks.models import lenet5
 from gossamer.tasks.task import cross_entropy, fraction_correct
@@ -46,7 +52,7 @@ def lenet_task() -> Task:
 class PlainTraining:
     """One point of the grid as anybody would train it."""
 
-    def __init__(self, task: Task, point: Point, device: torch.device) -> None:
+    def __init__(self, task: Task, point: GridPoint, device: torch.device) -> None:
         self.module: nn.Module = task.make_model().to(device)
         self.inputs, self.targets = task.train.inputs.to(device), task.train.targets.to(device)
         self.parameters = list(self.module.parameters())

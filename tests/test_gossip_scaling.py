@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from command_line import gossamer
 from gossamer.optim.schedules import make_schedule
 from gossamer.sim.simulation import Simulation
-from gossamer.studies.reproductions import TABLES, Cell, PublishedTable
+from gossamer.studies.reproductions import TABLES, PublishedCell, PublishedTable
 from gossamer.studies.reproductions.ad_psgd_cifar10 import TABLE as AD_PSGD
 from gossamer.studies.reproductions.ad_psgd_cifar10 import verdict as ad_psgd_verdict
 from gossamer.studies.reproductions.gossip_scaling import DIGITS
@@ -25,7 +25,7 @@ from gossamer.studies.reproductions.shapes import (
     OPEN,
     Margin,
     Number,
-    Part,
+    PartOfRun,
     accuracy,
     alike,
     judged,
@@ -33,7 +33,7 @@ from gossamer.studies.reproductions.shapes import (
     moment,
 )
 from gossamer.studies.reproductions.table import Trainings
-from gossamer.studies.reproductions.trainings import Problem, Trained, Training
+from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained
 
 SHAPES = {"gossip-scaling": CIFAR10, "gossip-scaling-digits": DIGITS}
 numbers = st.one_of(st.none(), st.just(math.inf), st.floats(0, 1e6))
@@ -45,7 +45,7 @@ def trainings_of(table: PublishedTable) -> Trainings:
     return table.trainings
 
 
-def work_of(table: PublishedTable, quick: bool = False) -> list[Training]:
+def work_of(table: PublishedTable, quick: bool = False) -> list[CellTraining]:
     return trainings_of(table).make(0, quick, 90.0)
 
 
@@ -80,7 +80,7 @@ def test_what_is_ordered_is_not_alike(
 
 def test_a_statement_agrees_only_where_all_of_it_does() -> None:
     """One part that differs decides; one that is open leaves it open; nothing says nothing."""
-    yes, no, open_ = Part(AGREES, "a"), Part(DIFFERS, "b"), Part(OPEN, "c")
+    yes, no, open_ = PartOfRun(AGREES, "a"), PartOfRun(DIFFERS, "b"), PartOfRun(OPEN, "c")
     assert judged("it", [yes, yes]) == "it: agrees (a)"
     assert judged("it", [yes, open_, open_]) == "it: cannot say (c)"
     assert judged("it", [yes, no, open_]) == "it: does not agree (b)"
@@ -92,7 +92,7 @@ def test_diverged_is_worst_and_never_reached_is_last() -> None:
     assert less("p", accuracy("a", math.nan), accuracy("b", 12.0), Margin(1.0)).finding == AGREES
     assert less("p", moment("a", 9.0, "s"), moment("b", math.nan, "s"), Margin()).finding == AGREES
     missing = less("p", moment("a", None, "s"), moment("b", 9.0, "s"), Margin())
-    assert missing == Part(OPEN, "p: not trained")
+    assert missing == PartOfRun(OPEN, "p: not trained")
     assert str(moment("a", math.nan, "s")) == "a not reached"
 
 
@@ -144,7 +144,7 @@ def test_every_cell_can_be_simulated() -> None:
             world.kernel.end_tasks(end)
 
 
-def trained(one: Training, accuracies: list[float | None]) -> Trained:
+def trained(one: CellTraining, accuracies: list[float | None]) -> Trained:
     """Evaluated every tenth of 90 epochs, two seconds each."""
     rows = [
         {"epochs": 9.0 * at, "virtual_seconds": 18.0 * at, "accuracy": score}
@@ -166,7 +166,7 @@ def test_early_speed_is_measured_before_the_first_drop() -> None:
     assert trainings_of(CIFAR10).show(late[0]) == "not reached"
 
 
-def shape(**changed: tuple[float, float]) -> list[Cell]:
+def shape(**changed: tuple[float, float]) -> list[PublishedCell]:
     """The paper's shape as (s, final accuracy), with some cells changed: p8_easgd=(1, 90)."""
     found = {
         "p8_push_gossip": (97.0, 91.0), "p16_push_gossip": (55.0, 91.0),
@@ -175,20 +175,20 @@ def shape(**changed: tuple[float, float]) -> list[Cell]:
     }  # fmt: skip
     for workers in (32, 64, 128):
         found |= {f"p{workers}_all_reduce": (90.0, 91.0), f"p{workers}_pull_gossip": (50.0, 89.0)}
-    cells: list[Cell] = []
+    cells: list[PublishedCell] = []
     targets = {8: 75, 16: 75, 32: 70, 64: 60, 128: 50}
     for key, (seconds, final) in (found | changed).items():
         place, _, column = key.partition("_")
         row, percent = f"{place[1:]} workers", targets[int(place[1:])]
         cells += [
-            Cell(row, column, None, final),
-            Cell(f"{row}, s to {percent} %", column, None, seconds),
-            Cell(f"{row}, epochs to {percent} %", column, None, seconds / 2),
+            PublishedCell(row, column, None, final),
+            PublishedCell(f"{row}, s to {percent} %", column, None, seconds),
+            PublishedCell(f"{row}, epochs to {percent} %", column, None, seconds / 2),
         ]
     return cells
 
 
-def said_of(cells: list[Cell]) -> list[str]:
+def said_of(cells: list[PublishedCell]) -> list[str]:
     """The finding of each statement, in the order of the verdict."""
     lines = [line for line in trainings_of(CIFAR10).verdict(cells).splitlines() if line[0] == "J"]
     return [next(word for word in (DIFFERS, OPEN, AGREES) if f": {word}" in line) for line in lines]
@@ -237,7 +237,7 @@ def test_one_training_gives_all_its_cells_and_going_on_keeps_them(
     """The early cells come from the history, so a finished cell that is read back has them too."""
     own = trainings_of(DIGITS)
 
-    def few(seed: int, quick: bool, epochs: float) -> list[Training]:
+    def few(seed: int, quick: bool, epochs: float) -> list[CellTraining]:
         return [
             dataclasses.replace(one, choices={**one.choices, "evaluations": 4})
             for one in own.make(seed, quick, epochs)[-2:]
@@ -292,7 +292,9 @@ def test_the_verdict_holds_every_order_against_ours() -> None:
 
     def said(**changed: float) -> list[str]:
         ours = published | {key.replace("_", "-"): value for key, value in changed.items()}
-        cells = [Cell("16 workers", key, published[key], value) for key, value in ours.items()]
+        cells = [
+            PublishedCell("16 workers", key, published[key], value) for key, value in ours.items()
+        ]
         return ad_psgd_verdict(cells).splitlines()
 
     assert all(f": {AGREES}" in line for line in said()[:5])

@@ -23,8 +23,8 @@ from gossamer.config.cluster import DISTRIBUTIONS, Compute
 from gossamer.errors import ConfigurationError
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.studies.lab.curvature import largest_curvature
-from gossamer.studies.lab.grid import Grid, Point, named_optimisers, steps_of
-from gossamer.studies.lab.results import Results
+from gossamer.studies.lab.grid import Grid, GridPoint, named_optimisers, steps_of
+from gossamer.studies.lab.results import GridResults
 from gossamer.studies.lab.staleness import Histogram, monte_carlo, simulated
 from gossamer.studies.lab.sweep import Sweep
 from gossamer.studies.lab.theory import (
@@ -137,7 +137,7 @@ def make_torch(spec: str, parameters: Any, rate: float) -> torch.optim.Optimizer
     return torch.optim.SGD(parameters, lr=rate, momentum=0.9)
 
 
-def alone(point: Point, grid: Grid) -> Tensor:
+def alone(point: GridPoint, grid: Grid) -> Tensor:
     """One point trained by itself: a module, torch.optim, DelayedOptimizer, the same batches."""
     task = digits()
     torch.manual_seed(point.seed)
@@ -158,10 +158,10 @@ def alone(point: Point, grid: Grid) -> Tensor:
     return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
 
 
-def trained(grid: Grid) -> dict[Point, Tensor]:
+def trained(grid: Grid) -> dict[GridPoint, Tensor]:
     """The final parameters of every point, trained together."""
     models = Models(digits(), torch.device("cpu"), grid.seeds)
-    found: dict[Point, Tensor] = {}
+    found: dict[GridPoint, Tensor] = {}
     for group in grid.groups():
         training = GroupTraining(models, group, grid)
         while not training.is_over:
@@ -322,7 +322,7 @@ def test_chance_level_and_not_a_number_count_as_failed() -> None:
     )
     sweep = Sweep(digits(), grid)
     sweep.run()
-    results: Results = sweep.results()
+    results: GridResults = sweep.results()
     by_rate = {rate: [c.fails for c in results.cells.values() if c.place[3] == rate]
                for rate in (0.03, 1e6)}  # fmt: skip
     assert not any(by_rate[0.03])

@@ -21,26 +21,28 @@ from gossamer.studies.lab.stragglers import (
     MEMORYLESS,
     PERMANENT,
     RANDOM,
-    Entry,
-    Pace,
+    StragglerEntry,
+    StragglerPace,
     Study,
     claims,
     pace,
     scenes,
 )
-from gossamer.studies.reproductions import TABLES, Cell, servers
+from gossamer.studies.reproductions import TABLES, PublishedCell, servers
 from support import bowl
 
 WORKERS, STEPS, SEEDS = 8, 60, (0, 1)
 
 
 @cache
-def timed() -> dict[str, dict[str, Entry]]:
+def timed() -> dict[str, dict[str, StragglerEntry]]:
     """Every scene without gradients, small."""
     study = Study(bowl(1), scenes(WORKERS), SEEDS, rates=(), steps=STEPS)
-    found: dict[str, dict[str, Entry]] = {}
+    found: dict[str, dict[str, StragglerEntry]] = {}
     for job in study.jobs():
-        entry = found.setdefault(job.scene.name, {}).setdefault(job.label, Entry(job.label))
+        entry = found.setdefault(job.scene.name, {}).setdefault(
+            job.label, StragglerEntry(job.label)
+        )
         entry.paces.append(pace(job.settings))
     return found
 
@@ -118,13 +120,13 @@ def test_a_dropped_gradient_is_no_throughput() -> None:
 # ---------------------------------------------------------------------- claims and rates
 
 
-def paces(*throughputs: float) -> list[Pace]:
-    return [Pace(value, value, 1 / value, 0, 0, 0, 0, 0) for value in throughputs]
+def paces(*throughputs: float) -> list[StragglerPace]:
+    return [StragglerPace(value, value, 1 / value, 0, 0, 0, 0, 0) for value in throughputs]
 
 
 def test_a_claim_is_judged_by_the_interval_of_its_seeds() -> None:
     """Above zero it holds, below it does not, and an interval around zero leaves it open."""
-    entries = {name: Entry(name, paces(*(10.0 * 2**i + j for j in range(3))))
+    entries = {name: StragglerEntry(name, paces(*(10.0 * 2**i + j for j in range(3))))
                for i, name in enumerate(DIAL)}  # fmt: skip
     assert {claim.verdict for claim in claims({RANDOM: entries})} == {"holds"}
     entries["ssp:bound=1"].paces = paces(5, 5.1, 5.2)
@@ -147,9 +149,9 @@ def test_a_pace_is_compared_with_the_synchronous_one(
     bounded: float, free: float, verdicts: tuple[str, str]
 ) -> None:
     """Within a tenth of it is the same pace, twice as fast is another; SSP must have the same."""
-    entries = {name: Entry(name, paces(100.0 * bounded)) for name in BOUNDS}
-    entries |= {"sync_server": Entry("sync_server", paces(100.0))}
-    entries |= {"downpour": Entry("downpour", paces(100.0 * free))}
+    entries = {name: StragglerEntry(name, paces(100.0 * bounded)) for name in BOUNDS}
+    entries |= {"sync_server": StragglerEntry("sync_server", paces(100.0))}
+    entries |= {"downpour": StragglerEntry("downpour", paces(100.0 * free))}
     found = [claim.verdict for claim in claims({PERMANENT: entries})]
     assert found == [verdicts[0]] * 3 + [verdicts[1]]
 
@@ -165,7 +167,7 @@ def test_the_best_rate_is_the_best_over_the_whole_run() -> None:
         0.3: [run(0.1, 0.8, 0.9)],
         1.0: [run(0.1, 0.99, math.nan)],
     }
-    entry = Entry("downpour", paces(1.0), histories)
+    entry = StragglerEntry("downpour", paces(1.0), histories)
     assert entry.best_rate == 0.3
     assert entry.average(0.3).mean == pytest.approx((0.45 + 0.85) / 2)
     assert math.isnan(entry.average(1.0).mean)
@@ -257,7 +259,7 @@ def test_a_picture_without_training_is_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- published tables
 
 
-def computed(name: str) -> dict[tuple[str, str], Cell]:
+def computed(name: str) -> dict[tuple[str, str], PublishedCell]:
     table = TABLES[name]
     told: list[str] = []
     assert table.compute is not None

@@ -18,27 +18,27 @@ from gossamer.config.cluster import Cluster
 from gossamer.errors import RunFailed
 from gossamer.optim.schedules import make_schedule
 from gossamer.sim.simulation import Simulation
-from gossamer.studies.reproductions import TABLES, Cell, PublishedTable
+from gossamer.studies.reproductions import TABLES, PublishedCell, PublishedTable
 from gossamer.studies.reproductions.dc_asgd import TABLE as DC_ASGD
 from gossamer.studies.reproductions.dc_asgd import trainings, verdict
 from gossamer.studies.reproductions.table import Trainings
-from gossamer.studies.reproductions.trainings import Problem, Trained, Training, error_of
+from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained, error_of
 
 REPRODUCTIONS = Path(__file__).parents[1] / "docs" / "reproductions"
 CELLS = {("1 worker", "alone"): (1, "sync_server"), ("2 workers", "late"): (2, "downpour"),
          ("2 workers", "together"): (2, "all_reduce")}  # fmt: skip
 
 
-def cells(seed: int, quick: bool, epochs: float) -> list[Training]:
+def cells(seed: int, quick: bool, epochs: float) -> list[CellTraining]:
     choices = {"seed": seed, "epochs": epochs, "batch": 64, "learning_rate": 0.1, "evaluations": 4}
     return [
-        Training(row, column, method, Cluster(workers=workers), choices, 5.0, "made up")
+        CellTraining(row, column, method, Cluster(workers=workers), choices, 5.0, "made up")
         for (row, column), (workers, method) in CELLS.items()
         if workers == 1 or not quick
     ]
 
 
-def draw(path: Path, work: Sequence[Training], trained: Mapping[str, Trained]) -> None:
+def draw(path: Path, work: Sequence[CellTraining], trained: Mapping[str, Trained]) -> None:
     path.write_text(" ".join(one.label for one in work if one.label in trained))
 
 
@@ -245,7 +245,7 @@ def test_another_tables_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_table_without_a_unit_has_no_gap() -> None:
     """One space on each side of the bar, whether or not a unit stands before it."""
-    cell = Cell("row", "column", 2.0, 1.0)
+    cell = PublishedCell("row", "column", 2.0, 1.0)
     assert published._cell(cell, TABLES["softsync-staleness"]) == "1 | 2 (-50 %)"
     assert published._cell(cell, TABLES["ad-psgd-speedup"]) == "1 x | 2 (-50 %)"
 
@@ -264,7 +264,7 @@ def test_nothing_outlives_an_interruption() -> None:
     """A child that is under way ends with its parent's command, and what it told has arrived."""
     heard: list[str] = []
 
-    def interrupt(training: Training, row: Any) -> None:
+    def interrupt(training: CellTraining, row: Any) -> None:
         heard.append(training.label)
         raise KeyboardInterrupt
 
@@ -343,9 +343,9 @@ def test_augmentation_can_be_left_out() -> None:
     assert not DC_ASGD.trainings.problem.augmented
 
 
-def judged(**errors: float) -> list[Cell]:
+def judged(**errors: float) -> list[PublishedCell]:
     names = {"a": "DC-ASGD-a", "c": "DC-ASGD-c", "s": "SSGD", "late": "ASGD"}
-    return [Cell("4 workers", names[key], 9.0, error) for key, error in errors.items()]
+    return [PublishedCell("4 workers", names[key], 9.0, error) for key, error in errors.items()]
 
 
 def test_the_verdict_says_where_the_order_breaks() -> None:

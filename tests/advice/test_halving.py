@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.plan.advise.halving import Curve, Halving, Rung, curve, order
+from gossamer.plan.advise.halving import Halving, LearningCurve, Rung, curve, order
 
 GOAL = 0.9
 QUICK = settings(max_examples=50, deadline=None)
@@ -16,7 +16,7 @@ paces = st.floats(0.1, 10.0)
 RUNGS = (Rung(1 / 9, 4), Rung(1 / 3, 2), Rung(1.0, 1))
 
 
-def grown(rate: float, pace: float, share: float, points: int = 20) -> Curve:
+def grown(rate: float, pace: float, share: float, points: int = 20) -> LearningCurve:
     """A straight line in time, of a run that needs 10 / pace seconds for all its samples."""
     end = share * 10.0 / pace
     times = [end * at / points for at in range(points + 1)]
@@ -62,7 +62,7 @@ def test_the_best_of_every_kind_stays_in_until_the_end() -> None:
         "lame": [(0.0, 0.0), (1.0, 0.05), (9.0, 0.5)],
     }
 
-    def measure(one: str, rung: Rung, limit: float) -> Curve:
+    def measure(one: str, rung: Rung, limit: float) -> LearningCurve:
         whole = rung.share == 1.0
         return curve(starters[one] if whole else starters[one][:2], is_over=whole)
 
@@ -104,7 +104,7 @@ def test_the_limit_is_the_arrival_of_the_last_that_would_be_kept() -> None:
     arrivals = {"a": 5.0, "b": 3.0, "c": 9.0, "d": 4.0}
     limits: list[float] = []
 
-    def measure(one: str, rung: Rung, limit: float) -> Curve:
+    def measure(one: str, rung: Rung, limit: float) -> LearningCurve:
         limits.append(limit)
         return curve([(0.0, 0.0), (arrivals[one], GOAL)])
 
@@ -133,7 +133,7 @@ def test_an_interrupted_search_still_has_a_standing() -> None:
     everyone = {"best": 1.0, "good": 0.8, "poor": 0.2, "worst": 0.1}
     measured: list[str] = []
 
-    def measure(one: str, rung: Rung, limit: float) -> Curve:
+    def measure(one: str, rung: Rung, limit: float) -> LearningCurve:
         if len(measured) == 5:
             raise KeyboardInterrupt
         measured.append(one)

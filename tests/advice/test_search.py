@@ -9,11 +9,11 @@ import pytest
 from made_up import MadeUp
 
 from gossamer.config.settings import make_settings
-from gossamer.plan.advise.budget import Plan
+from gossamer.plan.advise.budget import SearchPlan
 from gossamer.plan.advise.candidates import Candidate
-from gossamer.plan.advise.findings import Findings
+from gossamer.plan.advise.findings import SearchFindings
 from gossamer.plan.advise.halving import Rung
-from gossamer.plan.advise.search import OutOfTime, Search, Step
+from gossamer.plan.advise.search import OutOfTime, Search, SearchStep
 from gossamer.plan.advise.sensitivity import scenes
 from support import cluster_of, digits
 
@@ -24,20 +24,20 @@ METHODS = {
     "local_sgd:period=8": (0.9, 4.0),
     "push_sum": (0.9, 3.0),
 }
-PLAN = Plan(10, (Rung(1 / 3, 6), Rung(1.0, 4)), 5, 2, 3, 3, 2, 1.0)
+PLAN = SearchPlan(10, (Rung(1 / 3, 6), Rung(1.0, 4)), 5, 2, 3, 3, 2, 1.0)
 
 
-def search_of(run: Any, target: float = 0.9, steps: list[Step] | None = None) -> Search:
+def search_of(run: Any, target: float = 0.9, steps: list[SearchStep] | None = None) -> Search:
     base = make_settings(digits(), "all_reduce", cluster_of(8), seed=7)
     found = [Candidate(method, rate) for method in METHODS for rate in (0.1, 0.3)]
-    seen: list[Step] = [] if steps is None else steps
+    seen: list[SearchStep] = [] if steps is None else steps
     return Search(base, found, PLAN, target, run, seen.append)
 
 
-def ran(run: Any, target: float = 0.9) -> Findings:
+def ran(run: Any, target: float = 0.9) -> SearchFindings:
     search = search_of(run, target)
     search.run(scenes(search.base.cluster))
-    return Findings(search, {})
+    return SearchFindings(search, {})
 
 
 def test_the_quickest_in_time_wins_though_others_need_fewer_samples() -> None:
@@ -173,7 +173,7 @@ def test_one_seed_of_the_final_names_no_winner() -> None:
 
 
 def test_progress_names_the_stage_and_the_best_so_far() -> None:
-    steps: list[Step] = []
+    steps: list[SearchStep] = []
     search = search_of(MadeUp(METHODS), steps=steps)
     search.run(scenes(search.base.cluster))
     stages = list(dict.fromkeys(step.stage for step in steps))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from gossamer.config.cluster import load_cluster
 from gossamer.config.faults import parse_fault
 from gossamer.plan.advise.sensitivity import (
-    Outcome,
-    Scene,
+    ChangedCluster,
+    SceneOutcome,
     scenes,
     sentence,
     thresholds,
@@ -22,9 +22,9 @@ from support import cluster_of
 
 def outcome(
     what: str = "bandwidth", workers: int = 8, **times: tuple[float | None, ...]
-) -> Outcome:
+) -> SceneOutcome:
     arrivals = {method: Arrival(method, seconds) for method, seconds in times.items()}
-    return Outcome(Scene(what, "a change", cluster_of(workers)), arrivals, {})
+    return SceneOutcome(ChangedCluster(what, "a change", cluster_of(workers)), arrivals, {})
 
 
 def test_each_scene_differs_in_one_thing() -> None:

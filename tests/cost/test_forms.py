@@ -13,11 +13,11 @@ from gossamer.config.cluster import Cluster, Compute, Wires, load_cluster
 from gossamer.config.collective_costs import COLLECTIVES
 from gossamer.config.faults import parse_fault
 from gossamer.errors import ConfigurationError
-from gossamer.plan.cost.alpha_beta import Link, LogGP, hierarchical_all_reduce_s, server_way_s
+from gossamer.plan.cost.alpha_beta import AlphaBeta, LogGP, hierarchical_all_reduce_s, server_way_s
 from gossamer.plan.cost.case import NoClosedForm
 from gossamer.plan.cost.crossing import crossings, fastest, speeds_over
 from gossamer.plan.cost.forms import FORMS
-from gossamer.plan.cost.pace import Pace, expected_largest_normal, order_means
+from gossamer.plan.cost.pace import ComputeTime, expected_largest_normal, order_means
 from gossamer.plan.cost.queueing import read_from_another_s, response_s
 from gossamer.plan.cost.simulated_step import answer_over
 from gossamer.plan.cost.step_time import Prediction, predict
@@ -69,7 +69,7 @@ def test_a_faster_network_or_a_smaller_model_never_makes_a_step_longer(
 
 def test_sample_values_of_the_survey() -> None:
     """Times of an all-reduce of 32 members at 10 us and 10 Gbit/s, in ms."""
-    link = Link(10e-6, 0.8e-9)
+    link = AlphaBeta(10e-6, 0.8e-9)
     for size, tree, butterfly, ring, halving in (
         (1e4, 0.18, 0.09, 0.635, 0.116),
         (1e6, 8.1, 4.05, 2.17, 1.65),
@@ -89,7 +89,7 @@ def test_sample_values_of_the_survey() -> None:
 def test_no_all_reduce_beats_its_bounds(algorithm: str, members: int, size: int) -> None:
     """log2 P latencies and 2 B (P-1)/P bytes one after the other; halving and doubling comes within
     log2 P latencies of it for powers of two."""
-    link = Link(1e-5, 1e-9)
+    link = AlphaBeta(1e-5, 1e-9)
     bound = link.all_reduce_bound_s(members, size)
     assert link.all_reduce_s(algorithm, members, size) >= bound - 2e-9
     whole = 1 << (members - 1).bit_length()
@@ -105,7 +105,7 @@ def test_logp_without_overhead_and_gap_is_alpha_beta(
     algorithm: str, members: int, size: int
 ) -> None:
     """And overheads only ever add."""
-    plain, link = LogGP(1e-5, 0.0, 0.0, 1e-9), Link(1e-5, 1e-9)
+    plain, link = LogGP(1e-5, 0.0, 0.0, 1e-9), AlphaBeta(1e-5, 1e-9)
     assert plain.as_link() == link
     assert plain.all_reduce_s(algorithm, members, size) == link.all_reduce_s(
         algorithm, members, size
@@ -118,7 +118,7 @@ def test_logp_without_overhead_and_gap_is_alpha_beta(
 
 def test_two_levels_beat_one_where_machines_are_faster_inside() -> None:
     """A ring of 8 x 4 against reduce-scatter, all-reduce between, all-gather."""
-    inner, outer = Link(1e-6, 1e-11), Link(1e-4, 1e-9)
+    inner, outer = AlphaBeta(1e-6, 1e-11), AlphaBeta(1e-4, 1e-9)
     assert hierarchical_all_reduce_s(inner, outer, "ring", 8, 4, 1e7) < 0.25 * outer.all_reduce_s(
         "ring", 32, 1e7
     )
@@ -126,7 +126,7 @@ def test_two_levels_beat_one_where_machines_are_faster_inside() -> None:
 
 def test_servers_share_their_load_until_the_workers_cards_decide() -> None:
     """q = p B G / S, but never less than B G."""
-    link = Link(0.0, 1e-9)
+    link = AlphaBeta(0.0, 1e-9)
     assert server_way_s(link, 1e-9, 8, (1e6,)) == pytest.approx(8e-3)
     assert server_way_s(link, 1e-9, 8, (2.5e5,) * 4) == pytest.approx(2e-3)
     assert server_way_s(link, 1e-9, 8, (1e6 / 32,) * 32) == pytest.approx(1e-3)
@@ -164,8 +164,8 @@ def test_a_pause_that_strikes_at_random_is_waited_for_by_all() -> None:
     """With n workers of which each pauses with chance c, about n c pauses a step, at most one."""
     compute = Compute(distribution="constant", pause_probability=0.02, pause_seconds=0.09)
     expected = compute.seconds + 0.09 * (1 - 0.98**16)
-    assert Pace(compute).latest_s(16) == pytest.approx(expected, rel=2e-3)
-    assert Pace(compute).mean_s == pytest.approx(0.01 + 0.02 * 0.09)
+    assert ComputeTime(compute).latest_s(16) == pytest.approx(expected, rel=2e-3)
+    assert ComputeTime(compute).mean_s == pytest.approx(0.01 + 0.02 * 0.09)
 
 
 @few
@@ -299,7 +299,7 @@ def test_groups_compute_as_slowly_as_their_slowest_member() -> None:
     """The extra of a group: the point goes in, the mean comes out."""
     cluster = cluster_of(8, 1e9, 0.1)
     grouped = predict("downpour:groups=2", cluster, workload_of_bytes(1e6))
-    assert grouped.parts.compute_s > Pace(cluster.compute).latest_s(4)
+    assert grouped.parts.compute_s > ComputeTime(cluster.compute).latest_s(4)
     constant = dataclasses.replace(cluster, compute=Compute(distribution="constant"))
     less = predict("downpour:groups=2", constant, workload_of_bytes(1e6))
     assert less.parts.compute_s < grouped.parts.compute_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from gossamer.plan.probe.findings import Crowd, Findings, Inquiry, Link, Steps
+from gossamer.plan.probe.findings import Crowd, Inquiry, MeasuredLink, ProbeFindings, Steps
 from gossamer.plan.probe.links import all_to_one, ring_between, ring_inside
 
 INQUIRY = Inquiry("digits-mlp", None, 16, 0.1, "sgd:momentum=0.9", 1, 20.0)
@@ -15,7 +15,7 @@ def found(
     hosts: Sequence[str], *, step: float = 0.010, jitter: float = 0.1, other: float = 0.001,
     factors: Sequence[float] = (), cards: Sequence[float] = (), latency: float = 50e-6,
     memory: float = 4e9, crowded: float = 1.0, samples: int = 200,
-) -> Findings:  # fmt: skip
+) -> ProbeFindings:  # fmt: skip
     """Workers on hosts whose cards have these bandwidths, by order of the hosts."""
     rng = random.Random(7)
     names = list(dict.fromkeys(hosts))
@@ -35,7 +35,9 @@ def found(
         for factor in slow
     ]
     ranks = range(len(hosts))
-    links = [Link(a, b, latency, rate(a, b), 100, 10) for a in ranks for b in ranks if a != b]
+    links = [
+        MeasuredLink(a, b, latency, rate(a, b), 100, 10) for a in ranks for b in ranks if a != b
+    ]
     patterns = {
         "inside": ring_inside(hosts),
         "between": ring_between(hosts),
@@ -49,4 +51,4 @@ def found(
         for pattern, sends in patterns.items() if sends
     ]  # fmt: skip
     pairs = len(hosts) * (len(hosts) - 1) // 2
-    return Findings(INQUIRY, "torch", list(hosts), steps, links, crowds, pairs, 1.7e9, 19.5)
+    return ProbeFindings(INQUIRY, "torch", list(hosts), steps, links, crowds, pairs, 1.7e9, 19.5)

@@ -14,7 +14,7 @@ from findings_made import INQUIRY
 from gossamer.errors import Error, PeerLost, RunFailed
 from gossamer.plan.probe import conductor as conducting
 from gossamer.plan.probe.conductor import conduct, take_part
-from gossamer.plan.probe.findings import Findings
+from gossamer.plan.probe.findings import ProbeFindings
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -89,13 +89,13 @@ class Probe:
         )  # fmt: skip
         self._hosts = hosts
 
-    def run(self) -> Findings:
+    def run(self) -> ProbeFindings:
         (findings,) = self.end()
         return findings
 
-    def end(self) -> list[Findings]:
+    def end(self) -> list[ProbeFindings]:
         """Until everybody has gone; what worker 0 has found, if it lived to find it."""
-        found: list[Findings] = []
+        found: list[ProbeFindings] = []
         threads = [
             threading.Thread(target=self._work, args=(rank, found), name=host, daemon=True)
             for rank, host in enumerate(self._hosts)
@@ -109,7 +109,7 @@ class Probe:
             raise self.errors[0]
         return found
 
-    def _work(self, rank: int, found: list[Findings]) -> None:
+    def _work(self, rank: int, found: list[ProbeFindings]) -> None:
         transport: Any = ThreadTransport(self.board, rank)
         try:
             if rank == 0:

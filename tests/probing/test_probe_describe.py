@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from gossamer import simulate
 from gossamer.config.cluster import Wires, load_cluster
-from gossamer.plan.probe import Findings, describe, to_toml
+from gossamer.plan.probe import ProbeFindings, describe, to_toml
 from gossamer.plan.probe.description import notices, workers_per_machine
 
 LAW = settings(max_examples=30, deadline=None)
 FOUR = ["a", "b", "c", "d"]
 
 
-def traits(findings: Findings) -> set[str]:
+def traits(findings: ProbeFindings) -> set[str]:
     return {str(fault) for fault in describe(findings).faults}
 
 
@@ -173,7 +173,7 @@ def test_the_file_reads_back_as_the_cluster(
 def test_findings_travel_as_json() -> None:
     """From worker 0 to whoever started it."""
     findings = found([*"aab"])
-    assert Findings.from_dict(json.loads(json.dumps(findings.as_dict()))) == findings
+    assert ProbeFindings.from_dict(json.loads(json.dumps(findings.as_dict()))) == findings
 
 
 def test_the_simulator_runs_on_what_was_measured(tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.report import draw_beside
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
-from gossamer.plan.advise.budget import Plan, make_plan, nominal_seconds
+from gossamer.plan.advise.budget import SearchPlan, make_plan, nominal_seconds
 from gossamer.plan.advise.candidates import candidates
-from gossamer.plan.advise.findings import Findings
-from gossamer.plan.advise.search import OutOfTime, Run, Search, Step, Stop
+from gossamer.plan.advise.findings import SearchFindings
+from gossamer.plan.advise.search import OutOfTime, Run, Search, SearchStep, Stop
 from gossamer.plan.advise.sensitivity import scenes
 from gossamer.quantities import counted, seconds
 from gossamer.report.page.build import build_page
@@ -141,9 +141,9 @@ def _folder(runs: Path, task: str) -> RunFolder | None:
     return RunFolder.create(runs, f"advise-{given.slug(task)}") if is_kept else None
 
 
-def _findings(search: Search, left_out: dict[str, str], budget: str) -> Findings:
+def _findings(search: Search, left_out: dict[str, str], budget: str) -> SearchFindings:
     """Whatever was measured; nothing at all is no advice."""
-    findings = Findings(search, left_out)
+    findings = SearchFindings(search, left_out)
     if findings.ranking:
         return findings
     if search.ended == "interrupted":
@@ -185,16 +185,16 @@ def _runner(folder: RunFolder | None, deadline: float) -> Run:
     return run
 
 
-def _most_runs(plan: Plan, changed: int) -> int:
+def _most_runs(plan: SearchPlan, changed: int) -> int:
     final = (plan.leaders + plan.kinds - 1) * plan.seeds
     return plan.searches + final + plan.contenders * changed * plan.scene_seeds
 
 
-def _watcher(reporter: Reporter) -> Callable[[Step], None]:
+def _watcher(reporter: Reporter) -> Callable[[SearchStep], None]:
     """Where the search is: a line that changes on a terminal, a line a stage elsewhere."""
     stages: list[str] = []
 
-    def at(step: Step) -> None:
+    def at(step: SearchStep) -> None:
         best = f"; best so far {step.best}" if step.best else ""
         if err.is_terminal:
             if stages:
@@ -209,7 +209,7 @@ def _watcher(reporter: Reporter) -> Callable[[Step], None]:
 
 
 def _config(
-    base: Settings, plan: Plan, target: float, budget: str, rates: Sequence[float]
+    base: Settings, plan: SearchPlan, target: float, budget: str, rates: Sequence[float]
 ) -> dict[str, Any]:
     shared = {key: value for key, value in base.as_dict().items() if not key.startswith("method")}
     shared |= {"learning_rates": list(rates), "target": target, "budget": budget}
@@ -218,7 +218,7 @@ def _config(
     return {"command": "advise", "command_line": command_line(), **shared}
 
 
-def _report(findings: Findings, folder: RunFolder | None, as_json: bool) -> None:
+def _report(findings: SearchFindings, folder: RunFolder | None, as_json: bool) -> None:
     """On the console, in the folder, and as JSON where that is wanted."""
     _show(findings)
     if folder is not None:
@@ -229,7 +229,7 @@ def _report(findings: Findings, folder: RunFolder | None, as_json: bool) -> None
         print_json(findings.as_dict())
 
 
-def _keep_page(findings: Findings, folder: RunFolder) -> None:
+def _keep_page(findings: SearchFindings, folder: RunFolder) -> None:
     """The page of the finalists, with the advice on it, and its main picture."""
     place = folder.path / "report.html"
     base, target = findings.search.base, findings.search.target
@@ -253,7 +253,7 @@ def _keep_page(findings: Findings, folder: RunFolder) -> None:
     draw_beside(place, folders, target, Advice(title, findings.contest))
 
 
-def _show(findings: Findings) -> None:
+def _show(findings: SearchFindings) -> None:
     search = findings.search
     base, plan = search.base, search.plan
     rungs = ", ".join(f"{(base.epochs or 0) * rung.share:.3g}" for rung in plan.rungs)
@@ -296,7 +296,7 @@ def _say(text: str, style: str | None = None) -> None:
     out.print(text, markup=False, soft_wrap=True, style=style)
 
 
-def _ranking(findings: Findings) -> Table:
+def _ranking(findings: SearchFindings) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     key = findings.search.key
     for column in ("", "method", "lr", f"to {findings.goal}", "interval", "seeds", "best",

@@ -36,8 +36,8 @@ from gossamer.studies.lab.grid import (
     named_optimisers,
 )
 from gossamer.studies.lab.heat_map import caption_of, results_picture, show_rate
-from gossamer.studies.lab.pictures import Words, staleness_picture
-from gossamer.studies.lab.results import Cell, Results
+from gossamer.studies.lab.pictures import Caption, staleness_picture
+from gossamer.studies.lab.results import GridResults, ResultCell
 from gossamer.studies.lab.staleness import Histogram, monte_carlo, simulated
 from gossamer.tasks import Task
 
@@ -110,7 +110,7 @@ def staleness(
     if folder is not None:
         folder.write_summary(summary)
         if can_draw():
-            words = Words(
+            words = Caption(
                 f"Staleness of {counted(workers, 'asynchronous worker')}",
                 f"compute times: {distribution}{spread}; {counted(updates, 'update')}",
                 "Means with standard deviations. In the long run the mean is workers − 1, whatever "
@@ -220,7 +220,7 @@ def delay(
     if resume is None and given.keeps_folder(runs):
         folder = RunFolder.create(runs, f"lab-delay-{given.slug(loaded.name)}")
     run = run_sweep(
-        loaded, setup, folder, is_new=resume is None, minutes=minutes, described=Results.as_dict
+        loaded, setup, folder, is_new=resume is None, minutes=minutes, described=GridResults.as_dict
     )
     _report(loaded, run.results, folder)
     say_how_to_go_on(run, folder, "gossamer lab delay")
@@ -263,7 +263,7 @@ def _numbers(
         ) from None
 
 
-def _report(task: Task, results: Results, folder: RunFolder | None) -> None:
+def _report(task: Task, results: GridResults, folder: RunFolder | None) -> None:
     out.print(_heading(task, results), markup=False, soft_wrap=True)
     for optimiser in results.grid.optimisers:
         out.print(_table(results, optimiser))
@@ -276,16 +276,16 @@ def _report(task: Task, results: Results, folder: RunFolder | None) -> None:
     caption = caption_of(results)
     out.print(f"Good: {good}. {caption}", markup=False, soft_wrap=True)
     if folder is not None and results.cells and can_draw():
-        words = Words(f"{task.title}: what a delay costs", _subtitle(results), caption)
+        words = Caption(f"{task.title}: what a delay costs", _subtitle(results), caption)
         results_picture(folder.path / "delay.png", results, words)
 
 
-def _heading(task: Task, results: Results) -> str:
+def _heading(task: Task, results: GridResults) -> str:
     grid = results.grid
     return f"{task.title}; {counted(len(grid.points()), 'training')}, {_subtitle(results)}"
 
 
-def _subtitle(results: Results) -> str:
+def _subtitle(results: GridResults) -> str:
     grid, seeds = results.grid, len(results.grid.seeds)
     parts = [counted(grid.epochs, "epoch"), "one seed" if seeds == 1 else f"mean of {seeds} seeds"]
     if grid.warmup:
@@ -296,7 +296,7 @@ def _subtitle(results: Results) -> str:
     return ", ".join([*parts, f"{score} on the test set"])
 
 
-def _table(results: Results, optimiser: str) -> Table:
+def _table(results: GridResults, optimiser: str) -> Table:
     grid = results.grid
     table = Table(
         title=f"{optimiser} (in parentheses: failed)", title_justify="left", box=SIMPLE_HEAD,
@@ -314,7 +314,7 @@ def _table(results: Results, optimiser: str) -> Table:
     return table
 
 
-def _shown(results: Results, cell: Cell | None) -> str:
+def _shown(results: GridResults, cell: ResultCell | None) -> str:
     if cell is None:
         return "."
     value = cell.value
@@ -323,7 +323,7 @@ def _shown(results: Results, cell: Cell | None) -> str:
     return (f"({text})" if cell.fails else text) + ("" if cell.is_final else "*")
 
 
-def _best_table(results: Results) -> Table:
+def _best_table(results: GridResults) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
     for column in ("optimiser", "delay", "best", "at rate", "batch", "largest good rate",
                    "predicted edge"):  # fmt: skip

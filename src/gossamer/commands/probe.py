@@ -20,7 +20,7 @@ from gossamer.commands.console import err, out, print_json
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
-from gossamer.plan.probe import Findings, describe, to_toml
+from gossamer.plan.probe import ProbeFindings, describe, to_toml
 from gossamer.plan.probe.description import measured_as_network, notices, speeds_of
 from gossamer.plan.probe.findings import Inquiry
 from gossamer.plan.probe.probe import check, job_around, number_of_workers
@@ -216,7 +216,7 @@ class View:
             err.print(f"[{100 * share:3.0f} %] {what}", markup=False, soft_wrap=True)
 
 
-def _show(findings: Findings, cluster: Cluster, path: Path) -> None:
+def _show(findings: ProbeFindings, cluster: Cluster, path: Path) -> None:
     speeds = speeds_of(findings)
     table = Table(title=cluster.title, title_justify="left")
     for column in ("worker", "host", "a gradient", "nine of ten", "times the typical"):
@@ -249,7 +249,7 @@ def _show(findings: Findings, cluster: Cluster, path: Path) -> None:
     )  # fmt: skip
 
 
-def _as_json(findings: Findings, cluster: Cluster, path: Path) -> dict[str, Any]:
+def _as_json(findings: ProbeFindings, cluster: Cluster, path: Path) -> dict[str, Any]:
     """All but the single steps."""
     told = findings.as_dict()
     told["steps"] = [

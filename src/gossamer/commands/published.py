@@ -7,10 +7,10 @@ from rich.table import Table
 from gossamer.commands.console import out
 from gossamer.report.pictures.run_pictures import table_picture
 from gossamer.runs.folder import RunFolder
-from gossamer.studies.reproductions import Cell, PublishedTable
+from gossamer.studies.reproductions import PublishedCell, PublishedTable
 
 
-def show_table(table: PublishedTable, cells: list[Cell]) -> None:
+def show_table(table: PublishedTable, cells: list[PublishedCell]) -> None:
     columns = list(dict.fromkeys(cell.column for cell in cells))
     rows = list(dict.fromkeys(cell.row for cell in cells))
     by_place = {(cell.row, cell.column): cell for cell in cells}
@@ -29,7 +29,7 @@ def show_table(table: PublishedTable, cells: list[Cell]) -> None:
     out.print(table.settings, markup=False)
 
 
-def draw_table(folder: RunFolder, table: PublishedTable, cells: list[Cell]) -> None:
+def draw_table(folder: RunFolder, table: PublishedTable, cells: list[PublishedCell]) -> None:
     table_picture(
         folder.path / "table.png",
         table.title,
@@ -41,7 +41,7 @@ def draw_table(folder: RunFolder, table: PublishedTable, cells: list[Cell]) -> N
     )
 
 
-def _agreement(table: PublishedTable, cells: list[Cell]) -> list[str]:
+def _agreement(table: PublishedTable, cells: list[PublishedCell]) -> list[str]:
     own = table.experiment or table.trainings
     if own is not None:
         return own.verdict(cells).splitlines()
@@ -56,7 +56,7 @@ def _agreement(table: PublishedTable, cells: list[Cell]) -> list[str]:
     ]
 
 
-def _cell(cell: Cell, table: PublishedTable) -> str:
+def _cell(cell: PublishedCell, table: PublishedTable) -> str:
     own = table.experiment or table.trainings
     if own is not None:
         return own.show(cell)

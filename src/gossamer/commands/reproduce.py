@@ -27,7 +27,7 @@ from gossamer.commands.trainings import continued_plan, planned, run_trainings
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
-from gossamer.studies.lab.results import Results
+from gossamer.studies.lab.results import GridResults
 from gossamer.studies.reproductions import TABLES, PublishedTable
 from gossamer.studies.reproductions.table import Experiment
 from gossamer.studies.reproductions.trainings import Trained
@@ -176,7 +176,7 @@ def _train(
     if is_new and given.keeps_folder(runs):
         folder = RunFolder.create(runs, f"reproduce-{chosen.name}")
 
-    def described(results: Results) -> dict[str, Any]:
+    def described(results: GridResults) -> dict[str, Any]:
         cells = [cell.as_dict() for cell in experiment.cells(results)]
         return {"table": chosen.name, "cells": cells}
 

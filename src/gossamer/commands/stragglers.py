@@ -30,16 +30,16 @@ from gossamer.studies.lab.stragglers import (
     RATES,
     STEPS,
     Claim,
-    Entry,
-    Job,
-    Scene,
+    StragglerEntry,
+    StragglerRun,
+    StragglerScene,
     Study,
     claims,
     pace,
     scenes,
 )
 
-Found = dict[str, dict[str, Entry]]
+Found = dict[str, dict[str, StragglerEntry]]
 
 
 def stragglers(
@@ -83,14 +83,16 @@ def stragglers(
         print_json(summary)
 
 
-def _run(jobs: list[Job], folder: RunFolder | None) -> Found:
+def _run(jobs: list[StragglerRun], folder: RunFolder | None) -> Found:
     """One line of metrics a run, so that an interruption loses at most one."""
     engines = Engines()
     found: Found = {}
     try:
         with Reporter(len(jobs), "stragglers") as reporter:
             for job in jobs:
-                entry = found.setdefault(job.scene.name, {}).setdefault(job.label, Entry(job.label))
+                entry = found.setdefault(job.scene.name, {}).setdefault(
+                    job.label, StragglerEntry(job.label)
+                )
                 name = f"{job.scene.name} stragglers, {job.label}, seed {job.settings.seed}"
                 row: dict[str, Any] = {
                     "scene": job.scene.name, "method": job.label, "seed": job.settings.seed
@@ -117,7 +119,7 @@ def _run(jobs: list[Job], folder: RunFolder | None) -> Found:
     return found
 
 
-def _config(study: Study, jobs: list[Job]) -> dict[str, Any]:
+def _config(study: Study, jobs: list[StragglerRun]) -> dict[str, Any]:
     first = next(job.settings for job in jobs if job.rate is not None)
     return {
         "command_line": command_line(),
@@ -177,14 +179,14 @@ def _show(study: Study, found: Found) -> None:
     out.print(_verdicts(claims(found)))
 
 
-def _table(scene: Scene, entries: Mapping[str, Entry]) -> Table:
+def _table(scene: StragglerScene, entries: Mapping[str, StragglerEntry]) -> Table:
     table = Table(
         title=scene.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
         pad_edge=False,
     )  # fmt: skip
     key = next(iter(entries.values())).key
     show = _spread_share if key == "accuracy" else _spread_loss
-    columns: dict[str, Callable[[Entry], str]] = {
+    columns: dict[str, Callable[[StragglerEntry], str]] = {
         "used/s": lambda entry: _spread(entry.over_seeds("throughput")),
     }
     if scene.slowest_pace is not None:
@@ -273,7 +275,7 @@ def _draw(path: Path, study: Study, found: Found) -> None:
     )
 
 
-def _runner(entry: Entry) -> Runner:
+def _runner(entry: StragglerEntry) -> Runner:
     rate = entry.best_rate
     return Runner(
         entry.label,

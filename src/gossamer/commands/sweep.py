@@ -23,8 +23,8 @@ from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
-from gossamer.studies.lab.grid import Grid, Group
-from gossamer.studies.lab.results import Results
+from gossamer.studies.lab.grid import Grid, GridGroup
+from gossamer.studies.lab.results import GridResults
 from gossamer.studies.lab.sweep import Sweep
 from gossamer.studies.lab.training import GroupTraining
 from gossamer.tasks import Task
@@ -74,7 +74,7 @@ class Setup:
 class Run:
     """What came out of running a sweep for a while."""
 
-    results: Results
+    results: GridResults
     ended: str
     """finished, stopped (by the time limit) or interrupted."""
     summary: Summary
@@ -121,7 +121,7 @@ def run_sweep(
     *,
     is_new: bool,
     minutes: float | None,
-    described: Callable[[Results], Summary],
+    described: Callable[[GridResults], Summary],
 ) -> Run:
     """Train until done, or until time or the user says stop; `described` goes to summary.json."""
     sweep = Sweep(
@@ -160,7 +160,7 @@ def run_sweep(
 def _train(sweep: Sweep, minutes: float | None, write: Callable[[], None]) -> str:
     deadline = float("inf") if minutes is None else time.monotonic() + 60.0 * minutes
 
-    def report(group: Group) -> None:
+    def report(group: GridGroup) -> None:
         reporter.finished(f"{group.label}: {counted(len(group.points), 'training')}")
 
     def at(training: GroupTraining) -> None:

@@ -17,7 +17,7 @@ from typing import cast
 from gossamer.commands.execute import Engines, execute
 from gossamer.errors import Error, RunFailed
 from gossamer.runs.result import Row
-from gossamer.studies.reproductions.trainings import Problem, Trained, Training
+from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained
 from gossamer.tasks import Task
 
 _END_SECONDS = 5.0
@@ -41,8 +41,8 @@ class Site:
 class Watch:
     """What trainings tell while they run, and until when they may."""
 
-    on_row: Callable[[Training, Row], None]
-    on_done: Callable[[Training, Trained], None]
+    on_row: Callable[[CellTraining, Row], None]
+    on_done: Callable[[CellTraining, Trained], None]
     deadline: float = float("inf")
     """On the monotonic clock."""
 
@@ -50,7 +50,7 @@ class Watch:
         return time.monotonic() > self.deadline
 
 
-def train_here(work: Sequence[Training], task: Task, site: Site, watch: Watch) -> None:
+def train_here(work: Sequence[CellTraining], task: Task, site: Site, watch: Watch) -> None:
     """One after another in this process, until done or out of time."""
     engines = Engines()
     for training in work:
@@ -64,11 +64,11 @@ def train_here(work: Sequence[Training], task: Task, site: Site, watch: Watch) -
 
 
 def _train(
-    training: Training,
+    training: CellTraining,
     task: Task,
     site: Site,
     engines: Engines,
-    on_row: Callable[[Training, Row], None],
+    on_row: Callable[[CellTraining, Row], None],
     is_over: Callable[[], bool],
 ) -> Trained:
     settings = training.settings(task, site.device, site.threads)
@@ -87,7 +87,7 @@ def _train(
 
 @dataclass(frozen=True)
 class _Child:
-    training: Training
+    training: CellTraining
     process: SpawnProcess
     told: Connection
 
@@ -101,7 +101,7 @@ class _Child:
         self.told.close()
 
 
-def train_side_by_side(work: Sequence[Training], jobs: int, site: Site, watch: Watch) -> None:
+def train_side_by_side(work: Sequence[CellTraining], jobs: int, site: Site, watch: Watch) -> None:
     """Up to `jobs` at a time, each in a process of its own; all of them end with this one."""
     context = multiprocessing.get_context("spawn")
     is_over = context.Event()
@@ -150,7 +150,7 @@ def _hear(child: _Child, watch: Watch) -> bool:
     return False
 
 
-def _start(training: Training, site: Site, is_over: Event) -> _Child:
+def _start(training: CellTraining, site: Site, is_over: Event) -> _Child:
     context = multiprocessing.get_context("spawn")
     told, telling = context.Pipe(duplex=False)
     process = context.Process(
@@ -178,10 +178,10 @@ def _uninterruptible() -> Generator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _train_there(training: Training, site: Site, is_over: Event, telling: Connection) -> None:
+def _train_there(training: CellTraining, site: Site, is_over: Event, telling: Connection) -> None:
     """In a child: every evaluation and the result, or the reason why there is none, is told."""
 
-    def on_row(_training: Training, row: Row) -> None:
+    def on_row(_training: CellTraining, row: Row) -> None:
         try:
             telling.send(row)
         except OSError:

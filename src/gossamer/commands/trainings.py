@@ -19,9 +19,9 @@ from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
 from gossamer.specs import check_range
-from gossamer.studies.reproductions import Cell, PublishedTable
+from gossamer.studies.reproductions import PublishedCell, PublishedTable
 from gossamer.studies.reproductions.table import Trainings
-from gossamer.studies.reproductions.trainings import Trained, Training, brief
+from gossamer.studies.reproductions.trainings import CellTraining, Trained, brief
 from gossamer.tasks import Task
 
 
@@ -47,7 +47,7 @@ class Done:
 
     table: PublishedTable
     plan: Plan
-    work: list[Training]
+    work: list[CellTraining]
     folder: RunFolder | None
     trained: dict[str, Trained] = field(default_factory=dict[str, Trained])
     unfinished: dict[str, list[Row]] = field(default_factory=dict[str, list[Row]])
@@ -58,12 +58,12 @@ class Done:
     def notices(self) -> list[str]:
         return [notice for one in self.trained.values() for notice in one.notices]
 
-    def add_row(self, training: Training, row: Row) -> None:
+    def add_row(self, training: CellTraining, row: Row) -> None:
         history = self.unfinished.setdefault(training.label, [])
         history.append(brief(row))
         self._write()
 
-    def add(self, training: Training, trained: Trained) -> None:
+    def add(self, training: CellTraining, trained: Trained) -> None:
         self.trained[training.label] = trained
         self.unfinished.pop(training.label, None)
         self._write()
@@ -74,19 +74,19 @@ class Done:
             self.folder.write_progress({"finished": finished, "unfinished": self.unfinished})
             self.folder.write_summary(self.summary())
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[PublishedCell]:
         """In the table's order, whatever the order in which they were finished."""
         return [cell for cell, _ in self._cells()]
 
-    def _cells(self) -> list[tuple[Cell, Row]]:
+    def _cells(self) -> list[tuple[PublishedCell, Row]]:
         """Each with the summary of the training that it comes from."""
         trainings = _trainings(self.table)
-        found: list[tuple[Cell, Row]] = []
+        found: list[tuple[PublishedCell, Row]] = []
         for one in self.work:
             if one.label in self.trained:
                 trained = self.trained[one.label]
                 ours = trainings.value(trained.summary)
-                cell = Cell(one.row, one.column, one.published, ours, one.evidence)
+                cell = PublishedCell(one.row, one.column, one.published, ours, one.evidence)
                 further = trainings.further(one, trained) if trainings.further else []
                 found += [(each, trained.summary) for each in (cell, *further)]
         return found
@@ -207,17 +207,17 @@ def _train(done: Done, task: Task, site: Site, jobs: int, deadline: float) -> No
     missing = [one for one in done.work if one.label not in done.trained]
     shares: dict[str, float] = {}
 
-    def on_row(training: Training, row: Row) -> None:
+    def on_row(training: CellTraining, row: Row) -> None:
         done.add_row(training, row)
         shares[training.label] = min(1.0, row["epochs"] / done.plan.epochs)
         reporter.at(f"{training.label}  epoch {row['epochs']:.1f}", sum(shares.values()))
 
-    def on_done(training: Training, trained: Trained) -> None:
+    def on_done(training: CellTraining, trained: Trained) -> None:
         shares.pop(training.label, None)
         done.add(training, trained)
         report(training)
 
-    def report(training: Training) -> None:
+    def report(training: CellTraining) -> None:
         summary = done.trained[training.label].summary
         value = f"{_trainings(done.table).value(summary):.4g} {done.table.unit}".rstrip()
         reporter.finished(f"{training.label}: {value}, in {summary['wall_seconds']:.0f} s")

@@ -37,7 +37,7 @@ _MODELS_EVALUATED = 2
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """What the budget pays for."""
 
     candidates: int
@@ -82,7 +82,7 @@ def make_plan(
     kinds: int,
     scenes: int,
     seeds: int | None = None,
-) -> Plan:
+) -> SearchPlan:
     """The most careful search that the budget pays for.
 
     First the candidates are kept and the rungs made shorter; then whole rows of the menu go, with
@@ -120,7 +120,7 @@ def make_plan(
     contenders = min(finalists, kinds, contenders) if scenes else 0
     contenders = contenders if contenders > 1 else 0
     total += contenders * scenes * _SCENE_SEEDS
-    return Plan(
+    return SearchPlan(
         candidates=count,
         rungs=_rungs(count, depth),
         kinds=kinds,

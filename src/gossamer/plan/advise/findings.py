@@ -10,7 +10,7 @@ from typing import Any
 from gossamer.config.settings import Settings
 from gossamer.plan.advise.reasons import parts, why
 from gossamer.plan.advise.search import Search, Standing
-from gossamer.plan.advise.sensitivity import Outcome, sentence, thresholds
+from gossamer.plan.advise.sensitivity import SceneOutcome, sentence, thresholds
 from gossamer.quantities import counted
 from gossamer.report.page.data import ArrivalData, TableData
 from gossamer.report.page.method import arrival_data
@@ -22,7 +22,7 @@ from gossamer.runs.verdict import verdict
 _LONGER = 3
 
 
-class Findings:
+class SearchFindings:
     """The answer, its reason and what would change it."""
 
     def __init__(self, search: Search, left_out: Mapping[str, str]) -> None:
@@ -238,7 +238,7 @@ class Findings:
             "collecting_seconds": one.collecting,
         }
 
-    def _outcome(self, one: Outcome) -> dict[str, Any]:
+    def _outcome(self, one: SceneOutcome) -> dict[str, Any]:
         return {
             "change": one.scene.title,
             "what": one.scene.what,

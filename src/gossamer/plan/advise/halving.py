@@ -19,7 +19,7 @@ C = TypeVar("C", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Curve:
+class LearningCurve:
     """The best score so far against time, higher is better; between points a straight line."""
 
     times: tuple[float, ...]
@@ -56,7 +56,7 @@ class Curve:
         return math.inf
 
 
-def curve(points: Sequence[tuple[float, float]], *, is_over: bool = False) -> Curve:
+def curve(points: Sequence[tuple[float, float]], *, is_over: bool = False) -> LearningCurve:
     """From (time, score) in order of time; a score that is no number is no progress.
 
     `is_over`: nothing better will ever come, because the run failed, diverged or was complete.
@@ -74,10 +74,10 @@ def curve(points: Sequence[tuple[float, float]], *, is_over: bool = False) -> Cu
     if is_over:
         times.append(math.inf)
         scores.append(best)
-    return Curve(tuple(times), tuple(scores))
+    return LearningCurve(tuple(times), tuple(scores))
 
 
-def order(curves: Mapping[C, Curve], goal: float) -> list[C]:
+def order(curves: Mapping[C, LearningCurve], goal: float) -> list[C]:
     """The best first: by comparisons won against all others, then by arrival at the goal."""
     known = {one: _up_to(goal, own) for one, own in curves.items()}
 
@@ -95,13 +95,13 @@ def order(curves: Mapping[C, Curve], goal: float) -> list[C]:
     return sorted(known, key=standing)
 
 
-def _up_to(goal: float, own: Curve) -> Curve:
+def _up_to(goal: float, own: LearningCurve) -> LearningCurve:
     """What comes after the goal does not count: how far a run overshoots is no merit."""
     arrival = own.arrival(goal)
     if math.isinf(arrival):
         return own
     kept = bisect.bisect_left(own.times, arrival)
-    return Curve((*own.times[:kept], arrival), (*own.scores[:kept], goal))
+    return LearningCurve((*own.times[:kept], arrival), (*own.scores[:kept], goal))
 
 
 @dataclass(frozen=True)
@@ -116,16 +116,16 @@ class Rung:
 
 
 @dataclass
-class Stage(Generic[C]):
+class HalvingStage(Generic[C]):
     """What one rung found."""
 
     rung: Rung
     entrants: list[C]
-    curves: dict[C, Curve] = field(default_factory=dict[Any, Curve])
+    curves: dict[C, LearningCurve] = field(default_factory=dict[Any, LearningCurve])
     kept: list[C] = field(default_factory=list[Any])
 
 
-Measure = Callable[[C, Rung, float], Curve]
+Measure = Callable[[C, Rung, float], LearningCurve]
 """Runs a candidate for a rung; it may stop once its time passes the limit, for then it is out."""
 
 
@@ -141,12 +141,12 @@ class Halving(Generic[C]):
         self._goal = goal
         self._left = list(candidates)
         self._kind = kind
-        self.stages: list[Stage[C]] = []
+        self.stages: list[HalvingStage[C]] = []
 
     def run(self, rungs: Sequence[Rung], measure: Measure[C]) -> list[C]:
         """The survivors of the last rung, the best first."""
         for rung in rungs:
-            stage = Stage(rung, self._left)
+            stage = HalvingStage(rung, self._left)
             self.stages.append(stage)
             for candidate in stage.entrants:
                 stage.curves[candidate] = measure(candidate, rung, self._limit(stage))
@@ -159,7 +159,7 @@ class Halving(Generic[C]):
         kept = {*ranking[:count], *best.values()}
         return [candidate for candidate in ranking if candidate in kept]
 
-    def _limit(self, stage: Stage[C]) -> float:
+    def _limit(self, stage: HalvingStage[C]) -> float:
         """Once as many have arrived as will be kept, later ones cannot be among them."""
         arrivals = sorted(own.arrival(self._goal) for own in stage.curves.values())
         return arrivals[stage.rung.keep - 1] if len(arrivals) >= stage.rung.keep else math.inf

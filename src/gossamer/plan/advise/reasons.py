@@ -23,7 +23,7 @@ _STALE = 0.5
 
 
 @dataclass(frozen=True)
-class Parts:
+class SlownessFactors:
     """Means over the seeds, up to the moment when the target is reached."""
 
     label: str
@@ -52,7 +52,7 @@ class Parts:
 
 def parts(
     label: str, results: Sequence[Result], target: float, key: str, collecting: float = 0.0
-) -> Parts | None:
+) -> SlownessFactors | None:
     """None unless every seed reaches the target."""
     found: list[tuple[float, ...]] = []
     causes: dict[str, float] = {}
@@ -78,7 +78,9 @@ def parts(
         return None
     seconds, samples, waiting, staleness, apart, sent = (float(v) for v in np.mean(found, axis=0))
     cause = max(causes, key=lambda one: causes[one]) if causes else ""
-    return Parts(label, seconds, samples, waiting, cause, staleness, apart, sent, collecting)
+    return SlownessFactors(
+        label, seconds, samples, waiting, cause, staleness, apart, sent, collecting
+    )
 
 
 def _staleness(row: Mapping[str, Any]) -> float:
@@ -97,7 +99,7 @@ def _samples_at(history: History, seconds: float) -> float:
     return float(np.interp(seconds, times, [float(row["samples"]) for row in history]))
 
 
-def why(winner: Parts, loser: Parts) -> str:
+def why(winner: SlownessFactors, loser: SlownessFactors) -> str:
     """One sentence: how much longer, and from which of the two factors."""
     slower = loser.total / winner.total if winner.total else math.inf
     samples = loser.samples / winner.samples if winner.samples else math.inf
@@ -130,7 +132,7 @@ def why(winner: Parts, loser: Parts) -> str:
     return f"{said[0]}: " + "; ".join(clauses) + "."
 
 
-def _learning(winner: Parts, loser: Parts) -> str:
+def _learning(winner: SlownessFactors, loser: SlownessFactors) -> str:
     causes: list[str] = []
     if loser.staleness > max(_STALE, _MATTERS * winner.staleness):
         causes.append(
@@ -141,7 +143,7 @@ def _learning(winner: Parts, loser: Parts) -> str:
     return f" ({'; '.join(causes)})" if causes else " at its best rate of the grid"
 
 
-def _machine(winner: Parts, loser: Parts) -> str:
+def _machine(winner: SlownessFactors, loser: SlownessFactors) -> str:
     causes: list[str] = []
     if loser.waiting > winner.waiting + 0.01:
         cause = f", mostly for {loser.cause}" if loser.cause else ""

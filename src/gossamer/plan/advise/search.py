@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError, PeerLost, Stalled
-from gossamer.plan.advise.budget import Plan
+from gossamer.plan.advise.budget import SearchPlan
 from gossamer.plan.advise.candidates import Candidate, kind_of
-from gossamer.plan.advise.halving import Curve, Halving, Rung, curve, order
+from gossamer.plan.advise.halving import Halving, LearningCurve, Rung, curve, order
 from gossamer.plan.advise.output_cost import charged, collecting_seconds, model_bytes
-from gossamer.plan.advise.sensitivity import Outcome, Scene
+from gossamer.plan.advise.sensitivity import ChangedCluster, SceneOutcome
 from gossamer.runs.arrival import (
     Arrival,
     arrival,
@@ -39,7 +39,7 @@ class OutOfTime(Exception):
 
 
 @dataclass(frozen=True)
-class Step:
+class SearchStep:
     """Where the search is, for those who watch."""
 
     stage: str
@@ -73,10 +73,10 @@ class Search:
         self,
         base: Settings,
         candidates: Sequence[Candidate],
-        plan: Plan,
+        plan: SearchPlan,
         target: float,
         run: Run,
-        watch: Callable[[Step], None],
+        watch: Callable[[SearchStep], None],
     ) -> None:
         self.base = base
         self.plan = plan
@@ -86,7 +86,7 @@ class Search:
         self.halving: Halving[Candidate] = Halving(self.candidates, self._sign * target, self.kind)
         self.finalists: list[Candidate] = []
         self.finals: dict[Candidate, list[Result]] = {}
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[SceneOutcome] = []
         self.failures: dict[str, str] = {}
         self.searched: dict[Candidate, Result] = {}
         self.ended = "finished"
@@ -95,13 +95,13 @@ class Search:
         self._kinds: dict[Candidate, str] = {}
         self._stage = ""
         self._left = 0
-        self._best: tuple[Candidate, Curve] | None = None
+        self._best: tuple[Candidate, LearningCurve] | None = None
 
     @property
     def _sign(self) -> float:
         return -1.0 if self.key == "loss" else 1.0
 
-    def run(self, scenes: Sequence[Scene]) -> None:
+    def run(self, scenes: Sequence[ChangedCluster]) -> None:
         """To the end, or as far as Ctrl-C or the clock allow; `ended` says which."""
         try:
             self._begin(f"search 1/{len(self.plan.rungs)}", len(self.candidates))
@@ -119,7 +119,7 @@ class Search:
     def _begin(self, stage: str, runs: int) -> None:
         self._stage, self._left = stage, runs
 
-    def _measure(self, candidate: Candidate, rung: Rung, limit: float) -> Curve:
+    def _measure(self, candidate: Candidate, rung: Rung, limit: float) -> LearningCurve:
         stage = self.halving.stages[-1]
         if not stage.curves:
             self._begin(
@@ -178,7 +178,7 @@ class Search:
                 else:
                     self.finals[candidate].append(result)
 
-    def _change(self, scenes: Sequence[Scene]) -> None:
+    def _change(self, scenes: Sequence[ChangedCluster]) -> None:
         """The contenders again on every changed cluster."""
         contenders = self.contenders()
         if len(contenders) < 2:
@@ -198,7 +198,7 @@ class Search:
         chosen = set(picked[: self.plan.contenders])
         return [one for one in ranking if one.candidate in chosen]
 
-    def _on(self, scene: Scene, contenders: Sequence[Standing]) -> Outcome:
+    def _on(self, scene: ChangedCluster, contenders: Sequence[Standing]) -> SceneOutcome:
         times: dict[str, list[float | None]] = {}
         failures: dict[str, str] = {}
         for number in range(1, self.plan.scene_seeds + 1):
@@ -220,7 +220,7 @@ class Search:
                 times.setdefault(label, []).append(reached)
                 best = min(best, math.inf if reached is None else reached)
         arrivals = {label: Arrival(label, tuple(found)) for label, found in times.items()}
-        return Outcome(scene, arrivals, failures)
+        return SceneOutcome(scene, arrivals, failures)
 
     def _one(
         self, settings: Settings, samples: int, limit: float, what: str, name: str | None = None
@@ -230,7 +230,7 @@ class Search:
         Its evaluations come with the price of having the model that was scored.
         """
         extra = collecting_seconds(settings, self._model_bytes)
-        self._watch(Step(self._stage, self._left, what, self.leader()))
+        self._watch(SearchStep(self._stage, self._left, what, self.leader()))
         rows: list[Row] = []
         is_over = False
 

@@ -17,7 +17,7 @@ _WIDER = 10.0
 
 
 @dataclass(frozen=True)
-class Scene:
+class ChangedCluster:
     """A changed cluster and what is different on it."""
 
     what: str
@@ -26,17 +26,17 @@ class Scene:
     cluster: Cluster
 
 
-def scenes(cluster: Cluster) -> list[Scene]:
+def scenes(cluster: Cluster) -> list[ChangedCluster]:
     """Thinner and wider links, other stragglers, fewer and more workers; none of one worker."""
     if cluster.workers == 1:
         return []
     found = [
-        Scene(
+        ChangedCluster(
             "bandwidth",
             f"a tenth of the bandwidth ({_bits(cluster.network.bandwidth / _WIDER)})",
             _with_bandwidth(cluster, 1 / _WIDER),
         ),
-        Scene(
+        ChangedCluster(
             "bandwidth",
             f"ten times the bandwidth ({_bits(cluster.network.bandwidth * _WIDER)})",
             _with_bandwidth(cluster, _WIDER),
@@ -46,14 +46,18 @@ def scenes(cluster: Cluster) -> list[Scene]:
     if slow:
         healed = tuple(fault for fault in cluster.faults if fault not in slow)
         named = "every worker equally fast"
-        found.append(Scene("slow workers", named, dataclasses.replace(cluster, faults=healed)))
+        found.append(
+            ChangedCluster("slow workers", named, dataclasses.replace(cluster, faults=healed))
+        )
     else:
         lame = Fault("slow", worker=0, amount=_SLOWER)
         title = f"worker 0 {_SLOWER:g} times slower"
-        found.append(Scene("slow workers", title, cluster.changed(faults=[lame])))
+        found.append(ChangedCluster("slow workers", title, cluster.changed(faults=[lame])))
     for workers in (cluster.workers // 2, 2 * cluster.workers):
         if workers >= 2:
-            found.append(Scene("workers", f"{workers} workers", with_workers(cluster, workers)))
+            found.append(
+                ChangedCluster("workers", f"{workers} workers", with_workers(cluster, workers))
+            )
     return found
 
 
@@ -87,10 +91,10 @@ def _bits(bytes_per_second: float) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SceneOutcome:
     """What the contenders did on one changed cluster."""
 
-    scene: Scene
+    scene: ChangedCluster
     arrivals: Mapping[str, Arrival]
     """By method, in the order of the ranking on the cluster as it is."""
     failures: Mapping[str, str]
@@ -101,7 +105,7 @@ class Outcome:
         return min(there, key=lambda method: there[method]) if there else None
 
 
-def sentence(outcome: Outcome, winner: str, goal: str) -> str:
+def sentence(outcome: SceneOutcome, winner: str, goal: str) -> str:
     """What this change does to the answer, with the numbers."""
     leader = outcome.leader()
     title = f"with {outcome.scene.title}"
@@ -121,7 +125,7 @@ def sentence(outcome: Outcome, winner: str, goal: str) -> str:
     return f"{title}: still {winner} ({best}{following})"
 
 
-def thresholds(outcomes: Sequence[Outcome], workers: int, winner: str) -> list[str]:
+def thresholds(outcomes: Sequence[SceneOutcome], workers: int, winner: str) -> list[str]:
     """The number of workers from which on another method is the better choice."""
     said: list[str] = []
     for outcome in outcomes:
@@ -135,12 +139,12 @@ def thresholds(outcomes: Sequence[Outcome], workers: int, winner: str) -> list[s
     return said
 
 
-def _order(outcome: Outcome, method: str) -> float:
+def _order(outcome: SceneOutcome, method: str) -> float:
     mean = outcome.arrivals[method].mean
     return float("inf") if mean is None else mean
 
 
-def _seconds(outcome: Outcome, method: str) -> str:
+def _seconds(outcome: SceneOutcome, method: str) -> str:
     one = outcome.arrivals.get(method)
     if one is None:
         return "no time, it cannot run"
@@ -149,7 +153,7 @@ def _seconds(outcome: Outcome, method: str) -> str:
     return f"{show_number(one.mean)} s"
 
 
-def _overlap(outcome: Outcome, one: str, other: str) -> bool:
+def _overlap(outcome: SceneOutcome, one: str, other: str) -> bool:
     """Whether the seeds of the one do not all arrive before those of the other.
 
     Two seeds make no useful interval; that their times do not mix is what they can say.

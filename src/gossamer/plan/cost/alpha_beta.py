@@ -17,7 +17,7 @@ from gossamer.specs import check_range
 
 
 @dataclass(frozen=True)
-class Link:
+class AlphaBeta:
     """The alpha-beta model: a message of B bytes takes L + B G."""
 
     latency_s: float
@@ -70,9 +70,9 @@ class LogGP:
         check_range("gap", self.gap_s, 0)
         check_range("gap per byte", self.gap_per_byte_s, 0)
 
-    def as_link(self) -> Link:
+    def as_link(self) -> AlphaBeta:
         """The alpha-beta model of the same network: one message after the other costs as much."""
-        return Link(self.latency_s + 2 * self.overhead_s, self.gap_per_byte_s)
+        return AlphaBeta(self.latency_s + 2 * self.overhead_s, self.gap_per_byte_s)
 
     def message_s(self, size_bytes: float) -> float:
         return self.as_link().message_s(size_bytes)
@@ -113,21 +113,21 @@ class Machines:
     memory_bandwidth: float = 0.0
     """Bytes per second inside a machine; 0 means free."""
 
-    def all_reduce_s(self, link: Link, algorithm: str, size_bytes: float) -> float:
+    def all_reduce_s(self, link: AlphaBeta, algorithm: str, size_bytes: float) -> float:
         """Inside the machines at the speed of memory, between them over the cards."""
         between = link.all_reduce_s(algorithm, self.count, size_bytes)
         return between + self._inside().all_reduce_s(algorithm, self.crowd, size_bytes)
 
-    def broadcast_s(self, link: Link, size_bytes: float) -> float:
+    def broadcast_s(self, link: AlphaBeta, size_bytes: float) -> float:
         between = link.broadcast_s(self.count, size_bytes)
         return between + self._inside().broadcast_s(self.crowd, size_bytes)
 
-    def _inside(self) -> Link:
-        return Link(0.0, 1 / self.memory_bandwidth if self.memory_bandwidth else 0.0)
+    def _inside(self) -> AlphaBeta:
+        return AlphaBeta(0.0, 1 / self.memory_bandwidth if self.memory_bandwidth else 0.0)
 
 
 def hierarchical_all_reduce_s(
-    inner: Link, outer: Link, algorithm: str, local: int, machines: int, size_bytes: float
+    inner: AlphaBeta, outer: AlphaBeta, algorithm: str, local: int, machines: int, size_bytes: float
 ) -> float:
     """Reduce-scatter inside, all-reduce of a q-th part between the machines, all-gather inside.
 
@@ -138,7 +138,7 @@ def hierarchical_all_reduce_s(
 
 
 def server_way_s(
-    link: Link,
+    link: AlphaBeta,
     server_seconds_per_byte: float,
     workers: int,
     shards: Sequence[float],

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.errors import ConfigurationError
-from gossamer.plan.cost.alpha_beta import Link, Machines, server_way_s
-from gossamer.plan.cost.pace import Pace
+from gossamer.plan.cost.alpha_beta import AlphaBeta, Machines, server_way_s
+from gossamer.plan.cost.pace import ComputeTime
 from gossamer.plan.cost.workload import Piece
 
 
@@ -17,7 +17,7 @@ class NoClosedForm(ConfigurationError):
 
 
 @dataclass(frozen=True)
-class Parts:
+class StepParts:
     """Where the seconds of one step go; their sum is the step."""
 
     compute_s: float
@@ -47,8 +47,8 @@ class Case:
 
     ends: int
     """Workers, or groups of them."""
-    pace: Pace
-    link: Link
+    pace: ComputeTime
+    link: AlphaBeta
     machines: Machines
     collective: str
     server_seconds_per_byte: float
@@ -85,8 +85,10 @@ class Case:
         return max(self.shards) * self.server_seconds_per_byte
 
 
-def split(compute_s: float, latest_s: float, alone_s: float, step_s: float, **more: Any) -> Parts:
+def split(
+    compute_s: float, latest_s: float, alone_s: float, step_s: float, **more: Any
+) -> StepParts:
     """The parts of a step: computing, waiting for the latest, what stays of `alone_s`, the rest."""
     rest = max(0.0, step_s - latest_s)
     exposed = min(rest, alone_s)
-    return Parts(compute_s, latest_s - compute_s, exposed, rest - exposed, **more)
+    return StepParts(compute_s, latest_s - compute_s, exposed, rest - exposed, **more)

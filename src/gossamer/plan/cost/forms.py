@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gossamer.plan.cost.case import Case, NoClosedForm, Parts, split
+from gossamer.plan.cost.case import Case, NoClosedForm, StepParts, split
 from gossamer.plan.cost.queueing import answered_by_one_of_s, binomial, pulled_round_s, response_s
 from gossamer.topology import Topology, make_topology
 
-Form = Callable[[Case], Parts]
+Form = Callable[[Case], StepParts]
 _ROUNDS = 20
 
 
-def all_reduce(case: Case) -> Parts:
+def all_reduce(case: Case) -> StepParts:
     """Pieces are reduced one after the other, each as soon as the slowest has it."""
     stale, pace = case.options["stale"], case.pace
     whole_s = case.all_reduce_s(case.model_bytes)
@@ -41,7 +41,7 @@ def all_reduce(case: Case) -> Parts:
     return split(pace.mean_s, latest_s, reduced_s, max(latest_s, done_s))
 
 
-def local(case: Case) -> Parts:
+def local(case: Case) -> StepParts:
     """H steps alone, then one all-reduce: (H c + T) / H; T twice with the optimiser's state."""
     period, pace = case.options["period"], case.pace
     exchange_s = case.all_reduce_s(case.model_bytes)
@@ -56,11 +56,11 @@ def local(case: Case) -> Parts:
     return split(pace.mean_s, latest_s, shared_s, latest_s + shared_s)
 
 
-def ensemble(case: Case) -> Parts:
-    return Parts(case.pace.mean_s)
+def ensemble(case: Case) -> StepParts:
+    return StepParts(case.pace.mean_s)
 
 
-def d_psgd(case: Case) -> Parts:
+def d_psgd(case: Case) -> StepParts:
     """max(c, L + d B G) where the exchange overlaps the gradient, their sum where it cannot."""
     exchange_s, alone_s, latest_s = _neighbours_s(case)
     compute_s = case.pace.mean_s
@@ -70,7 +70,7 @@ def d_psgd(case: Case) -> Parts:
     return split(compute_s, latest_s, alone_s, latest_s + exchange_s, ignores_jitter=True)
 
 
-def push_sum(case: Case) -> Parts:
+def push_sum(case: Case) -> StepParts:
     """c + L + d B G; with overlap tau the slowest of c, d B G and (c + L + d B G) / (tau + 1)."""
     exchange_s, alone_s, latest_s = _neighbours_s(case)
     compute_s, tau = case.pace.mean_s, case.options["overlap"]
@@ -111,14 +111,14 @@ def _topology(case: Case) -> Topology:
     return make_topology(case.options["topology"], case.ends)
 
 
-def ad_psgd(case: Case) -> Parts:
+def ad_psgd(case: Case) -> StepParts:
     """Active workers take max(c, A), passive ones c; A = 2 (L + B G) if nobody else asks.
 
     Averaging hides behind the next gradient. Several active workers may ask the same passive one.
     """
     compute_s, least = case.pace.mean_s, case.options["least"]
     if case.ends == 1 or least == 0:
-        return Parts(compute_s)
+        return StepParts(compute_s)
     graph = _topology(case)
     if graph.sides is None:
         raise NoClosedForm(
@@ -149,11 +149,11 @@ def ad_psgd(case: Case) -> Parts:
     return split(compute_s, compute_s, alone_s, busy_s, rate=busy_s * mean_rate)
 
 
-def pull_gossip(case: Case) -> Parts:
+def pull_gossip(case: Case) -> StepParts:
     """c + (2 L + B G) / period, and what others add who read from the same card."""
     period, compute_s = case.options["period"], case.pace.mean_s
     if case.ends == 1:
-        return Parts(compute_s)
+        return StepParts(compute_s)
     alone_s = 2 * case.link.latency_s + case.model_s
     think_s = period * compute_s + 2 * case.link.latency_s
     if case.ends == 2 and case.pace.is_constant:
@@ -165,17 +165,17 @@ def pull_gossip(case: Case) -> Parts:
     return split(compute_s, compute_s, alone_s / period, step_s)
 
 
-def push_gossip(case: Case) -> Parts:
+def push_gossip(case: Case) -> StepParts:
     """c: nobody waits. Where a card carries less than a model in that time, messages pile up."""
     compute_s = case.pace.mean_s
     load = case.model_s / (case.options["period"] * compute_s) if case.ends > 1 else 0.0
-    return Parts(compute_s, backlog=load)
+    return StepParts(compute_s, backlog=load)
 
 
 # ---------------------------------------------------------------------- servers
 
 
-def sync_server(case: Case) -> Parts:
+def sync_server(case: Case) -> StepParts:
     """c + 2 (L + q): the first p - b gradients in, then the parameters out to everybody."""
     backups = case.options["backups"]
     if case.pace.is_constant:
@@ -209,24 +209,24 @@ def _gathered_s(order: Sequence[float], needed: int, service_s: float) -> float:
         end_s = following_s
 
 
-def clock_server(case: Case) -> Parts:
+def clock_server(case: Case) -> StepParts:
     """A fresh read at every step: with equal workers nobody is ever ahead by the bound."""
     if case.options["bound"] == 0:
         return _in_step(case, 1, 2 * case.crowded_way_s())
     return asynchronous(case)
 
 
-def asynchronous(case: Case) -> Parts:
+def asynchronous(case: Case) -> StepParts:
     """Gradient in, parameters out, and nobody waits for another but at the server's card."""
     return _served(case, case.pace.mean_s, 2, 2 * case.link.latency_s, 1)
 
 
-def hogwild(case: Case) -> Parts:
+def hogwild(case: Case) -> StepParts:
     """c + 3 L + 2 q: a read is asked for and answered, then the update is added."""
     return _served(case, case.pace.mean_s, 2, 3 * case.link.latency_s, 1)
 
 
-def downpour(case: Case) -> Parts:
+def downpour(case: Case) -> StepParts:
     """Per fetch: its answer, and the pushes between two fetches as far as computing hides them."""
     pushes, fetches = case.options["n_push"], case.options["n_fetch"]
     if case.options["warm_start"] or case.options["introduce"]:
@@ -248,12 +248,12 @@ def downpour(case: Case) -> Parts:
     return _in_step(case, pushes, ways_s, ignores_jitter=True)
 
 
-def ssp(case: Case) -> Parts:
+def ssp(case: Case) -> StepParts:
     """A push at every step, a read only when the cache is older than the bound."""
     return _pushed_meanwhile(case, case.options["bound"] + 1, 1)
 
 
-def easgd(case: Case) -> Parts:
+def easgd(case: Case) -> StepParts:
     """Per period: max(tau c, q) + 2 L + q, for the push goes on while the worker computes."""
     period, latency_s = case.options["period"], case.link.latency_s
     if case.options["synchronous"]:
@@ -271,7 +271,7 @@ def easgd(case: Case) -> Parts:
     return _served(case, compute_s, 1, 2 * latency_s, period)
 
 
-def _in_step(case: Case, steps: int, ways_s: float, *, ignores_jitter: bool = False) -> Parts:
+def _in_step(case: Case, steps: int, ways_s: float, *, ignores_jitter: bool = False) -> StepParts:
     """All workers compute so many steps, then wait for all of them and for the server."""
     latest_s = case.pace.latest_sum_s(case.ends, steps) / steps
     alone_s = min(ways_s, 2 * case.lone_way_s()) / steps
@@ -281,7 +281,7 @@ def _in_step(case: Case, steps: int, ways_s: float, *, ignores_jitter: bool = Fa
     )  # fmt: skip
 
 
-def _served(case: Case, compute_s: float, ways: int, latency_s: float, steps: int) -> Parts:
+def _served(case: Case, compute_s: float, ways: int, latency_s: float, steps: int) -> StepParts:
     """Rounds of computing and of models that cross the servers' cards, in a crowd or dispersed."""
     _refuse_unequal_places(case)
     lone_s = case.lone_way_s() - case.link.latency_s
@@ -296,7 +296,7 @@ def _served(case: Case, compute_s: float, ways: int, latency_s: float, steps: in
     return split(mean_s, mean_s, alone_s / steps, round_s / steps)
 
 
-def _pushed_meanwhile(case: Case, steps: int, between: int) -> Parts:
+def _pushed_meanwhile(case: Case, steps: int, between: int) -> StepParts:
     """A push after every `between` steps in the background, a read after all of them.
 
     The read's request follows the last push on its connection: L + max(n c + q, c + m q) for m

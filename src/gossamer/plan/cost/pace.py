@@ -21,7 +21,7 @@ _POINTS = 4001
 
 
 @dataclass(frozen=True)
-class Pace:
+class ComputeTime:
     """What one end of a method computes per step: a worker, or a group that steps together."""
 
     compute: Compute

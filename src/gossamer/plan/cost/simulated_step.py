@@ -16,7 +16,7 @@ from gossamer.config.faults import FOREVER, Fault
 from gossamer.config.settings import make_settings, split_groups
 from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec, parse_method
-from gossamer.plan.cost.case import NoClosedForm, Parts
+from gossamer.plan.cost.case import NoClosedForm, StepParts
 from gossamer.plan.cost.step_time import LONG_RUN, Prediction, predict
 from gossamer.plan.cost.workload import Workload
 from gossamer.sim.simulation import Simulation
@@ -52,7 +52,7 @@ def round_steps(options: dict[str, object], ends: int) -> int:
 
 def simulated_step(
     spec: MethodSpec, cluster: Cluster, task: Task, *, model_bytes: float, steps: int, more: int
-) -> Parts:
+) -> StepParts:
     """Seconds per gradient and worker from the `steps`-th step on, over as many.
 
     The run goes on for `more` steps, so that its end, where workers wait for nobody any more, does
@@ -67,7 +67,7 @@ def simulated_step(
     first, last = (times.seconds[count * cluster.workers - 1] for count in (steps, 2 * steps))
     step_s = (last - first) / steps
     waiting_s = step_s * float(summary["waiting_fraction"])
-    return Parts(step_s - waiting_s, waiting_s)
+    return StepParts(step_s - waiting_s, waiting_s)
 
 
 def answer_over(

@@ -10,10 +10,10 @@ from typing import Any
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import split_groups
 from gossamer.methods import MethodSpec, parse_method
-from gossamer.plan.cost.alpha_beta import Link, Machines
-from gossamer.plan.cost.case import Case, NoClosedForm, Parts
+from gossamer.plan.cost.alpha_beta import AlphaBeta, Machines
+from gossamer.plan.cost.case import Case, NoClosedForm, StepParts
 from gossamer.plan.cost.forms import COLLECTIVE_ONLY, FORMS
-from gossamer.plan.cost.pace import Pace
+from gossamer.plan.cost.pace import ComputeTime
 from gossamer.plan.cost.workload import Piece, Workload
 
 LONG_RUN = 1_000_000
@@ -26,7 +26,7 @@ class Prediction:
 
     method: str
     workers: int
-    parts: Parts
+    parts: StepParts
     batch: int
     epoch_samples: int
     options: dict[str, Any]
@@ -99,13 +99,13 @@ def _case(spec: MethodSpec, cluster: Cluster, workload: Workload, steps: int) ->
     link = _link(cluster, machines.count)
     if spec.name not in COLLECTIVE_ONLY:
         _check_cards(spec, cluster, ends, len(shards))
-    pace, pieces = Pace(compute), workload.pieces
+    pace, pieces = ComputeTime(compute), workload.pieces
     if groups:
         inside = _machines(cluster, groups[0])
         near = _link(cluster, inside.count)
         spread_s = inside.broadcast_s(near, workload.model_bytes)
         averaged_s = inside.all_reduce_s(near, wires.collective, workload.model_bytes)
-        pace = Pace(compute, members, spread_s + averaged_s)
+        pace = ComputeTime(compute, members, spread_s + averaged_s)
         pieces = (Piece(workload.model_bytes, 1.0),)
     server_bandwidth = wires.server_bandwidth or wires.bandwidth
     return Case(
@@ -124,14 +124,14 @@ def _machines(cluster: Cluster, ranks: Sequence[int]) -> Machines:
     return Machines(count, -(-len(ranks) // count), cluster.network.memory_bandwidth)
 
 
-def _link(cluster: Cluster, machines: int) -> Link:
+def _link(cluster: Cluster, machines: int) -> AlphaBeta:
     """What joins so many machines: between racks, the slower way."""
     wires = cluster.network
     per_byte, latency_s = 1 / wires.bandwidth, wires.latency
     if cluster.rack_of(machines - 1) > 0:
         latency_s += wires.rack_latency
         per_byte *= wires.oversubscription
-    return Link(latency_s, per_byte)
+    return AlphaBeta(latency_s, per_byte)
 
 
 def _check_cards(spec: MethodSpec, cluster: Cluster, ends: int, servers: int) -> None:
@@ -150,7 +150,7 @@ def _check_cards(spec: MethodSpec, cluster: Cluster, ends: int, servers: int) ->
         )
 
 
-def _notes(spec: MethodSpec, parts: Parts, case: Case) -> list[str]:
+def _notes(spec: MethodSpec, parts: StepParts, case: Case) -> list[str]:
     notes: list[str] = []
     if parts.backlog > 1:
         notes.append(

@@ -5,8 +5,8 @@ simulator reads. Worker 0 conducts; everybody else does what it is told and answ
 """
 
 from gossamer.plan.probe.description import describe
-from gossamer.plan.probe.findings import Findings
+from gossamer.plan.probe.findings import ProbeFindings
 from gossamer.plan.probe.fit import Fit, fit
 from gossamer.plan.probe.toml_text import to_toml
 
-__all__ = ["Findings", "Fit", "describe", "fit", "to_toml"]
+__all__ = ["Fit", "ProbeFindings", "describe", "fit", "to_toml"]

@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 _WORDS, _PING, _BULK, _ECHO = (bytes([kind]) for kind in range(4))
 
 
-class Post:
+class ProbeChannel:
     """The listener of one process's transport."""
 
     def __init__(self, transport: Transport) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 from gossamer.errors import Error, PeerLost, RunFailed
 from gossamer.plan.probe import links
-from gossamer.plan.probe.channel import PATIENCE_S, Post
-from gossamer.plan.probe.findings import Crowd, Findings, Inquiry, Link, Steps
+from gossamer.plan.probe.channel import PATIENCE_S, ProbeChannel
+from gossamer.plan.probe.findings import Crowd, Inquiry, MeasuredLink, ProbeFindings, Steps
 from gossamer.plan.probe.step_times import Stepper, measure_steps
 from gossamer.real.faults.slow_worker import Slowness, own_slow_factor
 from gossamer.real.transports.transport import Transport
@@ -31,10 +31,10 @@ _MOST_CROWD_S = 2.0
 _CROWD_MESSAGE_S = 0.02
 
 
-def conduct(transport: Transport, inquiry: Inquiry, on_progress: Progress) -> Findings:
+def conduct(transport: Transport, inquiry: Inquiry, on_progress: Progress) -> ProbeFindings:
     """Worker 0's part: the whole probe."""
-    post = Post(transport)
-    own = Part(post, _stepper(inquiry, transport))
+    post = ProbeChannel(transport)
+    own = ProbePart(post, _stepper(inquiry, transport))
     conductor = Conductor(own, inquiry, transport.name, on_progress)
     try:
         post.open()
@@ -51,8 +51,8 @@ def conduct(transport: Transport, inquiry: Inquiry, on_progress: Progress) -> Fi
 
 def take_part(transport: Transport, inquiry: Inquiry) -> None:
     """Everybody else's part: do as told until there is nothing more to do."""
-    post = Post(transport)
-    part = Part(post, _stepper(inquiry, transport))
+    post = ProbeChannel(transport)
+    part = ProbePart(post, _stepper(inquiry, transport))
     post.open()
     try:
         post.tell(0, {"host": own_host()})
@@ -84,10 +84,10 @@ def own_host() -> str:
     return f"{socket.gethostname()}/{mark}" if mark else socket.gethostname()
 
 
-class Part:
+class ProbePart:
     """What one worker can be told to do."""
 
-    def __init__(self, post: Post, stepper: Stepper) -> None:
+    def __init__(self, post: ProbeChannel, stepper: Stepper) -> None:
         self.post = post
         self._stepper = stepper
         self.on_time: Callable[[float], None] = lambda passed: None
@@ -115,7 +115,7 @@ class Conductor:
     """Worker 0 while it says what to do."""
 
     def __init__(
-        self, own: Part, inquiry: Inquiry, transport: str, on_progress: Progress
+        self, own: ProbePart, inquiry: Inquiry, transport: str, on_progress: Progress
     ) -> None:  # fmt: skip
         self._own = own
         self._post = own.post
@@ -125,7 +125,7 @@ class Conductor:
         self._began = time.monotonic()
         self.phase = "the workers met"
 
-    def run(self) -> Findings:
+    def run(self) -> ProbeFindings:
         others = range(1, self._post.size)
         answers = [self._hear(rank, 0.0) for rank in others]
         hosts = [own_host(), *(answer["host"] for answer in answers)]
@@ -133,14 +133,14 @@ class Conductor:
         self._began = time.monotonic()
         is_alone = len(hosts) == 1
         steps = self._measure_steps(self._inquiry.seconds * (1.0 if is_alone else _COMPUTE))
-        found: list[Link] = []
+        found: list[MeasuredLink] = []
         crowds: list[Crowd] = []
         if not is_alone:
             found = self._measure_links(hosts, self._inquiry.seconds * _LINKS)
             left = self._inquiry.seconds - (time.monotonic() - self._began)
             crowds = self._measure_crowds(hosts, found, left)
         self._tell(1.0, "done")
-        return Findings(
+        return ProbeFindings(
             self._inquiry, self._transport, hosts, steps, found, crowds,
             len(hosts) * (len(hosts) - 1) // 2, at, time.monotonic() - self._began,
         )  # fmt: skip
@@ -169,12 +169,12 @@ class Conductor:
         answers = self._ask(dict.fromkeys(range(self._post.size), words), seconds)
         return [Steps(**answers[rank]) for rank in sorted(answers)]
 
-    def _measure_links(self, hosts: list[str], seconds: float) -> list[Link]:
+    def _measure_links(self, hosts: list[str], seconds: float) -> list[MeasuredLink]:
         self.phase = "links were measured"
         until = time.monotonic() + seconds
         plan = links.rounds(hosts)
         slot = min(_MOST_ROUND_S, max(_LEAST_ROUND_S, seconds / len(plan))) / 2
-        found: list[Link] = []
+        found: list[MeasuredLink] = []
         for number, pairs in enumerate(plan):
             if found and time.monotonic() + 2 * slot > until + _LEAST_ROUND_S:
                 break
@@ -185,10 +185,12 @@ class Conductor:
                 words = {
                     one: {"do": "link", "peer": other, "seconds": slot} for one, other in leads
                 }
-                found += [Link(**answer) for answer in self._ask(words, slot).values()]
+                found += [MeasuredLink(**answer) for answer in self._ask(words, slot).values()]
         return found
 
-    def _measure_crowds(self, hosts: list[str], found: list[Link], seconds: float) -> list[Crowd]:
+    def _measure_crowds(
+        self, hosts: list[str], found: list[MeasuredLink], seconds: float
+    ) -> list[Crowd]:
         self.phase = "crowded links were measured"
         best: dict[int, float] = {}
         for link in found:

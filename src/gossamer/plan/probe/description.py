@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.config.faults import Fault
-from gossamer.plan.probe.findings import Crowd, Findings, Link
+from gossamer.plan.probe.findings import Crowd, MeasuredLink, ProbeFindings
 from gossamer.plan.probe.fit import fit
 from gossamer.plan.probe.links import ring_between
 
@@ -33,7 +33,7 @@ class Speeds:
     """The factors of those that differ."""
 
 
-def speeds_of(findings: Findings) -> Speeds:
+def speeds_of(findings: ProbeFindings) -> Speeds:
     """Who differs has another median and another mean; the means say by how much.
 
     A worker that stood still once is not slow, so its median must differ too. But what a slow one
@@ -53,7 +53,7 @@ def speeds_of(findings: Findings) -> Speeds:
     return Speeds(medians, typical, factors, slow)
 
 
-def describe(findings: Findings, name: str = "measured") -> Cluster:
+def describe(findings: ProbeFindings, name: str = "measured") -> Cluster:
     """Equal machines become typical ones; whoever differs is named."""
     per_machine = workers_per_machine(findings.hosts)
     speeds = speeds_of(findings)
@@ -78,7 +78,7 @@ def workers_per_machine(hosts: Sequence[str]) -> int:
     return share if is_regular else 1
 
 
-def _title(findings: Findings) -> str:
+def _title(findings: ProbeFindings) -> str:
     hosts, workers = len(findings.host_names), findings.workers
     return (
         f"{workers} worker{'s' * (workers > 1)} on {hosts} host{'s' * (hosts > 1)}, measured with "
@@ -86,7 +86,7 @@ def _title(findings: Findings) -> str:
     )
 
 
-def _compute(findings: Findings, speeds: Speeds) -> Compute:
+def _compute(findings: ProbeFindings, speeds: Speeds) -> Compute:
     """Times in units of each typical worker's own median have one distribution."""
     relative = [
         value / speeds.medians[rank]
@@ -110,21 +110,21 @@ def _compute(findings: Findings, speeds: Speeds) -> Compute:
 # ---------------------------------------------------------------------------------- the network
 
 
-def inside(findings: Findings) -> list[Link]:
+def inside(findings: ProbeFindings) -> list[MeasuredLink]:
     """Links of workers that share a host."""
     return [link for link in findings.links if findings.are_together(link.source, link.target)]
 
 
-def between(findings: Findings) -> list[Link]:
+def between(findings: ProbeFindings) -> list[MeasuredLink]:
     return [link for link in findings.links if not findings.are_together(link.source, link.target)]
 
 
-def measured_as_network(findings: Findings) -> list[Link]:
+def measured_as_network(findings: ProbeFindings) -> list[MeasuredLink]:
     """What the description calls the network: links between hosts, if there are several."""
     return between(findings) or inside(findings)
 
 
-def slow_cards(findings: Findings) -> dict[str, float]:
+def slow_cards(findings: ProbeFindings) -> dict[str, float]:
     """Hosts whose cards are slower than the typical one, with how many times.
 
     A link is as fast as the slower of its cards, so a card is as fast as its best link. Of two
@@ -141,7 +141,7 @@ def slow_cards(findings: Findings) -> dict[str, float]:
     return {host: typical / speed for host, speed in best.items() if typical / speed > SLOW_CARD}
 
 
-def _wires(findings: Findings, per_machine: int) -> Wires:
+def _wires(findings: ProbeFindings, per_machine: int) -> Wires:
     found = measured_as_network(findings)
     if not found:
         return Wires()
@@ -164,11 +164,11 @@ def _wires(findings: Findings, per_machine: int) -> Wires:
     )
 
 
-def crowd_of(findings: Findings, pattern: str) -> Crowd | None:
+def crowd_of(findings: ProbeFindings, pattern: str) -> Crowd | None:
     return next((crowd for crowd in findings.crowds if crowd.pattern == pattern), None)
 
 
-def share_in_a_crowd(findings: Findings) -> float | None:
+def share_in_a_crowd(findings: ProbeFindings) -> float | None:
     """What the typical card gets while all hosts send, over what the same links carry alone."""
     crowd = crowd_of(findings, "between")
     if crowd is None:
@@ -183,7 +183,7 @@ def share_in_a_crowd(findings: Findings) -> float | None:
     return statistics.median(shares) if shares else None
 
 
-def card_rates(findings: Findings, rates: Mapping[int, float]) -> dict[str, float]:
+def card_rates(findings: ProbeFindings, rates: Mapping[int, float]) -> dict[str, float]:
     """What the cards of the senders' hosts put out together."""
     found: dict[str, float] = {}
     for rank, rate in rates.items():
@@ -192,7 +192,7 @@ def card_rates(findings: Findings, rates: Mapping[int, float]) -> dict[str, floa
     return found
 
 
-def notices(findings: Findings) -> list[str]:
+def notices(findings: ProbeFindings) -> list[str]:
     """What the description cannot say, or what was not measured."""
     said: list[str] = []
     if findings.workers == 1:

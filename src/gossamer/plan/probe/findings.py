@@ -42,7 +42,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Link:
+class MeasuredLink:
     """From one worker to another while nothing else was sent, at least not by their hosts."""
 
     source: int
@@ -69,7 +69,7 @@ class Crowd:
 
 
 @dataclass(frozen=True)
-class Findings:
+class ProbeFindings:
     """All of it."""
 
     inquiry: Inquiry
@@ -77,7 +77,7 @@ class Findings:
     hosts: list[str]
     """Where each worker is."""
     steps: list[Steps]
-    links: list[Link]
+    links: list[MeasuredLink]
     crowds: list[Crowd]
     pairs: int
     """How many there are; `links` may speak of fewer."""
@@ -99,7 +99,7 @@ class Findings:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def from_dict(told: Mapping[str, Any]) -> Findings:
+    def from_dict(told: Mapping[str, Any]) -> ProbeFindings:
         crowds = [
             Crowd(
                 one["pattern"], one["senders"], one["target"],
@@ -107,8 +107,8 @@ class Findings:
             )
             for one in told["crowds"]
         ]  # fmt: skip
-        return Findings(
+        return ProbeFindings(
             Inquiry(**told["inquiry"]), told["transport"], list(told["hosts"]),
-            [Steps(**one) for one in told["steps"]], [Link(**one) for one in told["links"]],
+            [Steps(**one) for one in told["steps"]], [MeasuredLink(**one) for one in told["links"]],
             crowds, told["pairs"], told["began"], told["seconds"],
         )  # fmt: skip

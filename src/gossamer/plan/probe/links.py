@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from itertools import combinations
 
-from gossamer.plan.probe.channel import Post
-from gossamer.plan.probe.findings import Link
+from gossamer.plan.probe.channel import ProbeChannel
+from gossamer.plan.probe.findings import MeasuredLink
 
 Pair = tuple[int, int]
 
@@ -27,7 +27,7 @@ MOST_PAIRS = 2016
 """Those of 64 workers; of more workers not every pair is looked at."""
 
 
-def measure_link(post: Post, peer: int, seconds: float) -> Link:
+def measure_link(post: ProbeChannel, peer: int, seconds: float) -> MeasuredLink:
     """From this worker to another, within about that time."""
     began = time.monotonic()
     for _ in range(_WARM_TRIPS):
@@ -53,10 +53,10 @@ def measure_link(post: Post, peer: int, seconds: float) -> Link:
         # The way of the first byte there and that of the answer back are latency.
         rates.append(len(bulk) / max(took - trip, 0.1 * took))
     latency = statistics.median(trips) / 2
-    return Link(post.rank, peer, latency, statistics.median(rates), len(trips), len(rates))
+    return MeasuredLink(post.rank, peer, latency, statistics.median(rates), len(trips), len(rates))
 
 
-def flood(post: Post, peer: int, seconds: float, size: int) -> float:
+def flood(post: ProbeChannel, peer: int, seconds: float, size: int) -> float:
     """Bytes per second that this worker gets through to another while others send too."""
     began = time.monotonic()
     counted_from, until = began + _WARM_UP * seconds, began + seconds

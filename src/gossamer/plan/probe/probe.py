@@ -11,7 +11,7 @@ from typing import Any
 from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.plan.probe.channel import PATIENCE_S
 from gossamer.plan.probe.conductor import Progress, conduct, take_part
-from gossamer.plan.probe.findings import Findings, Inquiry
+from gossamer.plan.probe.findings import Inquiry, ProbeFindings
 from gossamer.plan.probe.program import FOLDER, INQUIRY
 from gossamer.real.faults.injection import Injection
 from gossamer.real.launch.environment import LAUNCHERS, Environment, connect, discover
@@ -62,7 +62,7 @@ def check(workers: int, transport: str | None, injection: Injection) -> None:
 def probe(
     inquiry: Inquiry, workers: int, transport: str | None, injection: Injection,
     on_progress: Progress,
-) -> Findings | None:  # fmt: skip
+) -> ProbeFindings | None:  # fmt: skip
     """What was found; None on a worker of another launcher's job that is not its first."""
     if job_around() is not None:
         return _take_part(inquiry, transport, injection, on_progress)
@@ -90,12 +90,12 @@ def probe(
         if reader.found is None:
             bad = next((str(end) for end in launcher.ended if end.status != 0), "the workers ended")
             raise RunFailed(reader.failure or f"{bad} before all was measured; nothing was written")
-        return Findings.from_dict(reader.found)
+        return ProbeFindings.from_dict(reader.found)
 
 
 def _take_part(
     inquiry: Inquiry, name: str | None, injection: Injection, on_progress: Progress
-) -> Findings | None:
+) -> ProbeFindings | None:
     if injection.slow:
         os.environ["GOSSAMER_FAULTS"] = injection.to_json()
     try:

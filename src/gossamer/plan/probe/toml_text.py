@@ -19,14 +19,14 @@ from gossamer.plan.probe.description import (
     notices,
     speeds_of,
 )
-from gossamer.plan.probe.findings import Findings, Link
+from gossamer.plan.probe.findings import MeasuredLink, ProbeFindings
 from gossamer.quantities import counted
 
 _MOST_LINES = 64
 _LINE = 96
 
 
-def to_toml(cluster: Cluster, findings: Findings) -> str:
+def to_toml(cluster: Cluster, findings: ProbeFindings) -> str:
     """The file: `load_cluster` reads it, and a person too."""
     lines = [
         *_header(findings),
@@ -73,7 +73,7 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
 # ---------------------------------------------------------------------------------- the parts
 
 
-def _header(findings: Findings) -> list[str]:
+def _header(findings: ProbeFindings) -> list[str]:
     inquiry = findings.inquiry
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(findings.began))
     lines = _comment(
@@ -95,7 +95,7 @@ def _name(host: str) -> str:
     return printable.partition("/")[0]
 
 
-def _compute(cluster: Cluster, findings: Findings) -> list[str]:
+def _compute(cluster: Cluster, findings: ProbeFindings) -> list[str]:
     compute, speeds = cluster.compute, speeds_of(findings)
     total = sum(steps.count for steps in findings.steps)
     lines = _comment(
@@ -132,7 +132,7 @@ def _plain(share: float) -> str:
     return np.format_float_positional(share, precision=4, fractional=False, trim="-")
 
 
-def _network(cluster: Cluster, findings: Findings) -> list[str]:
+def _network(cluster: Cluster, findings: ProbeFindings) -> list[str]:
     wires, links = cluster.network, measured_as_network(findings)
     if not links:
         return [
@@ -161,7 +161,7 @@ def _network(cluster: Cluster, findings: Findings) -> list[str]:
     return lines
 
 
-def _spreads(links: Sequence[Link]) -> list[str]:
+def _spreads(links: Sequence[MeasuredLink]) -> list[str]:
     rates = [link.bandwidth for link in links]
     delays = [link.latency for link in links]
     (slow, fast), (short, long) = spread(rates), spread(delays)
@@ -173,7 +173,7 @@ def _spreads(links: Sequence[Link]) -> list[str]:
     ]
 
 
-def _crowds(findings: Findings) -> list[str]:
+def _crowds(findings: ProbeFindings) -> list[str]:
     lines: list[str] = []
     if (crowd := crowd_of(findings, "inside")) is not None:
         rate = statistics.median(crowd.rates.values())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gossamer.real.launch.terminal import Terminal
 
-_DIE_WITH_LAUNCHER = str(Path(__file__).with_name("die_with_launcher.py"))
+_LEASH = str(Path(__file__).with_name("die_with_launcher.py"))
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Process:
             (False, False) if terminal is None else (terminal.is_input, terminal.is_output)
         )
         self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", _DIE_WITH_LAUNCHER, str(os.getpid()), *command],
+            [sys.executable, "-I", "-S", _LEASH, str(os.getpid()), *command],
             env=dict(environment), stdin=inner if is_input else subprocess.DEVNULL,
             stdout=inner if is_output else subprocess.PIPE,
             stderr=subprocess.PIPE, bufsize=0, process_group=0, pass_fds=tuple(fds),

@@ -24,7 +24,7 @@ PROGRESS = "progress.json"
 Described = dict[str, Any]
 
 
-class Checkpoint:
+class SweepCheckpoint:
     """The saved state of one sweep."""
 
     def __init__(self, folder: Path) -> None:

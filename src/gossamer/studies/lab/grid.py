@@ -25,7 +25,7 @@ DEFAULT_RATES = tuple(10.0 ** (half / 2) for half in range(-7, 1))
 
 
 @dataclass(frozen=True, order=True)
-class Point:
+class GridPoint:
     """One training: where it lies in the grid, and what that means for it."""
 
     optimiser: str
@@ -47,12 +47,12 @@ Place = tuple[str, int, int, float]
 
 
 @dataclass(frozen=True)
-class Group:
+class GridGroup:
     """Points of one optimiser and batch size, the least delayed first: rows of one matrix."""
 
     optimiser: str
     batch: int
-    points: tuple[Point, ...]
+    points: tuple[GridPoint, ...]
 
     @property
     def label(self) -> str:
@@ -96,26 +96,26 @@ class Grid:
     def schedule(self) -> Schedule:
         return make_schedule(f"constant:warmup={self.warmup!r}", epochs=self.epochs, workers=1)
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[GridPoint]:
         combinations = product(
             self.optimisers, self.delays, self.batches, self.learning_rates, self.seeds
         )
         return [self._point(*combination) for combination in combinations]
 
-    def _point(self, optimiser: str, delay: int, batch: int, rate: float, seed: int) -> Point:
+    def _point(self, optimiser: str, delay: int, batch: int, rate: float, seed: int) -> GridPoint:
         workers = delay + 1 if self.halve else 1
         used_batch = max(1, round(batch / workers))
-        return Point(optimiser, delay, batch, rate, seed, rate / workers, used_batch)
+        return GridPoint(optimiser, delay, batch, rate, seed, rate / workers, used_batch)
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[GridGroup]:
         """In the order of training; to rounding, no result depends on who shares a group."""
-        found: dict[tuple[str, int], list[Point]] = {}
+        found: dict[tuple[str, int], list[GridPoint]] = {}
         for point in self.points():
             found.setdefault((point.optimiser, point.used_batch), []).append(point)
         # Large batches first: their groups are the quickest, so results appear early.
         order = sorted(found, key=lambda key: (self.optimisers.index(key[0]), -key[1]))
         return [
-            Group(*key, tuple(sorted(found[key], key=lambda point: (point.delay, point.seed))))
+            GridGroup(*key, tuple(sorted(found[key], key=lambda point: (point.delay, point.seed))))
             for key in order
         ]
 

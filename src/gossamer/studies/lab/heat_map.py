@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gossamer.report.pictures.figure import EDGE, FAINT, INK, new_figure, save, write_titles
-from gossamer.studies.lab.pictures import Words
-from gossamer.studies.lab.results import Results, Yardstick
+from gossamer.studies.lab.pictures import Caption
+from gossamer.studies.lab.results import GridResults, Yardstick
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,24 +43,24 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Strip:
+class PanelStrip:
     """A row of panels, such as all delays of one optimiser."""
 
     label: str
     panels: Sequence[Panel]
 
 
-def results_picture(path: Path, results: Results, words: Words) -> None:
+def results_picture(path: Path, results: GridResults, words: Caption) -> None:
     """All cells of a grid."""
     grid = results.grid
     strips = [
-        Strip(optimiser, [panel_of(results, optimiser, delay) for delay in grid.delays])
+        PanelStrip(optimiser, [panel_of(results, optimiser, delay) for delay in grid.delays])
         for optimiser in grid.optimisers
     ]
     heat_maps(path, strips, grid.learning_rates, grid.batches, results.yardstick, words)
 
 
-def panel_of(results: Results, optimiser: str, delay: int) -> Panel:
+def panel_of(results: GridResults, optimiser: str, delay: int) -> Panel:
     """The cells of one optimiser and delay, with the predicted edge."""
     own = [c for c in results.cells.values() if c.place[:2] == (optimiser, delay)]
     edge = results.edge(optimiser, delay)
@@ -73,7 +73,7 @@ def panel_of(results: Results, optimiser: str, delay: int) -> Panel:
     )
 
 
-def caption_of(results: Results) -> str:
+def caption_of(results: GridResults) -> str:
     """What the predicted edge is and what it is not, and what a star means."""
     parts: list[str] = []
     if any(results.edge(name, 0) is not None for name in results.grid.optimisers):
@@ -92,11 +92,11 @@ def caption_of(results: Results) -> str:
 
 def heat_maps(
     path: Path,
-    strips: Sequence[Strip],
+    strips: Sequence[PanelStrip],
     rates: Sequence[float],
     batches: Sequence[int],
     yardstick: Yardstick,
-    words: Words,
+    words: Caption,
 ) -> None:
     """One panel for each delay and optimiser: learning rate upwards, batch size to the right."""
     rates, batches = sorted(rates), sorted(batches)
@@ -146,7 +146,7 @@ def _colour_value(value: float, yardstick: Yardstick) -> float:
     return -math.log10(max(error, 1e-6))
 
 
-def _norm(strips: Sequence[Strip], yardstick: Yardstick) -> Normalize:
+def _norm(strips: Sequence[PanelStrip], yardstick: Yardstick) -> Normalize:
     from matplotlib.colors import Normalize
 
     shown = [

@@ -24,7 +24,7 @@ from gossamer.studies.lab.staleness import Histogram
 
 
 @dataclass(frozen=True)
-class Words:
+class Caption:
     """What stands around the panels."""
 
     title: str
@@ -33,7 +33,7 @@ class Words:
 
 
 def staleness_picture(
-    path: Path, found: Mapping[str, Histogram], workers: int, words: Words
+    path: Path, found: Mapping[str, Histogram], workers: int, words: Caption
 ) -> None:
     """Histograms over one axis: bars for the first, points for the second, a line at N - 1."""
     from matplotlib.ticker import MaxNLocator

@@ -11,7 +11,7 @@ import torch
 
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.runs.statistics import Interval, interval
-from gossamer.studies.lab.grid import Grid, Place, Point
+from gossamer.studies.lab.grid import Grid, GridPoint, Place
 from gossamer.studies.lab.theory import edge_of
 from gossamer.tasks import Task
 
@@ -65,7 +65,7 @@ class Yardstick:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ResultCell:
     """The seeds of one place in the grid."""
 
     place: Place
@@ -85,21 +85,21 @@ class Best:
 
     optimiser: str
     delay: int
-    cell: Cell
+    cell: ResultCell
     largest_rate: float | None
     """That comes close to the best at some batch size: beyond it is the cliff."""
     predicted_edge: float | None
     """The rate beyond which the quadratic theory expects no training."""
 
 
-class Results:
+class GridResults:
     """All scores of a grid, as far as they are known."""
 
     def __init__(
         self,
         grid: Grid,
         yardstick: Yardstick,
-        scores: Mapping[Point, Score],
+        scores: Mapping[GridPoint, Score],
         curvature: float | None,
     ) -> None:
         self.grid = grid
@@ -110,11 +110,11 @@ class Results:
             by_place.setdefault(point.place, []).append(score)
         self.cells = {place: self._cell(place, own) for place, own in by_place.items()}
 
-    def _cell(self, place: Place, scores: Sequence[Score]) -> Cell:
+    def _cell(self, place: Place, scores: Sequence[Score]) -> ResultCell:
         values = [self.yardstick.value(score) for score in scores]
         found = interval(values)
         # A place has failed when the mean has: one seed of five at chance level is a finding too.
-        return Cell(
+        return ResultCell(
             place,
             found,
             min(score.epochs for score in scores),
@@ -132,7 +132,7 @@ class Results:
                     found.append(self._best(optimiser, delay, own))
         return found
 
-    def _best(self, optimiser: str, delay: int, cells: Sequence[Cell]) -> Best:
+    def _best(self, optimiser: str, delay: int, cells: Sequence[ResultCell]) -> Best:
         trained = [cell for cell in cells if not cell.fails]
         best = max(trained or cells, key=lambda cell: self._rank(cell.value))
         near = [c.place[3] for c in trained if self.yardstick.is_near(c.value, best.value)]
@@ -170,7 +170,7 @@ class Results:
             ],
         }
 
-    def _described(self, cell: Cell) -> dict[str, Any]:
+    def _described(self, cell: ResultCell) -> dict[str, Any]:
         optimiser, delay, batch, rate = cell.place
         return {
             "optimiser": optimiser,
@@ -185,7 +185,7 @@ class Results:
         }
 
 
-def missing(grid: Grid, results: Results) -> int:
+def missing(grid: Grid, results: GridResults) -> int:
     """How many places of the grid have not been trained to their end."""
     places: Iterable[Place] = {point.place for point in grid.points()}
     done = {place for place, cell in results.cells.items() if cell.is_final}

@@ -49,7 +49,7 @@ RANDOM, PERMANENT, MEMORYLESS = "random", "permanent", "exponential"
 
 
 @dataclass(frozen=True)
-class Scene:
+class StragglerScene:
     """One kind of straggler, and who meets it."""
 
     name: str
@@ -62,7 +62,7 @@ class Scene:
     """Gradients per second of all workers if each were as slow as the slow one."""
 
 
-def scenes(workers: int) -> tuple[Scene, ...]:
+def scenes(workers: int) -> tuple[StragglerScene, ...]:
     """The three kinds of stragglers, for so many workers."""
     check_range("workers", workers, 2)
     random = load_cluster("random-stragglers-16").changed(workers=workers)
@@ -71,14 +71,14 @@ def scenes(workers: int) -> tuple[Scene, ...]:
     memoryless = dataclasses.replace(usual, distribution="exponential", pause_probability=0.0)
     milliseconds = 1000 * usual.seconds
     return (
-        Scene(
+        StragglerScene(
             RANDOM,
             f"Random stragglers: a step of {milliseconds:g} ms takes "
             f"{1000 * usual.pause_seconds:g} ms longer with probability "
             f"{100 * usual.pause_probability:g} %",
             random,
         ),
-        Scene(
+        StragglerScene(
             PERMANENT,
             f"Permanent straggler: worker {permanent.faults[0].worker} takes {slow:g} times as "
             "long for every step",
@@ -86,7 +86,7 @@ def scenes(workers: int) -> tuple[Scene, ...]:
             ("sync_server", "backup_workers", *BOUNDS, "softsync", "downpour"),
             slowest_pace=workers / (permanent.compute.seconds * slow),
         ),
-        Scene(
+        StragglerScene(
             MEMORYLESS,
             f"Exponential times: {milliseconds:g} ms a step on average",
             dataclasses.replace(random, compute=memoryless),
@@ -96,7 +96,7 @@ def scenes(workers: int) -> tuple[Scene, ...]:
 
 
 @dataclass(frozen=True)
-class Pace:
+class StragglerPace:
     """What one run without gradients says about time."""
 
     throughput: float
@@ -113,7 +113,7 @@ class Pace:
     max_queue: float | None
 
 
-def pace(settings: Settings) -> Pace:
+def pace(settings: Settings) -> StragglerPace:
     """Run once, and look at the clock after every gradient."""
     simulation = Simulation(settings)
     world = simulation.world
@@ -127,7 +127,7 @@ def pace(settings: Settings) -> Pace:
     summary = simulation.run().summary
     end_ns, used = moments[-1]
     half_ns, before = next(moment for moment in moments if moment[0] >= end_ns / 2)
-    return Pace(
+    return StragglerPace(
         throughput=used * SECOND / end_ns,
         late_throughput=(used - before) * SECOND / (end_ns - half_ns),
         waiting=summary["waiting_fraction"],
@@ -140,11 +140,11 @@ def pace(settings: Settings) -> Pace:
 
 
 @dataclass
-class Entry:
+class StragglerEntry:
     """One method in one scene, over all seeds."""
 
     label: str
-    paces: list[Pace] = field(default_factory=list[Pace])
+    paces: list[StragglerPace] = field(default_factory=list[StragglerPace])
     histories: dict[float, list[History]] = field(default_factory=dict[float, list[History]])
     """By learning rate."""
 
@@ -190,7 +190,7 @@ class Entry:
 
     def as_dict(self) -> dict[str, Any]:
         described: dict[str, Any] = {"method": self.label}
-        for one in dataclasses.fields(Pace):
+        for one in dataclasses.fields(StragglerPace):
             known = self.knows(one.name)
             described[one.name] = dataclasses.asdict(self.over_seeds(one.name)) if known else None
         if self.histories:
@@ -213,10 +213,10 @@ def _average(history: History, key: str) -> float:
 
 
 @dataclass(frozen=True)
-class Job:
+class StragglerRun:
     """One run: for its times, or at a learning rate for what it learns."""
 
-    scene: Scene
+    scene: StragglerScene
     label: str
     settings: Settings
     rate: float | None = None
@@ -227,14 +227,14 @@ class Study:
     """Every method in every scene with every seed, and where models are trained at every rate."""
 
     task: Task
-    scenes: Sequence[Scene]
+    scenes: Sequence[StragglerScene]
     seeds: Sequence[int]
     rates: Sequence[float] = RATES
     epochs: float | None = None
     steps: int = STEPS
     """Of each worker, in the runs without gradients."""
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[StragglerRun]:
         """All of it, checked before anything runs."""
         check_range("steps", self.steps, _FEWEST_STEPS)
         return [
@@ -245,23 +245,23 @@ class Study:
             for job in self._jobs(scene, method, seed)
         ]
 
-    def _jobs(self, scene: Scene, method: str, seed: int) -> Iterator[Job]:
+    def _jobs(self, scene: StragglerScene, method: str, seed: int) -> Iterator[StragglerRun]:
         task, cluster = self.task, scene.cluster
         epochs = self.steps * cluster.workers * task.batch / len(task.train)
         spec = _SPECS.get(method, method)
         timed = make_settings(
             task, spec, cluster, seed=seed, epochs=epochs, optimiser=OPTIMISER, engine="none"
         )
-        yield Job(scene, method, timed)
+        yield StragglerRun(scene, method, timed)
         for rate in self.rates if scene.trains else ():
             trained = make_settings(
                 task, spec, cluster, seed=seed, epochs=self.epochs, optimiser=OPTIMISER,
                 learning_rate=rate,
             )  # fmt: skip
-            yield Job(scene, method, trained, rate)
+            yield StragglerRun(scene, method, trained, rate)
 
 
-Found = Mapping[str, Mapping[str, Entry]]
+Found = Mapping[str, Mapping[str, StragglerEntry]]
 """The entries by scene and method."""
 
 
@@ -294,7 +294,7 @@ def claims(found: Found) -> list[Claim]:
     return made
 
 
-def _dial_claims(scene: str, entries: Mapping[str, Entry]) -> list[Claim]:
+def _dial_claims(scene: str, entries: Mapping[str, StragglerEntry]) -> list[Claim]:
     sync, backup, tight, loose, softsync, downpour = (entries[name] for name in DIAL)
     steps = ((sync, backup), (backup, tight), (tight, loose), (loose, softsync), (loose, downpour))
     made: list[Claim] = []
@@ -312,7 +312,7 @@ def _dial_claims(scene: str, entries: Mapping[str, Entry]) -> list[Claim]:
     return made
 
 
-def _pace_claims(entries: Mapping[str, Entry]) -> list[Claim]:
+def _pace_claims(entries: Mapping[str, StragglerEntry]) -> list[Claim]:
     sync = entries["sync_server"]
     others = [label for label in entries if label != sync.label and label not in BOUNDS]
     made: list[Claim] = []

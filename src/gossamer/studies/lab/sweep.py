@@ -12,10 +12,10 @@ import torch
 
 from gossamer.errors import ConfigurationError
 from gossamer.optim.optimisers import make_optimiser
-from gossamer.studies.lab.checkpoint import Checkpoint
+from gossamer.studies.lab.checkpoint import SweepCheckpoint
 from gossamer.studies.lab.curvature import largest_curvature
-from gossamer.studies.lab.grid import Grid, Group, Point
-from gossamer.studies.lab.results import Results, Score, Yardstick
+from gossamer.studies.lab.grid import Grid, GridGroup, GridPoint
+from gossamer.studies.lab.results import GridResults, Score, Yardstick
 from gossamer.studies.lab.theory import edge_of
 from gossamer.studies.lab.training import GroupTraining, Models
 from gossamer.tasks import Task
@@ -52,11 +52,11 @@ class Sweep:
         self.on_step: Callable[[GroupTraining], None] = lambda _: None
         self.on_score: Callable[[], None] = lambda: None
         """Called after each evaluation, when there is something new to show or to write."""
-        self.on_group: Callable[[Group], None] = lambda _: None
+        self.on_group: Callable[[GridGroup], None] = lambda _: None
         """Called when a group is finished."""
         self._threads = threads
         self._models = Models(task, torch.device(device), grid.seeds)
-        self._checkpoint = None if folder is None else Checkpoint(folder)
+        self._checkpoint = None if folder is None else SweepCheckpoint(folder)
         self._current: GroupTraining | None = None
         self._history: History = []
         self._initial_loss = math.nan
@@ -92,7 +92,7 @@ class Sweep:
                 )
         self._is_prepared = True
 
-    def _train(self, group: Group, should_stop: Callable[[], bool]) -> bool:
+    def _train(self, group: GridGroup, should_stop: Callable[[], bool]) -> bool:
         training = self._current
         if training is None or training.group.label != group.label:
             training = self._current = GroupTraining(self._models, group, self.grid)
@@ -133,9 +133,9 @@ class Sweep:
 
     # ------------------------------------------------------------------ what is there
 
-    def scores(self) -> dict[Point, Score]:
+    def scores(self) -> dict[GridPoint, Score]:
         """The latest score of every point that has been evaluated."""
-        found: dict[Point, Score] = {}
+        found: dict[GridPoint, Score] = {}
         for group in self.groups:
             is_final = group.label in self.finished
             history = self.finished.get(group.label, [])
@@ -148,9 +148,9 @@ class Sweep:
                     found[point] = Score(last["epochs"], loss, accuracy, is_final)
         return found
 
-    def results(self) -> Results:
+    def results(self) -> GridResults:
         yardstick = Yardstick.of(self.task, self._initial_loss)
-        return Results(self.grid, yardstick, self.scores(), self.curvature)
+        return GridResults(self.grid, yardstick, self.scores(), self.curvature)
 
     # ------------------------------------------------------------------ to disk and back
 

@@ -19,7 +19,7 @@ from torch.func import vmap  # pyright: ignore[reportUnknownVariableType]
 
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.sim.engine import VectorEngine
-from gossamer.studies.lab.grid import Grid, Group, steps_of
+from gossamer.studies.lab.grid import Grid, GridGroup, steps_of
 from gossamer.tasks import Order, Task
 from gossamer.tasks.flat_model import FlatModel, drawing_from
 from gossamer.tasks.keyed import key_of
@@ -38,7 +38,7 @@ _LOOK_AHEAD_STEPS = 64
 
 
 @dataclass(frozen=True)
-class Scores:
+class GroupScores:
     """Of all rows on the test set; accuracies are NaN for a task without, and for no numbers."""
 
     losses: list[float]
@@ -63,7 +63,7 @@ class RingBuffer:
 class GroupTraining:
     """The rows of one group, from their initial values to their last step."""
 
-    def __init__(self, models: Models, group: Group, grid: Grid) -> None:
+    def __init__(self, models: Models, group: GridGroup, grid: Grid) -> None:
         self.group = group
         self._grid = grid
         self._models = models
@@ -143,7 +143,7 @@ class GroupTraining:
         device = self._model.device
         return torch.from_numpy(np.stack(numbers)).to(device), torch.tensor(keys, device=device)
 
-    def scores(self) -> Scores:
+    def scores(self) -> GroupScores:
         """What every row is worth on the test set now."""
         return self._models.scores(self.parameters, self.buffers)
 
@@ -183,7 +183,7 @@ class Models:
         allowed = _GPU_BYTES if self.first.device.type == "cuda" else _CPU_BYTES
         return min(_MOST_ROWS, max(1, int(allowed / (batch * self._sample_bytes))))
 
-    def scores(self, parameters: Tensor, buffers: Tensor) -> Scores:
+    def scores(self, parameters: Tensor, buffers: Tensor) -> GroupScores:
         """Loss and accuracy of every row on the test set."""
         width = self.rows_at_once(_EVALUATED_AT_ONCE)
         losses: list[Tensor] = []
@@ -197,7 +197,7 @@ class Models:
                     losses.append(loss)
                     accuracies.append(accuracy)
         self.first.module.train()
-        return Scores(torch.stack(losses).tolist(), torch.stack(accuracies).tolist())
+        return GroupScores(torch.stack(losses).tolist(), torch.stack(accuracies).tolist())
 
     def _outputs(self, rows: Tensor, buffers: Tensor) -> Tensor:
         predict = self.first.predict

@@ -7,7 +7,7 @@ from gossamer.studies.reproductions.delayed_gradients import ADAM, ADAM_FAR, SGD
 from gossamer.studies.reproductions.gossip_scaling import DIGITS as GOSSIP_SCALING_DIGITS
 from gossamer.studies.reproductions.gossip_scaling import TABLE as GOSSIP_SCALING
 from gossamer.studies.reproductions.servers import BACKUP_WORKERS, SOFTSYNC_STALENESS
-from gossamer.studies.reproductions.table import Cell, PublishedTable
+from gossamer.studies.reproductions.table import PublishedCell, PublishedTable
 
 TABLES: dict[str, PublishedTable] = {
     table.name: table
@@ -26,4 +26,4 @@ TABLES: dict[str, PublishedTable] = {
     )
 }
 
-__all__ = ["TABLES", "Cell", "PublishedTable"]
+__all__ = ["TABLES", "PublishedCell", "PublishedTable"]

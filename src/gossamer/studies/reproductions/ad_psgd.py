@@ -10,7 +10,7 @@ from gossamer.config.cluster import load_cluster
 from gossamer.config.faults import Fault
 from gossamer.config.settings import make_settings
 from gossamer.sim.simulation import Simulation
-from gossamer.studies.reproductions.table import Cell, Progress, PublishedTable
+from gossamer.studies.reproductions.table import Progress, PublishedCell, PublishedTable
 from gossamer.tasks import make_task
 
 EPOCH = 50_000
@@ -52,21 +52,21 @@ def seconds_per_epoch(
     return result.summary["virtual_seconds"] * EPOCH / result.summary["samples"]
 
 
-def _slow_worker(seed: int, progress: Progress) -> list[Cell]:
-    cells: list[Cell] = []
+def _slow_worker(seed: int, progress: Progress) -> list[PublishedCell]:
+    cells: list[PublishedCell] = []
     for label, factor in (("none", 1), ("2x", 2), ("10x", 10), ("100x", 100)):
         faults = (Fault("slow", worker=0, amount=factor),) if factor > 1 else ()
         for column, method in METHODS.items():
             ours = seconds_per_epoch(method, 16, seed, faults)
-            cells.append(Cell(label, column, _PUBLISHED[label, column], ours, _MEMORY))
+            cells.append(PublishedCell(label, column, _PUBLISHED[label, column], ours, _MEMORY))
             progress(f"{column}, slowed {label}: {ours:.3g} s")
     return cells
 
 
-def _speed_up(seed: int, progress: Progress) -> list[Cell]:
+def _speed_up(seed: int, progress: Progress) -> list[PublishedCell]:
     alone = seconds_per_epoch("all_reduce:overlap=false", 1, seed, epochs=1)
     slow_link = (Fault("slow-link", worker=0, amount=10),)
-    cells: list[Cell] = []
+    cells: list[PublishedCell] = []
     for workers in (1, 2, 4, 8, 16, 32, 64, 128):
         for kind, faults in (("equal", ()), ("slow link", slow_link)):
             for column, method in METHODS.items():
@@ -76,7 +76,7 @@ def _speed_up(seed: int, progress: Progress) -> list[Cell]:
                     published = _SPEED_UP_OF_16[column]
                 label = f"{column}, {kind}"
                 evidence = _MEMORY if published else "no figure at hand"
-                cells.append(Cell(f"{workers} workers", label, published, ours, evidence))
+                cells.append(PublishedCell(f"{workers} workers", label, published, ours, evidence))
                 progress(f"{workers} workers, {label}: {ours:.3g}x")
     return cells
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gossamer.config.cluster import load_cluster
 from gossamer.quantities import counted
-from gossamer.studies.lab.pictures import Words
-from gossamer.studies.reproductions.curves import Line, error_curves
+from gossamer.studies.lab.pictures import Caption
+from gossamer.studies.reproductions.curves import ErrorCurve, error_curves
 from gossamer.studies.reproductions.shapes import (
     Margin,
     Number,
@@ -19,8 +19,13 @@ from gossamer.studies.reproductions.shapes import (
     judged,
     less,
 )
-from gossamer.studies.reproductions.table import Cell, PublishedTable, Trainings, largest_deviation
-from gossamer.studies.reproductions.trainings import Problem, Trained, Training
+from gossamer.studies.reproductions.table import (
+    PublishedCell,
+    PublishedTable,
+    Trainings,
+    largest_deviation,
+)
+from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained
 
 _ALL_REDUCE, _D_PSGD, _EAMSGD, _AD_PSGD = "AllReduce", "D-PSGD", "EAMSGD", "AD-PSGD"
 _PUBLISHED = {_ALL_REDUCE: 90.72, _D_PSGD: 90.81, _EAMSGD: 89.82, _AD_PSGD: 91.49}
@@ -40,11 +45,11 @@ _METHODS = {
 _MARGIN = Margin(absolute=0.4)
 
 
-def trainings(seed: int, quick: bool, epochs: float) -> list[Training]:
+def trainings(seed: int, quick: bool, epochs: float) -> list[CellTraining]:
     """All four cells; a quick look has fewer evaluations."""
     drops = "/".join(f"{drop * epochs / _EPOCHS:.6g}" for drop in _DROPS)
     return [
-        Training(
+        CellTraining(
             row=_ROW,
             column=column,
             method=_METHODS[column],
@@ -66,12 +71,12 @@ def trainings(seed: int, quick: bool, epochs: float) -> list[Training]:
     ]
 
 
-def _show(cell: Cell) -> str:
+def _show(cell: PublishedCell) -> str:
     ours = "diverged" if math.isnan(cell.ours) else f"{cell.ours:.2f}"
     return ours if cell.published is None else f"{ours} | {cell.published:.2f}"
 
 
-def verdict(cells: list[Cell]) -> str:
+def verdict(cells: list[PublishedCell]) -> str:
     """Whether the published order holds, and the largest deviation."""
     ours = {cell.column: cell.ours for cell in cells}
 
@@ -98,17 +103,17 @@ def verdict(cells: list[Cell]) -> str:
     return "\n".join(lines)
 
 
-def _picture(path: Path, work: Sequence[Training], trained: Mapping[str, Trained]) -> None:
+def _picture(path: Path, work: Sequence[CellTraining], trained: Mapping[str, Trained]) -> None:
     done = [one for one in work if one.label in trained]
     lines = {
-        one.column: Line(
+        one.column: ErrorCurve(
             *trained[one.label].points(),
             None if one.published is None else 100.0 - one.published,
         )
         for one in done
     }
     epochs = max(one.choices["epochs"] for one in done)
-    words = Words(
+    words = Caption(
         "ResNet-20 on CIFAR-10 with 16 workers",
         f"error on the test set over {counted(epochs, 'epoch')} (log scale), one seed",
         f"triangles at the right: published, after about {_EPOCHS:g} epochs",

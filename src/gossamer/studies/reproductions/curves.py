@@ -18,7 +18,7 @@ from gossamer.report.pictures.figure import (
     write_legend,
     write_titles,
 )
-from gossamer.studies.lab.pictures import Words
+from gossamer.studies.lab.pictures import Caption
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,7 @@ _LABELS_WIDE = 0.62
 
 
 @dataclass(frozen=True)
-class Line:
+class ErrorCurve:
     """One training."""
 
     epochs: Sequence[float]
@@ -46,7 +46,9 @@ class Line:
     published: float | None = None
 
 
-def error_curves(path: Path, panels: Mapping[str, Mapping[str, Line]], words: Words) -> None:
+def error_curves(
+    path: Path, panels: Mapping[str, Mapping[str, ErrorCurve]], words: Caption
+) -> None:
     """One panel a heading, side by side; lines of one name look the same in all of them."""
     from matplotlib.lines import Line2D
 
@@ -79,7 +81,7 @@ def error_curves(path: Path, panels: Mapping[str, Mapping[str, Line]], words: Wo
     save(figure, path)
 
 
-def _range(panels: Mapping[str, Mapping[str, Line]]) -> tuple[float, float]:
+def _range(panels: Mapping[str, Mapping[str, ErrorCurve]]) -> tuple[float, float]:
     """What was published and how the trainings ended is inside; how they began need not be."""
     lines = [line for lines in panels.values() for line in lines.values()]
     late = [error for line in lines for error in line.errors[len(line.errors) // 5 :]]

@@ -9,10 +9,15 @@ from pathlib import Path
 
 from gossamer.config.cluster import Cluster, Compute
 from gossamer.quantities import counted
-from gossamer.studies.lab.pictures import Words
-from gossamer.studies.reproductions.curves import Line, error_curves
-from gossamer.studies.reproductions.table import Cell, PublishedTable, Trainings, largest_deviation
-from gossamer.studies.reproductions.trainings import Problem, Trained, Training, error_of
+from gossamer.studies.lab.pictures import Caption
+from gossamer.studies.reproductions.curves import ErrorCurve, error_curves
+from gossamer.studies.reproductions.table import (
+    PublishedCell,
+    PublishedTable,
+    Trainings,
+    largest_deviation,
+)
+from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained, error_of
 
 _SGD, _ASGD, _SSGD, _CONSTANT, _ADAPTIVE = "SGD", "ASGD", "SSGD", "DC-ASGD-c", "DC-ASGD-a"
 _PUBLISHED = {
@@ -40,10 +45,10 @@ def _row(workers: int) -> str:
     return counted(workers, "worker")
 
 
-def trainings(seed: int, quick: bool, epochs: float) -> list[Training]:
+def trainings(seed: int, quick: bool, epochs: float) -> list[CellTraining]:
     """All cells, or for a quick look those of 1 and 4 workers."""
     return [
-        Training(
+        CellTraining(
             row=_row(workers),
             column=column,
             method=_METHODS[column],
@@ -67,12 +72,12 @@ def trainings(seed: int, quick: bool, epochs: float) -> list[Training]:
     ]
 
 
-def _show(cell: Cell) -> str:
+def _show(cell: PublishedCell) -> str:
     ours = "diverged" if math.isnan(cell.ours) else f"{cell.ours:.2f}"
     return ours if cell.published is None else f"{ours} | {cell.published:.2f}"
 
 
-def verdict(cells: list[Cell]) -> str:
+def verdict(cells: list[PublishedCell]) -> str:
     """Whether the published order of the methods holds, for each number of workers."""
     ours = {(cell.row, cell.column): cell.ours for cell in cells}
     lines: list[str] = []
@@ -100,20 +105,20 @@ def verdict(cells: list[Cell]) -> str:
     return "\n".join(lines)
 
 
-def _picture(path: Path, work: Sequence[Training], trained: Mapping[str, Trained]) -> None:
+def _picture(path: Path, work: Sequence[CellTraining], trained: Mapping[str, Trained]) -> None:
     done = [one for one in work if one.label in trained]
-    panels: dict[str, dict[str, Line]] = {}
+    panels: dict[str, dict[str, ErrorCurve]] = {}
     for workers in (4, 8):
         # Plain SGD of one worker is what the others are measured by.
         lines = {
-            one.column: Line(*trained[one.label].points(), one.published)
+            one.column: ErrorCurve(*trained[one.label].points(), one.published)
             for one in done
             if one.row in (_row(1), _row(workers))
         }
         if any(one.row == _row(workers) for one in done) or (workers == 4 and lines):
             panels[_row(workers)] = lines
     epochs = max(one.choices["epochs"] for one in done)
-    words = Words(
+    words = Caption(
         "ResNet-20 on CIFAR-10, stale gradients with and without compensation",
         f"error on the test set over {counted(epochs, 'epoch')} (log scale), one seed; "
         "SGD: 1 worker",

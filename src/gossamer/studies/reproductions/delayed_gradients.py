@@ -16,16 +16,16 @@ from gossamer.quantities import counted
 from gossamer.studies.lab.grid import Grid, Place, named_optimisers
 from gossamer.studies.lab.heat_map import (
     Panel,
-    Strip,
+    PanelStrip,
     caption_of,
     heat_maps,
     panel_of,
     results_picture,
     show_rate,
 )
-from gossamer.studies.lab.pictures import Words
-from gossamer.studies.lab.results import Results
-from gossamer.studies.reproductions.table import Cell, Experiment, PublishedTable
+from gossamer.studies.lab.pictures import Caption
+from gossamer.studies.lab.results import GridResults
+from gossamer.studies.reproductions.table import Experiment, PublishedCell, PublishedTable
 
 SOURCE = (
     "Jain, Srinivasan & Barekatain 2018, An Analysis of the Delayed Gradients Problem in "
@@ -103,9 +103,9 @@ def _fails(accuracy: float | None) -> bool:
     return accuracy is None or not accuracy > CHANCE
 
 
-def _cells(results: Results, published: Published) -> list[Cell]:
+def _cells(results: GridResults, published: Published) -> list[PublishedCell]:
     """Those that were trained to the end, in the paper's order."""
-    found: list[Cell] = []
+    found: list[PublishedCell] = []
     for place in _places(results.grid):
         cell = results.cells.get(place)
         if cell is not None and cell.is_final:
@@ -113,7 +113,7 @@ def _cells(results: Results, published: Published) -> list[Cell]:
             row = f"delay {delay}, rate {show_rate(rate)}"
             value = published.get(place)
             evidence = UNREAD if place not in published else FAILED if value is None else READ
-            found.append(Cell(row, f"batch {batch}", value, cell.value, evidence))
+            found.append(PublishedCell(row, f"batch {batch}", value, cell.value, evidence))
     return found
 
 
@@ -127,14 +127,14 @@ def _places(grid: Grid) -> list[Place]:
     ]
 
 
-def _show(cell: Cell) -> str:
+def _show(cell: PublishedCell) -> str:
     ours = "-" if math.isnan(cell.ours) else f"{100 * cell.ours:.1f}"
     if cell.published is None:
         return f"{ours} | fail" if cell.evidence == FAILED else ours
     return f"{ours} | {100 * cell.published:.1f}"
 
 
-def verdict(cells: list[Cell]) -> str:
+def verdict(cells: list[PublishedCell]) -> str:
     """Agreement in what trains, apart from how well it does."""
     known = [cell for cell in cells if cell.published is not None or cell.evidence == FAILED]
     theirs_fail = [cell for cell in known if _fails(cell.published)]
@@ -166,7 +166,7 @@ def _within(differences: Sequence[float], points: float) -> int:
     return sum(difference <= points for difference in differences)
 
 
-def _picture(path: Path, results: Results, published: Published, title: str) -> None:
+def _picture(path: Path, results: GridResults, published: Published, title: str) -> None:
     grid = results.grid
     (optimiser,) = grid.optimisers
     theirs = [
@@ -181,11 +181,11 @@ def _picture(path: Path, results: Results, published: Published, title: str) -> 
         for delay in grid.delays
     ]
     ours = [panel_of(results, optimiser, delay) for delay in grid.delays]
-    strips = [Strip("published", theirs), Strip("ours", ours)]
+    strips = [PanelStrip("published", theirs), PanelStrip("ours", ours)]
     subtitle = (
         f"accuracy in % on the test set; ours after {counted(grid.epochs, 'epoch')}, one seed"
     )
-    words = Words(title, subtitle, caption_of(results))
+    words = Caption(title, subtitle, caption_of(results))
     heat_maps(path, strips, grid.learning_rates, grid.batches, results.yardstick, words)
 
 
@@ -220,9 +220,9 @@ def _grid(
     return Grid(names, rates, batches, delays, epochs=epochs, seeds=(seed,))
 
 
-def _far_cells(results: Results) -> list[Cell]:
+def _far_cells(results: GridResults) -> list[PublishedCell]:
     """Every rate, and beside the best of them the published figure, which was tuned by hand."""
-    found: list[Cell] = []
+    found: list[PublishedCell] = []
     grid = results.grid
     (optimiser,) = grid.optimisers
     for delay in grid.delays:
@@ -231,11 +231,12 @@ def _far_cells(results: Results) -> list[Cell]:
         done = [cell for cell in own if cell is not None and cell.is_final]
         row = f"delay {delay}"
         found += [
-            Cell(row, f"rate {show_rate(cell.place[3])}", None, cell.value, UNREAD) for cell in done
+            PublishedCell(row, f"rate {show_rate(cell.place[3])}", None, cell.value, UNREAD)
+            for cell in done
         ]
         best = max((cell.value for cell in done if not math.isnan(cell.value)), default=math.nan)
         if done:
-            found.append(Cell(row, "best of these", _FAR[delay], best, READ))
+            found.append(PublishedCell(row, "best of these", _FAR[delay], best, READ))
     return found
 
 
@@ -305,7 +306,7 @@ ADAM_FAR = PublishedTable(
         lambda path, results: results_picture(
             path,
             results,
-            Words(
+            Caption(
                 "LeNet-5 on MNIST, Adam with very late gradients",
                 "accuracy in % on the test set after "
                 f"{counted(results.grid.epochs, 'epoch')}, one seed",

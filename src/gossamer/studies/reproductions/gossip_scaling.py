@@ -9,14 +9,14 @@ from pathlib import Path
 
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.quantities import counted
-from gossamer.studies.lab.pictures import Words
-from gossamer.studies.reproductions.scaling_picture import Curve, scaling_picture
+from gossamer.studies.lab.pictures import Caption
+from gossamer.studies.reproductions.scaling_picture import ScalingCurve, scaling_picture
 from gossamer.studies.reproductions.shapes import (
     AGREES,
     OPEN,
     Margin,
     Number,
-    Part,
+    PartOfRun,
     accuracy,
     accuracy_of,
     alike,
@@ -24,8 +24,8 @@ from gossamer.studies.reproductions.shapes import (
     less,
     moment,
 )
-from gossamer.studies.reproductions.table import Cell, PublishedTable, Trainings
-from gossamer.studies.reproductions.trainings import Problem, Trained, Training
+from gossamer.studies.reproductions.table import PublishedCell, PublishedTable, Trainings
+from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained
 
 _SYNC, _ELASTIC, _PULL, _PUSH = "all_reduce", "easgd", "pull_gossip", "push_gossip"
 _FEW, _MANY = (8, 16), (32, 64, 128)
@@ -88,10 +88,10 @@ class Scaling:
     def epochs_row(self, workers: int) -> str:
         return f"{workers} workers, epochs to {self.targets[workers]:g} %"
 
-    def trainings(self, seed: int, quick: bool, epochs: float) -> list[Training]:
+    def trainings(self, seed: int, quick: bool, epochs: float) -> list[CellTraining]:
         """All cells, or for a quick look those of 8 and 32 workers."""
         return [
-            Training(
+            CellTraining(
                 row=self.row(workers),
                 column=column,
                 method=_method(column, workers),
@@ -114,32 +114,32 @@ class Scaling:
             for column in _columns(workers)
         ]
 
-    def further(self, training: Training, trained: Trained) -> list[Cell]:
+    def further(self, training: CellTraining, trained: Trained) -> list[PublishedCell]:
         """When it reached the target before the first drop; NaN where it did not."""
         workers = training.cluster.workers
         target = self.targets[workers] / 100
         before = [r for r in trained.history if r["epochs"] <= training.choices["epochs"] / 3]
-        cells: list[Cell] = []
+        cells: list[PublishedCell] = []
         for row, along in ((self.time_row, "virtual_seconds"), (self.epochs_row, "epochs")):
             ours = _first_touch([(r[along], r["accuracy"]) for r in before], target)
-            cells.append(Cell(row(workers), training.column, None, ours, _EVIDENCE))
+            cells.append(PublishedCell(row(workers), training.column, None, ours, _EVIDENCE))
         return cells
 
-    def show(self, cell: Cell) -> str:
+    def show(self, cell: PublishedCell) -> str:
         if " to " not in cell.row:
             return "diverged" if math.isnan(cell.ours) else f"{cell.ours:.2f} %"
         return "not reached" if math.isnan(cell.ours) else f"{cell.ours:.4g}"
 
     # ------------------------------------------------------------------ the verdict
 
-    def verdict(self, cells: list[Cell]) -> str:
+    def verdict(self, cells: list[PublishedCell]) -> str:
         """Whether what the paper says about its curves holds for ours."""
         found = {(cell.row, cell.column): cell.ours for cell in cells}
 
         def seconds(workers: int, column: str) -> Number:
             return moment(column, found.get((self.time_row(workers), column)), "s")
 
-        def faster(workers: int, first: str, second: str) -> Part:
+        def faster(workers: int, first: str, second: str) -> PartOfRun:
             return less(
                 f"{workers} workers", seconds(workers, first), seconds(workers, second),
                 _TIME_MARGIN,
@@ -171,12 +171,14 @@ class Scaling:
             )
         )
 
-    def _better_end(self, found: Mapping[tuple[str, str], float], workers: int) -> Part:
+    def _better_end(self, found: Mapping[tuple[str, str], float], workers: int) -> PartOfRun:
         row = self.row(workers)
         pull, sync = (accuracy(column, found.get((row, column))) for column in (_PULL, _SYNC))
         return less(f"{workers} workers", pull, sync, Margin(absolute=self.points))
 
-    def _asynchronous_first(self, found: Mapping[tuple[str, str], float], workers: int) -> Part:
+    def _asynchronous_first(
+        self, found: Mapping[tuple[str, str], float], workers: int
+    ) -> PartOfRun:
         """Any of them will do, so it differs only where all of them were trained."""
         row, where = self.time_row(workers), f"{workers} workers"
         sync = moment(_SYNC, found.get((row, _SYNC)), "s")
@@ -187,24 +189,26 @@ class Scaling:
         first = min(known, key=lambda one: one.value or 0.0, default=others[0])
         part = less(where, first, sync, _TIME_MARGIN)
         if part.finding != AGREES and len(known) < len(others):
-            return Part(OPEN, f"{where}: not trained")
+            return PartOfRun(OPEN, f"{where}: not trained")
         return part
 
     # ------------------------------------------------------------------ the picture
 
-    def picture(self, path: Path, work: Sequence[Training], trained: Mapping[str, Trained]) -> None:
-        panels: dict[str, dict[str, Curve]] = {}
+    def picture(
+        self, path: Path, work: Sequence[CellTraining], trained: Mapping[str, Trained]
+    ) -> None:
+        panels: dict[str, dict[str, ScalingCurve]] = {}
         done = [one for one in work if one.label in trained]
         for one in done:
             history = trained[one.label].history
-            panels.setdefault(one.row, {})[one.column] = Curve(
+            panels.setdefault(one.row, {})[one.column] = ScalingCurve(
                 [row["epochs"] for row in history],
                 [row["virtual_seconds"] for row in history],
                 [accuracy_of(row) for row in history],
                 self.targets[one.cluster.workers],
             )
         epochs = max(one.choices["epochs"] for one in done)
-        words = Words(
+        words = Caption(
             f"{self.what[0].upper()}{self.what[1:]}: who is ahead, by workers",
             f"accuracy on the test set, {counted(epochs, 'epoch')} of all workers together, "
             "one seed",

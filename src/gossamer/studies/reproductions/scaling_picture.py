@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossamer.studies.lab.pictures import FAINT, INK, Words, new_figure, save, write_titles
+from gossamer.studies.lab.pictures import FAINT, INK, Caption, new_figure, save, write_titles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ _DOTTED = {"color": "#8c8c8c", "linestyle": (0, (1, 2)), "linewidth": 1.0}
 
 
 @dataclass(frozen=True)
-class Curve:
+class ScalingCurve:
     """One training."""
 
     epochs: Sequence[float]
@@ -38,9 +38,9 @@ class Curve:
 
 def scaling_picture(
     path: Path,
-    panels: Mapping[str, Mapping[str, Curve]],
+    panels: Mapping[str, Mapping[str, ScalingCurve]],
     drops: Sequence[float],
-    words: Words,
+    words: Caption,
 ) -> None:
     """One column a heading; lines of one name look the same in all of them."""
     from matplotlib.lines import Line2D
@@ -90,7 +90,7 @@ def _style(axes: Axes, below: str) -> None:
     axes.set_xlabel(below, color=FAINT, fontsize=8.5)
 
 
-def _range(panels: Mapping[str, Mapping[str, Curve]]) -> tuple[float, float]:
+def _range(panels: Mapping[str, Mapping[str, ScalingCurve]]) -> tuple[float, float]:
     """From a little below the lowest target, above which the differences are, to the best."""
     curves = [curve for curves in panels.values() for curve in curves.values()]
     shown = [value for curve in curves for value in curve.accuracies if math.isfinite(value)]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.config.settings import make_settings
 from gossamer.sim.simulation import Simulation
-from gossamer.studies.reproductions.table import Cell, Progress, PublishedTable
+from gossamer.studies.reproductions.table import Progress, PublishedCell, PublishedTable
 from gossamer.tasks import make_task
 
 # ---------------------------------------------------------------------- softsync
@@ -65,17 +65,17 @@ def softsync_staleness(n: int, compute: Compute, seed: int) -> Staleness:
     return Staleness((tally.total - total) / (tally.count - count), tally.most or 0)
 
 
-def _softsync(seed: int, progress: Progress) -> list[Cell]:
-    cells: list[Cell] = []
+def _softsync(seed: int, progress: Progress) -> list[PublishedCell]:
+    cells: list[PublishedCell] = []
     for kind, compute in (
         ("equal steps", Compute(distribution="constant")),
         ("5 % jitter", Compute(jitter=0.05)),
     ):
         for n in SPLITS:
             found = softsync_staleness(n, compute, seed)
-            cells.append(Cell(f"mean, {kind}", f"n = {n}", n, found.mean, _STATED))
+            cells.append(PublishedCell(f"mean, {kind}", f"n = {n}", n, found.mean, _STATED))
             progress(f"n = {n}, {kind}: mean staleness {found.mean:.4g}")
-            cells.append(Cell(f"maximum, {kind}", f"n = {n}", 2 * n, found.most, _STATED))
+            cells.append(PublishedCell(f"maximum, {kind}", f"n = {n}", 2 * n, found.most, _STATED))
             progress(f"n = {n}, {kind}: largest staleness {found.most}")
     return cells
 
@@ -208,11 +208,11 @@ def simulated_update(backups: int, compute: Compute, seed: int) -> Update:
     return Update(summary["virtual_seconds"] / updates, used)
 
 
-def _backup_workers(seed: int, progress: Progress) -> list[Cell]:
+def _backup_workers(seed: int, progress: Progress) -> list[PublishedCell]:
     found = arrivals(STRAGGLING, seed)
     seconds = found.to_converge()
     best = min(BACKUPS, key=lambda b: float(seconds[-1 - b]))
-    cells: list[Cell] = []
+    cells: list[PublishedCell] = []
     for b in BACKUPS:
         update = simulated_update(b, STRAGGLING, seed)
         for row, key, ours in (
@@ -229,7 +229,7 @@ def _backup_workers(seed: int, progress: Progress) -> list[Cell]:
         ):
             published = _PUBLISHED.get((b, key))
             evidence = _READ if published is not None else "no figure at hand"
-            cells.append(Cell(row, f"b={b}", published, ours, evidence))
+            cells.append(PublishedCell(row, f"b={b}", published, ours, evidence))
             progress(f"b = {b}, {row}: {ours:.4g}")
     return cells
 

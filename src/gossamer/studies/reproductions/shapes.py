@@ -47,7 +47,7 @@ def moment(name: str, value: float | None, unit: str) -> Number:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartOfRun:
     """One comparison inside a statement."""
 
     finding: str
@@ -66,33 +66,33 @@ class Margin:
         return max(self.absolute, self.relative * largest) if math.isfinite(largest) else 0.0
 
 
-def less(where: str, small: Number, large: Number, margin: Margin) -> Part:
+def less(where: str, small: Number, large: Number, margin: Margin) -> PartOfRun:
     """The claim that one number is clearly below another; infinity stands for never reached."""
     if small.value is None or large.value is None:
-        return Part(OPEN, f"{where}: not trained")
+        return PartOfRun(OPEN, f"{where}: not trained")
     text = f"{where}: {small}, {large}"
     if small.value == large.value:
-        return Part(OPEN, text)
+        return PartOfRun(OPEN, text)
     apart = large.value - small.value
     if abs(apart) <= margin.of(small.value, large.value):
-        return Part(OPEN, f"{text} (too close)")
-    return Part(AGREES if apart > 0 else DIFFERS, text)
+        return PartOfRun(OPEN, f"{text} (too close)")
+    return PartOfRun(AGREES if apart > 0 else DIFFERS, text)
 
 
-def alike(where: str, one: Number, other: Number, margin: Margin) -> Part:
+def alike(where: str, one: Number, other: Number, margin: Margin) -> PartOfRun:
     """The claim that two numbers differ by no more than the margin."""
     if one.value is None or other.value is None:
-        return Part(OPEN, f"{where}: not trained")
+        return PartOfRun(OPEN, f"{where}: not trained")
     text = f"{where}: {one}, {other}"
     if one.value == other.value == math.inf:
-        return Part(OPEN, text)
+        return PartOfRun(OPEN, text)
     near = one.value == other.value or abs(one.value - other.value) <= margin.of(
         one.value, other.value
     )
-    return Part(AGREES if near else DIFFERS, text)
+    return PartOfRun(AGREES if near else DIFFERS, text)
 
 
-def judged(statement: str, parts: Iterable[Part]) -> str:
+def judged(statement: str, parts: Iterable[PartOfRun]) -> str:
     """One line: it differs where one part does, and agrees only where every part does."""
     parts = list(parts)
     found = {part.finding for part in parts}

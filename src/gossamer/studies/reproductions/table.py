@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.studies.lab.grid import Grid
-from gossamer.studies.lab.results import Results
-from gossamer.studies.reproductions.trainings import Problem, Trained, Training
+from gossamer.studies.lab.results import GridResults
+from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained
 
 
 @dataclass(frozen=True)
-class Cell:
+class PublishedCell:
     """One number of a table, theirs and ours."""
 
     row: str
@@ -50,12 +50,12 @@ class Experiment:
     task: str
     grid: Callable[[int, bool], Grid]
     """From a seed; True: a quick part of it."""
-    cells: Callable[[Results], list[Cell]]
+    cells: Callable[[GridResults], list[PublishedCell]]
     """Those that were trained to the end."""
-    show: Callable[[Cell], str]
-    verdict: Callable[[list[Cell]], str]
+    show: Callable[[PublishedCell], str]
+    verdict: Callable[[list[PublishedCell]], str]
     """How far ours and the published cells agree."""
-    picture: Callable[[Path, Results], None]
+    picture: Callable[[Path, GridResults], None]
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ class Trainings:
     epochs: float
     """In full: as published, or as chosen where the paper trains on other data."""
     quick_epochs: float
-    make: Callable[[int, bool, float], list[Training]]
+    make: Callable[[int, bool, float], list[CellTraining]]
     """From a seed, whether only a quick part is wanted, and the epochs; in the table's order."""
     value: Callable[[Mapping[str, Any]], float]
     """The number of a cell, from the summary of its training."""
-    show: Callable[[Cell], str]
-    verdict: Callable[[list[Cell]], str]
+    show: Callable[[PublishedCell], str]
+    verdict: Callable[[list[PublishedCell]], str]
     """How far ours and the published cells agree."""
-    picture: Callable[[Path, Sequence[Training], Mapping[str, Trained]], None]
+    picture: Callable[[Path, Sequence[CellTraining], Mapping[str, Trained]], None]
     """From those that are done, by label; at least one is."""
-    further: Callable[[Training, Trained], list[Cell]] | None = None
+    further: Callable[[CellTraining, Trained], list[PublishedCell]] | None = None
     """More cells from the history of one training, such as when it reached an accuracy."""
 
 
@@ -90,7 +90,7 @@ class PublishedTable:
     settings: str
     """Every setting that matters, and what the paper leaves open and we chose."""
     cells: int
-    compute: Callable[[int, Progress], list[Cell]] | None = None
+    compute: Callable[[int, Progress], list[PublishedCell]] | None = None
     """From a seed; calls back after each cell."""
     experiment: Experiment | None = None
     """Instead of `compute`, for a table that takes long and needs data: one laboratory grid."""
@@ -98,7 +98,7 @@ class PublishedTable:
     """Instead of both, for a table whose cells are simulated trainings, each on its own."""
 
 
-def largest_deviation(cells: Sequence[Cell]) -> list[str]:
+def largest_deviation(cells: Sequence[PublishedCell]) -> list[str]:
     """One sentence on cells in percent, or none where nothing can be compared."""
     apart = [
         (cell.ours - cell.published, cell)

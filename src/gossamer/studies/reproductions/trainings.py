@@ -39,7 +39,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Training:
+class CellTraining:
     """One cell of a table, before it is trained."""
 
     row: str
@@ -78,7 +78,7 @@ class Trained:
     notices: tuple[str, ...] = ()
 
     @staticmethod
-    def of(training: Training, result: Result) -> Trained:
+    def of(training: CellTraining, result: Result) -> Trained:
         return Trained(
             training.label,
             {"method": str(result.settings.method), **{key: result.summary[key] for key in _KEPT}},
