@@ -22,6 +22,7 @@ from gossamer.real.train.progress import Follower, TrainingResult
 from gossamer.studies.reproductions import TABLES
 from gossamer.tasks import TASKS
 from support import bowl, cluster_of, digits
+from tiers import wide
 
 PROMISED = {
     "digest", "virtual_seconds", "wall_seconds", "steps", "epochs", "loss", "accuracy",
@@ -258,6 +259,7 @@ def test_reproduce_lists_its_tables() -> None:
     assert all(name in gossamer("reproduce").out for name in TABLES)
 
 
+@wide
 def test_the_slow_worker_table_is_reproduced() -> None:
     """All twelve cells lie within 10 % of the published ones."""
     said = gossamer("reproduce", "ad-psgd-slow-worker", "--json", "--runs", "none")

@@ -12,6 +12,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS
 from gossamer.sim.simulation import Simulation
 from support import bowl, build, centre, cluster_of, digits, racing, rows, scatter, total
+from tiers import every
 
 NODES = cluster_of(8, workers_per_machine=4)
 """Two machines of four workers each."""
@@ -52,7 +53,7 @@ def test_every_method_runs_between_groups(name: str) -> None:
     assert list(simulation.world.speakers) == [0, 4]
 
 
-@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"ensemble"}))
+@pytest.mark.parametrize("name", every(3, sorted(METHODS.keys() - {"ensemble"})))
 def test_a_group_per_machine_keeps_traffic_inside(name: str) -> None:
     """Between machines travels less than when every worker speaks for itself, at equal options;
     an all-reduce alone is as thrifty, since it adds up inside the machines first. To a server, two
@@ -75,7 +76,7 @@ def test_a_group_per_machine_keeps_traffic_inside(name: str) -> None:
         assert 0 < ratio < 0.8
 
 
-@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if not m.has_server])
+@pytest.mark.parametrize("name", every(3, [n for n, m in METHODS.items() if not m.has_server]))
 def test_what_stays_inside_a_machine_is_no_traffic(name: str) -> None:
     """Workers of one machine put nothing on its card, grouped or not."""
     cluster = cluster_of(4, workers_per_machine=4)
@@ -104,8 +105,7 @@ def test_two_groups_take_the_steps_of_two_larger_workers() -> None:
     torch.testing.assert_close(leaders(groups), rows(workers), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("victim", [1, 6])
+@pytest.mark.parametrize(("name", "victim"), every(3, list(METHODS), [1, 6]))
 def test_a_group_survives_the_death_of_a_member(name: str, victim: int) -> None:
     """The group goes on with those who are left, and all samples are processed."""
     cluster = NODES.changed(faults=[Fault("kill", at=0.1, worker=victim)])
@@ -118,7 +118,7 @@ def test_a_group_survives_the_death_of_a_member(name: str, victim: int) -> None:
     assert result.samples >= simulation.settings.samples - 8 * 4
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", every(3, list(METHODS)))
 def test_the_other_groups_survive_the_death_of_a_leader(name: str) -> None:
     """A group without its leader has nobody to speak for it and ends; the others go on."""
     cluster = cluster_of(8, faults=[Fault("kill", at=0.1, worker=2)])

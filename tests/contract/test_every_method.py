@@ -29,6 +29,7 @@ from support import (
     total,
     watch_end,
 )
+from tiers import first_of_each, only
 
 MODEL_BYTES = 1_000_000
 SLOW = 20
@@ -66,9 +67,10 @@ VARIANTS = {
 """Options under which other things travel, or at other times."""
 
 every_method = pytest.mark.parametrize("name", METHODS)
+OF_FAMILIES = [*first_of_each(METHODS, lambda name: METHODS[name].family), "ad_psgd"]
 
 
-@every_method
+@pytest.mark.parametrize("name", only(OF_FAMILIES, METHODS))
 def test_trains_the_digits_on_eight_equal_workers(name: str) -> None:
     """At its defaults, every method's output model gets 93 % of the test digits right."""
     result = simulate(digits(), name, "equal-8", seed=3, evaluations=1)

@@ -13,6 +13,7 @@ from gossamer.plan.cost.forms import FORMS
 from gossamer.plan.cost.step_time import predict
 from gossamer.plan.cost.workload import workload_of
 from gossamer.tasks import make_task
+from tiers import every
 
 DRAWN = ("pull_gossip", "ad_psgd")
 SETTLED = [name for name in FORMS if name not in DRAWN]
@@ -24,9 +25,9 @@ def test_every_method_of_the_registry_has_a_form() -> None:
     assert set(FORMS) == set(METHODS)
 
 
-@pytest.mark.parametrize("bandwidth", [FAST, SLOW])
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("method", SETTLED)
+@pytest.mark.parametrize(
+    ("method", "workers", "bandwidth"), every(4, SETTLED, WORKERS, [FAST, SLOW])
+)
 def test_a_predicted_step_is_the_simulated_one(method: str, workers: int, bandwidth: float) -> None:
     """Equal workers and constant compute times: within 5 %, where nothing is drawn within 0.1 %."""
     found = compare_step(method, equal_cluster(workers, bandwidth), TASK, steps=4)
@@ -55,9 +56,8 @@ def test_a_predicted_step_is_the_mean_of_long_runs_with_drawn_partners(
     assert compare_step(method, equal_cluster(workers, bandwidth), TASK).is_close
 
 
-@pytest.mark.parametrize("bandwidth", [FAST, 2e8, SLOW])
-@pytest.mark.parametrize(
-    "method",
+@pytest.mark.parametrize(("method", "bandwidth"), every(
+    3,
     [
         "all_reduce:overlap=false",
         "all_reduce:stale=1",
@@ -85,7 +85,8 @@ def test_a_predicted_step_is_the_mean_of_long_runs_with_drawn_partners(
         "d_psgd:groups=4",
         "downpour:groups=4",
     ],
-)  # fmt: skip
+    [FAST, 2e8, SLOW],
+))  # fmt: skip
 def test_options_change_prediction_and_simulation_alike(method: str, bandwidth: float) -> None:
     """Overlap, periods, topologies, shards and groups, on eight workers."""
     found = compare_step(method, equal_cluster(8, bandwidth), TASK, steps=12)

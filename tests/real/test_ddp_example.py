@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tiers import wide
+
 pytestmark = pytest.mark.timeout(240)
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,17 +66,21 @@ def end_of(command: list[str]) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param([*PYTHON, "plain.py"], id="python-plain"),
+        pytest.param([*PYTHON, "plain.py"], id="python-plain", marks=wide),
         pytest.param([*PYTHON, "coupled.py"], id="python-coupled"),
-        pytest.param([*TORCHRUN, "ddp.py"], id="torchrun-ddp"),
-        pytest.param([*TORCHRUN, "coupled.py"], id="torchrun-coupled"),
-        pytest.param([*GOSSAMER, "coupled.py"], id="gossamer-coupled"),
+        pytest.param([*TORCHRUN, "ddp.py"], id="torchrun-ddp", marks=wide),
+        pytest.param([*TORCHRUN, "coupled.py"], id="torchrun-coupled", marks=wide),
+        pytest.param([*GOSSAMER, "coupled.py"], id="gossamer-coupled", marks=wide),
         pytest.param(
-            [*GOSSAMER, "--method", "pull_gossip", "coupled.py"], id="gossamer-pull_gossip"
+            [*GOSSAMER, "--method", "pull_gossip", "coupled.py"], id="gossamer-pull_gossip",
+            marks=wide,
         ),
         pytest.param(
             [*MPIRUN, "coupled.py"], id="mpirun-coupled",
-            marks=pytest.mark.skipif(shutil.which(MPIRUN[0]) is None, reason="no mpirun here"),
+            marks=[
+                wide,
+                pytest.mark.skipif(shutil.which(MPIRUN[0]) is None, reason="no mpirun here"),
+            ],
         ),
     ],
 )  # fmt: skip

@@ -17,6 +17,7 @@ from train_groups import Group, Ran, run_groups
 
 from gossamer.methods import METHODS
 from launching import wait_until
+from tiers import only, wide
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -46,7 +47,7 @@ def check_survivors(group: Group, run: Ran, victim: int, processed: int = 0) -> 
     assert by_survivors * BATCH + processed >= EPOCHS * DATA, group
 
 
-@pytest.mark.parametrize("transport", ["shm", "torch"])
+@pytest.mark.parametrize("transport", only(["shm"], ["shm", "torch"]))
 def test_survivors_of_a_death_finish_the_run(transport: str) -> None:
     """One of four dies in the middle, rank 0 too; all samples of the budget are processed."""
     died_at = 25
@@ -78,7 +79,7 @@ def test_what_a_dead_worker_had_leased_is_processed_by_others() -> None:
         assert run.summary["repeated_samples"] == 4 * BATCH
 
 
-@pytest.mark.parametrize("transport", ["shm", "torch"])
+@pytest.mark.parametrize("transport", only(["shm"], ["shm", "torch"]))
 def test_the_death_of_a_server_ends_the_run_at_once(transport: str) -> None:
     """Nobody can go on without it; the sentence says which server, in whose process."""
     methods = ("sync_server", "ssp", "hogwild", "easgd")
@@ -119,6 +120,7 @@ def test_a_stopped_worker_stops_nobody_who_waits_for_nobody() -> None:
         assert sum(run.summary["steps_by_worker"].values()) * BATCH >= epochs * DATA, group
 
 
+@wide
 @needs_mpirun
 def test_mpi_ends_the_whole_job_when_a_process_dies(tmp_path: Path) -> None:
     """That is the engine's way: mpirun ends the others and says so with its exit code."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.real.transports.conformance.group import SCENARIOS, Scenario
+from tiers import wide
 
 HERE = Path(__file__).parent
 MPIRUN = Path(sys.executable).with_name("mpirun")
@@ -89,22 +90,26 @@ def test_mpi_keeps_the_laws_of_every_transport() -> None:
     check(3, TOGETHER + OWN, "mapped")
 
 
+@wide
 def test_windows_that_are_not_mapped_keep_their_laws() -> None:
     """What happens between hosts: values travel by Get, Put and Accumulate."""
     check(3, WINDOWS + OWN, "distant")
 
 
+@wide
 @pytest.mark.parametrize("law", APART, ids=lambda law: law.name)
 def test_mpi_stops_and_closes_cleanly(law: Scenario) -> None:
     """Whoever stops or closes early hangs nobody, and all end with code 0."""
     check(law.size, [law.name], "mapped")
 
 
+@wide
 def test_the_engines_own_sum_of_two_has_the_same_bits() -> None:
     """Two values add up to the same bits in either order."""
     check(2, REDUCTIONS, "mapped", "engine")
 
 
+@wide
 def test_a_process_that_fails_ends_the_job() -> None:
     """Its error is shown, the others do not wait for it, and the exit code says so."""
     code, written = run(3, ["scenario_a_process_fails_while_the_others_wait"], "mapped")

@@ -17,6 +17,7 @@ from page_browser import CHARTS, FLAGS, HELD, Opened, watch
 from page_sample import LABELS, bare_method, sample_page
 
 from gossamer.report.page.html_file import page_html, write_page
+from tiers import wide
 
 playwright_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed; run pip install playwright"
@@ -26,6 +27,7 @@ expect = playwright_api.expect
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
     pytest.mark.browser,
+    wide,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; install chromium"),
 ]
 HOSTILE = '</script><img src=x onerror="window.harm=1"><svg onload="window.harm=1">'
