@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+from fork_server import Program
 from gossamer.real.launch.launcher import Launch, Launcher
 
 WAIT = "import time; time.sleep(60)"
@@ -61,7 +62,7 @@ def wait_until(is_true: Callable[[], bool], seconds: float = 20.0) -> None:
 @contextlib.contextmanager
 def command(*arguments: str) -> Generator[subprocess.Popen[str]]:
     """`gossamer run` as a process of its own, gone afterwards whatever happens."""
-    process = subprocess.Popen(
+    process = Program(
         [sys.executable, "-m", "gossamer", "run", "--transport", "torch", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from command_line import Said, gossamer, numbers_in, strict
+from fork_server import Program
 from gossamer import simulate
 from gossamer.config.cluster import cluster_from
 from gossamer.config.settings import make_settings
@@ -25,7 +26,6 @@ from gossamer.runs.folder import RunFolder, to_json
 from gossamer.trace import Timeline
 from support import digits
 
-MAIN = "from gossamer_command import main; main()"
 """What the installed script does."""
 SHORT = ("--epochs", "0.2", "--evaluations", "3")
 
@@ -194,8 +194,8 @@ def test_a_long_method_gets_a_short_folder(tmp_path: Path) -> None:
 
 def interrupted(runs: Path, is_time: Callable[[], bool], *arguments: str) -> Said:
     """Ctrl-C, as the terminal sends it, once the moment has come."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, *arguments, "--runs", str(runs)],
+    process = Program(
+        [sys.executable, "-m", "gossamer_command", *arguments, "--runs", str(runs)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip

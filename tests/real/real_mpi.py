@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fork_server import popen
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
 from gossamer.real.train.job import FileEntries
@@ -34,7 +35,7 @@ _VARIABLES = {
 
 
 def start(command: Sequence[str], variables: Mapping[str, str] = {}) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True, env={**os.environ, **_VARIABLES, **variables},
     )  # fmt: skip

@@ -19,6 +19,7 @@ import torch
 from checkpoint_groups import Case, Told, run_cases
 
 from command_line import gossamer
+from fork_server import Program
 from gossamer import simulate
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
@@ -251,9 +252,12 @@ def train_command(*arguments: str) -> list[str]:
 
 def run_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        train_command(*arguments), capture_output=True, text=True, timeout=60, env=environment
-    )
+    process = Program(
+        train_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment,
+    )  # fmt: skip
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def children_of(pid: int) -> list[int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fork_server import popen
 from tiers import wide
 
 pytestmark = pytest.mark.timeout(240)
@@ -50,7 +51,7 @@ def end_of(command: list[str]) -> tuple[int, str, str]:
         **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"),
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }  # fmt: skip
-    process = subprocess.Popen(
+    process = popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         start_new_session=True,
     )  # fmt: skip
