@@ -38,11 +38,13 @@ from typing import Any
 _SET_DEATH_SIGNAL = 1
 _MOST_FILES = 250
 _IMPORTED = (
-    "torch", "torch.distributed", "pytest", "gossamer", "gossamer.commands.cli",
+    "torch", "torch._dynamo", "torch.distributed", "matplotlib.figure", "pytest", "gossamer",
+    "gossamer.commands.cli",
     "gossamer.real.train.program", "gossamer.real.transports.shm",
     "gossamer.real.transports.torch", "gossamer.real.transports.conformance.group",
 )  # fmt: skip
-"""What programs need. Not what uses mpi4py: its import begins MPI."""
+"""What programs need; torch's optimisers import `torch._dynamo` at their first step. Not what uses
+mpi4py: its import begins MPI."""
 
 
 # ---------------------------------------------------------------------- in a test

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from command_line import Said, gossamer
+from tiers import wide
 
 PROMISED = {
     "digest", "virtual_seconds", "wall_seconds", "steps", "epochs", "loss", "accuracy",
@@ -54,6 +55,7 @@ def test_compare_says_when_seeds_leave_it_open() -> None:
     assert 0 < first["low"] < first["seconds_to_target"] < first["high"]
 
 
+@wide
 def test_one_seed_names_no_winner_and_auto_adds_seeds_until_one_is_clear() -> None:
     """With one seed there is only what each took; three are enough where the lead is large."""
     common = ("--methods", "all_reduce ad_psgd", "--lr", "0.3", "--epochs", "3", "--target", "0.8")
@@ -76,6 +78,7 @@ def test_compare_judges_by_loss_where_there_is_no_accuracy() -> None:
     assert all(row["accuracy"] is None for row in result["ranking"])
 
 
+@wide
 def test_compare_survives_divergence() -> None:
     """A rate that diverges loses to one that does not, and is named; where all diverge, the verdict
     says that, and an untrained model has reached nothing."""

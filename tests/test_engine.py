@@ -22,6 +22,7 @@ from gossamer.tasks.keyed import key_of
 from gossamer.tasks.task import Data
 from gossamer.tasks.vision import crop_and_flip
 from support import build, cluster_of, digits, rows
+from tiers import every
 
 Requests = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -346,8 +347,9 @@ def test_clipping_is_per_worker() -> None:
     assert moved.tolist() == pytest.approx([rate * bound] * 3, rel=1e-3)
 
 
-@pytest.mark.parametrize("policy", BUFFER_POLICIES)
-@pytest.mark.parametrize("method", ["all_reduce", "ensemble", "easgd"])
+@pytest.mark.parametrize(
+    ("policy", "method"), every(3, list(BUFFER_POLICIES), ["all_reduce", "ensemble", "easgd"])
+)
 def test_every_policy_for_statistics_gives_a_working_model(policy: str, method: str) -> None:
     """With averaged, recomputed and local statistics the output model classifies digits."""
     result = simulate(

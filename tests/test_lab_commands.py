@@ -12,6 +12,7 @@ from command_line import gossamer, strict
 from gossamer import DelayedOptimizer
 from gossamer.studies.reproductions.delayed_gradients import ADAM_CELLS, SGD_CELLS, verdict
 from gossamer.studies.reproductions.table import PublishedCell
+from tiers import wide
 
 # ---------------------------------------------------------------------- published tables
 
@@ -168,6 +169,7 @@ def write_mnist(folder: Path, training: int, test: int) -> Path:
     return folder
 
 
+@wide
 def test_a_trained_table_is_computed_in_pieces(tmp_path: Path) -> None:
     """A quick part of it, stopped, taken up, and shown beside the published cells."""
     data = tmp_path / "data"

@@ -17,6 +17,7 @@ from gossamer.commands import live
 from gossamer.commands.live import LivePage
 from gossamer.errors import ConfigurationError
 from gossamer.runs.folder import RunFolder
+from tiers import every
 
 SHORT = ["simulate", "--task", "digits-logistic", "--epochs", "1"]
 
@@ -158,7 +159,7 @@ def test_what_cannot_be_shown_is_refused(
     assert (said.status, reason in said.err) == (2, True)
 
 
-@pytest.mark.parametrize("command", ["simulate", "compare", "train"])
+@pytest.mark.parametrize("command", every(3, ["simulate", "compare", "train"]))
 def test_every_long_command_can_be_watched(tmp_path: Path, command: str) -> None:
     said = gossamer(
         command, "--task", "digits-logistic", "--epochs", "1", "--runs", str(tmp_path),

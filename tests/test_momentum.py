@@ -13,6 +13,7 @@ from gossamer.optim.momentum import explicit_momentum, implicit_momentum, measur
 from gossamer.sim.replica_matrix import SimulatedReplica
 from gossamer.tasks import make_task
 from support import before_each_descent, build, cluster_of
+from tiers import every
 
 DIMENSIONS = 4
 CURVATURES = torch.logspace(0, 1, DIMENSIONS, base=0.25, dtype=torch.float64)
@@ -84,7 +85,7 @@ def fitted_total(trajectory: Tensor) -> float:
     return measured_momentum(trajectory, CURVATURES * trajectory).momentum
 
 
-@pytest.mark.parametrize(("workers", "rate"), WORKERS_AND_RATES)
+@pytest.mark.parametrize(("workers", "rate"), every(3, WORKERS_AND_RATES))
 def test_asynchronous_workers_add_the_momentum_that_theory_says(workers, rate):
     """1 - 1/n in the mean over 80 runs, and an effective rate of eta/n. What is left of the runs'
     scatter pulls every such fit a little down, so it is held to 0.04."""

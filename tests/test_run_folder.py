@@ -25,6 +25,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.runs.folder import RunFolder, to_json
 from gossamer.trace import Timeline
 from support import digits
+from tiers import wide
 
 """What the installed script does."""
 SHORT = ("--epochs", "0.2", "--evaluations", "3")
@@ -233,6 +234,7 @@ def test_ctrl_c_leaves_a_readable_simulation(tmp_path: Path) -> None:
     assert len(read(folder / "trace.json")) >= 8
 
 
+@wide
 def test_ctrl_c_shows_what_a_comparison_has_finished(tmp_path: Path) -> None:
     """The table of the finished methods, on the console and in the folder, and status 130; who
     runs first has not won."""

@@ -30,6 +30,7 @@ from gossamer.studies.lab.stragglers import (
 )
 from gossamer.studies.reproductions import TABLES, PublishedCell, servers
 from support import bowl
+from tiers import wide
 
 WORKERS, STEPS, SEEDS = 8, 60, (0, 1)
 
@@ -285,6 +286,7 @@ def test_softsync_means_are_exact_and_its_maxima_about_2n(monkeypatch: pytest.Mo
         assert cells["maximum, 5 % jitter", f"n = {n}"].ours <= 2 * n
 
 
+@wide
 def test_backup_workers_wait_less_and_drop_a_little_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each further backup shortens the wait for the last gradient needed; what is dropped is about
     its share of the machines. The published cells are those of the paper's figures."""

@@ -17,6 +17,7 @@ from gossamer.errors import PeerLost
 from gossamer.methods import METHODS, parse_method
 from gossamer.sim.simulation import Simulation
 from support import bowl, build, cluster_of
+from tiers import every, wide
 
 STEPS = 10
 SECONDS = 0.01
@@ -139,23 +140,28 @@ def check(
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
-    "block", [0, 1, *(pytest.param(block, marks=pytest.mark.slow) for block in (2, 3))]
+    ("first", "last"),
+    [
+        (0, 10),
+        pytest.param(10, 100, marks=wide),
+        pytest.param(100, 200, marks=pytest.mark.slow),
+    ],
 )
-def test_a_method_weathers_200_storms(name: str, block: int) -> None:
-    """The law of this file; every fourth storm is run twice, and half of all are left to `slow`."""
+def test_a_method_weathers_200_storms(name: str, first: int, last: int) -> None:
+    """The law of this file; every fourth storm is run twice."""
     assert METHODS[name].promises.survives_death
-    for seed in range(50 * block, 50 * (block + 1)):
+    for seed in range(first, last):
         check(name, seed, twice=seed % 4 == 0)
 
 
-@pytest.mark.parametrize("method", VARIANTS)
+@pytest.mark.parametrize("method", every(3, VARIANTS))
 def test_its_options_weather_storms_too(method: str) -> None:
     """The same for texts that take other turns, and for groups."""
     for seed in seeds_for(method, range(12)):
         check(method, seed)
 
 
-@pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
+@pytest.mark.parametrize("method", every(3, [*METHODS, *VARIANTS]))
 def test_a_partition_that_does_not_heal_stalls_nobody(method: str) -> None:
     """After the deadline the other side counts as lost, also for who begins to wait later and when
     somebody has died meanwhile: the run finishes or names it."""

@@ -23,6 +23,7 @@ from gossamer.studies.reproductions.dc_asgd import TABLE as DC_ASGD
 from gossamer.studies.reproductions.dc_asgd import trainings, verdict
 from gossamer.studies.reproductions.table import Trainings
 from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained, error_of
+from tiers import wide
 
 REPRODUCTIONS = Path(__file__).parents[1] / "docs" / "reproductions"
 CELLS = {("1 worker", "alone"): (1, "sync_server"), ("2 workers", "late"): (2, "downpour"),
@@ -253,6 +254,7 @@ def test_a_table_without_a_unit_has_no_gap() -> None:
 # ---------------------------------------------------------------------- processes
 
 
+@wide
 def test_side_by_side_gives_the_same_cells(tmp_path: Path) -> None:
     """Whichever is finished first, in whichever process: the same numbers in the same order."""
     together = reproduce("--jobs", "2", "--runs", str(tmp_path))

@@ -10,6 +10,7 @@ import pytest
 from command_line import gossamer
 from gossamer.commands import advise as command
 from gossamer.plan.advise import candidates
+from tiers import wide
 
 QUICK = ("--task", "digits-logistic", "--workers", "4", "--cluster", "equal-8", "--epochs", "2",
          "--lr", "0.1,0.3", "--seeds", "2", "--target", "0.7", "--budget", "10m")  # fmt: skip
@@ -46,11 +47,13 @@ def test_advice_is_a_ranking_a_reason_and_a_command(tmp_path: Path) -> None:
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+@wide
 def test_the_same_seed_prints_the_same_ranking() -> None:
     first, second = (gossamer("advise", *QUICK, "--runs", "none", "--json") for _ in range(2))
     assert first.json == second.json
 
 
+@wide
 def test_overrides_reach_the_cluster() -> None:
     said = gossamer("advise", *QUICK, "--slow", "0=10", "--runs", "none", "--json")
     assert said.json["workers"] == 4

@@ -15,6 +15,7 @@ from gossamer.commands.cost import cost
 from gossamer.commands.cost_tables import show_layers
 from gossamer.errors import ConfigurationError
 from gossamer.plan.cost.work_depth import layer_costs
+from tiers import every
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command()(cost)
@@ -156,7 +157,7 @@ memory_bandwidth = "5GB"
 """
 
 
-@pytest.mark.parametrize("cluster", ["here.toml", "one-slow-of-8"])
+@pytest.mark.parametrize("cluster", every(2, ["here.toml", "one-slow-of-8"]))
 def test_a_probed_machine_and_a_slow_worker_are_answered(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from gossamer import simulate
 from gossamer.commands.probe import check_place, write
 from gossamer.config.cluster import load_cluster
 from gossamer.errors import ConfigurationError
+from tiers import wide
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -128,6 +129,7 @@ def test_one_worker_says_how_to_start_several(tmp_path: Path) -> None:
     assert load_cluster(path).workers == 1
 
 
+@wide
 @needs_mpirun
 def test_mpirun_starts_its_workers(tmp_path: Path) -> None:
     """Every process is one worker, and the first one writes."""
@@ -139,6 +141,7 @@ def test_mpirun_starts_its_workers(tmp_path: Path) -> None:
     assert load_cluster(path).workers == 2
 
 
+@wide
 def test_torchrun_starts_its_workers(tmp_path: Path) -> None:
     """The same under torchrun."""
     path = tmp_path / "cluster.toml"
@@ -183,6 +186,7 @@ def test_an_interrupted_probe_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@wide
 @pytest.mark.parametrize("transport", ["shm", "torch"])
 def test_a_worker_that_dies_ends_the_probe(tmp_path: Path, transport: str) -> None:
     """At once, with a sentence that names it, though a minute of measuring was ahead."""

@@ -37,6 +37,7 @@ from gossamer.real.train.other_launcher import Company, Refused
 from gossamer.real.train.train import job_of
 from gossamer.real.transports.local import LocalStore
 from launching import wait_until
+from tiers import wide
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -69,6 +70,7 @@ def test_a_job_of_another_launcher_killed_whole_and_resumed_ends_with_the_same_b
     assert weights[0] > 1.2 > 0.9 > weights[1], "the star's centre has more than its share"
 
 
+@wide
 def test_an_asynchronous_job_goes_on_and_another_number_of_workers_is_refused() -> None:
     """Every sample of the budget is processed once; the refusal is one sentence for all."""
     cases = [Case("ad_psgd", epochs=4.0), Case("local_sgd", resumes_with=3)]

@@ -50,7 +50,7 @@ def test_what_is_kept_is_bounded_when_batches_grow() -> None:
     recalibration = Recalibration(model, 32, is_needed=True)
     for _ in range(40):
         model(torch.randn(2, 4))
-    large = torch.randn(1 << 21, 4)
+    large = torch.randn(1 << 18, 4)
     for _ in range(8 * 6):
         model(large)
     kept = sum(size for _, size in recalibration._passes)  # pyright: ignore[reportPrivateUsage]

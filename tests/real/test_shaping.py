@@ -14,6 +14,7 @@ from gossamer.real.faults.shaped_links import ShapedTransport
 from gossamer.real.launch import environment
 from gossamer.real.transports.conformance.group import SCENARIOS
 from gossamer.real.transports.local import LoneTransport
+from tiers import only
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -41,7 +42,7 @@ GROUPS: dict[str, list[Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=GROUPS)
+@pytest.fixture(scope="module", params=only(["shm"], GROUPS))
 def answers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:

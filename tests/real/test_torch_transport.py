@@ -30,6 +30,7 @@ from gossamer.real.transports.torch.reduction_state import (
 from gossamer.real.transports.torch.rendezvous import Meeting
 from gossamer.real.transports.transport import StopToken
 from gossamer.rules import mean_in_order
+from tiers import wide
 
 TOGETHER = [law.name for law in SCENARIOS.values() if not law.apart]
 APART = [law for law in SCENARIOS.values() if law.apart]
@@ -109,6 +110,7 @@ def test_sums_in_memory_that_is_shared_keep_the_law(place: int, answers: list[An
     check(OF_SUMS[place], answers[place])
 
 
+@wide
 def test_torchrun_starts_it_with_its_own_store(tmp_path: Path) -> None:
     """`from_environment` needs nothing but what torchrun sets."""
     laws = ["scenario_a_read_sees_what_the_owner_wrote", "scenario_the_store_agrees_and_counts"]

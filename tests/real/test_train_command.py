@@ -28,6 +28,7 @@ from gossamer import simulate
 from gossamer.config.cluster import Cluster
 from gossamer.errors import Late
 from launching import wait_until
+from tiers import only, wide
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -155,7 +156,10 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize(
     ("transport", "asked"),
-    [("shm", signal.SIGINT), ("torch", signal.SIGINT), ("shm", signal.SIGTERM)],
+    only(
+        [("shm", signal.SIGINT)],
+        [("shm", signal.SIGINT), ("torch", signal.SIGINT), ("shm", signal.SIGTERM)],
+    ),
 )
 def test_an_interrupted_run_stays_readable_and_leaves_nobody(
     tmp_path: Path, transport: str, asked: signal.Signals
@@ -182,6 +186,7 @@ def test_an_interrupted_run_stays_readable_and_leaves_nobody(
     assert not list(folder.glob(".explain-*"))
 
 
+@wide
 def test_signal_and_deadline_show_who_waits_for_what(tmp_path: Path) -> None:
     """On SIGUSR1 the run goes on; at the deadline it ends with 3 and says so in its summary."""
     with Running(tmp_path, "-n", "2", "--method", "d_psgd", "--deadline", "15") as running:
@@ -194,6 +199,7 @@ def test_signal_and_deadline_show_who_waits_for_what(tmp_path: Path) -> None:
     assert read(running.folder() / "summary.json")["ended"] == "deadline"
 
 
+@wide
 def test_the_death_of_a_server_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
     """At once, with the folder readable."""
     with Running(tmp_path, "-n", "2", "--method", "downpour") as running:
@@ -211,6 +217,7 @@ def test_the_death_of_a_server_is_one_sentence_and_exit_code_1(tmp_path: Path) -
     assert summary["failure"].startswith("server 0 is lost")
 
 
+@wide
 @pytest.mark.parametrize("method", ["all_reduce", "ad_psgd"])
 def test_a_worker_that_leaves_by_an_error_is_not_waited_for(tmp_path: Path, method: str) -> None:
     """Whatever it is, here a Ctrl-C for it alone: to the others it has died."""
@@ -271,6 +278,7 @@ def test_under_torchrun_each_process_is_a_worker(tmp_path: Path) -> None:
     check_as_one_job(under_torchrun(2, *TRAIN), tmp_path)
 
 
+@wide
 @needs_mpirun
 def test_under_mpirun_each_process_is_a_worker(tmp_path: Path) -> None:
     """The same over MPI."""
@@ -286,6 +294,7 @@ sys.stdout.write(json.dumps([*found, result.parameters is not None]) + "\\n")
 """
 
 
+@wide
 def test_a_program_under_torchrun_gets_a_summary_in_every_process(tmp_path: Path) -> None:
     """`gossamer.train` is the same door; worker 0 has the parameters."""
     script = tmp_path / "program.py"

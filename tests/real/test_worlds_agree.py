@@ -15,6 +15,7 @@ from train_groups import Group, Ran, run_groups
 from gossamer import simulate
 from gossamer.config.cluster import Cluster
 from gossamer.methods import METHODS, parse_method
+from tiers import wide
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -139,6 +140,7 @@ def test_other_sums_over_torch_give_the_simulators_bits(workers: int, reduction:
     check_bits(groups, run_groups(groups))
 
 
+@wide
 @needs_mpirun
 @pytest.mark.parametrize(
     "method", ["all_reduce", pytest.param("d_psgd", marks=pytest.mark.slow),
@@ -150,6 +152,7 @@ def test_mpi_gives_the_simulators_bits(method: str, tmp_path: object) -> None:
     assert summary["parameters_digest"] == simulated(method, 2)[0]
 
 
+@wide
 @needs_mpirun
 @pytest.mark.parametrize(
     "method", ["d_psgd:groups=2", pytest.param("all_reduce:groups=2", marks=pytest.mark.slow),
@@ -162,6 +165,7 @@ def test_groups_under_mpirun_give_the_simulators_bits(method: str, tmp_path: obj
     assert summary["parameters_digest"] == simulated(method, 4)[0]
 
 
+@wide
 @needs_mpirun
 @pytest.mark.slow
 def test_mpis_own_order_agrees_to_rounding(tmp_path: object) -> None:
