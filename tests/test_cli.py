@@ -22,7 +22,7 @@ from gossamer.real.train.progress import Follower, TrainingResult
 from gossamer.studies.reproductions import TABLES
 from gossamer.tasks import TASKS
 from support import bowl, cluster_of, digits
-from tiers import wide
+from tiers import every, wide
 
 PROMISED = {
     "digest", "virtual_seconds", "wall_seconds", "steps", "epochs", "loss", "accuracy",
@@ -187,7 +187,7 @@ def test_runs_with_batches_of_one_and_with_a_single_step(name: str) -> None:
 
 
 @every_method
-@pytest.mark.parametrize("survivor", [0, 2])
+@pytest.mark.parametrize("survivor", every(2, [0, 2]))
 def test_goes_on_with_a_single_survivor(name: str, survivor: int) -> None:
     """All others die one after the other, and the run still processes its samples."""
     faults = [

@@ -125,7 +125,9 @@ TASKS: dict[str, Callable[[], Task]] = {
     "tied and frozen": lambda: task_with(Tied),
 }
 every_task = pytest.mark.parametrize("kind", TASKS)
-as_given_or_traced = pytest.mark.parametrize("trace_after", [99, 0], ids=["plain", "traced"])
+as_given_or_traced = pytest.mark.parametrize(
+    "trace_after", every(2, [99, 0]), ids=["plain", "traced"]
+)
 
 
 @every_task

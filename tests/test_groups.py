@@ -34,7 +34,7 @@ def leaders(simulation: Simulation) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "method",
-    ["ad_psgd:groups=4", "easgd:groups=2", "d_psgd:groups=host", "downpour:groups=host"],
+    every(4, ["ad_psgd:groups=4", "easgd:groups=2", "d_psgd:groups=host", "downpour:groups=host"]),
 )
 def test_groups_train_the_digits(method: str) -> None:
     """A method between groups still gets 93 % of the test digits right."""

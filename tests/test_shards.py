@@ -20,6 +20,7 @@ from gossamer.replica import cut
 from gossamer.runs.result import Result
 from gossamer.sim.simulation import Simulation
 from support import before_each_descent, bowl, build, centre, cluster_of, digits, pieces, rows
+from tiers import every
 
 SIZES = (3, 2, 4, 3)
 WITH_SERVERS = [name for name, method in METHODS.items() if method.has_server]
@@ -156,7 +157,7 @@ def test_more_servers_carry_as_many_times_more_until_computing_limits() -> None:
         assert throughput(servers, 2.0) == pytest.approx(16 / 2.0, rel=0.05)
 
 
-@pytest.mark.parametrize("method", ["sync_server", "downpour", "hogwild"])
+@pytest.mark.parametrize("method", every(3, ["sync_server", "downpour", "hogwild"]))
 def test_a_shard_on_the_workers_own_machine_is_reached_for_free(method: str) -> None:
     """With one shard on each of four machines a worker sends and fetches three quarters of a model;
     with servers of their own, all of it; with one machine for all, nothing."""

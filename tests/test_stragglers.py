@@ -55,6 +55,7 @@ def values(scene: str, method: str, name: str) -> list[float]:
 # ---------------------------------------------------------------------- speed and waiting
 
 
+@wide
 @pytest.mark.parametrize(
     ("scene", "chain"),
     [

@@ -161,6 +161,7 @@ def test_a_limit_inside_a_training_ends_it_at_an_evaluation(
     assert 1 < len(rows) < 5
 
 
+@wide
 def test_finished_cells_are_not_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +263,7 @@ def test_side_by_side_gives_the_same_cells(tmp_path: Path) -> None:
     assert same_results(together.json, reproduce("--runs", "none").json)
 
 
+@wide
 def test_nothing_outlives_an_interruption() -> None:
     """A child that is under way ends with its parent's command, and what it told has arrived."""
     heard: list[str] = []

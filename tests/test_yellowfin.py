@@ -18,6 +18,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.optim.optimisers import YellowFinRows, make_optimiser
 from gossamer.optim.yellowfin import Tuner, _median, root_momentum
 from support import cluster_of, digits
+from tiers import every
 
 SHAPES = [(5, 4), (5,), (3, 5), (3,)]  # 43 parameters
 SIZES = [math.prod(shape) for shape in SHAPES]
@@ -72,13 +73,14 @@ def radius(momentum: float, step: float) -> float:
     return float(torch.linalg.eigvals(operator).abs().max())
 
 
-@pytest.mark.parametrize("range_", [(1.0, 1.0), (1.0, 1.2), (1.0, 10.0), (0.02, 5.0)])
-def test_momentum_and_rate_settle_inside_the_robust_region(range_):
+@pytest.mark.parametrize(
+    ("low", "high"), every(3, [(1.0, 1.0), (1.0, 1.2), (1.0, 10.0), (0.02, 5.0)])
+)
+def test_momentum_and_rate_settle_inside_the_robust_region(low, high):
     """On a noiseless quadratic at unit energy (h x^2 = 1) the squared norm of the gradient is the
     curvature. Fed with gradients of all curvatures of a range, the tuner settles where heavy ball
     converges at the rate sqrt(mu) for every one of them. In a narrow range the range itself asks
     for the momentum, in a wide one the scatter of the gradients asks for more."""
-    low, high = range_
     cycle = [low, (low * high) ** 0.5, high]
     x = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimiser = YellowFin([x], lr=0.0, beta=0.95, window=5)  # the point stays where it is
@@ -327,7 +329,7 @@ def test_the_measured_momentum_is_a_median_without_bias():
     assert math.isnan(float(_median(torch.tensor([math.nan]))))
 
 
-@pytest.mark.parametrize("delay", [1, 3])
+@pytest.mark.parametrize("delay", every(2, [1, 3]))
 def test_the_closed_loop_lowers_explicit_momentum_when_gradients_are_late(delay):
     """Delay adds momentum of its own: the loop takes it off again, the open loop does not."""
     explicit, target, distance = under_delay(delay, closed_loop=True)

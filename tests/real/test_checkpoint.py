@@ -34,6 +34,7 @@ from gossamer.real.train.train import check_checkpoints, job_of
 from gossamer.real.transports.local import LocalStore
 from gossamer.tasks.split import Order
 from launching import wait_until
+from tiers import wide
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -279,6 +280,7 @@ def kill_everything_at_a_checkpoint(process: subprocess.Popen[str], runs: Path) 
     return folder
 
 
+@wide
 def test_the_command_goes_on_after_kill_9_of_launcher_and_workers(tmp_path: Path) -> None:
     """Same bits as never killed, which are the simulator's, and one history."""
     common = ("--method", "local_sgd", "--epochs", "2", "--evaluations", "1", "-n", "2")

@@ -105,6 +105,7 @@ def test_groups_on_shared_memory_give_the_simulators_bits() -> None:
     check_bits(groups, run_groups(groups))
 
 
+@wide
 def test_groups_over_torch_give_the_simulators_bits() -> None:
     """With the fixed order of adding at both levels, by number and by host."""
     groups = [Group(method, 4, "torch", choices=SHORT) for method in GROUPED[:5]]
@@ -128,6 +129,7 @@ def test_torch_gives_the_simulators_bits() -> None:
     check_bits(groups, run_groups(groups))
 
 
+@wide
 @pytest.mark.parametrize("reduction", ["engine", "shared"])
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_other_sums_over_torch_give_the_simulators_bits(workers: int, reduction: str) -> None:
@@ -182,10 +184,13 @@ def test_one_worker_gives_the_simulators_bits() -> None:
     check_bits(groups, run_groups(groups))
 
 
-def test_every_asynchronous_method_learns() -> None:
+@pytest.mark.parametrize(
+    "methods", [ASYNCHRONOUS[::4], pytest.param(ASYNCHRONOUS, marks=wide)], ids=["some", "all"]
+)
+def test_every_asynchronous_method_learns(methods: list[str]) -> None:
     """Two workers reach a fair accuracy after a few epochs, with every sample processed."""
     choices = {"epochs": 6, "evaluations": 1, "learning_rate": 0.05}
-    groups = [Group(method, 2, choices=choices) for method in ASYNCHRONOUS]
+    groups = [Group(method, 2, choices=choices) for method in methods]
     for group, run in zip(groups, run_groups(groups, 280), strict=True):
         assert run.ends == [0, 0], (group, run.written)
         assert run.summary["accuracy"] > 0.85, group
