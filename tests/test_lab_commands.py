@@ -10,6 +10,7 @@ import torch
 
 from command_line import gossamer, strict
 from gossamer import DelayedOptimizer
+from gossamer.report.page.build import report_data
 from gossamer.studies.reproductions.delayed_gradients import ADAM_CELLS, SGD_CELLS, verdict
 from gossamer.studies.reproductions.table import PublishedCell
 from tiers import wide
@@ -66,6 +67,21 @@ def test_lab_delay_prints_its_grid_and_keeps_it(tmp_path: Path) -> None:
     (folder,) = tmp_path.iterdir()
     assert strict((folder / "summary.json").read_text())["points"] == points
     assert (folder / "delay.png").stat().st_size > 10_000
+    page = report_data([folder])
+    assert page["pictures"] == []
+    for drawn in page["heat_maps"]:
+        assert (drawn["rates"], drawn["batches"]) == ([0.01, 0.1], [32])
+        assert [panel["delay"] for panel in drawn["panels"]] == [0, 2]
+        for panel in drawn["panels"]:
+            for rate, batch, score, failed, _ in panel["cells"]:
+                (one,) = [
+                    p for p in points
+                    if (p["optimiser"], p["delay"], p["batch"], p["learning_rate"])
+                    == (drawn["optimiser"], panel["delay"], drawn["batches"][batch],
+                        drawn["rates"][rate])
+                ]  # fmt: skip
+                assert (score, failed) == (one["accuracy"], one["failed"])
+    assert len(page["heat_maps"]) == 2
     again = gossamer("lab", "delay", "--resume", str(folder), "--json")
     assert again.json["points"] == points
 

@@ -23,7 +23,8 @@ from gossamer.config.cluster import cluster_from
 from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.runs.folder import RunFolder, to_json
-from gossamer.trace import Timeline
+from gossamer.timeline import Timeline
+from gossamer.trace import Carried
 from support import digits
 from tiers import wide
 
@@ -94,7 +95,8 @@ def test_the_timeline_shows_every_worker_computing(tmp_path: Path) -> None:
     events, end = read(folder / "trace.json"), read(folder / "summary.json")["virtual_seconds"]
     names = [event for event in events if event["ph"] == "M"]
     for kind, known in (
-        ("process_name", {f"worker {rank}" for rank in range(8)}), ("thread_name", {"main"}),
+        ("process_name", {f"worker {rank}" for rank in range(8)}),
+        ("thread_name", {"main", "messages 1"}),
     ):  # fmt: skip
         assert {event["args"]["name"] for event in names if event["name"] == kind} == known
     # Numbers, as the format has them; Perfetto shows the names.
@@ -104,6 +106,44 @@ def test_the_timeline_shows_every_worker_computing(tmp_path: Path) -> None:
     assert any(span["name"].startswith("waiting") for span in spans)
     assert all(0 <= span["ts"] <= span["ts"] + span["dur"] <= end * 1e6 + 1 for span in spans)
     assert [event["name"] for event in events if event["ph"] == "i"] == ["kill 2@0.015s"]
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ("ad_psgd", {"average to worker", "average, back from worker"}),
+        ("downpour", {"request to server", "reply from server"}),
+        ("d_psgd", {"send to worker", "send from worker"}),
+        ("all_reduce", {"all_reduce of 8 workers"}),
+    ],
+)
+def test_the_timeline_shows_who_exchanged_with_whom(
+    tmp_path: Path, method: str, names: set[str]
+) -> None:
+    """A message is a span of its sender and a mark of its receiver, joined by one arrow each; spans
+    of one thread never overlap."""
+    _, folder = kept(tmp_path, "simulate", *SHORT, "--method", method)
+    events = read(folder / "trace.json")
+    spans = [event for event in events if event["ph"] == "X"]
+    shown = {span["name"] for span in spans}
+    assert [name for name in names if not any(name in one for one in shown)] == []
+    arrows = {
+        phase: {event["id"]: event for event in events if event["ph"] == phase} for phase in "sf"
+    }
+    assert arrows["s"].keys() == arrows["f"].keys()
+    assert bool(arrows["s"]) == (method != "all_reduce")
+    starts = {(span["pid"], span["tid"], span["ts"]): span["name"] for span in spans}
+    for number, begun in arrows["s"].items():
+        ended = arrows["f"][number]
+        assert begun["ts"] <= ended["ts"]
+        one, other = (starts[event["pid"], event["tid"], event["ts"]] for event in (begun, ended))
+        assert one.startswith(f"{begun['name']} to ")
+        assert other.startswith(f"{begun['name']} from ")
+    tracks: dict[tuple[int, int], float] = {}
+    for span in sorted(spans, key=lambda one: (one["ts"], one["dur"])):
+        track = span["pid"], span["tid"]
+        assert tracks.get(track, 0.0) <= span["ts"] + 1e-6
+        tracks[track] = span["ts"] + span["dur"]
 
 
 def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path) -> None:
@@ -117,6 +157,7 @@ def test_a_run_can_be_repeated_from_its_configuration(tmp_path: Path) -> None:
         assert derived in config
     rest = {k: v for k, v in config.items() if k not in ("task", "method", "cluster")}
     rest.pop("method_options")
+    assert rest.pop("test_samples") == 360
     assert rest.pop("command_line").startswith("gossamer simulate ")
     again = simulate(config["task"], config["method"], cluster_from(config["cluster"]), **rest)
     assert again.digest == summary["digest"]
@@ -324,13 +365,20 @@ def test_a_full_disk_is_one_sentence(
 def test_a_timeline_stops_growing(tmp_path: Path) -> None:
     """After so many spans it ignores more, and still opens; nothing of no length is drawn."""
     path = tmp_path / "trace.json"
-    timeline = Timeline(path, most_events=10)
+    timeline = Timeline(path, 1, most_events=10, most_messages=3)
     for start in range(50):
         timeline.computed(0, start, start)
         timeline.computed(0, start, start + 1)
+        timeline.carried(Carried("send", 0, 1, 8, 10 * start, 10 * start + 5))
+        timeline.gathered("all_reduce", [0, 1], start, start + 1)
     timeline.close()
     timeline.close()
-    assert len(read(path)) == 10
+    events = read(path)
+    assert sum(event["name"] == "gradient" for event in events) == 10
+    assert sum(event["ph"] == "s" for event in events) == 1
+    assert sum(event["name"] == "all_reduce of 2 workers" for event in events) == 2
+    told = [event["name"] for event in events if event["ph"] == "i"]
+    assert told == ["messages are left out from here on"]
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
-"""The record of a run: a digest of its events, and a timeline that Perfetto opens."""
+"""The record of a run: a digest of its events, who does what when, and the first moments of it."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from array import array
 from collections.abc import Sequence
-from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 _MOST_NS = (1 << 63) - 1
 
@@ -49,6 +47,17 @@ Span = tuple[int, int]
 """From when to when, in nanoseconds."""
 
 
+class Carried(NamedTuple):
+    """A message that has arrived; ends beyond the workers are servers."""
+
+    what: str
+    source: int
+    target: int
+    size_bytes: int
+    start_ns: int
+    end_ns: int
+
+
 class Recorder(Protocol):
     """Keeps what workers did when."""
 
@@ -58,6 +67,12 @@ class Recorder(Protocol):
         self, worker: int, what: str, whom: str, start_ns: int, end_ns: int, moving: Sequence[Span]
     ) -> None:
         """`moving`: when what was awaited was on its way already."""
+        ...
+
+    def carried(self, message: Carried) -> None: ...
+
+    def gathered(self, what: str, members: Sequence[int], start_ns: int, end_ns: int) -> None:
+        """A collective of these workers."""
         ...
 
     def happened(self, worker: int, what: str, at_ns: int) -> None: ...
@@ -79,67 +94,17 @@ class Recorders:
         for part in self._parts:
             part.waited(worker, what, whom, start_ns, end_ns, moving)
 
+    def carried(self, message: Carried) -> None:
+        for part in self._parts:
+            part.carried(message)
+
+    def gathered(self, what: str, members: Sequence[int], start_ns: int, end_ns: int) -> None:
+        for part in self._parts:
+            part.gathered(what, members, start_ns, end_ns)
+
     def happened(self, worker: int, what: str, at_ns: int) -> None:
         for part in self._parts:
             part.happened(worker, what, at_ns)
-
-
-_MAIN_THREAD = 0
-"""The trace format has numbers where it has names only for people."""
-
-
-class Timeline:
-    """Chrome-trace events, written as they happen: a run that is cut short can still be opened."""
-
-    def __init__(self, path: Path, *, most_events: int = 200_000) -> None:
-        self._file: IO[str] = path.open("w", encoding="utf-8")
-        # Perfetto accepts an array without its closing bracket: a killed run stays readable.
-        self._file.write("[\n")
-        self._left = most_events
-        self._first = True
-
-    def name_worker(self, worker: int, name: str) -> None:
-        for kind, shown in (("process_name", name), ("thread_name", "main")):
-            named = {"ph": "M", "pid": worker, "tid": _MAIN_THREAD, "name": kind}
-            self._write({**named, "args": {"name": shown}})
-
-    def computed(self, worker: int, start_ns: int, end_ns: int) -> None:
-        self._span(worker, "gradient", start_ns, end_ns)
-
-    def waited(
-        self, worker: int, what: str, whom: str, start_ns: int, end_ns: int, moving: Sequence[Span]
-    ) -> None:
-        self._span(worker, f"waiting: {what}{whom}", start_ns, end_ns)
-
-    def happened(self, worker: int, what: str, at_ns: int) -> None:
-        """At one moment: a death, a partition."""
-        moment = {"ph": "i", "pid": worker, "tid": _MAIN_THREAD, "s": "g"}
-        self._write({**moment, "name": what, "ts": at_ns / 1000})
-
-    def _span(self, worker: int, name: str, start_ns: int, end_ns: int) -> None:
-        if self._left > 0 and end_ns > start_ns:
-            self._left -= 1
-            self._write(
-                {
-                    "ph": "X",
-                    "pid": worker,
-                    "tid": _MAIN_THREAD,
-                    "name": name,
-                    "ts": start_ns / 1000,
-                    "dur": (end_ns - start_ns) / 1000,
-                }
-            )
-
-    def _write(self, event: dict[str, object]) -> None:
-        self._file.write(("" if self._first else ",\n") + json.dumps(event))
-        self._first = False
-
-    def close(self) -> None:
-        if not self._file.closed:
-            try:
-                self._file.write("\n]\n")
-            finally:
-                self._file.close()
 
 
 class Strip:
@@ -166,6 +131,12 @@ class Strip:
                 self._add(worker, begin, end, "communicating", detail)
                 at = end
         self._add(worker, at, end_ns, "waiting", detail)
+
+    def carried(self, message: Carried) -> None:
+        pass
+
+    def gathered(self, what: str, members: Sequence[int], start_ns: int, end_ns: int) -> None:
+        pass
 
     def happened(self, worker: int, what: str, at_ns: int) -> None:
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from tiers import wide
 
 QUICK = ("--task", "digits-logistic", "--workers", "4", "--cluster", "equal-8", "--epochs", "2",
          "--lr", "0.1,0.3", "--seeds", "2", "--target", "0.7", "--budget", "10m")  # fmt: skip
+
+DATA = re.compile('id="data">(.*?)</script>', re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +45,16 @@ def test_advice_is_a_ranking_a_reason_and_a_command(tmp_path: Path) -> None:
     kept = json.loads((folder / "summary.json").read_text())
     assert kept["ranking"] == ranking
     assert len(list(folder.glob("*-seed*/metrics.jsonl"))) == 3 * 2
-    page = (folder / "report.html").read_text()
-    assert "What would change the answer" in page
+    page = json.loads(DATA.findall((folder / "report.html").read_text())[0])
+    advice = page["advice"]
+    assert advice["command"] == said.json["command"]
+    assert advice["reasons"][0] == said.json["reason"]
+    assert len(advice["changes"]) == len(said.json["changes"]) > 0
+    scenes = advice["scenes"]
+    assert [row[0] for row in scenes["rows"]] == [one["change"] for one in said.json["sensitivity"]]
+    assert all(len(row) == len(scenes["columns"]) for row in scenes["rows"])
+    # It stands in one place, and not among what is only good to know.
+    assert not any(said.json["reason"] in one or "gossamer train" in one for one in page["notices"])
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -31,7 +31,7 @@ def sample_page(**changes: Any) -> dict[str, Any]:
         "--seeds 3 --methods 'all_reduce d_psgd ad_psgd downpour'",
         "version": "0.1.0", "is_growing": False, "score": "accuracy", "target": 0.95,
         "rule": "A run reaches the target when it is there and stays.", "can_tell": True,
-        "time": "virtual seconds",
+        "time": "virtual seconds", "test_samples": 360, "advice": None, "heat_maps": [],
         "methods": [_method(place) for place in range(len(LABELS))],
         "grid": {
             "rates": [0.05, 0.1, 0.2, 0.4],

@@ -46,6 +46,13 @@ class TestAComparison:
         assert curve["high"] == pytest.approx([0.25 * at for at in range(5)])
         assert winner["curves"]["epochs"]["accuracy"]["x"] == [0.0, 0.5, 1.0, 1.5, 2.0]
 
+    def test_an_accuracy_says_what_it_is_a_share_of(self, compared, tmp_path):
+        """The number of test samples, as long as all runs have the same one."""
+        assert report_data([compared])["test_samples"] == 360
+        config = settings_of() | {"test_samples": 100}
+        other = write_run(tmp_path / "other", config, rising(0.2))
+        assert report_data([compared, other])["test_samples"] is None
+
     def test_times_to_the_target_are_those_of_the_statistics(self, compared):
         """The target is 98 % of the best that is held; who misses it with all seeds has no time."""
         data = report_data([compared])

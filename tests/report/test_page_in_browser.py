@@ -7,16 +7,13 @@ the page itself.
 from __future__ import annotations
 
 import copy
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from page_browser import CHARTS, FLAGS, HELD, Opened, watch
+from page_browser import CHARTS, CHROMIUM, HELD, Opened
 from page_sample import LABELS, bare_method, sample_page
 
-from gossamer.report.page.html_file import page_html, write_page
+from gossamer.report.page.html_file import page_html
 from tiers import wide
 
 playwright_api = pytest.importorskip(
@@ -24,48 +21,12 @@ playwright_api = pytest.importorskip(
 )
 # Not wait_for_function: it evaluates text in the page, which the page's policy forbids.
 expect = playwright_api.expect
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
     pytest.mark.browser,
     wide,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; install chromium"),
 ]
 HOSTILE = '</script><img src=x onerror="window.harm=1"><svg onload="window.harm=1">'
-Open = Callable[..., Opened]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with playwright_api.sync_playwright() as playwright:
-        profile = tmp_path_factory.mktemp("profile")
-        context = playwright.chromium.launch_persistent_context(
-            profile, executable_path=CHROMIUM, args=FLAGS, viewport={"width": 1280, "height": 900}
-        )
-        yield context
-        context.close()
-
-
-@pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    pages: list[Opened] = []
-
-    def open_page(data: dict[str, Any], **view: Any) -> Opened:
-        path = tmp_path / f"report-{len(pages)}.html"
-        write_page(path, cast(Any, data))
-        one = Opened(browser.new_page())
-        pages.append(one)
-        watch(one)
-        one.page.set_viewport_size({"width": view.get("width", 1280), "height": 900})
-        one.page.emulate_media(color_scheme=view.get("scheme", "light"))
-        one.page.goto(path.as_uri())
-        return one
-
-    yield open_page
-    for one in pages:
-        one.page.close()
-        assert one.complaints == []
-        assert [url for url in one.requests if not url.startswith("file:")] == []
-        assert len(one.requests) == 1
 
 
 def test_every_chart_has_marks(opened):
@@ -85,8 +46,9 @@ def test_every_chart_says_in_words_what_it_shows(opened):
     page.evaluate(
         "() => document.querySelectorAll('details').forEach((one) => { one.open = true; })"
     )
-    expect(page.locator("details table")).to_have_count(len(CHARTS))
-    assert page.locator("details table").filter(has=page.locator("tbody tr")).count() == len(CHARTS)
+    tables = page.locator("details.numbers table")
+    expect(tables).to_have_count(len(CHARTS))
+    assert tables.filter(has=page.locator("tbody tr")).count() == len(CHARTS)
 
 
 def test_a_toggled_method_leaves_all_charts_and_comes_back(opened):
@@ -139,11 +101,11 @@ def test_what_is_missing_sorts_last_either_way(opened):
 
 
 def test_the_keyboard_alone_toggles_and_sorts(opened):
-    """Tab reaches legend and headings in order; Enter and Space press them."""
+    """Tab reaches contents, legend and headings in order; Enter and Space press them."""
     page = opened(sample_page()).page
     words = "() => document.activeElement.innerText"
     reached: list[str] = []
-    for _ in range(30):
+    for _ in range(45):
         page.keyboard.press("Tab")
         reached.append(page.evaluate(words).strip())
         if reached[-1] == LABELS[0]:
@@ -151,7 +113,8 @@ def test_the_keyboard_alone_toggles_and_sorts(opened):
         if reached[-1] == "final loss":
             page.keyboard.press("Space")
             break
-    assert reached[:9] == ["Dark", *LABELS]
+    sections = page.locator("main > section h2").all_inner_texts()
+    assert reached[: 1 + len(sections) + len(LABELS)] == ["Dark", *sections, *LABELS]
     key = page.get_by_role("button", name=LABELS[0], exact=True)
     assert key.get_attribute("aria-pressed") == "false"
     sorted_by = page.locator("#results th[aria-sort=ascending]")
@@ -250,7 +213,7 @@ def test_a_page_without_methods_shows_the_rest(opened):
     picture = {"title": "Heat-map", "alt": "rates against delays", "png": dot}
     one = opened(sample_page(methods=[], grid=None, cluster=None, target=None, pictures=[picture]))
     assert one.sizes() == {}
-    assert one.page.locator("nav").count() == 0
+    assert one.page.locator(".legend, .hint").count() == 0
     assert one.page.get_by_role("img", name="rates against delays").is_visible()
     headings = one.page.locator("h2").all_inner_texts()
     assert headings == [

@@ -129,6 +129,7 @@ class Settings:
             "method": str(self.method),
             "method_options": self.method_options(),
             "cluster": self.cluster.as_dict(),
+            "test_samples": len(self.task.test.targets),
         }
 
 

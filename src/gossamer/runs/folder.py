@@ -26,7 +26,7 @@ from torch import Tensor
 from gossamer.errors import ConfigurationError
 from gossamer.runs.result import MODEL, write_model
 from gossamer.runs.versions import made_with
-from gossamer.trace import Timeline
+from gossamer.timeline import Timeline
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
@@ -81,9 +81,7 @@ class RunFolder:
         self._write("progress.json", progress)
 
     def open_trace(self, workers: int) -> Timeline:
-        self.timeline = Timeline(self.path / "trace.json")
-        for rank in range(workers):
-            self.timeline.name_worker(rank, f"worker {rank}")
+        self.timeline = Timeline(self.path / "trace.json", workers)
         return self.timeline
 
     def add_row(self, row: dict[str, Any]) -> None:

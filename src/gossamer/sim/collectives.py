@@ -199,9 +199,16 @@ class Rendezvous:
         # What a group does inside is computing a gradient.
         is_exchange = gathering.kind == "all_reduce" and len(gathering.arrived) > 1
         is_exchange = is_exchange and set(self._world.speakers).issuperset(gathering.arrived)
+        self._record(gathering)
         for rank, (_, pending) in sorted(gathering.arrived.items()):
             if rank not in lost:
                 if is_exchange:
                     self._world.got_part(rank, result)
                 self._world.moved(pending, gathering.since_ns)
                 pending.resolve(result)
+
+    def _record(self, gathering: Gathering) -> None:
+        world = self._world
+        members = [rank for rank in sorted(gathering.arrived) if rank not in world.lost]
+        if world.recorder is not None and len(members) > 1:
+            world.recorder.gathered(gathering.kind, members, gathering.since_ns, world.kernel.now)

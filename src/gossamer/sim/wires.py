@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from gossamer.config.cluster import Cluster
 from gossamer.sim.kernel import SECOND, Kernel
 from gossamer.sim.network import Flow, Network
+from gossamer.trace import Carried, Recorder
 
 SMALL_BYTES = 256
 """Requests and acknowledgements: their bytes are counted, but take no time on a card."""
@@ -45,7 +47,12 @@ class Post:
     """Carries parcels between ends (workers and servers) that sit on cards (machines)."""
 
     def __init__(
-        self, kernel: Kernel, cluster: Cluster, cards: list[int], rng: random.Random
+        self,
+        kernel: Kernel,
+        cluster: Cluster,
+        cards: list[int],
+        rng: random.Random,
+        recorder: Recorder | None = None,
     ) -> None:
         wires = cluster.network
         count = max(cards) + 1
@@ -58,6 +65,7 @@ class Post:
         self._cluster = cluster
         self._cards = cards
         self._rng = rng
+        self._recorder = recorder
         self.network = Network(kernel, capacities, capacities)
         self._connections: dict[tuple[int, int], Connection] = {}
         self._dead: set[int] = set()
@@ -90,8 +98,13 @@ class Post:
                 return True
         return False
 
-    def carry(self, source: int, target: int, size_bytes: int, arrived: Callable[[], None]) -> None:
-        """Call `arrived` when the last byte is there; never, if one of the ends dies before."""
+    def carry(
+        self, source: int, target: int, size_bytes: int, arrived: Callable[[], None], what: str = ""
+    ) -> None:
+        """Call `arrived` when the last byte is there; never, if one of the ends dies before.
+
+        What has a name and goes to somebody else is shown in the record of the run.
+        """
         if source in self._dead or target in self._dead:
             return
         if self._cards[source] != self._cards[target]:
@@ -101,9 +114,22 @@ class Post:
         if connection is None:
             connection = self._connections[source, target] = Connection(source, target)
         ready_at = self._kernel.now + self._latency_ns(source, target)
+        if what and source != target and self._recorder is not None:
+            arrived = partial(
+                self._record, what, source, target, size_bytes, self._kernel.now, arrived
+            )
         connection.queue.append(Parcel(size_bytes, ready_at, arrived))
         if not connection.is_busy:
             self._next(connection)
+
+    def _record(
+        self, what: str, source: int, target: int, size_bytes: int, sent_ns: int,
+        arrived: Callable[[], None],
+    ) -> None:  # fmt: skip
+        if self._recorder is not None:
+            now = self._kernel.now
+            self._recorder.carried(Carried(what, source, target, size_bytes, sent_ns, now))
+        arrived()
 
     def _latency_ns(self, source: int, target: int) -> int:
         mine, theirs = self._cards[source], self._cards[target]

@@ -203,9 +203,9 @@ class SimulatedWorker:
     # ------------------------------------------------------------------ messages
 
     def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:
-        return self._post(to, Message(self.rank, payload), tag)
+        return self._post("send", to, Message(self.rank, payload), tag)
 
-    def _post(self, to: int, message: Message, tag: Tag) -> Pending[None]:
+    def _post(self, what: str, to: int, message: Message, tag: Tag) -> Pending[None]:
         world = self._world
         gone: Pending[None] = Pending("send", to)
         step, sent_ns = self.step, world.kernel.now
@@ -217,7 +217,7 @@ class SimulatedWorker:
             gone.resolve(None)
 
         world.watch(gone, self.rank)
-        world.post.carry(self.rank, to, world.wire_size(message.payload), arrived)
+        world.post.carry(self.rank, to, world.wire_size(message.payload), arrived, what)
         return gone
 
     def _count_exchange(self, to: int, payload: Any, step: int) -> None:
@@ -247,14 +247,14 @@ class SimulatedWorker:
         world.mailboxes[self.rank].receive(("reply", number), to, answer)
         world.watch(answer, self.rank)
         asked_ns = world.kernel.now
-        gone = self._post(to, Message(self.rank, payload, reply_to=number), tag)
+        gone = self._post("request", to, Message(self.rank, payload, reply_to=number), tag)
         if world.recorder is not None:
             gone.when_done(lambda: world.moved(answer, asked_ns))
         return answer
 
     def reply(self, message: Message, payload: Any) -> Pending[None]:
         answer = Message(self.rank, payload)
-        return self._post(message.source, answer, ("reply", message.reply_to))
+        return self._post("reply", message.source, answer, ("reply", message.reply_to))
 
     # ------------------------------------------------------------------ collectives
 
@@ -289,7 +289,8 @@ class SimulatedWorker:
             if peer >= world.size:
                 count = world.updates.count  # what was read is as old as its oldest range
                 self._seen = count if self._seen is None else min(self._seen, count)
-            world.post.carry(peer, self.rank, world.wire_size(value), lambda: arrived(value))
+            size = world.wire_size(value)
+            world.post.carry(peer, self.rank, size, lambda: arrived(value), "read")
 
         step = self._steps_of(peer) if peer < self.size else 0
         asked_ns = world.kernel.now
@@ -302,7 +303,7 @@ class SimulatedWorker:
             world.moved(answer, asked_ns)
             answer.resolve(value)
 
-        world.post.carry(self.rank, peer, 32, asked)
+        world.post.carry(self.rank, peer, 32, asked, "ask to read")
         return answer
 
     def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
@@ -317,7 +318,7 @@ class SimulatedWorker:
             world.moved(done, sent_ns)
             done.resolve(None)
 
-        world.post.carry(self.rank, peer, world.wire_size(delta), arrived)
+        world.post.carry(self.rank, peer, world.wire_size(delta), arrived, "accumulate")
         return done
 
     def average(self, peer: int) -> Pending[None]:
@@ -333,7 +334,8 @@ class SimulatedWorker:
             replica = world.replicas[peer]
             theirs = replica.snapshot()
             size = world.wire_size(theirs)
-            world.post.carry(peer, self.rank, size, partial(answered, theirs, self._steps_of(peer)))
+            answer = partial(answered, theirs, self._steps_of(peer))
+            world.post.carry(peer, self.rank, size, answer, "average, back")
             replica.add_(pair_delta(theirs, mine))
             self._exchanged(peer, self.rank, self.step - step)
 
@@ -343,7 +345,7 @@ class SimulatedWorker:
             world.moved(done, asked_ns)
             done.resolve(None)
 
-        world.post.carry(self.rank, peer, world.wire_size(mine), asked)
+        world.post.carry(self.rank, peer, world.wire_size(mine), asked, "average")
         return done
 
     def _steps_of(self, rank: int) -> int:

@@ -90,7 +90,7 @@ class World:
         cards = [cluster.machine_of(rank) for rank in range(self.size)]
         cards += parts.server_machines
         self.ends = self.size + len(parts.servers)
-        self.post = Post(self.kernel, cluster, cards, self.stream("network"))
+        self.post = Post(self.kernel, cluster, cards, self.stream("network"), recorder)
         self.mailboxes = [Mailbox() for _ in range(self.ends)]
         self.rendezvous = Rendezvous(self)
         self.accounts = Accounts([WorkerAccount() for _ in range(self.size)])

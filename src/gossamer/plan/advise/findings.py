@@ -16,7 +16,7 @@ from gossamer.report.page.data import ArrivalData, TableData
 from gossamer.report.page.method import arrival_data
 from gossamer.runs.arrival import RULE, is_lower_better
 from gossamer.runs.ranking import Place, Ranking
-from gossamer.runs.statistics import beyond, show_number, show_score
+from gossamer.runs.statistics import beyond, show_score
 from gossamer.runs.verdict import verdict
 
 _LONGER = 3
@@ -141,14 +141,13 @@ class SearchFindings:
         return found
 
     def remarks(self) -> list[str]:
-        """All that the page says besides its verdict and tables."""
-        said = [self.ended(), self.reason(), self.proposal(), self.edge()]
-        said += [f"{change[0].upper()}{change[1:]}." for change in self.changes()]
+        """What the page says besides its verdict, its tables and the advice itself."""
+        said = [self.ended()] if self.ended() else []
         said += [f"{what} failed: {error}" for what, error in self.search.failures.items()]
         said += [
             f"Left out: {', '.join(m)}: {reason}." for reason, m in self.left_out_for().items()
         ]
-        return [*filter(None, said), *filter(None, [self.next_step()])]
+        return said
 
     def next_step(self) -> str:
         """What to do with the answer; nothing where there is none."""
@@ -248,10 +247,8 @@ class SearchFindings:
         }
 
     def tables(self) -> list[TableData]:
-        """For the page: the ranking, what would change it, and who was left behind."""
+        """For the page: the ranking, and who was left behind."""
         made = [self._ranking_table()]
-        if self.search.outcomes:
-            made.append(self._sensitivity_table())
         behind = self.search.left_behind()
         if behind:
             made.append(
@@ -273,22 +270,6 @@ class SearchFindings:
             "title": f"Time to {self.goal}, in virtual seconds",
             "columns": [key.replace("_", " ") for key in keys],
             "rows": [[row[key] for key in keys] for row in rows],
-        }
-
-    def _sensitivity_table(self) -> TableData:
-        contenders = [one.candidate.method for one in self.search.contenders()]
-        rows: list[list[str | float | None]] = []
-        for outcome in self.search.outcomes:
-            cells: list[str | float | None] = [outcome.scene.title]
-            for method in contenders:
-                found = outcome.arrivals.get(method)
-                mean = None if found is None else found.mean
-                cells.append("-" if mean is None else f"{show_number(mean)} s")
-            rows.append([*cells, outcome.leader() or "nobody"])
-        return {
-            "title": f"What would change the answer: time to {self.goal} if one thing differed",
-            "columns": ["change", *contenders, "first"],
-            "rows": rows,
         }
 
 

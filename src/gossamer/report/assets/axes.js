@@ -19,6 +19,16 @@ function linearAxis(colours, low, high, show) {
   return { ...axis, type: "value", min: low, max: high };
 }
 
+// An axis that may end between two ticks: its end is no tick, so that no two numbers touch there.
+function evenAxis(colours, low, high, most) {
+  let step = niceStep(low, high);
+  if ((high - low) / step > most) step *= 2;
+  const axis = linearAxis(colours, low, high, (value) => showTick(Number(value.toPrecision(5))));
+  const isWhole = (value) => Math.abs(value / step - Math.round(value / step)) < 1e-6;
+  axis.axisLabel = { ...axis.axisLabel, showMinLabel: isWhole(low), showMaxLabel: isWhole(high) };
+  return { ...axis, interval: step };
+}
+
 function logTicks(low, high) {
   const all = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {

@@ -48,6 +48,8 @@ function valueAt(points, x) {
 function accuracyAxis(colours, curves, target) {
   const ends = curves.map((one) => one.points[one.points.length - 1].y - 0.03);
   const early = curves.map((one) => {
+    // A curve that is alone is compared with nothing: all of it is shown.
+    if (allMethods().length === 1) return one.points[0].y;
     const last = one.points[one.points.length - 1].x;
     const value = valueAt(one.points, last * 0.3);
     return value === null ? one.points[0].y : value;
@@ -228,8 +230,10 @@ const MEASURE_WORDS = {
 
 function curveFigure(key, along) {
   const curves = curvesOf(along, key);
-  if (!curves.length) return null;
   const measure = MEASURES[key];
+  // What was taken at the end only is a figure of the table and no course; a logarithm has no zero.
+  const drawn = (points) => points.filter((point) => !measure.isLog || point.y > 0);
+  if (!curves.some((one) => drawn(one.points).length > 1)) return null;
   const target = key === state.data.score ? state.data.target : null;
   const words = along === "time" ? timeWord() : "epochs";
   const bands = curves.some((one) => one.points.some((point) => isNumber(point.low)));

@@ -40,22 +40,22 @@ function swatch(look) {
     draw("path", { d: look.path, fill: look.colour, transform: "translate(14 2) scale(0.6)" }));
 }
 
-// What a worker does with its time: greys and the one colour of Okabe and Ito's that no method has.
+// What a worker does with its time: greys, and a pale yellow that no method has.
 const KINDS = ["computing", "communicating", "waiting", "paused", "other"];
 
 function kindLook(kind) {
   const paper = inks().paper;
   const dark = state.isDark;
-  const line = dark ? "rgba(0,0,0,0.55)" : "rgba(40,30,0,0.5)";
+  const line = dark ? "rgba(0,0,0,0.4)" : "rgba(90,75,0,0.38)";
   const looks = {
-    computing: { color: dark ? "#8b94a3" : "#4b5563" },
+    computing: { color: dark ? "#7f8998" : "#67717f" },
     communicating: {
       color: dark ? "#d3d9e2" : "#b6bfcc",
       decal: { symbol: "circle", symbolSize: 0.5, dashArrayX: [[6, 6], [0, 6, 6, 0]], dashArrayY: [6, 0],
         color: dark ? "#3c4654" : "#4b5563" },
     },
     waiting: {
-      color: "#F0E442",
+      color: dark ? "#b3a94e" : "#f4eca4",
       decal: { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [2, 5], rotation: -Math.PI / 4, color: line },
     },
     paused: {

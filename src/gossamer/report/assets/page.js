@@ -28,6 +28,32 @@ function legend() {
   return arrange(element, [...methods.map(legendButton), all]);
 }
 
+function legendHint() {
+  if (allMethods().length < 2) return null;
+  return kept("legend hint", () => make("p", { class: "hint" }, "Press a method to take it out of all charts",
+    make("span", { class: "narrow" }, "; swipe the row for the others"), "."));
+}
+
+// The verdict is of the runs, not of what a reader looks at.
+function scope() {
+  const hidden = allMethods().filter((method) => state.hidden.has(method.label)).length;
+  const element = kept("scope", () => make("p", { class: "scope", role: "note" }));
+  element.hidden = !hidden || !state.data.verdict;
+  const are = hidden === 1 ? "one of them is" : `${hidden} of them are`;
+  return setText(element, `This sentence speaks of all ${plural(allMethods().length, "method")}; ${are} switched off below.`);
+}
+
+// How far an accuracy can be trusted that was taken on so few samples.
+function precision() {
+  const samples = state.data.test_samples;
+  const best = Math.max(...allMethods().map((method) => figureOf(method, "accuracy") || 0), 0);
+  const at = isNumber(state.data.target) && state.data.score === "accuracy" ? state.data.target : best;
+  if (!isNumber(samples) || samples < 1 || state.data.score !== "accuracy" || !(at > 0 && at < 1)) return "";
+  const error = 100 * Math.sqrt((at * (1 - at)) / samples);
+  return `Accuracies are of ${plural(samples, "test sample")}: one of them is ${showNumber(100 / samples)} points, and at ${showAccuracy(at)} the standard error `
+    + `of a single run is at most ${showNumber(error)} points. All methods are judged by the same samples.`;
+}
+
 function themeButton() {
   const button = kept("theme", () => make("button", { type: "button", class: "theme", click: () => {
     state.theme = state.isDark ? "light" : "dark";
@@ -41,8 +67,11 @@ function header() {
   const data = state.data;
   const element = kept("header", () => make("header", null,
     make("div", { class: "above" }, make("p", { class: "kind" }), themeButton()),
-    make("h1"), make("p", { class: "title" })));
-  const [above, verdict, title] = element.children;
+    make("h1"), scope(), make("p", { class: "title" }), make("p", { class: "precision" })));
+  const [above, verdict, , title, sure] = element.children;
+  scope();
+  setText(sure, keepUnits(precision()));
+  sure.hidden = !sure.textContent;
   themeButton();
   setText(above.firstChild, `gossamer ${data.kind || ""}${data.is_growing ? " · still running" : ""}`);
   setText(verdict, keepUnits(data.verdict || data.title || "No verdict yet."));
@@ -79,7 +108,7 @@ function raceSection() {
 
 function learningSection() {
   const others = ["accuracy", "loss", "training_loss"].filter((key) => key !== (state.data.score === "loss" ? "loss" : "accuracy"));
-  return section("learning", "How they learn", "", others.map(curvePair));
+  return section("learning", allMethods().length > 1 ? "How they learn" : "How it learns", "", others.map(curvePair));
 }
 
 function consensusSection() {
@@ -97,13 +126,15 @@ function footer() {
 function update() {
   const before = new Set(usedFigures);
   usedFigures.clear();
-  const sections = [raceSection(), resultsSection(), timeSection(), learningSection(), stalenessSection(), consensusSection(),
-    trafficSection(), topologySection(), clusterSection(), gridSection(), picturesSection(), ...furtherTables(),
-    settingsSection(), commandSection()];
-  const main = arrange(kept("main", () => make("main")), [notices(), nothingShown(), ...sections]);
-  arrange(document.getElementById("page"), [header(), legend(), main, footer()]);
+  const advice = adviceSection();
+  const sections = [raceSection(), changesSection(), resultsSection(), timeSection(), learningSection(), stalenessSection(),
+    consensusSection(), trafficSection(), topologySection(), clusterSection(), gridSection(), ...heatMapSections(),
+    picturesSection(), ...furtherTables(), settingsSection(), commandSection()];
+  const main = arrange(kept("main", () => make("main")), [advice, notices(), nothingShown(), ...sections]);
+  arrange(document.getElementById("page"), [header(), contents([advice, ...sections]), legendHint(), legend(), main, footer()]);
   dropUnused(before);
   drawFigures();
+  hintAtMore();
 }
 
 // Shows these data; called again with newer data it keeps what the reader has toggled and sorted.

@@ -95,9 +95,24 @@ function gridSection() {
     table("rates", "Time to the target at each learning rate", ["method", ...grid.rates.map((rate) => `rate ${showTick(rate)}`)], rows));
 }
 
+// What few readers want to read at once stands behind one line that opens it.
+function folded(name, words, inside) {
+  const element = kept(`folded ${name}`, () => make("details", { class: "folded" }, make("summary")));
+  setText(element.firstChild, words);
+  return arrange(element, [element.firstChild, inside]);
+}
+
+const MOST_ROWS = 24;
+
+function furtherTable(name, one) {
+  const rows = list(one.rows);
+  const made = table(`further ${name}`, one.title || "Table", one.columns.map(String), rows);
+  return rows.length > MOST_ROWS ? folded(`table ${name}`, `Show ${plural(rows.length, "row")}`, made) : made;
+}
+
 function furtherTables() {
   return list(state.data.tables).filter((one) => one && list(one.columns).length).map((one, at) =>
-    section(`table-${at}`, one.title || "Table", "", table(`further ${at}`, one.title || "Table", one.columns.map(String), list(one.rows))));
+    section(`table-${at}`, one.title || "Table", "", furtherTable(at, one)));
 }
 
 function picturesSection() {
@@ -116,12 +131,11 @@ function picturesSection() {
 function settingsSection() {
   const settings = list(state.data.settings);
   if (!settings.length) return null;
-  return section("settings", "All settings", "",
-    table("settings", "All settings", ["setting", "value"], settings.map((one) => [String(one.name), String(one.value)])));
+  return section("settings", "All settings", "", folded("settings", `Show ${plural(settings.length, "setting")}`,
+    table("settings", "All settings", ["setting", "value"], settings.map((one) => [String(one.name), String(one.value)]))));
 }
 
-async function copyCommand(button) {
-  const code = document.getElementById("command");
+async function copyCommand(button, code) {
   let isCopied = false;
   try {
     await navigator.clipboard.writeText(code.textContent);
@@ -135,12 +149,19 @@ async function copyCommand(button) {
   setTimeout(() => setText(button, "Copy"), 2000);
 }
 
+function commandBlock(name, text) {
+  const element = kept(`command ${name}`, () => {
+    const code = make("code");
+    return make("div", { class: "command" }, make("pre", { tabindex: 0 }, code),
+      make("button", { type: "button", class: "copy", "aria-live": "polite", click: (event) => copyCommand(event.currentTarget, code) }, "Copy"));
+  });
+  setText(element.querySelector("code"), text);
+  return element;
+}
+
 function commandSection() {
   if (!state.data.command) return null;
-  const element = kept("command", () => make("div", { class: "command" },
-    make("pre", { tabindex: 0 }, make("code", { id: "command" })),
-    make("button", { type: "button", class: "copy", "aria-live": "polite", click: (event) => copyCommand(event.currentTarget) }, "Copy")));
-  setText(element.querySelector("code"), state.data.command);
   const isSimulated = state.data.time === "virtual seconds";
-  return section("reproduce", "Reproduce it", isSimulated ? "In virtual time the same command gives the same run." : "", element);
+  return section("reproduce", "Reproduce it", isSimulated ? "In virtual time the same command gives the same run." : "",
+    commandBlock("again", state.data.command));
 }

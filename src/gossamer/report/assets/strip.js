@@ -73,13 +73,13 @@ function stripOption(method, segments, names) {
     const top = stripTop(kinds, width);
     const ends = span(segments.flatMap((one) => [one[1], one[2]]));
     const { from, to } = method.strip;
+const [first, last] = [isNumber(from) ? from : ends[0], isNumber(to) ? to : ends[1]];
+    const along = evenAxis(colours, first, last, width < 500 ? 4 : 8);
     return {
       grid: { left: hasServers && width >= 520 ? 72 : 40, right: 20, top, bottom: 42 },
       legend: kindLegend(colours, kinds),
       xAxis: {
-        ...linearAxis(colours, isNumber(from) ? from : ends[0], isNumber(to) ? to : ends[1], showTick),
-        name: timeWord(), nameLocation: "middle", nameGap: 26, splitNumber: width < 500 ? 3 : 8,
-        axisLabel: { color: colours.faint, fontSize: 12, hideOverlap: true, formatter: (value) => showTick(Number(value.toPrecision(5))) },
+        ...along, name: timeWord(), nameLocation: "middle", nameGap: 26,
       },
       yAxis: {
         type: "category", inverse: true, data: names, axisTick: { show: false },

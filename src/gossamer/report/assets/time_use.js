@@ -50,7 +50,7 @@ function shareFigure() {
   return figure("shares", {
     title: "Computing or waiting?",
     caption: "Share of each worker's time up to its end, mean over workers and seeds. Yellow stripes are time that workers had nothing to compute and waited for "
-      + "somebody; “other” is mostly copying, applying and sending.",
+      + `somebody; “other” is ${state.data.time === "virtual seconds" ? "mostly copying, applying and sending" : "all else that a worker does: starting, its step, copying, averaging, evaluating, being a server"}.`,
     height: () => rowsHeight(methods, 36, 66),
     option: (width, colours) => ({
       grid: { left: labelRoom(methods, width), right: 20, top: 34, bottom: 26 },
@@ -132,11 +132,12 @@ function timeSection() {
   const waiting = (one) => (sharesOf(one) || { waiting: 0 }).waiting;
   const usual = [...candidates].sort((one, other) => waiting(other) - waiting(one))[0];
   const method = chosenMethod("time", candidates, usual);
-  const choice = method ? chooser("time", "Look inside", candidates.map((one) => one.label), method.label, (label) => {
+  // Of one there is nothing to choose.
+  const choice = candidates.length > 1 ? chooser("time", "Look inside", candidates.map((one) => one.label), method.label, (label) => {
     state.chosen.set("time", label);
     update();
   }) : null;
   return section("time", "Where the time went",
-    "A cluster is as fast as its waiting lets it be. First all methods, then one of them worker by worker.",
+    `A cluster is as fast as its waiting lets it be.${allMethods().length > 1 ? " First all methods, then one of them worker by worker." : ""}`,
     shareFigure(), choice, stripFigure(method), workerFigure(method));
 }

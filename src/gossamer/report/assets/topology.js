@@ -24,8 +24,9 @@ function nodePlaces(nodes, size) {
   return nodes.map((node) => {
     const isServer = isServerNode(node);
     const [at, count] = isServer ? [server++, servers] : [worker++, workers];
-    const angle = (2 * Math.PI * at) / Math.max(1, count) - Math.PI / 2;
-    const far = isServer ? (servers > 1 ? radius * 0.28 : 0) : workers > 1 ? radius : 0;
+    // Two of them stand aslant: what has no width or no height cannot be scaled to the picture.
+    const angle = (2 * Math.PI * at) / Math.max(1, count) - (workers > 2 ? Math.PI / 2 : 0.75 * Math.PI);
+    const far = isServer ? (servers > 1 ? radius * 0.28 : 0) : nodes.length > 1 ? radius : 0;
     return [size / 2 + far * Math.cos(angle), size / 2 + far * Math.sin(angle)];
   });
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gossamer.errors import ConfigurationError
 from gossamer.report.looks import places
+from gossamer.report.page.advice import advice_data
 from gossamer.report.page.cluster import drawn_cluster, drawn_host, read_cluster
 from gossamer.report.page.data import ClusterData, GridData, GridRow, MethodData, PageData, Setting
 from gossamer.report.page.gathered_runs import Gathered, check_same_task, gather
@@ -18,7 +19,7 @@ from gossamer.report.page.text import page_subtitle, page_title, page_verdict
 from gossamer.report.page.topology import server_side
 from gossamer.runs.arrival import RULE
 from gossamer.runs.contest import Contest
-from gossamer.runs.json_files import members, number, objects, text, texts
+from gossamer.runs.json_files import count, members, number, objects, text, texts
 from gossamer.runs.kept_runs import Folder, Run, read_folder
 from gossamer.runs.ranking import LEVEL
 
@@ -71,16 +72,25 @@ def build_page(
         rule=RULE,
         can_tell=contest.ranking.can_tell if contest.entries else False,
         time="seconds" if any(run.is_real for run in runs) else "virtual seconds",
+        test_samples=_test_samples(runs, contest.key),
+        advice=advice_data(folders[0]) if len(folders) == 1 else None,
         methods=methods,
         grid=_grid(contest),
         cluster=_cluster(gathered, first),
         settings=_settings(folders, gathered),
+        heat_maps=[heat_map for lab in labs for heat_map in lab.heat_maps],
         pictures=[picture for lab in labs for picture in lab.pictures],
         tables=[table for lab in labs for table in lab.tables],
         notices=[*gathered.notices, *_notices(folders, gathered), *_edges(contest)],
         # What a run that goes on has not written yet is not missing.
         missing=[] if is_growing else _missing(folders, gathered),
     )
+
+
+def _test_samples(runs: Sequence[Run], key: str) -> int | None:
+    """What an accuracy is a share of, where all runs agree on it."""
+    found = {count(run.config.get("test_samples")) for run in runs}
+    return found.pop() if key == "accuracy" and len(found) == 1 else None
 
 
 def _version() -> str:

@@ -204,6 +204,39 @@ class TableData(TypedDict):
     rows: list[list[str | float | None]]
 
 
+class HeatPanel(TypedDict):
+    """One delay of a heat map."""
+
+    delay: float
+    edge: float | None
+    """The rate at which theory expects training to break."""
+    cells: list[list[Any]]
+    """[rate, batch, score, has failed, has finished] each, the first two by place in the lists."""
+
+
+class HeatMap(TypedDict):
+    """Scores over learning rate, batch size and delay, of one optimiser."""
+
+    optimiser: str
+    key: str
+    """What is scored: accuracy or loss."""
+    rates: list[float]
+    batches: list[float]
+    panels: list[HeatPanel]
+
+
+class AdviceData(TypedDict):
+    """What a search recommends, and what would change it."""
+
+    reasons: list[str]
+    next_step: str
+    command: str
+    """Trains with the first of the ranking; empty where nothing can be recommended."""
+    changes: list[str]
+    scenes: TableData | None
+    """Time to the target on changed clusters."""
+
+
 class PageData(TypedDict):
     """All of it."""
 
@@ -227,10 +260,14 @@ class PageData(TypedDict):
     """Whether there are seeds enough to tell methods apart."""
     time: str
     """virtual seconds or seconds."""
+    test_samples: int | None
+    """So many test samples an accuracy is a share of."""
+    advice: AdviceData | None
     methods: list[MethodData]
     grid: GridData | None
     cluster: ClusterData | None
     settings: list[Setting]
+    heat_maps: list[HeatMap]
     pictures: list[PictureData]
     tables: list[TableData]
     notices: list[str]

@@ -41,7 +41,10 @@ _SCRIPTS = (
     "traffic.js",
     "topology.js",
     "cluster.js",
+    "heat_map.js",
     "results.js",
+    "advice.js",
+    "contents.js",
     "page.js",
 )
 

@@ -11,6 +11,8 @@ from gossamer.report.page.data import (
     Curves,
     CurveViews,
     Figures,
+    HeatMap,
+    HeatPanel,
     MethodData,
     PictureData,
     TableData,
@@ -41,6 +43,7 @@ class LabParts:
     verdict: str = ""
     methods: list[MethodData] = field(default_factory=list[MethodData])
     tables: list[TableData] = field(default_factory=list[TableData])
+    heat_maps: list[HeatMap] = field(default_factory=list[HeatMap])
     pictures: list[PictureData] = field(default_factory=list[PictureData])
 
 
@@ -58,7 +61,8 @@ def lab_parts(folder: Folder) -> LabParts:
             _published(parts, folder)
     if not parts.verdict:
         parts.verdict = "There is no result yet."
-    _embed(parts, folder)
+    if not parts.heat_maps:
+        _embed(parts, folder)
     return parts
 
 
@@ -98,36 +102,91 @@ def _delay(parts: LabParts, summary: Row) -> None:
                     text(one.get("optimiser")),
                     number(one.get("delay")),
                     number(one.get(key)),
-                    number(one.get("learning_rate")),
+                    _rate(one.get("learning_rate")),
                     number(one.get("batch")),
-                    number(one.get("largest_rate")),
-                    number(one.get("predicted_edge")),
+                    _rate(one.get("largest_rate")),
+                    _rate(one.get("predicted_edge")),
                 ]
                 for one in best
             ],
         )
     )
+    points = objects(summary.get("points"))
+    # The interval of one seed is that seed.
+    has_interval = _length(summary.get("seeds")) != 1
+    around = ["low", "high"] * has_interval
     parts.tables.append(
         TableData(
             title=f"Every place of the grid: {key} at the end",
-            columns=["optimiser", "delay", "batch", "learning rate", key, "low", "high", "state"],
-            rows=[_place(one, key) for one in objects(summary.get("points"))],
+            columns=["optimiser", "delay", "batch", "learning rate", key, *around, "state"],
+            rows=[_place(one, key, has_interval=has_interval) for one in points],
         )
     )
+    parts.heat_maps = _heat_maps(points, best, key)
     parts.verdict = _delay_verdict(best, key)
 
 
-def _place(one: Row, key: str) -> list[Cell]:
+def _length(raw: object) -> int:
+    return len(list[object](raw)) if isinstance(raw, list) else 0
+
+
+def _rate(raw: object) -> float | None:
+    """Half a decade is 3.16, not 3.1622776601683795."""
+    rate = number(raw)
+    return None if rate is None else float(f"{rate:.3g}")
+
+
+def _place(one: Row, key: str, *, has_interval: bool) -> list[Cell]:
     bounds = one.get("interval")
     low, high = (
         bounds if isinstance(bounds, list) and len(list[object](bounds)) == 2 else (None,) * 2
     )
-    state = "failed" if one.get("failed") is True else "trained"
+    failed, learnt = (
+        ("chance level or diverged", "above chance") if key == "accuracy"
+        else ("no better than untrained", "better than untrained")
+    )  # fmt: skip
+    state = failed if one.get("failed") is True else learnt
     return [
         text(one.get("optimiser")), number(one.get("delay")), number(one.get("batch")),
-        number(one.get("learning_rate")), number(one.get(key)), number(low), number(high),
+        _rate(one.get("learning_rate")), number(one.get(key)),
+        *([number(low), number(high)] if has_interval else []),
         state if one.get("finished") is True else f"{state}, unfinished",
     ]  # fmt: skip
+
+
+def _heat_maps(points: list[Row], best: list[Row], key: str) -> list[HeatMap]:
+    """One for each optimiser, with a panel for each delay."""
+    edges = {
+        (text(one.get("optimiser")), number(one.get("delay"))): number(one.get("predicted_edge"))
+        for one in best
+    }
+    made: list[HeatMap] = []
+    for optimiser in dict.fromkeys(text(one.get("optimiser")) for one in points):
+        own = [one for one in points if text(one.get("optimiser")) == optimiser]
+        rates, batches, delays = (
+            sorted({value for one in own if (value := number(one.get(name))) is not None})
+            for name in ("learning_rate", "batch", "delay")
+        )
+        panels = [
+            HeatPanel(
+                delay=delay,
+                edge=edges.get((optimiser, delay)),
+                cells=[
+                    [rates.index(rate), batches.index(batch), number(one.get(key)),
+                     one.get("failed") is True, one.get("finished") is True]
+                    for one in own
+                    if number(one.get("delay")) == delay
+                    and (rate := number(one.get("learning_rate"))) is not None
+                    and (batch := number(one.get("batch"))) is not None
+                ],
+            )
+            for delay in delays
+        ]  # fmt: skip
+        if panels and rates and batches:
+            made.append(
+                HeatMap(optimiser=optimiser, key=key, rates=rates, batches=batches, panels=panels)
+            )
+    return made
 
 
 def _delay_verdict(best: list[Row], key: str) -> str:
