@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 import time
@@ -50,6 +51,12 @@ def pids(tmp_path: Path) -> list[int]:
             if state != "Z":
                 found.append(pid)
     return found
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
 
 
 def wait_until(is_true: Callable[[], bool], seconds: float = 20.0) -> None:
