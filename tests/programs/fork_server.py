@@ -241,6 +241,7 @@ def _become(asked: dict[str, Any], files: list[int], server: int) -> None:
     os.environ.clear()
     os.environ.update(asked["variables"])
     os.chdir(asked["folder"])
+    tempfile.tempdir = None  # of the variables that the server had
     for stream in (sys.stdout, sys.stderr):
         is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED")) or stream is sys.stderr
         stream.reconfigure(line_buffering=stream.isatty(), write_through=is_unbuffered)

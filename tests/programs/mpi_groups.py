@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gossamer.errors import ConfigurationError, PeerLost, ProtocolError
+from gossamer.real.transports.conformance import death_laws, laws  # noqa: F401  # fill the table
 from gossamer.real.transports.conformance.tools import (
     WIDTH,
     FrameRecorder,
