@@ -27,7 +27,7 @@ from typing import Any
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
 from gossamer.methods import METHODS
-from gossamer.real.batches import Leases, Rounds
+from gossamer.real.batches import LeasedBatches, RoundBatches
 from gossamer.real.launch.launcher import Launch, Launcher
 from gossamer.real.train import program
 from gossamer.real.train.job import FileEntries
@@ -59,13 +59,13 @@ def process_of(rank: int) -> int:
 
 def work() -> int:
     """A worker that sleeps at every batch; in proportion to its speed it would amplify noise."""
-    for dealer in (Rounds, Leases):
+    for dealer in (RoundBatches, LeasedBatches):
         dealer.next_batch = _slowed(dealer.next_batch)
     return program.main()
 
 
 def _slowed(next_batch: Any) -> Any:
-    def slow(self: Rounds | Leases) -> Any:
+    def slow(self: RoundBatches | LeasedBatches) -> Any:
         time.sleep(STEP_S)
         return next_batch(self)
 

@@ -21,7 +21,7 @@ from gossamer import Task, make_task
 from gossamer.real.launch.environment import connect
 from gossamer.real.train.job import Diary, Job
 from gossamer.real.train.training import Training
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 
 
 def sleepy(task: Task, seconds: float, jitter: float, slept: list[float]) -> Task:
@@ -43,7 +43,7 @@ def main(path: Path) -> None:
     torch.set_num_threads(1)
     slept: list[float] = []
     task = sleepy(make_task(job.task), given["seconds"], given["jitter"], slept)
-    transport = connect() or LoneTransport()
+    transport = connect() or LocalTransport()
     diary = Diary(job.folder, transport.rank)
     try:
         Training(job, task, transport, diary).run()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.commands.cli import main
+from gossamer.commands.console import out as console
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def gossamer(*arguments: str) -> Said:
         return Said(int(end.code or 0), out.getvalue(), err.getvalue())
     finally:
         sys.argv = before
+        console.stderr = False  # as --json left it
     raise AssertionError("a command ends with a status")
 
 

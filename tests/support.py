@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.config.faults import Fault
 from gossamer.config.settings import make_settings
+from gossamer.mailbox import Mailbox, Receive
 from gossamer.methods import METHODS, Method, MethodSpec
 from gossamer.methods.shards import Push
 from gossamer.runs.result import Result
 from gossamer.sim.engine import Engine, Evaluated
-from gossamer.sim.mailbox import Mailbox
 from gossamer.sim.replica_matrix import SimulatedReplica
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks import Task, make_sampler, make_task
@@ -259,10 +259,10 @@ class Watched(Mailbox):
         super().__init__()
         self.call = call
 
-    def deliver(self, tag: Tag, message: Message) -> None:
+    def deliver(self, tag: Tag, message: Message) -> Receive | None:
         if isinstance(message.payload, Push):
             self.call(message.source, message.payload)
-        super().deliver(tag, message)
+        return super().deliver(tag, message)
 
 
 def on_each_push(simulation: Simulation, call: Callable[[int, int, Push], None]) -> None:

@@ -8,7 +8,9 @@ computes its own batch there, and the mean of their gradients is the answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -19,6 +21,9 @@ from gossamer.worker import Gradient, Message, Tag, Worker
 
 Role = Callable[..., Coroutine[Any, Any, None]]
 Groups = tuple[tuple[int, ...], ...]
+Begin = Callable[[Coroutine[Any, Any, None], Gradient], object]
+T = TypeVar("T")
+V = TypeVar("V")
 
 
 def even_groups(workers: int, groups: int) -> Groups:
@@ -36,16 +41,85 @@ def groups_of(workers: int, per_group: int) -> Groups:
     return tuple(tuple(ranks[at : at + per_group]) for at in ranks[::per_group])
 
 
-async def lead(leader: GroupLeader, x: Replica, role: Role, options: Mapping[str, Any]) -> None:
-    """The method's own text, and then the members are sent home."""
-    await role(leader, x, **options)
-    await leader.dismiss(x)
+@dataclass(frozen=True)
+class Grouping:
+    """One worker's place among the groups; without groups everyone speaks for itself."""
+
+    rank: int
+    size: int
+    groups: Groups = ()
+
+    @property
+    def ends(self) -> int:
+        """How many workers run the method's own text."""
+        return len(self.groups) or self.size
+
+    @cached_property
+    def speakers(self) -> frozenset[int]:
+        """Those whose models count: the first worker of each group."""
+        return frozenset(group[0] for group in self.groups) or frozenset(range(self.size))
+
+    @cached_property
+    def number(self) -> int:
+        """Of its group, which is its rank in the method's own text."""
+        found = [number for number, group in enumerate(self.groups) if self.rank in group]
+        return found[0] if found else self.rank
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """This worker and those it computes with."""
+        return self.groups[self.number] if self.groups else (self.rank,)
+
+    @property
+    def follows(self) -> bool:
+        """Whether another worker speaks for this one."""
+        return self.rank != self.group[0]
+
+    def speaking(self, live: frozenset[int]) -> frozenset[int]:
+        """Those of the living whose models count."""
+        return live & self.speakers if self.groups else live
+
+    def working(self, live: frozenset[int]) -> frozenset[int]:
+        """Those of the living whose gradients count: without its leader a group does nothing."""
+        if not self.groups:
+            return live
+        return frozenset(rank for group in self.groups if group[0] in live for rank in group) & live
+
+    def lost(self, live: frozenset[int]) -> PeerLost:
+        """What is to be said when this worker's leader has died."""
+        others = "the other groups go on" if self.speaking(live) else "no other group is left"
+        members = ", ".join(map(str, self.group))
+        return PeerLost(
+            self.group[0], f"it led the group of workers {members}, which ends with it; {others}"
+        )
+
+
+async def role_of(
+    worker: Worker, replica: Replica, role: Role, options: Mapping[str, Any], grouping: Grouping, *,
+    begin: Begin | None = None, on_orphaned: Callable[[PeerLost], None] | None = None,
+) -> None:  # fmt: skip
+    """What a worker runs: the method itself, for itself or for its group, or a member's part.
+
+    Where the leader of a member dies, `on_orphaned` is told why; without it, that is raised.
+    `begin` begins to collect the gradients of a leader's group.
+    """
+    if not grouping.groups:
+        await role(worker, replica, **options)
+    elif not grouping.follows:
+        leader = GroupLeader(worker, grouping.groups, grouping.number, begin)
+        await role(leader, replica, **options)
+        await leader.dismiss(replica)
+    elif not await follow(worker, replica, grouping.group):
+        lost = grouping.lost(worker.live)
+        if on_orphaned is None:
+            raise lost
+        on_orphaned(lost)
 
 
 async def follow(w: Worker, x: Replica, group: Sequence[int]) -> bool:
-    """Compute at every point the leader sends, until it sends an empty one, or has died.
+    """Compute at every point that the leader sends, until it sends an empty one or has died.
 
-    Whether it was sent home: a group without its leader has nobody to speak for it.
+    Returns whether the leader has dismissed its members: without it, nobody speaks for the group.
     """
     while True:
         try:
@@ -61,8 +135,13 @@ async def follow(w: Worker, x: Replica, group: Sequence[int]) -> bool:
 class GroupLeader:
     """The `Worker` of a whole group: its rank is the group's number."""
 
-    def __init__(self, inner: Worker, groups: Groups, number: int) -> None:
+    def __init__(
+        self, inner: Worker, groups: Groups, number: int, begin: Begin | None = None
+    ) -> None:
+        """`begin` starts the coroutine that resolves the gradient of the group; in virtual time it
+        is one task more."""
         self.rank = number
+        self._begin: Begin = begin or (lambda task, gradient: inner.start(task))
         self.size = len(groups)
         self.rng = inner.rng
         self._inner = inner
@@ -143,7 +222,7 @@ class GroupLeader:
             await sent
             gradient.resolve(await w.all_reduce(mine, over=self._group))
 
-        self._inner.start(collect())
+        self._begin(collect(), gradient)
         return gradient
 
     def dismiss(self, x: Replica) -> Pending[Tensor]:
@@ -212,9 +291,11 @@ class GroupLeader:
         return await self._inner.together(main, *side)
 
 
-def mapped(pending: Pending[Any], function: Callable[[Any], Any]) -> Pending[Any]:
+def mapped(
+    pending: Pending[T], function: Callable[[T], V], label: str | None = None
+) -> Pending[V]:  # fmt: skip
     """The same operation with its result passed through a function."""
-    result: Pending[Any] = Pending(pending.label, pending.peer)
+    result: Pending[V] = Pending(label or pending.label, pending.peer)
     result.on_cancel = pending.cancel
 
     def ended() -> None:

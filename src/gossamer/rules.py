@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_BLOCK = 1 << 16
+"""Elements of which several vectors stay in the nearest caches."""
+
 
 def pair_delta(mine: Tensor, theirs: Tensor) -> Tensor:
     """What both ends of a pair average add: (theirs - mine) / 2, so that the sum is kept."""
@@ -37,10 +40,34 @@ def mean_in_order(values: Sequence[Tensor]) -> Tensor:
     """The mean, added first to last: everyone who adds in this order gets the same bits."""
     if len(values) == 1:
         return values[0]
-    total = values[0].clone()
-    for value in values[1:]:
-        total.add_(value)
-    return total.div_(len(values))
+    mean = torch.empty_like(values[0])
+    mean_into(mean, values, len(values))
+    return mean
+
+
+def mean_into(target: Tensor, values: Sequence[Tensor], divisor: float) -> None:
+    """The sum of the values, added first to last, divided by `divisor`, into memory that is there.
+
+    Block by block, so that a sum is still in the cache when it is added to and divided. Of a block
+    every number is written once, at the end: `target` may be one of the values.
+    """
+    passes = len(values) - (divisor == 1)
+    is_blocked = passes > 1 and target.numel() > _BLOCK and target.device.type == "cpu"
+    if is_blocked and all(one.is_contiguous() for one in (target, *values)):
+        flat = [value.view(-1) for value in values]
+        for start in range(0, target.numel(), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            mean_into(target.view(-1)[block], [value[block] for value in flat], divisor)
+        return
+    total = values[0]
+    for number, value in enumerate(values[1:-1]):
+        total = total.add_(value) if number else total + value
+    if len(values) > 1:
+        total = torch.add(total, values[-1], out=target) if divisor == 1 else total + values[-1]
+    if divisor != 1:
+        torch.div(total, divisor, out=target)
+    elif total is not target:
+        target.copy_(total)
 
 
 def join_buckets(buckets: Sequence[Tensor]) -> Tensor:

@@ -36,6 +36,7 @@ class Timeline:
         self._messages_left = most_messages
         self._arrows = 0
         self._first = True
+        self._failure: OSError | None = None
         self._workers = workers
         self._lanes: dict[int, list[int]] = {}
         """When the last message of each thread of an end was over."""
@@ -141,7 +142,12 @@ class Timeline:
         self._write(event if told is None else {**event, "args": told})
 
     def _write(self, event: dict[str, object]) -> None:
-        self._file.write(("" if self._first else ",\n") + json.dumps(event))
+        if self._failure is not None:
+            return
+        try:
+            self._file.write(("" if self._first else ",\n") + json.dumps(event))
+        except OSError as error:
+            self._failure = error  # The disk is full: the run goes on, and `close` tells it.
         self._first = False
 
     def close(self) -> None:
@@ -150,3 +156,5 @@ class Timeline:
                 self._file.write("\n]\n")
             finally:
                 self._file.close()
+            if self._failure is not None:
+                raise self._failure

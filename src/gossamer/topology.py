@@ -24,7 +24,7 @@ TOPOLOGIES: dict[str, str] = {
     "complete": "everyone with everyone: the exact average in every round",
     "ring": "the two neighbours on a circle",
     "star": "everyone with the first worker only",
-    "torus": "four neighbours on the most nearly square grid, with wrap-around",
+    "torus": "four neighbours on the most nearly square grid, with wrap-around (no prime above 3)",
     "grid": "up to four neighbours on the same grid, without wrap-around",
     "random_regular": "`degree` random neighbours (default 4; all others when there are fewer)",
     "exponential": "sends 1, 2, 4, 8, ... ahead, all in every round (directed)",
@@ -227,9 +227,13 @@ def _parse(spec: str) -> tuple[str, _Options]:
 
 
 def _check(name: str, options: dict[str, str], n: int) -> None:
-    evens = f"needs an even number of workers, got {n}; use {n - 1} or {n + 1}"
+    others = f"got {n}; use {n - 1} or {n + 1}"
+    evens = f"needs an even number of workers, {others}"
     if name in _NEED_EVEN and n % 2 and n > 1:
         raise ConfigurationError(f"{name} {evens}, or topology=star")
+    is_prime = n > 3 and all(n % rows for rows in range(2, math.isqrt(n) + 1))
+    if name in ("torus", "grid") and is_prime:
+        raise ConfigurationError(f"{name} needs full rows of workers, {others}, or topology=ring")
     if name == "random_regular":
         given = options["degree"]
         if not (given.isdecimal() and int(given) > 1):

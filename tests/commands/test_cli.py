@@ -132,9 +132,13 @@ def test_questions_about_time_need_no_gradients() -> None:
 
 
 def test_when_all_workers_die_a_sentence_says_so() -> None:
-    """Not a crash: what was done until then is shown."""
+    """Not a crash: what was done until then is shown; but the run did not finish."""
     kills = [part for rank in range(3) for part in ("--kill", f"{rank}@0.05s")]
-    said = simulated("--workers", "3", "--epochs", "1", *kills)
+    said = gossamer(
+        "simulate", "--runs", "none", "--json", "--workers", "3", "--epochs", "1", *kills
+    )
+    assert said.status == 1
+    assert said.err.splitlines()[-1] == "the run ended: all workers died"
     assert said.json["ended"] == "all workers died"
     assert said.json["living"] == 0
     assert re.search(r"all workers died: \d+ of 1437 samples were processed", said.err)

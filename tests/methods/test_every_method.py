@@ -50,7 +50,7 @@ STOPPED_BY_ONE = {
 
 VARIANTS = {
     "all_reduce": ("all_reduce:overlap=false", "all_reduce:stale=1"),
-    "d_psgd": ("d_psgd:topology=torus,adapt=before", "d_psgd:topology=star,overlap=false"),
+    "d_psgd": ("d_psgd:topology=complete,adapt=before", "d_psgd:topology=star,overlap=false"),
     "ad_psgd": ("ad_psgd:topology=complete", "ad_psgd:topology=ring"),
     "push_sum": ("push_sum:topology=exponential", "push_sum:overlap=2"),
     "easgd": ("easgd:period=2", "easgd:synchronous=true"),

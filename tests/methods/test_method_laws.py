@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor
@@ -231,6 +231,7 @@ def test_d_psgd_is_the_dense_recursion(
     topology: str, workers: int, seed: int, adapt: str, overlap: bool
 ) -> None:
     """X <- W X - eta G(X), or W (X - eta G(X)) where one adapts before mixing, for any graph."""
+    assume(topology not in ("torus", "grid") or workers not in (5, 7))  # which fill no two rows
     options = f"topology={topology},adapt={adapt},overlap={str(overlap).lower()}"
     simulation = build(
         bowl(), f"d_psgd:{options}", cluster_of(workers, jitter=0.5), steps=5, seed=seed,
@@ -305,14 +306,14 @@ def test_no_average_begins_after_the_last_gradient(method: str) -> None:
     world = simulation.world
     _, _, delivered = watch_end(simulation)
     begun: list[int] = []
-    usual = world.watch
+    usual = world.members.watch
 
     def watch(pending: Pending[Any], owner: int) -> None:
         if pending.label == "average":
             begun.append(world.kernel.now)
         usual(pending, owner)
 
-    world.watch = watch
+    world.members.watch = watch
     simulation.run()
     assert 0 < max(begun) <= max(delivered)
 

@@ -216,7 +216,8 @@ def test_defaults_are_not_printed():
         ("sdg", "unknown optimiser 'sdg'; did you mean 'sgd'?"),
         ("sgd:momentun=0.9", "unknown sgd option 'momentun'; did you mean 'momentum'?"),
         ("sgd:momentum=big", "sgd: momentum must be a number, got 'big'"),
-        ("sgd:momentum=-1", "sgd: momentum must be at least 0, got -1.0"),
+        ("sgd:momentum=2", "sgd: momentum must be at least 0 and below 1, got 2.0"),
+        ("sgd:momentum=-1", "sgd: momentum must be at least 0 and below 1, got -1.0"),
         (
             "sgd:nesterov",
             "sgd: nesterov needs momentum above 0 and dampening 0, got momentum=0.0, "

@@ -18,8 +18,11 @@ POINTS = 50
 class MadeUp:
     """`learning`: accuracy is 1 - 1 / (1 + learning x epochs); `pace`: epochs a second."""
 
-    def __init__(self, methods: Mapping[str, tuple[float, float]], fails: str = "") -> None:
+    def __init__(
+        self, methods: Mapping[str, tuple[float, float]], fails: str = "", best: float = 0.1
+    ) -> None:  # fmt: skip
         self.methods = methods
+        self.best = best
         self.fails = fails
         self.runs: list[tuple[str, float, int, int, str | None]] = []
         """Method, rate, seed, workers and name of each run."""
@@ -31,8 +34,8 @@ class MadeUp:
         if label == self.fails:
             raise Stalled("nobody can go on")
         learning, pace = self.methods[label]
-        # A rate other than 0.1 is the worse one, and every seed a little different.
-        learning *= (1.0 if rate == 0.1 else 0.5) * (1 + 0.02 * (settings.seed % 5))
+        # A rate other than the best is a worse one, and every seed a little different.
+        learning *= (1.0 if rate == self.best else 0.5) * (1 + 0.02 * (settings.seed % 5))
         history: list[dict[str, Any]] = []
         for at in range(POINTS + 1):
             epochs = (settings.epochs or 1.0) * at / POINTS

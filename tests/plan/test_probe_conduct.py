@@ -40,7 +40,6 @@ class ThreadTransport:
     """The part of a transport that a probe uses, between threads."""
 
     name = "threads"
-    averages_at_once = False
 
     def __init__(self, board: Switchboard, rank: int) -> None:
         self.rank, self.size = rank, len(board.queues)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,11 +29,13 @@ METHODS = {
 PLAN = SearchPlan(10, (Rung(1 / 3, 6), Rung(1.0, 4)), 5, 2, 3, 3, 2, 1.0)
 
 
-def search_of(run: Any, target: float = 0.9, steps: list[SearchStep] | None = None) -> Search:
+def search_of(
+    run: Any, target: float = 0.9, steps: list[SearchStep] | None = None, plan: SearchPlan = PLAN
+) -> Search:
     base = make_settings(digits(), "all_reduce", cluster_of(8), seed=7)
     found = [Candidate(method, rate) for method in METHODS for rate in (0.1, 0.3)]
     seen: list[SearchStep] = [] if steps is None else steps
-    return Search(base, found, PLAN, target, run, seen.append)
+    return Search(base, found, plan, target, run, seen.append)
 
 
 def ran(run: Any, target: float = 0.9) -> SearchFindings:
@@ -203,6 +206,24 @@ def test_another_answer_above_a_number_of_workers_is_told() -> None:
 def test_the_edge_of_the_grid_is_told() -> None:
     """0.1 is the smaller of the two rates, so the best may lie below it."""
     assert "try --lr 0.033,0.1,0.3" in ran(MadeUp(METHODS)).edge()
+
+
+@pytest.mark.parametrize("best", [0.1, 0.033])
+def test_the_grid_grows_by_one_rate_where_the_best_is_at_its_edge(best: float) -> None:
+    """Each finalist at the outermost rate runs once at the next one, on the seed of the search;
+    the better of the two goes to the final. What is still at the edge then is told."""
+    made = MadeUp(METHODS, best=best)
+    search = search_of(made, plan=dataclasses.replace(PLAN, widenings=9))
+    search.run([])
+    findings = SearchFindings(search, {})
+    beyond = [(method, seed) for method, rate, seed, _, name in made.runs
+              if rate == 0.033 and name is None]  # fmt: skip
+    assert len(beyond) == len(search.finalists) == len(search.widened) > 2
+    assert {seed for _, seed in beyond} == {7}
+    assert {one.learning_rate for one in search.finalists} == {best}
+    assert ("0.033 is the smallest" in findings.edge()) == (best == 0.033)
+    assert "Also tried" in findings.widened()
+    assert len(findings.as_dict()["widened"]) == len(beyond)
 
 
 def test_the_tables_of_the_page_are_rectangles() -> None:

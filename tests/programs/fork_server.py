@@ -37,6 +37,8 @@ from typing import Any
 
 _SET_DEATH_SIGNAL = 1
 _MOST_FILES = 250
+_VARIABLES = {**os.environ, "OMP_NUM_THREADS": "1"}
+"""Before a test changes its own."""
 _IMPORTED = (
     "torch", "torch._dynamo", "torch.distributed", "matplotlib.figure", "pytest", "gossamer",
     "gossamer.commands.cli",
@@ -68,7 +70,7 @@ class _Server:
                 cls.process = subprocess.Popen(
                     [sys.executable, __file__, str(listener.fileno()), cls.address],
                     stdin=subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True,
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    env=_VARIABLES,
                 )  # fmt: skip
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(cls.address)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.pending import Pending
-from gossamer.real.transports.conformance.tools import FrameRecorder
+from gossamer.real.transports.conformance.tools import FrameRecorder, mean_of
 from gossamer.real.transports.shm import ShmTransport, create_segments
 from gossamer.real.transports.shm import transport as shm_transport
 from gossamer.real.transports.transport import StopToken, Window
@@ -58,7 +58,7 @@ class Together:
         self.transports = [ShmTransport(rank, size, files[rank], store) for rank in range(size)]
         windows = {rank: Window(WIDTH, torch.float32, rank) for rank in range(size)}
         mine = threading.local()
-        patch.setattr(shm_transport, "gpu_for", lambda device: gpus[mine.rank])
+        patch.setattr(shm_transport, "_gpu_for", lambda device: gpus[mine.rank])
 
         def open_it(rank: int) -> None:
             mine.rank = rank
@@ -69,14 +69,14 @@ class Together:
 
     def start(self, values: list[Tensor]) -> list[Pending[Tensor]]:
         everybody = range(len(values))
-        return [self.transports[rank].all_reduce(values[rank], everybody) for rank in everybody]
+        return [mean_of(self.transports[rank], values[rank], everybody) for rank in everybody]
 
     def reduce(self, values: list[Tensor]) -> list[Tensor]:
         return [settled(pending) for pending in self.start(values)]
 
     def places(self) -> list[int]:
         """Where the values posted last lie."""
-        return [t._reducing._posted[-1].offset for t in self.transports]
+        return [t._all_reduce._posted[-1].place for t in self.transports]
 
     def close(self) -> None:
         for transport in self.transports:

@@ -18,8 +18,7 @@ import gossamer
 from gossamer.errors import ProtocolError
 from gossamer.methods import METHODS
 from gossamer.pending import gather
-from gossamer.real.join import buckets
-from gossamer.real.join import initial_model as beginning
+from gossamer.real.join import gradient, initial_model
 from gossamer.replica import Replica
 from gossamer.rules import join_buckets
 from gossamer.worker import Worker
@@ -56,7 +55,7 @@ def loop(
     scaler: torch.amp.GradScaler | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train, and tell with how many parts on their way each step was entered."""
-    buckets._BYTES = 60  # the bytes of a layer, about
+    gradient._BYTES = 60  # the bytes of a layer, about
     model = Forked()
     optimizer = make(model.parameters(), lr=0.1)
     sent: list[int] = []
@@ -69,8 +68,8 @@ def loop(
             else:
                 backward(worker, step)
             between(worker, step)
-            parts = worker.coupling.buckets
-            sent.append(parts._sent if parts._waiting else 0)
+            gradients = worker.coupling.gradients
+            sent.append(gradients._sent if gradients._promised else 0)
             worker.step(scaler)
             if scaler is not None:
                 scaler.update()
@@ -208,13 +207,13 @@ def case_of_memory(rank: int) -> dict[str, Any]:
 def case_of_one_who_cannot(rank: int) -> dict[str, Any]:
     """Then nobody sends parts: all must do alike."""
     if rank == 1:
-        beginning.can_send_parts = lambda binding, transport: False
+        initial_model.can_send_buckets = lambda binding, transport: False
     return loop(rank)
 
 
 def case_of_going_on_stale(rank: int) -> dict[str, Any]:
     """With a mean on its way that is applied before that of the first gradient is awaited."""
-    buckets._BYTES = 60
+    gradient._BYTES = 60
     model = Forked()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -259,7 +258,7 @@ def case_of_unscaling(rank: int) -> dict[str, Any]:
 
 def case_of_an_end_after_backward(rank: int) -> dict[str, Any]:
     """The loop is left with parts on their way that no step follows."""
-    buckets._BYTES = 60
+    gradient._BYTES = 60
     model = Forked()
     with gossamer.join(model, torch.optim.SGD(model.parameters(), lr=0.1)) as worker:
         for step in range(STEPS):

@@ -103,6 +103,7 @@ def main(more: Mapping[str, Any]) -> None:
     """The program, with the cases of another one beside those that are known here."""
     CASES.update(more)
     torch.set_num_threads(1)
+    os.environ.setdefault("GOSSAMER_SECRET", "0123456789abcdef" * 4)  # by hand there is none
     import_the_rest()
     with tempfile.TemporaryDirectory() as place:
         os.environ["JOIN_FOLDER"] = place

@@ -70,7 +70,7 @@ def case_of_asking_a_leaver(rank: int) -> dict[str, object]:
         train(worker, FEW)
 
         def ask() -> None:
-            while rank not in worker.coupling.hub.left:
+            while rank not in worker.coupling.hub.members.left:
                 time.sleep(0.005)
             os.kill(os.getpid(), signal.SIGUSR1)
 

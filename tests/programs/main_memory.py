@@ -6,18 +6,12 @@ Nothing is ever done late here, so a mark is always reached once it is recorded;
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
-import time
-from mmap import mmap
 from pathlib import Path
 
 import torch
 from torch import Tensor
-
-from gossamer.real.transports.shm.one_pass import Mean
-from gossamer.rules import mean_in_order
 
 
 class Finishes:
@@ -89,62 +83,3 @@ class MainMemory:
 
     def open_mark(self, handle: str) -> FileMark:
         return FileMark(handle)
-
-    def signals(self, memory: mmap, start: int, length: int) -> MainSignals | None:
-        return None
-
-
-class MainSignals:
-    """The signals of a GPU that does at once what it is asked for; a wait is the caller's."""
-
-    def __init__(self) -> None:
-        self.stream = 1
-        self.is_silent = False
-        """Whether its GPU never comes to setting a word."""
-        self.has_mean = True
-        self.words = memoryview(bytearray()).cast("Q")
-
-    def present(self) -> int:
-        return self.stream
-
-    def set(self, word: int, value: int) -> None:
-        if not self.is_silent:
-            self.words[word] = value
-
-    def wait(self, word: int, value: int) -> None:
-        until = time.monotonic() + 20.0
-        while self.words[word] < value:
-            assert time.monotonic() < until
-            time.sleep(1e-3)
-
-    def address(self, word: int) -> int:
-        return ctypes.addressof(ctypes.c_char.from_buffer(self.words)) + 8 * word
-
-    def copy(self, words: int, target: Tensor) -> None:
-        target.copy_(torch.tensor(self.words[words : words + len(target)].tolist()))
-
-    def mean(self) -> Mean | None:
-        return _mean if self.has_mean else None
-
-
-def _mean(table: Tensor, left: int, number: int, result: Tensor) -> None:
-    length = 4 * result.numel()
-    left_at = (ctypes.c_uint64 * (1 + int(table[:, 1].max()))).from_address(left)
-    values = [
-        torch.frombuffer((ctypes.c_char * length).from_address(address), dtype=torch.float32)
-        for address, whose in table.tolist()
-        if not 0 < left_at[whose] <= number
-    ]
-    result.copy_(mean_in_order(values))
-
-
-class Signalling(MainMemory):
-    """A GPU whose streams can wait for each other."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.own = MainSignals()
-
-    def signals(self, memory: mmap, start: int, length: int) -> MainSignals:
-        self.own.words = memoryview(memory)[start : start + length].cast("Q")
-        return self.own

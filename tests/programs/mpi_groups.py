@@ -1,4 +1,4 @@
-"""One process of a group on MPI: `mpi_groups.py MAPPED REDUCTION scenario_a scenario_b ...`.
+"""One process of a group on MPI: `mpi_groups.py MAPPED scenario_a scenario_b ...`.
 
 Beside the scenarios of every transport it knows those of MPI alone. Started by `test_mpi.py`,
 which never imports this: importing it starts MPI.
@@ -7,6 +7,7 @@ which never imports this: importing it starts MPI.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 import pytest
@@ -18,33 +19,16 @@ from gossamer.real.transports.conformance.tools import (
     WIDTH,
     FrameRecorder,
     Tools,
+    mean_of,
     run_laws,
     scenario,
 )
 from gossamer.real.transports.mpi import MpiTransport
 from gossamer.real.transports.mpi.meeting import address_towards
-from gossamer.real.transports.mpi.pool import Pool
 from gossamer.real.transports.mpi.windows import places_of
 from gossamer.real.transports.transport import StopToken, Transport, Window
 
 MAPPED = {"mapped": True, "distant": False}
-
-
-@scenario()
-def scenario_memory_is_used_again_once_nobody_refers_to_it(
-    transport: Transport, rank: int, size: int, tools: Tools
-) -> None:
-    """A view of any kind keeps its memory from being handed out; letting go frees it."""
-    pool = Pool()
-    first = pool.tensor((30_000,), torch.float32)
-    address = first.data_ptr()
-    kept = first[5:7].view(torch.int32).numpy().data
-    del first
-    second = pool.tensor((30_000,), torch.float32)
-    assert second.data_ptr() != address
-    del kept
-    assert pool.tensor((29_000,), torch.float32).data_ptr() == address
-    assert pool.take(1 << 20).size == 1 << 20
 
 
 @scenario()
@@ -56,7 +40,7 @@ def scenario_results_leave_no_circles_behind(
     gc.disable()
     addresses: set[int] = set()
     for _ in range(30):
-        addresses.add(tools.wait(transport.all_reduce(torch.ones(50_000), range(size))).data_ptr())
+        addresses.add(tools.wait(mean_of(transport, torch.ones(50_000), range(size))).data_ptr())
     gc.enable()
     assert len(addresses) < 12
 
@@ -89,9 +73,7 @@ def scenario_half_precision_and_empty_windows(
     for end in (0, 1):
         for _ in range(5):
             tools.wait(other.accumulate(end, torch.ones(60), 40))
-    mean = tools.wait(
-        other.all_reduce(torch.full((9000, 2), rank, dtype=torch.bfloat16), (0, 1, 2))
-    )
+    mean = tools.wait(mean_of(other, torch.full((9000, 2), rank, dtype=torch.bfloat16), (0, 1, 2)))
     assert mean.shape == (9000, 2)
     assert torch.equal(mean, torch.ones(9000, 2, dtype=torch.bfloat16))
     tools.barrier("added")
@@ -113,12 +95,16 @@ def scenario_places_and_addresses(transport: Transport, rank: int, size: int, to
 
 
 @scenario()
-def scenario_an_unknown_reduction_is_refused(
+def scenario_there_is_no_choice_of_reductions(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """With the nearest name that exists."""
-    with pytest.raises(ConfigurationError, match="did you mean 'fixed'"):
-        MpiTransport(reduction="fixd")
+    """What is asked for is refused with a sentence, and not overlooked."""
+    os.environ["GOSSAMER_REDUCTION"] = "engine"
+    try:
+        with pytest.raises(ConfigurationError, match="always adds in order of rank"):
+            MpiTransport.from_environment()
+    finally:
+        del os.environ["GOSSAMER_REDUCTION"]
 
 
 @scenario()
@@ -127,12 +113,12 @@ def scenario_who_has_left_the_sums_is_not_waited_for(
 ) -> None:
     """Where memory is shared the others go on; between hosts they end with a sentence. What was
     begun before is whole. Nothing can be reduced behind this."""
-    before = transport.all_reduce(torch.full((9000,), float(rank)), range(size))
+    before = mean_of(transport, torch.full((9000,), float(rank)), range(size))
     if rank == 1:
         transport.leave_sums()
     assert tools.wait(before).tolist() == [1.0] * 9000
     if rank != 1:
-        after = transport.all_reduce(torch.full((9000,), float(rank + 1)), range(size))
+        after = mean_of(transport, torch.full((9000,), float(rank + 1)), range(size))
         if transport.is_mapped:
             assert tools.wait(after).tolist() == [2.0] * 9000
         else:
@@ -148,8 +134,8 @@ def scenario_a_process_fails_while_the_others_wait(
     """Nobody is left waiting for it: the job ends."""
     if rank == 1:
         raise RuntimeError("a bug in somebody's program")
-    tools.wait(transport.all_reduce(torch.ones(5), range(size)))
+    tools.wait(mean_of(transport, torch.ones(5), range(size)))
 
 
 if __name__ == "__main__":
-    run_laws(MpiTransport(reduction=sys.argv[2], mapped=MAPPED[sys.argv[1]]), sys.argv[3:])
+    run_laws(MpiTransport(mapped=MAPPED[sys.argv[1]]), sys.argv[2:])

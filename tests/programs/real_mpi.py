@@ -80,13 +80,11 @@ def under_torchrun(size: int, *arguments: str) -> list[str]:
     return [*runner, "--standalone", *arguments]
 
 
-def train_under_mpirun(
-    size: int, method: str, folder: Any, reduction: str = "fixed", **choices: Any
-) -> dict[str, Any]:
+def train_under_mpirun(size: int, method: str, folder: Any, **choices: Any) -> dict[str, Any]:
     """The program of a worker, started by mpirun; the summary of what the workers wrote."""
     settings = make_settings("digits-mlp", method, Cluster(workers=size), **choices)
     job = job_of(settings, "digits-mlp", None, folder)
-    variables = {"GOSSAMER_JOB": job.to_json(), "GOSSAMER_REDUCTION": reduction}
+    variables = {"GOSSAMER_JOB": job.to_json()}
     command = under_mpirun(size, "-m", "gossamer.real.train.program")
     status, out, err = finish(start(command, variables))
     assert status == 0, (out, err)

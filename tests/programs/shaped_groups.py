@@ -24,6 +24,7 @@ from gossamer.real.transports.conformance.tools import (
     SERVER_WIDTH,
     WIDTH,
     Tools,
+    mean_of,
     scenario,
     values_of,
 )
@@ -131,7 +132,7 @@ def scenario_a_sum_takes_the_time_of_a_ring(
     """Of the slowest card among its members; the next one begins when it is done."""
     count = 60_000
     began = time.monotonic()
-    started = [transport.all_reduce(values_of(rank, count, op), range(size)) for op in range(2)]
+    started = [mean_of(transport, values_of(rank, count, op), range(size)) for op in range(2)]
     ring_s = 4 * (LATENCY_S + count * 4 / size / BYTES_S)
     for number, pending in enumerate(started):
         mean = tools.wait(pending)
@@ -149,7 +150,7 @@ def scenario_stopping_ends_all_waiting(
     started = [
         transport.read(peer),
         transport.accumulate(peer, torch.ones(WIDTH)),
-        transport.all_reduce(torch.ones(10), range(size)),
+        mean_of(transport, torch.ones(10), range(size)),
     ]
     tools.barrier("begun")
     began = time.monotonic()

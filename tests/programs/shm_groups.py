@@ -2,9 +2,9 @@
 
 A program of its own, so that torch is imported once and every process is a fork of it:
 
-    python tests/programs/shm_groups.py '[[3, ["scenario_a", "scenario_b"]]]' 1 cpu
+    python tests/programs/shm_groups.py '[[3, ["scenario_a", "scenario_b"]]]' cpu
 
-The 1 is on how many processors it believes to be; with "gpu" main memory stands in for that of a
+With "gpu" main memory stands in for that of a
 GPU which all processes share. The answer is one object per group: how each
 process ended, and what it wrote.
 """
@@ -21,7 +21,6 @@ import torch
 from gossamer.real.transports.conformance.group import run_group
 from gossamer.real.transports.shm import (
     ShmTransport,
-    operation,
     transport,
 )
 from main_memory import MainMemory
@@ -36,9 +35,8 @@ def run(size: int, names: list[str], folder: Path) -> dict[str, object]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    operation.PROCESSORS = int(sys.argv[2])
     with tempfile.TemporaryDirectory() as place:
-        if sys.argv[3] == "gpu":
-            transport.gpu_for = lambda device: MainMemory(Path(place))
+        if sys.argv[2] == "gpu":
+            transport._gpu_for = lambda device: MainMemory(Path(place))
         answers = [run(size, names, Path(place)) for size, names in json.loads(sys.argv[1])]
     print(json.dumps(answers))

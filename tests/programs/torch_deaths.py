@@ -12,7 +12,7 @@ from gossamer.real.transports.conformance.death_laws import (
     check_mean,
     survivors_reduce,
 )
-from gossamer.real.transports.conformance.tools import Tools, scenario, values_of
+from gossamer.real.transports.conformance.tools import Tools, mean_of, scenario, values_of
 from gossamer.real.transports.torch import TorchTransport
 from gossamer.real.transports.torch.reduction import CONTRIBUTION, MEAN
 from gossamer.real.transports.torch.wire import PIECE
@@ -32,7 +32,7 @@ def scenario_a_death_in_the_middle_of_a_large_sum(
         sends_one_piece(transport)
     elif rank == 2:
         tells_of_the_first_piece(transport, tools)
-    pending = transport.all_reduce(values_of(rank, LONG), range(size))
+    pending = mean_of(transport, values_of(rank, LONG), range(size))
     if rank == VICTIM:
         tools.wait_for_arrivals("begun", 1)
         tools.die()
@@ -75,7 +75,7 @@ def scenario_a_death_at_any_moment_of_large_sums(
 ) -> None:
     """Some of their pieces have landed; all survivors get the same bits all the same."""
     for number in range(6):
-        pending = transport.all_reduce(values_of(rank, LONG, number), range(size))
+        pending = mean_of(transport, values_of(rank, LONG, number), range(size))
         if rank == VICTIM and number == 3:
             tools.die()
         mean = tools.wait(pending)
@@ -90,7 +90,7 @@ def scenario_a_process_that_ends_without_closing_is_dead(
     transport: TorchTransport, rank: int, size: int, tools: Tools
 ) -> None:
     """Its code failed: the interpreter ends in good order, and yet nobody is to wait for it."""
-    pending = transport.all_reduce(values_of(rank, 50_000), range(size))
+    pending = mean_of(transport, values_of(rank, 50_000), range(size))
     tools.wait(pending)
     if rank == VICTIM:
         raise SystemExit(EXIT_CODE)

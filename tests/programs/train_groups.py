@@ -92,7 +92,7 @@ def run_groups(groups: Sequence[Group], limit_s: float = 110.0) -> list[Ran]:
 
 def die_at(number: int, behind: str) -> None:
     """Whichever way batches are dealt, the worker dies when it asks for this one."""
-    for dealer in (pace.Rounds, pace.Leases):
+    for dealer in (pace.RoundBatches, pace.LeasedBatches):
         given = dealer.next_batch
 
         def next_batch(self: Any, asked: list[int] = [0], given: Any = given) -> Any:  # noqa: B006
@@ -112,7 +112,7 @@ def stop_at(group: Group, rank: int, place: Path) -> None:
     assert group.stops is not None
     sleeper, number, steps = group.stops
     stopped, others = place / "stopped", group.workers - 1
-    asked, given = [0], pace.Leases.next_batch
+    asked, given = [0], pace.LeasedBatches.next_batch
 
     def next_batch(self: Any) -> Any:
         asked[0] += rank == sleeper or stopped.exists()
@@ -126,11 +126,11 @@ def stop_at(group: Group, rank: int, place: Path) -> None:
                 os.kill(int(stopped.read_text()), signal.SIGCONT)
         return given(self)
 
-    pace.Leases.next_batch = next_batch
+    pace.LeasedBatches.next_batch = next_batch
 
 
 def sleep_at_batches(seconds: float) -> None:
-    for dealer in (pace.Rounds, pace.Leases):
+    for dealer in (pace.RoundBatches, pace.LeasedBatches):
         given = dealer.next_batch
 
         def next_batch(self: Any, given: Any = given) -> Any:

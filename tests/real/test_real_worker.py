@@ -15,8 +15,8 @@ from gossamer.errors import Late, PeerLost
 from gossamer.pending import Pending, gather
 from gossamer.real.books import Books
 from gossamer.real.driver import Driver
-from gossamer.real.router import Hub, Plan
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.router import Addresses, Router
+from gossamer.real.transports.local import LocalTransport
 from gossamer.real.transports.transport import StopToken
 from gossamer.real.worker import RealWorker
 from gossamer.worker import Gradient, Message
@@ -25,7 +25,7 @@ LONG_S = 30.0
 SHORT_S = 0.02
 
 
-class Silent(LoneTransport):
+class Silent(LocalTransport):
     """Of worker 0 of two; what it sends goes nowhere."""
 
     size = 2
@@ -46,10 +46,10 @@ class SlowToAdd(Silent):
         return self.adds[-1]
 
 
-def worker_over(transport: LoneTransport, driver: Driver | None = None) -> RealWorker:
+def worker_over(transport: LocalTransport, driver: Driver | None = None) -> RealWorker:
     """Two servers: that of 0 in this process, that of 1 in the other."""
     slices = (slice(0, 5), slice(5, 10)) if transport.size == 2 else ()
-    hub = Hub(transport, Plan(transport.size, slices), driver or Driver(StopToken()))
+    hub = Router(transport, Addresses(transport.size, slices), driver or Driver(StopToken()))
     return RealWorker(hub, 0, seed=0, pace=cast(Any, None), books=Books())
 
 
@@ -195,7 +195,7 @@ def test_what_its_awaiter_has_to_finish_may_end_in_time() -> None:
         unsettled = [sum_of(3.0), sum_of(4.0)]
         assert await worker.within(LONG_S, gather(unsettled)) == [3.0, 4.0]
 
-    worker = worker_over(LoneTransport())
+    worker = worker_over(LocalTransport())
     drive(worker, bounded(worker))
 
 
@@ -221,7 +221,7 @@ def test_within_is_late_for_what_lasts_longer() -> None:
         with pytest.raises(OSError, match="no such window"):
             await worker.within(LONG_S, broken)
 
-    worker = worker_over(LoneTransport())
+    worker = worker_over(LocalTransport())
     drive(worker, bounded(worker))
 
 
@@ -234,7 +234,7 @@ def test_a_message_that_comes_too_late_goes_to_the_next_receive() -> None:
         worker.send(0, 7, tag="x")
         return (await worker.receive("x")).payload
 
-    worker = worker_over(LoneTransport())
+    worker = worker_over(LocalTransport())
     assert drive(worker, bounded(worker)) == 7
 
 
@@ -257,6 +257,6 @@ def test_a_gradient_is_computed_by_its_awaiter_whatever_its_limit() -> None:
             await worker.within(0.0, gradient())
 
     computed_by: list[threading.Thread] = []
-    worker = worker_over(LoneTransport())
+    worker = worker_over(LocalTransport())
     drive(worker, bounded(worker))
     assert computed_by == [threading.current_thread()] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -335,11 +336,18 @@ def test_a_run_that_fails_keeps_what_it_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-@pytest.mark.parametrize("name", [".config.json", "metrics.jsonl", "trace.json", ".summary.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".config.json", "metrics.jsonl", "trace.json", ".strip.json", ".model.safetensors",
+        ".summary.json", ".report.png",
+    ],
+)  # fmt: skip
 def test_a_full_disk_is_one_sentence(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever file hits it first; status 2, no traceback, no file half-written."""
+    """Whichever file hits it first; status 2, no traceback, no file half-written. What was
+    computed is told before: only a disk that is full from the start costs no run."""
 
     def create(parent: Path, stem: str) -> RunFolder:
         folder = parent / stem
@@ -348,15 +356,40 @@ def test_a_full_disk_is_one_sentence(
         return RunFolder(folder)
 
     monkeypatch.setattr(RunFolder, "create", staticmethod(create))
-    said, folder = kept(tmp_path, "simulate", *SHORT)
+    said, folder = kept(tmp_path, "simulate", *SHORT, "--json")
     assert said.status == 2
+    if name != ".config.json":
+        assert said.json["ended"] == "finished"
+        assert f"digest                 {said.json['digest']}" in said.err
     advice = "; make room, or choose other --runs"
     assert said.err.splitlines()[-1].endswith(f"No space left on device{advice}")
     assert "Traceback" not in said.err
     for path in folder.glob("*.json"):
         if path.name != name:
             read(path)
-    assert not [path for path in folder.glob(".*.json") if not path.is_symlink()]
+    assert not [path for path in folder.glob(".*") if not path.is_symlink()]
+
+
+def test_a_disk_that_fills_between_two_runs_does_not_cost_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is printed; then it is told which folder could not be made."""
+    make = Path.mkdir
+
+    def fail(path: Path, *arguments: Any, **named: Any) -> None:
+        if "seed1" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        make(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    said, folder = kept(
+        tmp_path, "compare", "--methods", "ad_psgd", "--lr", "0.1,0.2", "--epochs", "0.2",
+        "--seeds", "2", "--json",
+    )  # fmt: skip
+    assert said.status == 2
+    assert len(said.json["ranking"]) == 1
+    assert re.search(r"seed1 cannot be made \(No space left on device\)", said.err.splitlines()[-1])
+    assert read(folder / "summary.json")["ranking"]
 
 
 # ---------------------------------------------------------------------- parts

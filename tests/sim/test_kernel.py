@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +13,8 @@ from gossamer.errors import PeerLost, ProtocolError, RunFailed, Stalled
 from gossamer.pending import Pending, gather
 from gossamer.replica import Replica
 from gossamer.sim.kernel import SECOND, Kernel
-from gossamer.sim.mailbox import Mailbox
 from gossamer.trace import Digest
-from gossamer.worker import Message, Worker
+from gossamer.worker import Worker
 from support import bowl, build, cluster_of, only_here
 
 SEEDS = st.integers(0, 2**32)
@@ -255,60 +253,6 @@ def test_a_cancelled_operation_cannot_be_awaited() -> None:
     pending.cancel()
     with pytest.raises(ProtocolError, match="cancelled and then awaited"):
         pending.result()
-
-
-class Post:
-    """A mailbox beside a model of it: lists of what waits."""
-
-    def __init__(self) -> None:
-        self.mailbox = Mailbox()
-        self.receives: list[tuple[Pending[Message], int | None]] = []
-        self.sent = 0
-
-    def do(self, action: tuple[str, int]) -> None:
-        kind, number = action
-        if kind == "deliver":
-            self.mailbox.deliver("tag", Message(number, self.sent))
-            self.sent += 1
-        elif kind == "cancel" and self.receives:
-            self.receives[number % len(self.receives)][0].cancel()
-        elif kind == "receive":
-            source = None if number == 2 else number
-            pending: Pending[Message] = Pending("receive", source)
-            self.mailbox.receive("tag", source, pending)
-            self.receives.append((pending, source))
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["deliver", "receive", "cancel"]), st.integers(0, 2)), max_size=40
-    )
-)
-def test_no_message_is_lost_or_doubled(actions: list[tuple[str, int]]) -> None:
-    """Each message is in one receive that asked for it or still there; a cancelled receive puts
-    nothing away; messages of one sender are received in the order of their sending."""
-    post = Post()
-    for action in actions:
-        post.do(action)
-    got: list[tuple[int, Any]] = []
-    for pending, source in post.receives:
-        if pending.done:
-            try:
-                message = pending.result()
-            except ProtocolError:
-                continue
-            assert source is None or source == message.source
-            got.append((message.source, message.payload))
-    left = [(message.source, message.payload) for message in post.mailbox.collect("tag")]
-    assert sorted(number for _, number in got + left) == list(range(post.sent))
-    for sender in range(3):
-        received = [number for source, number in got if source == sender]
-        remaining = [number for source, number in left if source == sender]
-        assert remaining == sorted(remaining)
-        assert not received or not remaining or max(received) < min(remaining)
-        waiting = [source for pending, source in post.receives if not pending.done]
-        assert not remaining or not {None, sender} & set(waiting)
 
 
 # ---------------------------------------------------------------------- the digest

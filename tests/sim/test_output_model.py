@@ -18,7 +18,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.real.train.job import Diary
 from gossamer.real.train.train import job_of
 from gossamer.real.train.worker import work
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 from gossamer.runs.result import Result
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks import Data, Task
@@ -210,7 +210,7 @@ def test_a_real_run_keeps_the_model_that_it_reports(
     settings = make_settings(task, "easgd", Cluster(workers=1), epochs=0.5, learning_rate=0.1)
     monkeypatch.setattr("gossamer.real.train.worker.make_task", lambda *_, **__: task)
     diary = Diary(str(tmp_path), 0)
-    assert work(job_of(settings, "own", None, tmp_path), LoneTransport(), diary) == 0
+    assert work(job_of(settings, "own", None, tmp_path), LocalTransport(), diary) == 0
     state = load_file(tmp_path / "model.safetensors")
     assert set(state) == set(task.make_model().state_dict())
     (last,) = [line for line in diary.path.read_text().splitlines() if '"kind": "result"' in line]

@@ -23,13 +23,14 @@ from gossamer.commands.console import (
     show_table,
 )
 from gossamer.commands.execute import Engines, execute, recorded
-from gossamer.commands.report import draw_beside
+from gossamer.commands.report import complete, draw_beside
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
 from gossamer.plan.advise.budget import SearchPlan, make_plan, nominal_seconds
 from gossamer.plan.advise.candidates import candidates
 from gossamer.plan.advise.findings import SearchFindings
 from gossamer.plan.advise.search import OutOfTime, Run, Search, SearchStep, Stop
+from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.plan.advise.sensitivity import scenes
 from gossamer.quantities import counted, seconds
 from gossamer.report.page.build import build_page
@@ -170,6 +171,8 @@ class _Stoppable(Engines):
 
 def _runner(folder: RunFolder | None, deadline: float) -> Run:
     engines = _Stoppable()
+    if folder is not None:
+        folder.defer_failures()
 
     def run(settings: Settings, stop: Stop, name: str | None) -> Result:
         def watch(row: Row) -> None:
@@ -221,12 +224,12 @@ def _config(
 def _report(findings: SearchFindings, folder: RunFolder | None, as_json: bool) -> None:
     """On the console, in the folder, and as JSON where that is wanted."""
     _show(findings)
+    if as_json:
+        print_json(findings.as_dict())
     if folder is not None:
         folder.write_summary(findings.as_dict())
         _say(f"kept in {folder.path}")
         _keep_page(findings, folder)
-    if as_json:
-        print_json(findings.as_dict())
 
 
 def _keep_page(findings: SearchFindings, folder: RunFolder) -> None:
@@ -234,7 +237,7 @@ def _keep_page(findings: SearchFindings, folder: RunFolder) -> None:
     place = folder.path / "report.html"
     base, target = findings.search.base, findings.search.target
     title = f"Advice for {base.task.title} on {base.cluster.title or base.cluster.name}"
-    try:
+    with complete(folder):
         folders = [read_folder(folder.path)]
         data = build_page(folders, target=target)
         data["title"] = title
@@ -245,12 +248,8 @@ def _keep_page(findings: SearchFindings, folder: RunFolder) -> None:
         data["tables"] = [*findings.tables(), *data["tables"]]
         data["notices"] = [*findings.remarks(), *data["notices"]]
         write_page(place, data)
-    except Exception as error:
-        # All figures are on disk already; a page is not worth losing the advice.
-        err.print(f"no report: {error or type(error).__name__}", markup=False, soft_wrap=True)
-        return
-    _say(f"report: {place}")
-    draw_beside(place, folders, target, Advice(title, findings.contest))
+        _say(f"report: {place}")
+        draw_beside(place, folders, target, Advice(title, findings.contest))
 
 
 def _show(findings: SearchFindings) -> None:
@@ -275,13 +274,14 @@ def _show(findings: SearchFindings) -> None:
     _say(RULE)
     _say(findings.verdict(), style="bold")
     _say(findings.reason())
-    for hint in filter(None, (findings.proposal(), findings.edge())):
+    for hint in filter(None, (findings.proposal(), findings.widened(), findings.edge())):
         _say(hint)
     changes = findings.changes()
     if changes:
         _say("What would change the answer:")
         for change in changes:
             _say(f"- {change}")
+        _say(RULE_OF_CHANGES)
     behind = [f"{c.method} (rung {rung}, best {show_number(best)})"
               for c, rung, best in search.left_behind()]  # fmt: skip
     if behind:

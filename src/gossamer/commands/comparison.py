@@ -67,6 +67,8 @@ class Comparison:
     def report(self, folder: RunFolder | None, as_json: bool) -> None:
         """On the console, in the folder, and as JSON where that is wanted."""
         self.show()
+        if as_json:
+            print_json(self.as_dict())
         if folder is not None:
             folder.write_summary(self.as_dict())
             best = self.contest.rows()[0]
@@ -75,8 +77,6 @@ class Comparison:
             self.draw(folder.path / "comparison.png")
             out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
             keep_report(folder)
-        if as_json:
-            print_json(self.as_dict())
 
     def show(self) -> None:
         first = self._settings[0]

@@ -104,6 +104,8 @@ def cost(
         _show_crossings(overtaken, summary["leads"], summary["fastest"], counts)
         if costs:
             show_layers(costs)
+        if as_json:
+            print_json(summary)
         if folder is not None:
             folder.write_summary(summary)
         place = picture or (folder.path / "cost.png" if folder is not None else None)
@@ -112,8 +114,6 @@ def cost(
             out.print(f"picture: {place}", markup=False, soft_wrap=True)
     if folder is not None:
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
-    if as_json:
-        print_json(summary)
 
 
 def _check_picture(picture: Path | None) -> None:

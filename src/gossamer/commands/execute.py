@@ -70,6 +70,7 @@ def execute(
     try:
         if folder is not None:
             folder.write_config({**settings.as_dict(), "command_line": command_line()})
+            folder.defer_failures()
             if trace:
                 folder.open_trace(settings.cluster.workers)
         strip = Strip(_shown_ns(settings.cluster))

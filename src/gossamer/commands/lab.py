@@ -107,6 +107,8 @@ def staleness(
         "staleness_histogram": played.ordered(), "monte_carlo": sampled.as_dict(),
     }  # fmt: skip
     _show_staleness(found, workers)
+    if as_json:
+        print_json(summary)
     if folder is not None:
         folder.write_summary(summary)
         if can_draw():
@@ -119,8 +121,6 @@ def staleness(
             staleness_picture(folder.path / "staleness.png", found, workers, words)
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
         keep_report(folder)
-    if as_json:
-        print_json(summary)
 
 
 _MOST_ROWS = 40
@@ -222,10 +222,10 @@ def delay(
     run = run_sweep(
         loaded, setup, folder, is_new=resume is None, minutes=minutes, described=GridResults.as_dict
     )
-    _report(loaded, run.results, folder)
-    say_how_to_go_on(run, folder, "gossamer lab delay")
     if as_json:
         print_json(run.summary)
+    _report(loaded, run.results, folder)
+    say_how_to_go_on(run, folder, "gossamer lab delay")
     if run.ended == "interrupted":
         raise KeyboardInterrupt
 

@@ -52,7 +52,7 @@ SlowOption = Annotated[
     typer.Option(
         "--slow",
         metavar="WORKER=FACTOR[@START+LENGTH]",
-        help="Slow this worker down by FACTOR: 0=10; may be repeated.",
+        help="Slow this worker down by FACTOR: 0=10, or from START on: 0=10@2s; may be repeated.",
     ),
 ]
 SlowLinkOption = Annotated[
@@ -99,7 +99,9 @@ PartitionOption = Annotated[
         help="Nothing crosses between the sides: '0,1|2-7@1s+2s'.",
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Everything random follows from it.")]
+SeedOption = Annotated[
+    int, typer.Option("--seed", help="Any whole number; everything random follows from it.")
+]
 SeedsOption = Annotated[
     int, typer.Option("--seeds", help="Repeat with this many seeds; report mean and 95 % interval.")
 ]

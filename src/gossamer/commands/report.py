@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -91,16 +92,32 @@ def keep_report(folder: RunFolder | None, *, has_failed: bool = False) -> None:
     if folder is None:
         return
     place = folder.path / "report.html"
-    try:
+    with complete(folder, has_failed=has_failed):
         folders = [read_folder(folder.path)]
         write_page(place, build_page(folders))
+        # Standard output is for results.
+        (err if has_failed else out).print(f"report: {place}", markup=False, soft_wrap=True)
+        draw_beside(place, folders)
+
+
+@contextmanager
+def complete(folder: RunFolder, *, has_failed: bool = False) -> Generator[None]:
+    """Around the page, which is made when the result has been told: a folder that is not whole
+    ends the command with a sentence, unless something worse ends it already."""
+    failure: Exception | None = None
+    try:
+        yield
     except Exception as error:
-        # All figures are on disk already; a page is not worth losing how the command ended.
-        err.print(f"no report: {error or type(error).__name__}", markup=False, soft_wrap=True)
-        return
-    # Standard output is for results.
-    (err if has_failed else out).print(f"report: {place}", markup=False, soft_wrap=True)
-    draw_beside(place, folders)
+        failure = error
+    if not has_failed:
+        folder.check()  # what came first is the cause
+        if isinstance(failure, OSError):
+            raise failure
+    if failure is not None:
+        text = f"no report: {failure or type(failure).__name__}"
+        err.print(text, markup=False, soft_wrap=True)
+        if not has_failed:
+            raise typer.Exit(1)
 
 
 def draw_beside(
@@ -115,6 +132,8 @@ def draw_beside(
         return None
     try:
         return path if main_picture(path, folders, target=target, advice=advice) else None
+    except OSError:
+        raise
     except Exception as error:
         # The page has it all; a picture is not worth losing how the command ended.
         err.print(f"no picture: {error or type(error).__name__}", markup=False, soft_wrap=True)

@@ -150,14 +150,14 @@ def _compute(chosen: PublishedTable, seed: int, runs: Path, as_json: bool) -> No
         cells = chosen.compute(seed, reporter.finished)
     result: dict[str, Any] = {"table": chosen.name, "cells": [cell.as_dict() for cell in cells]}
     show_table(chosen, cells)
+    if as_json:
+        print_json(result)
     if folder is not None:
         folder.write_summary({"ended": "finished", **result})
         if can_draw():
             draw_table(folder, chosen, cells)
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
         keep_report(folder)
-    if as_json:
-        print_json(result)
 
 
 def _train(
@@ -188,11 +188,11 @@ def _train(
         f"{counted(len(cells), 'cell')} of {chosen.cells}",
         markup=False,
     )
+    if as_json:
+        print_json(run.summary)
     if folder is not None and run.results.cells and can_draw():
         experiment.picture(folder.path / "table.png", run.results)
     say_how_to_go_on(run, folder, f"gossamer reproduce {chosen.name}")
-    if as_json:
-        print_json(run.summary)
     if run.ended == "interrupted":
         raise KeyboardInterrupt
 

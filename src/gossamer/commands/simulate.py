@@ -24,6 +24,7 @@ from gossamer.commands.execute import Engines, execute, recorded
 from gossamer.commands.live import LiveOption, live_page
 from gossamer.commands.report import keep_report
 from gossamer.config.settings import Settings, make_settings
+from gossamer.errors import RunFailed
 from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
@@ -103,11 +104,13 @@ def _conclude(summary: Row, settings: Settings, folder: RunFolder | None, *, as_
     for notice in summary["notices"]:
         say(f"notice: {notice}")
     _show(summary, settings)
+    if as_json:
+        print_json(summary)
     if folder is not None:
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
         keep_report(folder)
-    if as_json:
-        print_json(summary)
+    if summary["ended"] != "finished":
+        raise RunFailed(summary["ended"])
 
 
 def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
@@ -118,6 +121,7 @@ def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
     if folder is not None and not is_one:
         seeds = [own.seed for own in settings]
         folder.write_config({**first.as_dict(), "seeds": seeds, "command_line": command_line()})
+        folder.defer_failures()
 
     def watch(row: Row) -> None:
         reporter.at(progress_line(str(first.method), row), row["epochs"] / (first.epochs or 1.0))
@@ -166,6 +170,7 @@ def over_seeds(summaries: list[Row]) -> dict[str, Any]:
     merged["seeds"] = [summary["seed"] for summary in summaries]
     merged["digests"] = [summary["digest"] for summary in summaries]
     merged["interval"] = bounds
+    merged["ended"] = max((one["ended"] for one in summaries), key=lambda how: how != "finished")
     merged["diverged"] = any(summary["diverged"] for summary in summaries)
     merged["notices"] = list(dict.fromkeys(n for one in summaries for n in one["notices"]))
     return merged

@@ -73,14 +73,14 @@ def stragglers(
         found = _run(jobs, folder)
     summary = _summary(study, found)
     _show(study, found)
+    if as_json:
+        print_json(summary)
     if folder is not None:
         folder.write_summary({"ended": "finished", **summary})
         if can_draw():
             _draw(folder.path / "stragglers.png", study, found)
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
         keep_report(folder)
-    if as_json:
-        print_json(summary)
 
 
 def _run(jobs: list[StragglerRun], folder: RunFolder | None) -> Found:

@@ -218,12 +218,11 @@ def say_how_to_go_on(run: Ended, folder: RunFolder | None, command: str) -> None
         out.print(f"notice: {notice}", markup=False, soft_wrap=True)
     if folder is not None:
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
-        keep_report(folder)
-    if run.ended == "finished":
-        return
-    how = (
-        "nothing was kept, as --runs none asks for"
-        if folder is None
-        else f"go on with `{command} --resume {folder.path}`"
-    )
-    out.print(f"{run.ended} before the end; {how}", markup=False, soft_wrap=True)
+    if run.ended != "finished":
+        how = (
+            "nothing was kept, as --runs none asks for"
+            if folder is None
+            else f"go on with `{command} --resume {folder.path}`"
+        )
+        out.print(f"{run.ended} before the end; {how}", markup=False, soft_wrap=True)
+    keep_report(folder)

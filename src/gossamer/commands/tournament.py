@@ -152,6 +152,7 @@ class Tournament:
                     "command_line": command_line(),
                 }
             )
+            self._folder.defer_failures()
 
     # ------------------------------------------------------------------ what there is
 

@@ -174,6 +174,8 @@ def _follow(
     view = View(str(settings.method), settings.cluster.workers, settings.epochs or 1.0)
     summary: Row = {"ended": "interrupted", "method": str(settings.method)}
     result = None
+    if folder is not None:
+        folder.defer_failures()
     try:
         with view:
             result = start(
@@ -209,12 +211,12 @@ def _follow(
         for notice in result.summary["notices"]:
             out.print(f"notice: {notice}", markup=False, soft_wrap=True)
         _show(result)
+    if as_json:
+        print_json(summary)
     if folder is not None:
         out.print(f"kept in {folder.path}", markup=False, soft_wrap=True)
         if result is not None:
-            keep_report(folder)
-    if as_json:
-        print_json(summary)
+            keep_report(folder, has_failed=result.status == 1)
     if result is not None and result.status == 1 and result.failure is not None:
         raise RunFailed(result.failure)
     return _INTERRUPTED if result is None else result.status

@@ -251,8 +251,8 @@ def _show(done: Done, trainings: Trainings, as_json: bool) -> None:
         f"{counted(len(cells), 'cell')} of {done.table.cells}",
         markup=False,
     )
+    if as_json:
+        print_json(done.summary())
     if done.folder is not None and done.trained and can_draw():
         trainings.picture(done.folder.path / "table.png", done.work, done.trained)
     say_how_to_go_on(done, done.folder, f"gossamer reproduce {done.table.name}")
-    if as_json:
-        print_json(done.summary())

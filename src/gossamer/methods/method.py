@@ -48,9 +48,6 @@ class Method:
     has_server: bool = False
     shares_replica: bool = False
     """Whether others change a worker's parameters, so that its gradients need their own copy."""
-    is_left_alone: Callable[[int, int, Options], bool] = lambda rank, workers, options: False
-    """Of such a method: whether that rank is one whose parameters nobody changes but its own steps,
-    whoever dies."""
     leaves_out_momentum: bool = False
     """Whether SGD descends without its momentum unless the user puts it back, because nobody waits
     for anybody and momentum and delay multiply. All else of an optimiser is as it was asked for."""

@@ -33,15 +33,6 @@ def _bipartite(workers: int, steps: int) -> dict[str, Any]:
     return {"topology": "bipartite_exponential" if even else "complete"}
 
 
-def _is_the_active_of_two(rank: int, workers: int, options: Options) -> bool:
-    """Nobody averages with it unasked. Among more, survivors of a death take other sides; and what
-    averages more than once per step may do so at any time."""
-    if workers != 2 or options["most"] > 1.0:
-        return False
-    sides = make_topology(options["topology"], workers).sides
-    return sides is not None and rank in sides[0]
-
-
 def _offers(workers: int, options: Options) -> float:
     """An exchange is two models; on a bipartite graph half of the workers start one per step."""
     if workers == 1:
@@ -108,7 +99,6 @@ _ROWS = (
         decentralised.ad_psgd,
         Promises(True, "partner", "none", True, "1 (2 where all offer)", _offers),
         shares_replica=True,
-        is_left_alone=_is_the_active_of_two,
         is_synchronous=lambda options: False,
         suits=_bipartite,
         paper_values={"topology": "bipartite_ring", "least": 0.0, "most": inf},

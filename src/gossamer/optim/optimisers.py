@@ -116,7 +116,8 @@ class Sgd(Optimiser):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("momentum", "dampening")
+        self._check("momentum", below=1.0)
+        self._check("dampening")
         if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
             raise ConfigurationError(
                 f"sgd: nesterov needs momentum above 0 and dampening 0, got "

@@ -1,6 +1,19 @@
-"""When a real run ends and which batches are whose: samples, not steps, are counted.
+"""Which worker computes which batch, and when a real run ends: it counts samples, not steps.
 
-What a worker was to process when it died is processed by others.
+What a worker was to process when it died is processed by others. Synchronous methods agree on the
+members of each round. Asynchronous methods lease a few batches at a time; the states of one lease:
+
+    ┌──────┐  a worker counts up  ┌───────┐  it writes its name  ┌──────┐  all batches  ┌──────┐
+    │ free │─────────────────────▶│ given │─────────────────────▶│ held │──────────────▶│ done │
+    └──────┘                      └───────┘                      └──────┘               └──────┘
+                                      │ the worker dies           │    ▲
+                                      │                           ▼    │ another writes its name
+                                      │                      ┌───────────┐
+                                      └─────────────────────▶│ left over │
+                                                             └───────────┘
+
+Whether a lease is done is known to its holder alone. So the last lease of a dead worker counts as
+left over: once the order is used up somebody else holds it again, and processes all of it.
 """
 
 from __future__ import annotations
@@ -12,9 +25,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gossamer.real.router import BLOCK
 from gossamer.real.transports.checked_values import number_from
 from gossamer.real.transports.transport import Store
-from gossamer.real.worker import BLOCK
 from gossamer.tasks.split import Order, OwnSampler, Sampler
 
 State = dict[str, Any]
@@ -24,8 +37,8 @@ LEASE = 4
 """Batches taken from the shared order at a time: a few, so that the end is shared fairly."""
 
 
-class Rounds:
-    """Synchronous methods step in rounds of everyone alive."""
+class RoundBatches:
+    """The batches of a synchronous method, which steps in rounds of everyone alive."""
 
     def __init__(
         self, samples: int, batch: int, data_size: int,
@@ -42,17 +55,17 @@ class Rounds:
         self._members: frozenset[int] | None = None
         self._block = 0
         self._rounds = [0, 0]
-        """In the block before this one, and in this one so far."""
+        """How many there were in the block before this one, and are in this one so far."""
 
     def open_step(self, step: int) -> bool:
-        """Everyone comes to the same answer: the living of a round are agreed on."""
+        """Everyone gets the same answer, because the members of a round are agreed on."""
         block = step // BLOCK
         if self._members is None or block != self._block:
             self._keep(self._live_at(step))
             self._block = block
             self._rounds = [self._rounds[1], 0]
         if self._claimed >= self._samples:
-            # Who is known by now to have died has not done what it was counted for.
+            # Whoever is known by now to have died has not processed what was counted for it.
             self._keep(self._live_at((block + 1) * BLOCK))
         self.epoch = self._claimed / self._data_size
         if self._claimed >= self._samples:
@@ -62,7 +75,8 @@ class Rounds:
         return True
 
     def _keep(self, live: frozenset[int]) -> None:
-        """Of who is gone, the rounds since its death was surely unknown count no longer."""
+        """Go on with these members. Of those who are gone, the rounds of this block and of the one
+        before count no longer: earlier ones they must have made."""
         if self._members is not None:
             gone = self._members - live
             self._claimed -= self._batch * sum(self._rounds) * len(gone)
@@ -77,18 +91,16 @@ class Rounds:
         return {"claimed": self._claimed, "drawn": self._drawn}
 
     def resume(self, own: State, everyone: Sequence[State]) -> None:
-        """Rounds are everybody's: each worker's own count is enough, and all are alive again."""
+        """All workers count the same rounds, so each one's own count is enough."""
         self._claimed, self._drawn = own["claimed"], own["drawn"]
         self.epoch = self._claimed / self._data_size
         self._sampler.resume(self._rank, self._drawn)
 
 
-class Leases:
-    """Asynchronous methods: whoever is ready takes the next batches of one shared order.
+class LeasedBatches:
+    """The batches of an asynchronous method: whoever is ready leases the next of one shared order.
 
-    A lease's holder is written down in the store before its first batch. When the order is used
-    up, whoever gets there takes over the last lease of each worker that has died: how much of it
-    was done nobody knows, so all of it is done again.
+    The holder of a lease is written down in the store before its first batch.
     """
 
     def __init__(
@@ -112,22 +124,23 @@ class Leases:
         self._on_repeat = on_repeat
         self._leased = range(0)
         self._missed: frozenset[int] = frozenset()
-        """Who had died when this worker last asked for a lease."""
+        """Those who had died when this worker last asked for a lease."""
         self._taken: list[range] = []
         self._drawn = 0
         self._begun: set[int] = set()
-        """Leases of a run before this one, resumed by it, whose holders may go on with them."""
+        """Leases of the run that this one resumes, whose holders may go on with them."""
         self._open = (list[int](), 0)
-        """Leases that nobody had then, though later ones were taken; then all from a number on."""
+        """Leases that nobody had in the run before although later ones were taken; then the number
+        from which on all are free."""
 
     def open_step(self, step: int) -> bool:
         if not self._leased:
             self._leased = self._take()
         if not self._leased:
-            # What is not done yet others have.
+            # Others have what is not done yet.
             self.epoch = self._last * self._batch / self._data_size
             return False
-        # Not back to the beginning, and to its learning rate, with what one who died had left.
+        # What a dead worker has left may lie far back; the learning rate does not go back there.
         self.epoch = max(self.epoch, self._leased[0] * self._batch / self._data_size)
         return True
 
@@ -157,7 +170,7 @@ class Leases:
         missed, self._missed = self._missed, self._everyone - self._live()
         while (number := self._next()) < self._count:
             for rank in missed:
-                # Dead for at least a lease: none of its questions can still be on the way.
+                # It died at least one lease ago, so none of its requests can still arrive.
                 self._store.agree(f"lease/below/{rank}", str(number))
             if self._claims(number, 0):
                 self._note(number)
@@ -278,6 +291,9 @@ class Leases:
         if before % self._lease and self._last > before and is_own and is_last:
             start = self._leased.start if self._leased else before
             self._leased = range(start, self._batches(number).stop)
+
+
+Batches = RoundBatches | LeasedBatches
 
 
 class LoopPace:

@@ -13,7 +13,7 @@ from gossamer.errors import PeerLost, ProtocolError
 from gossamer.pending import Pending
 from gossamer.real.books import Books
 from gossamer.real.driver import Driver
-from gossamer.real.router import Hub, Plan
+from gossamer.real.router import Addresses, Router
 from gossamer.real.transports.transport import Transport
 
 Event = Callable[[Callback], None]
@@ -140,18 +140,18 @@ def stale_of(books: Books, telling: Telling | None, end: int) -> Callable[[int],
     return stale
 
 
-class TellingHub(Hub):
+class TellingRouter(Router):
     """A hub whose process tells of deaths."""
 
     def __init__(
-        self, transport: Transport, plan: Plan, driver: Driver, telling: Telling
+        self, transport: Transport, plan: Addresses, driver: Driver, telling: Telling
     ) -> None:  # fmt: skip
         super().__init__(transport, plan, driver)
         self._telling = telling
 
     def lost(self, process: int) -> None:
         # Whoever goes after all have read everything leaves a run that is over.
-        is_news = process in self.live and not self.read.is_over
+        is_news = process in self.live and not self.drained.is_over
         super().lost(process)
         if is_news:
             self._telling.lost(process)

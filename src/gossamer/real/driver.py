@@ -1,10 +1,18 @@
-"""How coroutines run on real workers: no event loop, no thread per task.
+"""How coroutines run on real workers: without an event loop, and without a thread per task.
 
-The main coroutine of a worker blocks its thread at every await. Every other coroutine (a side loop,
-a server) is resumed by whichever thread completes what it waits for: on shared memory the training
-thread itself, elsewhere the thread that receives. So an exchange costs no thread hop of its own,
-which at 15 to 30 microseconds each would be a tenth of a small model's step. Only a loop that never
-waits for anything has a thread: nobody else could go on with it.
+    training thread            main coroutine ── await ──▶ blocks until the operation has ended
+                                     │ start
+                                     ▼
+                               side task (a side loop, a server) runs here until it waits
+                                     ┊
+    thread of the transport    a message arrives, the operation ends ──▶ the side task runs on, here
+
+    thread of its own          only for a side task that never waits (nobody else would run it on),
+                               and for an operation that needs a thread to finish it (`settle`)
+
+A side task goes on in whichever thread ends what it waits for: on shared memory that is the
+training thread itself, elsewhere the thread that receives. So an exchange costs no change of
+threads, which takes 15 to 30 microseconds: a tenth of a small model's step.
 """
 
 from __future__ import annotations
@@ -17,9 +25,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gossamer.errors import PeerLost, RunFailed, RunOver
+from gossamer.mailbox import Receive
 from gossamer.pending import Pending
 from gossamer.real.event_order import Free, Turns
-from gossamer.real.mailbox import Receive
 from gossamer.real.transports.transport import Stopped, StopToken
 
 T = TypeVar("T")
@@ -29,7 +37,7 @@ _PAUSE_S = 1e-4
 
 
 class Waiting:
-    """Who waits for what, from whom, since when: the material of an explanation."""
+    """Who waits for what, from whom and since when, so that a signal can ask for it."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[Pending[Any], float]] = {}
@@ -42,7 +50,7 @@ class Waiting:
 
     @contextmanager
     def shown(self, what: str) -> Generator[None]:
-        """Of a wait that is no operation of the method's."""
+        """Show a wait that is not an operation of the method."""
         self.begin("main", Pending(what), time.monotonic())
         try:
             yield
@@ -65,15 +73,15 @@ class Driver:
         self.stop = stop
         self.waiting = Waiting()
         self.on_wait: Callable[[Pending[Any], float, float], None] = lambda what, began, ended: None
-        """Told what the main coroutine waited for, from when to when."""
+        """Called with what the main coroutine waited for, from when and until when."""
         self.turns: Turns = Free()
         self.is_replayed = False
-        """Then the record says when a free loop goes on."""
+        """In a replay the record says when a free loop goes on."""
         self._free: list[_SideTask] = []
         self._failure: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """A side task broke: whoever waits next raises it."""
+        """A side task has failed: whoever waits next raises the error."""
         if self._failure is None:
             self._failure = error
 
@@ -83,7 +91,7 @@ class Driver:
         self.stop.check()
 
     def drive(self, coroutine: Coroutine[Any, Any, T], task: str, at_end: Callable[[], None]) -> T:
-        """To its end in this thread; `at_end` belongs to its last turn."""
+        """Run it to its end in this thread; `at_end` belongs to its last turn."""
         self.turns.enter("run")
         try:
             while True:
@@ -98,7 +106,7 @@ class Driver:
             coroutine.close()
 
     def end(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """No gradient is computed any more: let it do what is left to do without one."""
+        """No gradient is computed any more: let it do what it can do without one."""
         try:
             pending = coroutine.throw(RunOver())
             while True:
@@ -108,7 +116,7 @@ class Driver:
             return
 
     def _wait_a_turn(self, pending: Pending[Any], task: str) -> None:
-        """Others may have their turns meanwhile."""
+        """Wait, and let others have their turns meanwhile."""
         self.turns.leave()
         try:
             self.wait(pending, task)
@@ -118,9 +126,9 @@ class Driver:
     def wait(
         self, pending: Pending[Any], task: str = "main", *, is_booked: bool = True
     ) -> None:  # fmt: skip
-        """Until the operation has ended; its result is the awaiter's business.
+        """Wait until the operation has ended, whatever its result.
 
-        What is a part of another operation is not booked: that one is.
+        A part of another operation is not booked, because that operation is.
         """
         if pending.done:
             return
@@ -143,17 +151,36 @@ class Driver:
         while not gate.acquire(timeout=StopToken.patience):
             self.check()
 
+    def begin(self, task: Coroutine[Any, Any, None], result: Pending[Any]) -> None:
+        """Run a task that makes this result up to its first wait; the thread that awaits the result
+        runs the rest. What the task waits for is not booked, as it is a part of the result."""
+        try:
+            awaited = task.send(None)
+        except StopIteration:
+            return
+
+        def finish() -> None:
+            nonlocal awaited
+            try:
+                while True:
+                    self.wait(awaited, "group", is_booked=False)
+                    awaited = task.send(None)
+            except StopIteration:
+                return
+
+        result.settle = finish
+
     # ------------------------------------------------------------------ side tasks
 
     def start(self, coroutine: Coroutine[Any, Any, T], task: str) -> Pending[T]:
-        """Run it in this thread until it waits; who ends its waiting runs it on."""
+        """Run it in this thread until it waits; whoever ends that wait runs it on."""
         finished: Pending[T] = Pending(task)
         _SideTask(self, coroutine, task, finished).advance()
         return finished
 
     def set_free(self, loop: _SideTask) -> None:
-        """It waits for nobody, so it goes on in a thread of its own: whoever woke it has other
-        things to do."""
+        """It waits for nobody, so it goes on in a thread of its own, because the thread that woke
+        it has other things to do."""
         if loop not in self._free:
             self._free.append(loop)
         if not self.is_replayed:
@@ -164,13 +191,13 @@ class Driver:
     def _run_freely(self, number: int) -> None:
         try:
             while not self.go_on_freely(number):
-                # It would have what it shares with others again before they wake.
+                # Without a pause it would lock what it shares again before the others wake.
                 time.sleep(_PAUSE_S)
         except Stopped:
             pass
 
     def go_on_freely(self, number: int) -> bool:
-        """One operation of that free loop; whether it waits now or has ended."""
+        """Make one operation of that free loop. Returns whether it waits now or has ended."""
         self.turns.enter("free", number)
         try:
             return self._free[number].advance_by(1)
@@ -181,7 +208,7 @@ class Driver:
     def settle_elsewhere(
         pending: Pending[Any], task: str, then: Callable[[], None] = lambda: None
     ) -> None:  # fmt: skip
-        """In a thread of its own, for those who must not wait for it."""
+        """Finish the operation in a thread of its own, for those who must not wait for it."""
         settle = pending.settle
         assert settle is not None
 
@@ -198,7 +225,7 @@ class Driver:
 
 
 class _SideTask:
-    """A coroutine that runs on in whichever thread has ended its waiting."""
+    """A coroutine that runs on in whichever thread has ended its wait."""
 
     def __init__(
         self, driver: Driver, coroutine: Coroutine[Any, Any, Any], name: str,
@@ -210,20 +237,20 @@ class _SideTask:
         self._finished = finished
 
     def advance(self) -> None:
-        """Until it waits for something that others bring, or ends; a loop that never does either
-        is set free."""
+        """Run it until it ends or waits for something that others bring; a loop that does neither
+        gets a thread of its own."""
         if not self.advance_by(_IN_A_ROW):
             self._driver.set_free(self)
 
     def advance_by(self, most: int) -> bool:
-        """Whether it waits or has ended, after at most so many operations in a row that were over
-        at once; what was received was waited for, even if it had come already."""
+        """Run it through at most so many operations in a row that were over at once. Returns
+        whether it waits or has ended. A message counts as waited for even if it was there."""
         driver, left = self._driver, most
         try:
             while not driver.stop.is_set:
                 pending = self._coroutine.send(None)
                 if pending.done:
-                    left = most if isinstance(pending, Receive) else left - 1
+                    left = most if type(pending) is Receive else left - 1
                     if not left:
                         return False
                     continue

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from gossamer.errors import PeerLost, ServerLost
-from gossamer.real.router import Plan
+from gossamer.real.router import Addresses
 from gossamer.real.transports.transport import StopToken
 
 
@@ -21,7 +21,7 @@ def server_lost(lost: PeerLost, size: int, servers: int) -> ServerLost | None:
     return ServerLost(server, server % size) if server < servers else None
 
 
-def last_words(lost: PeerLost, plan: Plan, stop: StopToken) -> PeerLost:
+def last_words(lost: PeerLost, plan: Addresses, stop: StopToken) -> PeerLost:
     """What the loop raises. If it ends the program, that says the sentence and nothing else."""
     error = server_lost(lost, plan.size, len(plan.slices)) or lost.with_traceback(None)
     before = sys.excepthook

@@ -1,6 +1,18 @@
-"""One process of a run: its ends, their mailboxes, and who else is there.
+"""The router of one process: it takes frames to mailboxes, knows who is alive, and calls others.
 
-Frames carry which end they are for. A frame to an end of the same process never leaves it.
+A process hosts one worker and perhaps some servers. Each of them has an address and a mailbox.
+
+      training thread                                 threads of the transport
+      ───────────────                                 ────────────────────────
+      worker.send ──▶ Router.post ─── a frame ──────▶ Router.frame   (of the other process)
+                        │                               │ MESSAGE    to the mailbox of an address
+                        │ same process                  │ CALL       RemoteCalls makes the answer
+                        ▼                               │ ANSWER     to the mailbox of the caller
+                      Mailbox ◀─────────────────────────┤ MILESTONE  a worker has come so far
+                        │                               │ FAILED     a worker says that it is dead
+      worker.receive ◀──┘                               └ Router.lost: the transport saw a death
+
+Whoever delivers a message runs what waits for it, in its own thread: see `driver.py`.
 """
 
 from __future__ import annotations
@@ -15,22 +27,26 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost
+from gossamer.mailbox import Mailbox, Receive, Reply
+from gossamer.membership import Membership
 from gossamer.payload import decode, encode_parts, moved
 from gossamer.pending import Pending, gather
 from gossamer.real.driver import Driver
-from gossamer.real.mailbox import Mailbox, Receive
+from gossamer.real.transports.checked_values import numbers_from
 from gossamer.real.transports.transport import Stopped, StopToken, Transport, Window
 from gossamer.worker import INBOX, Left, Message, Tag
 
 _HEADER = struct.Struct("<BiiqqH")
 """Kind, to, from, reply to, the tag's number, the length of its name."""
-_MESSAGE, _PHASE, _CALL, _ANSWER, _GONE = range(5)
+_MESSAGE, _MILESTONE, _CALL, _ANSWER, _FAILED = range(5)
 _NO_NUMBER = -(2**63)
+BLOCK = 16
+"""Steps whose members are agreed on at once: asking the store at every step would cost too much."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Who is who: workers are the ends 0 to size - 1, servers follow."""
+class Addresses:
+    """Where everybody is: workers have the addresses 0 to size - 1, servers follow."""
 
     size: int
     slices: tuple[slice, ...] = ()
@@ -38,52 +54,65 @@ class Plan:
 
     @property
     def ends(self) -> int:
+        """How many addresses there are."""
         return self.size + len(self.slices)
 
     def lengths(self, whole: int) -> list[int]:
-        """Of the ends' windows: a worker's holds the whole, a server's its range."""
+        """The lengths of all windows: a worker's holds the whole model, a server's its range."""
         return [whole] * self.size + [part.stop - part.start for part in self.slices]
 
     def process_of(self, end: int) -> int:
-        """Servers sit in the workers' processes in turn: nobody launches them by hand."""
+        """Servers live in the workers' processes in turn, so nobody launches them by hand."""
         return end if end < self.size else (end - self.size) % self.size
 
     def hosted_by(self, process: int) -> list[int]:
         return [end for end in range(self.ends) if self.process_of(end) == process]
 
 
-class Hub:
-    """The listener of a transport, and the post office of the ends of its process."""
+class Router:
+    """Listens to the transport on behalf of the worker and the servers of its process."""
 
-    def __init__(self, transport: Transport, plan: Plan, driver: Driver) -> None:
+    def __init__(self, transport: Transport, plan: Addresses, driver: Driver) -> None:
         self.transport = transport
         self.plan = plan
         self.driver = driver
         self.rank = transport.rank
         hosted = plan.hosted_by(transport.rank)
         self.mailboxes = {end: Mailbox(is_of_server=end >= plan.size) for end in hosted}
-        self.live = frozenset(range(plan.size))
-        self.left: dict[int, int] = {}
-        """Workers that have left their loops, each after how many steps; they go on answering."""
-        self.training = self.live
-        """The living who have not."""
-        self.ended = Phase(self)
+        self.members = Membership(plan.size)
+        self.ended = Milestone(self)
         """Workers that have made their last step and go on answering."""
-        self.settled = Phase(self)
-        """Workers of whom no update is on its way any more: what servers hold is the last of it."""
-        self.read = Phase(self)
-        """Workers that have read all they want of the others: nobody needs answers any more."""
-        self._phases = (self.ended, self.settled, self.read)
-        self._services = Services(self._answer)
-        self.offer = self._services.offer
+        self.settled = Milestone(self)
+        """Workers whose updates have all arrived: what servers hold includes them."""
+        self.drained = Milestone(self)
+        """Workers that need no more answers from others."""
+        self._milestones = (self.ended, self.settled, self.drained)
+        self._calls = RemoteCalls(self._answer)
+        self.offer = self._calls.offer
         self.offer("flush", self._servers_are_quiet)
         self.bytes_sent = 0
         self.device = torch.device("cpu")
         """Where tensors that arrive are put."""
         self.window_bytes: dict[int, int] = {}
-        """How large each end's window is."""
+        """The size of the window at each address."""
         self._lock = threading.Lock()
         self._requests = 0
+
+    @property
+    def live(self) -> frozenset[int]:
+        return self.members.live
+
+    def live_at(self, step: int) -> frozenset[int]:
+        """The first process that asks about a block of steps fixes its members for all of them."""
+        block = step // BLOCK
+        members = self.members.members_of_round(block)
+        if members is None:
+            proposal = ",".join(map(str, sorted(self.members.training)))
+            agreed = self.transport.store.agree(f"live/{block}", proposal)
+            found = frozenset(numbers_from(f"live/{block}", agreed, ",", self.plan.size))
+            with self._lock:
+                members = self.members.fix_round(block, found)
+        return members
 
     # ------------------------------------------------------------------ out
 
@@ -106,18 +135,22 @@ class Hub:
 
     # ------------------------------------------------------------------ in
 
-    def receive(self, end: int, tag: Tag, pending: Receive) -> None:
-        """At an end of this process. Fails when the process of the end that it names dies."""
-        mailbox = self.mailboxes[end]
-        mailbox.receive(tag, pending)
-        if pending.peer is None or pending.done:
+    def receive(self, end: int, tag: Tag, receive: Receive) -> None:
+        """Post a receive at an address of this process."""
+        self.mailboxes[end].receive(tag, receive)
+        if receive.peer is None or receive.done:
             return
-        process = self.plan.process_of(pending.peer)
-        # Asked once it is posted: a death before would not have found it.
-        if process not in self.live:
-            mailbox.lose(self.plan.hosted_by(process))
-        elif pending.peer in self.left:
-            mailbox.expect_no_more(pending.peer)
+        # Asked after posting, because a death before that would not have found the receive.
+        if (reason := self._why_lost(receive)) is not None:
+            receive.fail(PeerLost(receive.peer, reason))
+
+    def _why_lost(self, receive: Receive) -> str | None:
+        """Why this receive waits for nobody, if it does: its peer's process is dead, or its peer
+        sends nothing of its own any more, although it answers what it is asked."""
+        assert receive.peer is not None
+        reason = self.members.why_lost(self.plan.process_of(receive.peer))
+        has_left = receive.label == "receive" and receive.peer in self.members.left
+        return "it has left its loop" if reason is None and has_left else reason
 
     def open(self, windows: Mapping[int, Window], initial: Mapping[int, Tensor]) -> None:
         """Connect to the others."""
@@ -139,29 +172,29 @@ class Hub:
         except Stopped:
             pass  # the run is over; nobody waits for this frame
         except Exception as error:
-            # The thread that receives must live: whoever waits next raises the error.
+            # The receiving thread must live on: whoever waits next raises the error.
             self.driver.fail(error)
 
     @staticmethod
     def _is_an_event(data: memoryview) -> bool:
-        """Whether a method can see it: questions about outputs, and who has read them, are none."""
-        kind, phase, *_ = _HEADER.unpack_from(data)
-        return kind == _MESSAGE or (kind == _PHASE and phase == 0)
+        """Whether a method can observe it: a message, or the end of a worker."""
+        kind, milestone, *_ = _HEADER.unpack_from(data)
+        return kind == _MESSAGE or (kind == _MILESTONE and milestone == 0)
 
     def _take(self, data: memoryview) -> None:
         kind, to, sender, reply_to, number, length = _HEADER.unpack_from(data)
-        if kind == _PHASE:
+        if kind == _MILESTONE:
             if reply_to:
                 self._leave(sender, reply_to - 1)
-            self._phases[to].reached(sender)
+            self._milestones[to].reached(sender)
             return
-        if kind == _GONE:
+        if kind == _FAILED:
             self.lost(sender)
             return
         at = _HEADER.size + length
         name = bytes(data[_HEADER.size : at]).decode()
         if kind == _CALL:
-            self._services.serve(name, sender, reply_to, number)
+            self._calls.serve(name, sender, reply_to, number)
             return
         tag: Tag = name if number == _NO_NUMBER else (name, number)
         value = decode(data[at:])
@@ -178,42 +211,41 @@ class Hub:
 
     def _lose(self, process: int) -> None:
         with self._lock:
-            if process not in self.live:
-                return  # it has said so itself
-            self.live = self.live - {process}
-            self.training = self.training - {process}
-        ends = self.plan.hosted_by(process)
-        for mailbox in self.mailboxes.values():
-            mailbox.lose(ends)
+            is_news = self.members.died(process)
+        if not is_news:
+            return  # it has said so itself
+        self._fail_lost()
         self._tell_servers(process)
-        for phase in self._phases:
-            phase.consider()
+        for milestone in self._milestones:
+            milestone.consider()
 
     def _leave(self, rank: int, steps: int) -> None:
         with self._lock:
-            self.left = {**self.left, rank: steps}
-            self.training = self.training - {rank}
+            self.members.left_loop(rank, steps)
+        self._fail_lost()
+
+    def _fail_lost(self) -> None:
         for mailbox in self.mailboxes.values():
-            mailbox.expect_no_more(rank)
+            mailbox.fail_lost(self._why_lost)
 
     # ------------------------------------------------------------------ the end of a worker
 
     def announce_leaving(self, steps: int) -> None:
-        """This process's worker has left its loop after so many steps: nobody is to wait for more
-        of them. It goes on answering."""
+        """The worker of this process has left its loop after so many steps. The others must not
+        wait for more of them; it goes on answering."""
         self._leave(self.rank, steps)
         self.transport.leave_sums()
         self.announce_end(steps)
 
     def announce_death(self) -> None:
-        """This process's worker has failed: to the others it is dead, though the process may live
-        on."""
-        header = _HEADER.pack(_GONE, 0, self.rank, 0, _NO_NUMBER, 0)
+        """The worker of this process has failed. To the others it is dead, although its process may
+        live on."""
+        header = _HEADER.pack(_FAILED, 0, self.rank, 0, _NO_NUMBER, 0)
         self._send_to_all(header)
         self.transport.leave_sums()
 
     def announce_end(self, steps: int | None = None) -> None:
-        """This process's worker has made its last step; it goes on answering."""
+        """The worker of this process has made its last step; it goes on answering."""
         for end in range(self.plan.size, self.plan.ends):
             if self.plan.process_of(end) != self.rank:
                 try:
@@ -225,13 +257,16 @@ class Hub:
         self._announce(self.ended, 0 if steps is None else steps + 1)
 
     def settle(self) -> None:
-        """After the end of all workers: wait until every update that anybody sent to a server has
-        been dealt with there. The word that its sender has ended may reach a third worker first."""
+        """After the end of all workers: wait until the servers have dealt with all updates.
+
+        It is not enough that all workers have ended: a third worker may hear of an end before the
+        last update of that worker reaches its server.
+        """
         if not self.plan.slices:
             return
-        keepers = {self.plan.process_of(end) for end in range(self.plan.size, self.plan.ends)}
-        for process in sorted(keepers & self.live):
-            # Answered behind everything that was sent there before, or never: it has died.
+        hosts = {self.plan.process_of(end) for end in range(self.plan.size, self.plan.ends)}
+        for process in sorted(hosts & self.live):
+            # The answer comes behind everything that was sent there before, or the process dies.
             self.driver.wait(self.call(process, "flush"), "flush", is_booked=False)
         self._announce(self.settled)
         self.settled.wait()
@@ -242,15 +277,15 @@ class Hub:
         gather([mailbox.quiet() for mailbox in servers]).when_done(lambda: quiet.resolve(None))
         return quiet
 
-    def announce_read(self) -> None:
-        """This process wants nothing from the others any more."""
-        self._announce(self.read)
+    def announce_drained(self) -> None:
+        """This process needs nothing from the others any more."""
+        self._announce(self.drained)
 
-    def _announce(self, phase: Phase, left: int = 0) -> None:
-        """`left`: its worker has left its loop, one less than so many steps after its beginning."""
-        number = self._phases.index(phase)
-        self._send_to_all(_HEADER.pack(_PHASE, number, self.rank, left, _NO_NUMBER, 0))
-        phase.reached(self.rank)
+    def _announce(self, milestone: Milestone, left: int = 0) -> None:
+        """`left` is 0, or 1 more than the number of steps after which its worker left its loop."""
+        number = self._milestones.index(milestone)
+        self._send_to_all(_HEADER.pack(_MILESTONE, number, self.rank, left, _NO_NUMBER, 0))
+        milestone.reached(self.rank)
 
     def _send_to_all(self, frame: bytes) -> None:
         for process in sorted(self.live - {self.rank}):
@@ -264,6 +299,8 @@ class Hub:
             if end >= self.plan.size:
                 mailbox.deliver(INBOX, Message(rank, Left()))
 
+    # ------------------------------------------------------------------ remote calls
+
     def _answer(self, caller: int, number: int, answer: Any) -> None:
         try:
             self.post(caller, ("answer", number), Message(self.rank, answer), kind=_ANSWER)
@@ -271,34 +308,32 @@ class Hub:
             pass  # nobody is there to be told
 
     def ask(self, process: int, service: str, reason: str) -> Any:
-        """Call a service and wait for its answer; the reason is what the table of waits says."""
+        """Call a service and wait for its answer; the table of waits shows the reason."""
         answer = self.call(process, service)
         self.driver.wait(answer, reason)
         return answer.result()
 
     def call(self, process: int, service: str, about: int = 0) -> Pending[Any]:
-        """Ask a process for something that the thread receiving there can give; a service is told
-        what number it is about, unless that is 0."""
+        """Ask a process for something that its receiving thread can give. The service is told the
+        number `about`, unless that is 0."""
         if process == self.rank:
-            return self._services.ask(service, about)
+            return self._calls.ask(service, about)
         number = self.next_request()
-        arrival = Receive(service, process)
-        answer = arrival.content()
-        self.receive(self.rank, ("answer", number), arrival)
+        answer = Reply(service, process)
+        self.receive(self.rank, ("answer", number), answer)
         label = service.encode()
         header = _HEADER.pack(_CALL, process, self.rank, number, about, len(label))
         try:
             self.transport.send(process, [header + label])
         except PeerLost:
-            arrival.cancel()
             answer.fail(PeerLost(process))
         return answer
 
 
-class Services:
+class RemoteCalls:
     """What other processes may ask this one for, by name.
 
-    They may be done with opening, and ask, while this process is still at it.
+    They may have opened already, and ask, while this process is still opening: early calls wait.
     """
 
     def __init__(self, answer: Callable[[int, int, Any], None]) -> None:
@@ -308,7 +343,7 @@ class Services:
         self._lock = threading.Lock()
 
     def ask(self, service: str, about: int = 0) -> Pending[Any]:
-        """One that takes its time gives a pending itself."""
+        """A service that takes its time returns a pending itself."""
         known = self._known[service]
         found = known(about) if about else known()
         return found if isinstance(found, Pending) else Pending.resolved(service, found)
@@ -330,11 +365,11 @@ class Services:
         answer.when_done(lambda: self._answer(caller, number, answer.result()))
 
 
-class Phase:
+class Milestone:
     """A point that every living worker reaches, each in its time."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, router: Router) -> None:
+        self._router = router
         self.is_over = False
         self._there: set[int] = set()
         self._everyone = threading.Event()
@@ -344,11 +379,11 @@ class Phase:
         self.consider()
 
     def consider(self) -> None:
-        if self._hub.live <= self._there:
+        if self._router.live <= self._there:
             self.is_over = True
             self._everyone.set()
 
     def wait(self) -> None:
         """Until all who live are there; this process goes on answering meanwhile."""
         while not self._everyone.wait(StopToken.patience):
-            self._hub.driver.check()
+            self._router.driver.check()

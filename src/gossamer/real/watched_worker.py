@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.pending import Pending
 from gossamer.real.moments import Moments
-from gossamer.real.router import Hub
+from gossamer.real.router import Router
 from gossamer.real.worker import RealWorker
 from gossamer.worker import Message, Tag
 
@@ -17,7 +17,7 @@ from gossamer.worker import Message, Tag
 class WatchedWorker(RealWorker):
     """Each word that moves a model or a message, and how long its call takes this thread."""
 
-    def __init__(self, hub: Hub, end: int, moments: Moments, **parts: Any) -> None:
+    def __init__(self, hub: Router, end: int, moments: Moments, **parts: Any) -> None:
         super().__init__(hub, end, **parts)
         self._moments = moments
 

@@ -6,28 +6,24 @@ import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from gossamer.errors import PeerLost, ProtocolError
-from gossamer.pending import Pending
+from gossamer.errors import Late, PeerLost, ProtocolError
+from gossamer.groups import Grouping, mapped
+from gossamer.mailbox import Receive, Reply
+from gossamer.pending import Gathered, Pending
 from gossamer.real.books import Books
 from gossamer.real.callback_dispatcher import Telling
-from gossamer.real.grouping import Grouping
-from gossamer.real.mailbox import Receive
-from gossamer.real.router import Hub
+from gossamer.real.router import Router
 from gossamer.real.silent_peers import Silence
-from gossamer.real.transports.checked_values import numbers_from
-from gossamer.real.transports.transport import Scattered, StopToken
-from gossamer.real.within import ended_within, settle_by
+from gossamer.real.transports.buffers import joined
+from gossamer.real.transports.transport import StopToken
 from gossamer.replica import Replica
 from gossamer.worker import Gradient, Left, Message, Tag
 
 T = TypeVar("T")
-BLOCK = 16
-"""Steps whose live set is agreed on at once: asking the store at every step would cost too much."""
 _SENT = Pending.resolved("send", None)
 
 
@@ -46,7 +42,7 @@ class RealWorker:
     """What a method may touch, on real processes."""
 
     def __init__(
-        self, hub: Hub, end: int, *, seed: int, pace: Pace, books: Books,
+        self, hub: Router, end: int, *, seed: int, pace: Pace, books: Books,
         gradient: Callable[[Tensor | Replica, Tensor | None], Gradient] | None = None,
         telling: Telling | None = None, grouping: Grouping | None = None,
         forgets_leavers: bool = False,
@@ -70,7 +66,6 @@ class RealWorker:
         self._peers_of: tuple[frozenset[int], frozenset[int]] | None = None
         self._peers: list[int] = []
         self._left: set[int] = set()
-        self._agreed: dict[int, frozenset[int]] = {}
         self._collectives: dict[tuple[int, ...], int] = {}
         self._tasks = 0
         self._under_way: list[Pending[None]] = []
@@ -95,22 +90,14 @@ class RealWorker:
     @property
     def live(self) -> frozenset[int]:
         if self.rank < self._workers:
-            return self._hub.training if self._forgets_leavers else self._hub.live
+            members = self._hub.members
+            return members.training if self._forgets_leavers else members.live
         live = self._grouping.speaking(self._hub.live)
         # As of what it has read of its inbox, like its clients.
         return live - self._left if self._forgets_leavers else live
 
     def live_at(self, step: int) -> frozenset[int]:
-        """The first to ask about a block of steps fixes the set for everybody."""
-        block = step // BLOCK
-        if block not in self._agreed:
-            proposal = ",".join(map(str, sorted(self._hub.training)))
-            agreed = self._hub.transport.store.agree(f"live/{block}", proposal)
-            found = frozenset(numbers_from(f"live/{block}", agreed, ",", self._workers))
-            # The same object while nothing changes: methods compare by identity.
-            before = self._agreed.get(block - 1)
-            self._agreed = {block: before if before == found and before is not None else found}
-        return self._agreed[block]
+        return self._hub.live_at(step)
 
     @property
     def servers(self) -> Sequence[int]:
@@ -196,7 +183,7 @@ class RealWorker:
         return end < self._workers and end != self.rank and end not in self._inside
 
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
-        pending = Receive("receive", source, source=source)
+        pending = Receive("receive", source)
         if self.rank >= self._workers:
             pending.when_done(lambda: self._received(pending))
         elif self._telling is not None:
@@ -230,14 +217,12 @@ class RealWorker:
 
     def request(self, to: int, payload: Any, *, tag: Tag) -> Pending[Any]:
         number = self._hub.next_request()
-        arrival = Receive("reply", to, source=to)
-        answer = arrival.content()
-        self._hub.receive(self.rank, ("reply", number), arrival)
+        answer = Reply("reply", to)
+        self._hub.receive(self.rank, ("reply", number), answer)
         try:
             self._hub.post(to, tag, Message(self.rank, payload, reply_to=number))
             self._books.exchanges += 0 if to < self._workers else self._part_held_by(to)
         except PeerLost:
-            arrival.cancel()
             answer.fail(PeerLost(to))
         return answer
 
@@ -249,17 +234,19 @@ class RealWorker:
 
     def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
         members = range(self.size) if over is None else over
-        # Looking at a gradient in pieces would put it together.
-        is_scattered = isinstance(value, Scattered)
+        self._count_sum(members, value.nbytes)
+        own = joined([value.detach().reshape(-1)]).view(value.shape)
+        reduced = self._hub.transport.all_reduce([own], members)
+        mean = mapped(reduced, lambda _: own, "all_reduce")
+        mean.settle = reduced.settle
+        return mean
+
+    def _count_sum(self, members: Sequence[int], size: int, *, is_first: bool = True) -> None:
+        """An all-reduce of that many bytes; `is_first`: it is not the continuation of another."""
         is_inside = bool(self._inside) and tuple(members) == self._inside
-        if not is_inside and not (is_scattered and value.is_continued):
+        if is_first and not is_inside:
             self._books.exchanges += 1
-        share = 2 * (len(members) - 1) / len(members)
-        size = value.count * value.kind.itemsize if is_scattered else value.nbytes
-        self._books.bytes += round(share * size)
-        if is_scattered and value.confirmed is not None:
-            return value.confirmed(partial(self._hub.transport.all_reduce, value, members))
-        return self._hub.transport.all_reduce(value, members)
+        self._books.bytes += round(2 * (len(members) - 1) / len(members) * size)
 
     def _tag(self, kind: str, members: Sequence[int]) -> Tag:
         """Everybody in a group makes its collectives in the same order, so counting names them."""
@@ -269,18 +256,15 @@ class RealWorker:
 
     def broadcast(self, value: Tensor | None, *, root: int, over: Sequence[int]) -> Pending[Tensor]:
         tag = self._tag("broadcast", over)
-        result: Pending[Tensor] = Pending("broadcast", root)
-        if self.rank == root:
-            if value is None:
-                raise ProtocolError("the root of a broadcast gives the value")
-            for member in over:
-                if member != root and member in self._hub.live:
-                    self.send(member, value, tag=tag)
-            result.resolve(value)
-            return result
-        message = self.receive(tag, source=root)
-        message.when_done(lambda: settle_by(result, message, lambda m: m.payload))
-        return result
+        if self.rank != root:
+            message = self.receive(tag, source=root)
+            return mapped(message, lambda message: message.payload, "broadcast")
+        if value is None:
+            raise ProtocolError("the root of a broadcast gives the value")
+        for member in over:
+            if member != root and member in self._hub.live:
+                self.send(member, value, tag=tag)
+        return Pending.resolved("broadcast", value, root)
 
     def all_gather(
         self, value: Tensor, *, over: Sequence[int] | None = None
@@ -383,8 +367,36 @@ class RealWorker:
         return pending
 
     def within(self, seconds: float, pending: Pending[T]) -> Pending[T]:
-        task = f"{self.rank}: within {seconds:g} s"
-        return ended_within(seconds, pending, self._hub.driver, task)
+        until = time.monotonic() + seconds
+        late = Late(f"{pending.label} did not end within {seconds:g} s")
+        is_computed = _is_computed(pending)
+
+        def in_time(value: T) -> T:
+            if is_computed and time.monotonic() > until:
+                raise late
+            return value
+
+        bounded = mapped(pending, in_time)
+        if is_computed:
+            # Nothing interrupts a gradient, and a second thread would be in its way: its awaiter
+            # computes it and looks at the clock afterwards.
+            bounded.settle = pending.settle
+            return bounded
+
+        def end() -> None:
+            # A receive that stayed posted would take the next message and lose it.
+            pending.cancel()
+            if pending.cancelled:  # otherwise it has ended at this very moment
+                bounded.fail(late)
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        pending.when_done(timer.cancel)
+        for part in pending.parts if isinstance(pending, Gathered) else (pending,):
+            if part.settle is not None and not part.done:
+                self._hub.driver.settle_elsewhere(part, f"{self.rank}: within {seconds:g} s")
+        return bounded
 
     def start(self, task: Coroutine[Any, Any, T]) -> Pending[T]:
         self._tasks += 1
@@ -394,3 +406,8 @@ class RealWorker:
         for task in side:
             self.start(task)
         return await main
+
+
+def _is_computed(pending: Pending[Any]) -> bool:
+    """Whether it is a gradient that its awaiter computes."""
+    return isinstance(pending, Gradient) and pending.settle is not None

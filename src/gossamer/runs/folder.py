@@ -17,7 +17,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -51,6 +52,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._metrics: IO[str] | None = None
+        self._failures: list[OSError | ConfigurationError] | None = None
         self.timeline: Timeline | None = None
 
     @staticmethod
@@ -59,7 +61,36 @@ class RunFolder:
         return _fresh(parent, f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
 
     def child(self, name: str) -> RunFolder:
-        return _fresh(self.path, name)
+        made = RunFolder(self.path / name)
+        try:
+            made = _fresh(self.path, name)
+        except ConfigurationError as error:
+            if self._failures is None:
+                raise
+            self._failures.append(error)
+        made._failures = self._failures
+        return made
+
+    def defer_failures(self) -> None:
+        """From now on a write that fails, here or in a child, does not end the run: a full disk
+        must not cost the result. Who has told the result calls `check`."""
+        if self._failures is None:
+            self._failures = []
+
+    def check(self) -> None:
+        """Raise the first failure that was deferred."""
+        if self._failures:
+            raise self._failures[0]
+
+    @contextmanager
+    def _writing(self, name: str) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            error.filename = error.filename or str(self.path / name)
+            if self._failures is None:
+                raise
+            self._failures.append(error)
 
     def write_config(self, config: dict[str, Any]) -> None:
         self._write("config.json", config)
@@ -72,7 +103,8 @@ class RunFolder:
         self._write("summary.json", summary)
 
     def write_model(self, state: Mapping[str, Tensor]) -> None:
-        write_model(self.path / MODEL, state)
+        with self._writing(MODEL):
+            write_model(self.path / MODEL, state)
 
     def write_strip(self, strip: dict[str, Any]) -> None:
         self._write("strip.json", strip, indent=None)
@@ -80,36 +112,42 @@ class RunFolder:
     def write_progress(self, progress: dict[str, Any]) -> None:
         self._write("progress.json", progress)
 
-    def open_trace(self, workers: int) -> Timeline:
-        self.timeline = Timeline(self.path / "trace.json", workers)
-        return self.timeline
+    def open_trace(self, workers: int) -> None:
+        with self._writing("trace.json"):
+            self.timeline = Timeline(self.path / "trace.json", workers)
 
     def add_row(self, row: dict[str, Any]) -> None:
         """One line of metrics, on disk before the run goes on."""
-        if self._metrics is None:
-            # A folder is fresh, or of a run that goes on.
-            self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
-        self._metrics.write(to_json(row) + "\n")
-        self._metrics.flush()
+        if self._failures:
+            return  # rows with gaps between them would be worse than rows that end
+        with self._writing("metrics.jsonl"):
+            if self._metrics is None:
+                # A folder is fresh, or of a run that goes on.
+                self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+            self._metrics.write(to_json(row) + "\n")
+            self._metrics.flush()
 
     def close(self) -> None:
         try:
             if self._metrics is not None:
-                self._metrics.close()
+                with self._writing("metrics.jsonl"):
+                    self._metrics.close()
         finally:
             if self.timeline is not None:
-                self.timeline.close()
+                with self._writing("trace.json"):
+                    self.timeline.close()
 
     def _write(self, name: str, value: dict[str, Any], indent: int | None = 2) -> None:
         # Written beside and renamed, so that a reader never sees half a file.
         temporary = self.path / f".{name}"
         whole = {**value, "made_with": made_with()}
-        try:
-            temporary.write_text(to_json(whole, indent=indent) + "\n", encoding="utf-8")
-            temporary.replace(self.path / name)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        with self._writing(name):
+            try:
+                temporary.write_text(to_json(whole, indent=indent) + "\n", encoding="utf-8")
+                temporary.replace(self.path / name)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
 
 
 def _fresh(parent: Path, name: str) -> RunFolder:

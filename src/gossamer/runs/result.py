@@ -68,7 +68,8 @@ def write_model(path: Path, state: Mapping[str, Tensor]) -> None:
     part = path.with_name(f".{path.name}")
     own = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
     try:
-        safetensors.torch.save_file(own, part)
+        # Written by us: `save_file` tells of a full disk by an error that is no OSError.
+        part.write_bytes(safetensors.torch.save(own))
         part.replace(path)
     except OSError:
         part.unlink(missing_ok=True)

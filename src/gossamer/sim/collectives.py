@@ -15,6 +15,7 @@ from gossamer.config.collective_costs import (
     broadcast_seconds,
 )
 from gossamer.errors import PeerLost
+from gossamer.membership import UNREACHABLE
 from gossamer.pending import Pending
 from gossamer.rules import mean_in_order
 from gossamer.sim.kernel import SECOND, Timer
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 Key = tuple[object, ...]
 
 
-class Gathering:
-    """One collective in the making."""
+class Collective:
+    """One operation that waits for its members, or is under way."""
 
     __slots__ = (
         "arrived",
@@ -51,12 +52,12 @@ class Gathering:
         self.timer: Timer | None = None
 
 
-class Rendezvous:
-    """All collectives of a run."""
+class Collectives:
+    """All collective operations of a run."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._open: dict[Key, Gathering] = {}
+        self._open: dict[Key, Collective] = {}
         self._counts: dict[tuple[int, object], int] = {}
         self._busy_until: dict[int, int] = {}
 
@@ -73,63 +74,65 @@ class Rendezvous:
         count = self._counts.get((rank, over), 0)
         self._counts[rank, over] = count + 1
         key = (over, count)
-        gathering = self._open.get(key)
-        if gathering is None:
-            gathering = self._open[key] = Gathering(kind, over, root)
+        collective = self._open.get(key)
+        if collective is None:
+            collective = self._open[key] = Collective(kind, over, root)
         pending: Pending[Any] = Pending(kind, root if root != rank else None)
-        gathering.arrived[rank] = (value, pending)
-        gathering.size_bytes = max(gathering.size_bytes, size_bytes)
-        self._consider(key, gathering)
+        collective.arrived[rank] = (value, pending)
+        collective.size_bytes = max(collective.size_bytes, size_bytes)
+        self._consider(key, collective)
         return pending
 
     def reconsider(self) -> None:
         """Somebody died, ended, became reachable or counts as lost: what waited may go on."""
-        for key, gathering in list(self._open.items()):
-            if gathering.is_running and any(r in self._world.lost for r in gathering.arrived):
+        for key, collective in list(self._open.items()):
+            if collective.is_running and any(
+                r in self._world.members.dead for r in collective.arrived
+            ):
                 # Rebuilt over the survivors, from their copies.
-                if gathering.timer is not None:
-                    gathering.timer.cancel()
-                gathering.is_running = False
-            self._consider(key, gathering)
+                if collective.timer is not None:
+                    collective.timer.cancel()
+                collective.is_running = False
+            self._consider(key, collective)
 
-    def _fail_across(self, key: Key, gathering: Gathering) -> bool:
+    def _fail_across(self, key: Key, collective: Collective) -> bool:
         """A partition has outlasted the deadline: who waits across it learns so, if it waited then
         or came later."""
-        unreachable = self._world.unreachable
-        waiting = [rank for rank in gathering.arrived if rank not in self._world.lost]
+        members = self._world.members
+        waiting = [rank for rank in collective.arrived if rank not in members.dead]
         across = {
-            rank: [r for r in self._expected(gathering) if r in unreachable.get(rank, ())]
+            rank: [r for r in self._expected(collective) if r in members.cut_off_from(rank)]
             for rank in waiting
         }
         some = next((found[0] for found in across.values() if found), None)
         if some is None:
             return False
-        # All of them, also who can reach everybody: the gathering will not come about.
+        # All of them, also who can reach everybody: the collective will not come about.
         self._open.pop(key, None)
         for rank in waiting:
-            _, pending = gathering.arrived[rank]
+            _, pending = collective.arrived[rank]
             peer = across[rank][0] if across[rank] else some
-            pending.fail(PeerLost(peer, "unreachable for longer than the deadline"))
+            pending.fail(PeerLost(peer, UNREACHABLE))
         return True
 
-    def _expected(self, gathering: Gathering) -> list[int]:
+    def _expected(self, collective: Collective) -> list[int]:
         world = self._world
-        candidates = range(world.size) if gathering.members is None else gathering.members
-        return [r for r in candidates if r not in world.lost and r not in world.ended]
+        candidates = range(world.size) if collective.members is None else collective.members
+        return [r for r in candidates if r not in world.members.dead and r not in world.ended]
 
-    def _consider(self, key: Key, gathering: Gathering) -> None:
+    def _consider(self, key: Key, collective: Collective) -> None:
         """Start the transfer if everybody who is expected is there."""
         world = self._world
-        if gathering.root in world.lost and gathering.root not in gathering.arrived:
+        if collective.root in world.members.dead and collective.root not in collective.arrived:
             self._open.pop(key, None)
-            for _, pending in gathering.arrived.values():
-                pending.fail(PeerLost(gathering.root or 0))
+            for _, pending in collective.arrived.values():
+                pending.fail(PeerLost(collective.root or 0))
             return
-        if gathering.is_running or self._fail_across(key, gathering):
+        if collective.is_running or self._fail_across(key, collective):
             return
-        if any(r not in gathering.arrived for r in self._expected(gathering)):
+        if any(r not in collective.arrived for r in self._expected(collective)):
             return
-        members = [rank for rank in sorted(gathering.arrived) if rank not in world.lost]
+        members = [rank for rank in sorted(collective.arrived) if rank not in world.members.dead]
         if not members:
             self._open.pop(key, None)
             return
@@ -137,9 +140,9 @@ class Rendezvous:
             world.post.are_separated(members[0], other) for other in members[1:]
         ):
             return
-        gathering.is_running, gathering.since_ns = True, world.kernel.now
+        collective.is_running, collective.since_ns = True, world.kernel.now
         begin = max([world.kernel.now, *(self._busy_until.get(r, 0) for r in members)])
-        duration, put = self._price(gathering.kind, members, gathering.size_bytes)
+        duration, put = self._price(collective.kind, members, collective.size_bytes)
         end = begin + round(duration * SECOND)
         on_card: set[int] = set()
         for rank in members:
@@ -151,7 +154,7 @@ class Rendezvous:
                 world.post.bytes_put[rank] += put
                 # What all put on their cards all take off them; each about as much as it put.
                 world.post.bytes_taken[rank] += put
-        gathering.timer = world.kernel.at(end - world.kernel.now, self._finish, key, gathering)
+        collective.timer = world.kernel.at(end - world.kernel.now, self._finish, key, collective)
 
     def _price(self, kind: str, members: list[int], size_bytes: int) -> tuple[float, int]:
         """Seconds, and bytes that each machine puts on its card."""
@@ -181,34 +184,34 @@ class Rendezvous:
         sent = size_bytes * (len(machines) - 1)
         return seconds, sent if kind == "all_gather" else sent // len(machines)
 
-    def _finish(self, key: Key, gathering: Gathering) -> None:
+    def _finish(self, key: Key, collective: Collective) -> None:
         self._open.pop(key, None)
-        lost = self._world.lost
+        lost = self._world.members.dead
         present = {
             rank: value
-            for rank, (value, _) in sorted(gathering.arrived.items())
+            for rank, (value, _) in sorted(collective.arrived.items())
             if rank not in lost and value is not None
         }
         result: Any = None
-        if gathering.kind == "all_reduce":
+        if collective.kind == "all_reduce":
             result = mean_in_order(list(present.values()))
-        elif gathering.kind == "all_gather":
+        elif collective.kind == "all_gather":
             result = present
-        elif gathering.root is not None:
-            result = gathering.arrived[gathering.root][0]
+        elif collective.root is not None:
+            result = collective.arrived[collective.root][0]
         # What a group does inside is computing a gradient.
-        is_exchange = gathering.kind == "all_reduce" and len(gathering.arrived) > 1
-        is_exchange = is_exchange and set(self._world.speakers).issuperset(gathering.arrived)
-        self._record(gathering)
-        for rank, (_, pending) in sorted(gathering.arrived.items()):
+        is_exchange = collective.kind == "all_reduce" and len(collective.arrived) > 1
+        is_exchange = is_exchange and set(self._world.speakers).issuperset(collective.arrived)
+        self._record(collective)
+        for rank, (_, pending) in sorted(collective.arrived.items()):
             if rank not in lost:
                 if is_exchange:
                     self._world.got_part(rank, result)
-                self._world.moved(pending, gathering.since_ns)
+                self._world.moved(pending, collective.since_ns)
                 pending.resolve(result)
 
-    def _record(self, gathering: Gathering) -> None:
+    def _record(self, collective: Collective) -> None:
         world = self._world
-        members = [rank for rank in sorted(gathering.arrived) if rank not in world.lost]
+        members = [rank for rank in sorted(collective.arrived) if rank not in world.members.dead]
         if world.recorder is not None and len(members) > 1:
-            world.recorder.gathered(gathering.kind, members, gathering.since_ns, world.kernel.now)
+            world.recorder.gathered(collective.kind, members, collective.since_ns, world.kernel.now)

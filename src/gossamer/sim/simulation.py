@@ -14,7 +14,7 @@ from gossamer.callbacks import Callback
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings, split_groups
 from gossamer.errors import RunOver
-from gossamer.groups import Groups
+from gossamer.groups import Grouping, Groups, role_of
 from gossamer.methods import Method, MethodSpec, for_role
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.optim.schedules import make_schedule
@@ -25,7 +25,6 @@ from gossamer.sim.buckets import make_buckets
 from gossamer.sim.budget import Budget
 from gossamer.sim.engine import Engine, make_engine
 from gossamer.sim.gradients import GradientDesk
-from gossamer.sim.groups import grouped_roles
 from gossamer.sim.interrupts import interrupted_between_events
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.replica_matrix import ReplicaStore
@@ -183,7 +182,8 @@ class Simulation:
                 if not ending.may_go_on or not await ending.goes_on(worker.rank):
                     return
 
-        await grouped_roles(worker, replica, text, own, groups)
+        grouping = Grouping(worker.rank, self.world.size, groups)
+        await role_of(worker, replica, text, own, grouping, on_orphaned=lambda lost: None)
         self.world.end_worker(worker.rank)
 
     def run(self) -> Result:

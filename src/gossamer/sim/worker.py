@@ -10,6 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from gossamer.errors import Late, ProtocolError, RunOver
+from gossamer.groups import mapped
+from gossamer.mailbox import Receive, Reply
 from gossamer.pending import Pending
 from gossamer.replica import Replica
 from gossamer.rules import pair_delta
@@ -21,15 +23,6 @@ from gossamer.tasks.keyed import key_of
 from gossamer.worker import Gradient, Message, Tag
 
 T = TypeVar("T")
-
-
-class _Answer(Pending[Any]):
-    """The payload of the message that answers a question."""
-
-    __slots__ = ()
-
-    def resolve(self, value: Any) -> None:
-        super().resolve(value.payload)
 
 
 class SimulatedGradient(Gradient):
@@ -216,7 +209,7 @@ class SimulatedWorker:
             world.moved(world.mailboxes[to].deliver(tag, message), sent_ns)
             gone.resolve(None)
 
-        world.watch(gone, self.rank)
+        world.members.watch(gone, self.rank)
         world.post.carry(self.rank, to, world.wire_size(message.payload), arrived, what)
         return gone
 
@@ -228,12 +221,12 @@ class SimulatedWorker:
             self._exchanged(to, self.rank, self.step - step)
 
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
-        pending: Pending[Message] = Pending("receive", source)
+        pending = Receive("receive", source)
         if self.rank >= self._world.size:
             pending.when_done(lambda: self._world.received(self.rank, pending.result()))
-        self._world.mailboxes[self.rank].receive(tag, source, pending)
+        self._world.mailboxes[self.rank].receive(tag, pending)
         if not pending.done:
-            self._world.watch(pending, self.rank)
+            self._world.members.watch(pending, self.rank)
         return pending
 
     def collect(self, tag: Tag) -> list[Message]:
@@ -243,9 +236,9 @@ class SimulatedWorker:
         world = self._world
         self._requests += 1
         number = self._requests
-        answer = _Answer("reply", to)
-        world.mailboxes[self.rank].receive(("reply", number), to, answer)
-        world.watch(answer, self.rank)
+        answer = Reply("reply", to)
+        world.mailboxes[self.rank].receive(("reply", number), answer)
+        world.members.watch(answer, self.rank)
         asked_ns = world.kernel.now
         gone = self._post("request", to, Message(self.rank, payload, reply_to=number), tag)
         if world.recorder is not None:
@@ -274,14 +267,14 @@ class SimulatedWorker:
     ) -> Pending[Any]:
         size = 0 if value is None else self._world.wire_size(value)
         members = None if over is None else tuple(over)
-        return self._world.rendezvous.join(kind, self.rank, value, size, members, root)
+        return self._world.collectives.join(kind, self.rank, value, size, members, root)
 
     # ------------------------------------------------------------------ one-sided
 
     def read(self, peer: int) -> Pending[Tensor]:
         world = self._world
         answer: Pending[Tensor] = Pending("read", peer)
-        world.watch(answer, self.rank)
+        world.members.watch(answer, self.rank)
 
         def asked() -> None:
             # The value is what the memory holds when the request gets there.
@@ -309,7 +302,7 @@ class SimulatedWorker:
     def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
         world = self._world
         done: Pending[None] = Pending("accumulate", peer)
-        world.watch(done, self.rank)
+        world.members.watch(done, self.rank)
         sent_ns = world.kernel.now
 
         def arrived() -> None:
@@ -326,7 +319,7 @@ class SimulatedWorker:
         done: Pending[None] = Pending("average", peer)
         if world.ending.finished_ns is not None:
             return done  # nobody needs it any more: the side loop waits for ever
-        world.watch(done, self.rank)
+        world.members.watch(done, self.rank)
         own, step = world.replicas[self.rank], self.step
         mine, asked_ns = own.snapshot(), world.kernel.now
 
@@ -365,20 +358,12 @@ class SimulatedWorker:
         return pending
 
     def within(self, seconds: float, pending: Pending[T]) -> Pending[T]:
-        bounded: Pending[T] = Pending(pending.label, pending.peer)
+        bounded = mapped(pending, lambda value: value)
         what = f"{pending.label} did not end within {seconds:g} s"
         timer = self._world.kernel.at(
             round(seconds * SECOND), self._too_late, bounded, pending, what
         )
-
-        def ended() -> None:
-            timer.cancel()
-            try:
-                bounded.resolve(pending.result())
-            except Exception as error:
-                bounded.fail(error)
-
-        pending.when_done(ended)
+        pending.when_done(timer.cancel)
         return bounded
 
     @staticmethod

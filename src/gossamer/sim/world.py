@@ -13,18 +13,18 @@ from torch import Tensor
 from gossamer.callbacks import Callback
 from gossamer.config.cluster import Cluster
 from gossamer.config.faults import FOREVER, Fault
-from gossamer.errors import PeerLost
+from gossamer.mailbox import Mailbox
+from gossamer.membership import Membership
 from gossamer.optim.schedules import Schedule
 from gossamer.payload import tensor_bytes, wire_bytes
 from gossamer.pending import Gathered, Pending
 from gossamer.sim.accounts import Accounts, WorkerAccount
 from gossamer.sim.buckets import Bucket
 from gossamer.sim.budget import Budget
-from gossamer.sim.collectives import Rendezvous
+from gossamer.sim.collectives import Collectives
 from gossamer.sim.ending import LABEL, Ending
 from gossamer.sim.gradients import GradientDesk, Request
 from gossamer.sim.kernel import SECOND, Kernel, Task
-from gossamer.sim.mailbox import Mailbox
 from gossamer.sim.replica_matrix import ReplicaStore, SimulatedReplica
 from gossamer.sim.updates import Updates
 from gossamer.sim.wires import Post
@@ -92,13 +92,13 @@ class World:
         self.ends = self.size + len(parts.servers)
         self.post = Post(self.kernel, cluster, cards, self.stream("network"), recorder)
         self.mailboxes = [Mailbox() for _ in range(self.ends)]
-        self.rendezvous = Rendezvous(self)
+        self.collectives = Collectives(self)
         self.accounts = Accounts([WorkerAccount() for _ in range(self.size)])
         self.epochs = [0.0] * self.size
         self.alive = set(range(self.size))
-        self.lost: set[int] = set()
-        """Dead and known to be dead."""
-        self.unreachable: dict[int, set[int]] = {}
+        """Whose processes run. The others hear of a death a little later."""
+        self.members = Membership(self.size)
+        """What the workers know of each other."""
         self.ended: set[int] = set()
         self.ended_ns = [0] * self.size
         self.outstanding: dict[int, list[Request]] = {}
@@ -118,10 +118,7 @@ class World:
         for store in (parts.workers, *parts.servers):
             store.on_change = self.ending.changed
         self._pauses: dict[int, int] = {}
-        self._watching: dict[int, dict[Pending[Any], int]] = {}
-        self._views: list[tuple[int, frozenset[int]]] = [(0, frozenset(range(self.size)))]
-        self._asked = -1
-        self._live_seen: dict[int, frozenset[int]] = {}
+        self._speaking: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
         self._left: list[set[int]] = [set() for _ in range(self.ends)]
         """For each server, whose end or death it has been told."""
         for fault in cluster.faults:
@@ -147,46 +144,26 @@ class World:
     # ------------------------------------------------------------------ membership
 
     def live_seen_by(self, rank: int) -> frozenset[int]:
-        """Kept until it changes: methods ask at every step."""
-        viewer = rank if rank in self.unreachable or rank >= self.size else -1
-        seen = self._live_seen.get(viewer)
-        if seen is None:
-            hidden = self.lost | self.unreachable.get(rank, set())
-            # A server knows those only who push for themselves.
-            known = self.speakers if rank >= self.size else range(self.size)
-            seen = self._live_seen[viewer] = frozenset(known) - hidden
-        return seen
+        """The same object until it changes: methods ask at every step."""
+        live = self.members.live_for(rank)
+        if rank < self.size:
+            return live
+        if live is not self._speaking[0]:
+            # A server knows only those who push for themselves.
+            self._speaking = (live, live.intersection(self.speakers))
+        return self._speaking[1]
 
     def live_at(self, step: int) -> frozenset[int]:
-        """The first to ask about a step fixes the set for everybody."""
-        if step > self._asked:
-            self._asked = step
-            now = frozenset(range(self.size)) - self.lost
-            if now != self._views[-1][1]:
-                self._views.append((step, now))
-        return next(live for since, live in reversed(self._views) if since <= step)
-
-    def watch(self, pending: Pending[Any], owner: int) -> None:
-        """Fail this operation when the peer that it names is lost."""
-        peer = pending.peer
-        if peer is None:
-            return
-        if peer in self.lost:
-            pending.fail(PeerLost(peer))
-        elif peer in self.unreachable.get(owner, ()):
-            pending.fail(PeerLost(peer, "unreachable for longer than the deadline"))
-        else:
-            watching = self._watching.setdefault(peer, {})
-            if len(watching) > 4 * self.ends:
-                self._watching[peer] = watching = {p: o for p, o in watching.items() if not p.done}
-            watching[pending] = owner
+        """The first who asks about a step fixes the members of its round for everybody."""
+        known = self.members.members_of_round(step)
+        return self.members.fix_round(step, self.members.live) if known is None else known
 
     def end_worker(self, rank: int) -> None:
         """A worker's main part is over."""
         self.ended.add(rank)
         self.ended_ns[rank] = self.kernel.now
         self.budget.give_back(rank, self.accounts.workers[rank].steps)
-        self.rendezvous.reconsider()
+        self.collectives.reconsider()
         self.on_departure()
         for server in range(self.size, self.ends):
             # Like the end of a connection: it arrives behind the pushes still on their way.
@@ -246,33 +223,24 @@ class World:
             self.post.extra_delay_s -= fault.amount
         elif fault.kind == "partition":
             self.post.heal(fault.sides)
-            self._forget_unreachable()
-            self.rendezvous.reconsider()
+            self._reach_again()
+            self.collectives.reconsider()
 
-    def _forget_unreachable(self) -> None:
+    def _reach_again(self) -> None:
         """Who can be reached again counts as alive again."""
-        for rank, across in list(self.unreachable.items()):
-            left = {peer for peer in across if self.post.are_separated(rank, peer)}
-            if left:
-                self.unreachable[rank] = left
-            else:
-                del self.unreachable[rank]
-        self._live_seen.clear()
+        for rank in range(self.size):
+            lost = self.members.cut_off_from(rank)
+            self.members.cut_off(rank, (r for r in lost if self.post.are_separated(rank, r)))
 
     def _give_up_across(self, fault: Fault) -> None:
         """The partition has outlasted the deadline: who is across counts as lost until it heals."""
         if fault.sides not in self.post.partitions:
             return
-        for rank in sorted(self.alive):
-            across = {r for r in range(self.size) if self.post.are_separated(rank, r)}
-            if across:
-                self.unreachable[rank] = across
-                self._live_seen.pop(rank, None)
-        for peer, watching in sorted(self._watching.items()):
-            for pending, owner in list(watching.items()):
-                if peer in self.unreachable.get(owner, ()):
-                    pending.fail(PeerLost(peer, "unreachable for longer than the deadline"))
-        self.rendezvous.reconsider()
+        for rank in self.alive:
+            across = (r for r in range(self.size) if self.post.are_separated(rank, r))
+            self.members.cut_off(rank, across)
+        self.members.fail_lost()
+        self.collectives.reconsider()
 
     def _kill(self, rank: int) -> None:
         if rank not in self.alive:
@@ -292,13 +260,11 @@ class World:
         self.kernel.at(round(self.cluster.failure_detection * SECOND), self._announce_death, rank)
 
     def _announce_death(self, rank: int) -> None:
-        self.lost.add(rank)
-        self._live_seen.clear()
+        self.members.died(rank)
         for callback in self.callbacks:
             callback.on_membership(rank, False, self.kernel.now / SECOND)
-        for pending in list(self._watching.pop(rank, {})):
-            pending.fail(PeerLost(rank))
-        self.rendezvous.reconsider()
+        self.members.fail_lost()
+        self.collectives.reconsider()
         for server in range(self.size, self.ends):
             self._tell_server(server, rank)
 

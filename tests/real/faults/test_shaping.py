@@ -11,7 +11,7 @@ import pytest
 from gossamer.real.faults.shaped_links import ShapedTransport
 from gossamer.real.launch import environment
 from gossamer.real.transports.conformance.group import SCENARIOS
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 from programs import PROGRAMS, answers_of
 from tiers import only
 
@@ -73,20 +73,20 @@ def test_without_shaped_links_nothing_stands_in_the_way(
     asked: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The transport is the bare one, also where other faults are asked for."""
-    bare = LoneTransport()
+    bare = LocalTransport()
     assert _connected(bare, asked, monkeypatch) is bare
 
 
 def test_where_they_are_asked_for_all_goes_through_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the transport, under its name."""
     links = {"bandwidth": 1e6, "latency": 0.0, "slow": [], "delays": []}
-    found = _connected(LoneTransport(), {"links": links}, monkeypatch)
+    found = _connected(LocalTransport(), {"links": links}, monkeypatch)
     assert isinstance(found, ShapedTransport)
     assert found.name == "alone"
 
 
 def _connected(
-    bare: LoneTransport, asked: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+    bare: LocalTransport, asked: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> object:
     variables = {
         "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"

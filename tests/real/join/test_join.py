@@ -107,12 +107,11 @@ def test_a_coupled_loop_holds_its_laws_and_all_workers_end_with_one_model(group)
 
 @pytest.mark.parametrize("group", STEADY_GROUPS, ids=lambda group: "-".join(map(str, group)))
 def test_no_model_changes_between_forward_and_backward(group) -> None:
-    """The active one of a pair that meets in its own steps needs no copy for it; all others do."""
+    """Where others change a worker's parameters, its gradients are taken at a copy of its own."""
     found = answers(STEADY, *group)
     assert [answer["moved"] for answer in found] == [0] * len(found)
     assert sum(answer["exchanges"] for answer in found) > 0
-    are_in_windows = [answer["is_in_window"] for answer in found]
-    assert are_in_windows == ([False, True] if group == (2, "ad_psgd") else [False] * len(found))
+    assert not any(answer["is_in_window"] for answer in found)
 
 
 @pytest.mark.parametrize("method", ["pull_gossip", "all_reduce"])

@@ -10,9 +10,9 @@ import pytest
 from gossamer.errors import ConfigurationError
 from gossamer.real.launch import environment
 from gossamer.real.launch.launcher import Launch, Launcher
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 from gossamer.real.transports.shm import ShmTransport
-from gossamer.real.transports.shm.segments import create_segments
+from gossamer.real.transports.shm.memory import create_segments
 from launching import script
 
 pytestmark = pytest.mark.timeout(90)
@@ -67,14 +67,14 @@ def test_only_a_transport_that_was_made_counts(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(environment, "_joined", [])
 
-    def fails(chosen: str, here: environment.Environment) -> LoneTransport:
+    def fails(chosen: str, here: environment.Environment) -> LocalTransport:
         raise OSError("nobody is there")
 
     monkeypatch.setattr(environment, "_connected_once", fails)
     with pytest.raises(OSError, match="nobody"):
         environment.connect()
-    monkeypatch.setattr(environment, "_connected_once", lambda chosen, here: LoneTransport())
-    assert isinstance(environment.connect(), LoneTransport)
+    monkeypatch.setattr(environment, "_connected_once", lambda chosen, here: LocalTransport())
+    assert isinstance(environment.connect(), LocalTransport)
     with pytest.raises(ConfigurationError, match=r"over torch it can do so once; do all training"):
         environment.connect("torch")
 

@@ -17,7 +17,7 @@ from gossamer.pending import Pending
 from gossamer.real.join.binding import Binding
 from gossamer.real.join.joined_worker import JoinedWorker
 from gossamer.real.join.loop_session import Coupling
-from gossamer.real.transports.local import LocalStore, LoneTransport
+from gossamer.real.transports.local import LocalStore, LocalTransport
 from gossamer.real.transports.transport import Listener, Parts, StopToken, Window
 from gossamer.replica import trainable
 
@@ -53,11 +53,10 @@ class Network:
                 self.asked.set()
 
 
-class Ordered(LoneTransport):
+class Ordered(LocalTransport):
     """One process's connection to that network."""
 
     name = "ordered"
-    averages_at_once = False
     size = SIZE
     torn_updates = 2
 
@@ -89,9 +88,9 @@ class Ordered(LoneTransport):
     def read(self, end: int) -> Pending[Tensor]:
         return Pending.resolved("read", self.network.windows[end])
 
-    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+    def all_reduce(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
         self.network.together.wait()
-        return Pending.resolved("all_reduce", value.clone())
+        return Pending.resolved("all_reduce", None)
 
     def close(self) -> None:
         for source in range(SIZE):

@@ -13,6 +13,7 @@ from torch import nn
 
 from gossamer.methods import METHODS
 from gossamer.real.join.binding import Binding
+from gossamer.real.join.gradient import LoopGradient
 from gossamer.real.join.loop_session import Coupling
 from gossamer.real.join.replica import LoopReplica
 from gossamer.worker import Gradient
@@ -38,9 +39,9 @@ def test_each_group_of_parameters_has_its_own_weight_decay(
     binding.attach(window, is_private=True)
     (model if is_used else model[0])(torch.ones(4, 3)).square().sum().backward()
     replica = LoopReplica(binding, window, optimizer)
-    gradient = replica.penalised(binding.new_gradient(), window)
+    gradient = replica.penalised(LoopGradient.of(binding, range(len(binding.parameters))), window)
     before = window.clone()
-    replica.descend_(binding.new_gradient())
+    replica.descend_(LoopGradient.of(binding, range(len(binding.parameters))))
     torch.testing.assert_close(before - window, gradient + torch.zeros_like(window))
 
 
@@ -54,7 +55,7 @@ def test_a_method_with_its_own_descent_clips_for_one_step() -> None:
     binding.attach(window, is_private=True)
     model(torch.ones(4, 3)).square().sum().backward()
     replica = LoopReplica(binding, window, optimizer)
-    gradient = binding.new_gradient() + torch.zeros_like(window)
+    gradient = LoopGradient.of(binding, range(len(binding.parameters))) + torch.zeros_like(window)
     replica.clip = 0.01
     clipped = replica.penalised(gradient, window) - 0.5 * window
     torch.testing.assert_close(clipped, gradient * (0.01 / gradient.norm()))
@@ -78,12 +79,12 @@ def test_a_point_is_loaded_from_a_window_that_is_being_changed() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     replica = LoopReplica(binding, window, optimizer, _Taken())
     window.add_(1.0)
-    parts = SimpleNamespace(gradient=lambda: Gradient("gradient"))
+    gradients = SimpleNamespace(next=lambda: Gradient("gradient"))
     changes = SimpleNamespace(given=lambda point: None)
     coupling: Any = SimpleNamespace(
         _binding=binding,
         replica=replica,
-        buckets=parts,
+        gradients=gradients,
         _changes=changes,
         method=METHODS["ad_psgd"],
     )

@@ -13,7 +13,7 @@ import torch
 from torch.distributed import TCPStore
 
 from gossamer.errors import Error
-from gossamer.real.batches import Leases
+from gossamer.real.batches import LeasedBatches
 from gossamer.real.join.binding import Binding
 from gossamer.real.join.checks import check_alike
 from gossamer.real.launch.launcher import Launch, Launcher
@@ -99,7 +99,7 @@ def test_another_user_reaches_nothing_in_the_store_of_a_run(
 
 def forge_lease(store: LocalStore) -> None:
     store.agree("lease/0/0", "nobody")
-    Leases(64, 16, 64, store, Order(64, 0, 16), 0, 2, lambda: frozenset({0})).open_step(0)
+    LeasedBatches(64, 16, 64, store, Order(64, 0, 16), 0, 2, lambda: frozenset({0})).open_step(0)
 
 
 def forge_model(store: LocalStore) -> None:

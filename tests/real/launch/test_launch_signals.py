@@ -104,3 +104,20 @@ def test_no_worker_outlives_an_interrupted_or_a_killed_launcher(tmp_path: Path) 
             process.send_signal(number)
             assert process.wait(timeout=20) == expected
             wait_until(lambda: pids(tmp_path) == [], seconds=2.0)
+
+
+def test_signals_are_handled_before_anything_temporary_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that comes while the folder of answers is made would leave it behind."""
+    seen: list[object] = []
+
+    def make(**where: object) -> None:
+        seen.append(signal.getsignal(signal.SIGTERM))
+        raise OSError("no folder today")
+
+    monkeypatch.setattr("gossamer.real.launch.tempfile.TemporaryDirectory", make)
+    with pytest.raises(OSError, match="no folder today"):
+        launched(tmp_path, "pass")
+    assert seen != [signal.SIG_DFL]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -6,6 +6,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from gossamer.errors import ConfigurationError
 from gossamer.real.transports.death_notices import Notices, tell_dead
 from gossamer.real.transports.secret import own_secret
 from gossamer.real.transports.store import TcpStore, serve
@@ -41,3 +42,9 @@ def test_a_store_that_dies_ends_the_looking() -> None:
     notices.start()
     notices.stop()
     assert died.empty()
+
+
+def test_a_worker_without_the_secret_of_its_run_is_told_how_to_start() -> None:
+    """In words that need no knowledge of stores and proofs."""
+    with pytest.raises(ConfigurationError, match="started without the secret of its run"):
+        own_secret({})

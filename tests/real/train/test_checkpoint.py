@@ -25,7 +25,7 @@ from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS
-from gossamer.real.batches import Leases
+from gossamer.real.batches import LeasedBatches
 from gossamer.real.train import checkpoint_files as checkpoint
 from gossamer.real.train.checkpoint import Every, InStep
 from gossamer.real.train.job import Job
@@ -212,10 +212,10 @@ def test_workers_in_step_agree_on_the_steps_of_timed_checkpoints() -> None:
 def test_batches_between_the_cuts_of_two_workers_are_processed_after_a_resume() -> None:
     """One lease was taken after its worker's cut and before the other's: nobody has it."""
 
-    def leases(store: LocalStore, rank: int) -> Leases:
-        return Leases(40, 1, 40, store, Order(40, 0, 1), rank, 2)
+    def leases(store: LocalStore, rank: int) -> LeasedBatches:
+        return LeasedBatches(40, 1, 40, store, Order(40, 0, 1), rank, 2)
 
-    def make_a_step(pace: Leases) -> int | None:
+    def make_a_step(pace: LeasedBatches) -> int | None:
         if not pace.open_step(0):
             return None
         return int(pace.next_batch()[0])

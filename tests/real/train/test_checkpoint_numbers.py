@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.real.batches import Leases
+from gossamer.real.batches import LeasedBatches
 from gossamer.real.train import checkpoint as checkpointing
 from gossamer.real.train.checkpoint import Checkpointed, Every, OutOfStep
 from gossamer.real.transports.local import LocalStore
@@ -24,7 +24,9 @@ class Workers:
         self.ended = set[int]()
         self.written: list[list[int]] = [[] for _ in range(size)]
         self._paces = [
-            Leases(BATCHES, 1, BATCHES, store, order, rank, size, lambda: frozenset(self.living))
+            LeasedBatches(
+                BATCHES, 1, BATCHES, store, order, rank, size, lambda: frozenset(self.living)
+            )
             for rank in range(size)
         ]
         self._checkpointed = [

@@ -15,7 +15,7 @@ from gossamer.real.train import other_launcher as outer
 from gossamer.real.train import worker as part
 from gossamer.real.train.job import Job
 from gossamer.real.train.other_launcher import Company, Refused
-from gossamer.real.transports.local import LocalStore, LoneTransport
+from gossamer.real.transports.local import LocalStore, LocalTransport
 from gossamer.runs.folder import RunFolder
 
 pytestmark = pytest.mark.timeout(60)
@@ -58,7 +58,7 @@ def test_what_worker_0_refuses_before_the_run_is_told_to_all(
     store = LocalStore()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(outer, "_FAREWELL_S", 0.0)
-    monkeypatch.setattr(outer, "meet", lambda name: (Company(store, 0, 2), LoneTransport()))
+    monkeypatch.setattr(outer, "meet", lambda name: (Company(store, 0, 2), LocalTransport()))
     monkeypatch.setattr(RunFolder, "write_config", fail)
     for name, value in {
         "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"
@@ -86,7 +86,7 @@ def test_another_worker_than_0_says_itself_why_it_gave_up(
     Company(store, 0, 2).decide(lambda: job_in(tmp_path, None))
     monkeypatch.setattr(part, "Training", Failing)
     monkeypatch.setattr(
-        outer, "meet", lambda name, injection: (Company(store, 1, 2), LoneTransport())
+        outer, "meet", lambda name, injection: (Company(store, 1, 2), LocalTransport())
     )
     assert outer.work_as_told(None, Injection(), None) == 1
     assert capsys.readouterr().err == f"gossamer: {PeerLost(0, 'its process ended')}\n"

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.real.batches import Leases, Rounds
+from gossamer.real.batches import LeasedBatches, RoundBatches
 from gossamer.real.transports.local import LocalStore
 from gossamer.tasks.split import Order, make_sampler
 
@@ -62,8 +62,8 @@ def test_leases_of_the_dead_are_taken_over(
     repeated = [0]
     samples = batches * BATCH
 
-    def make(rank: int) -> Leases:
-        return Leases(
+    def make(rank: int) -> LeasedBatches:
+        return LeasedBatches(
             samples, BATCH, samples, store, Order(samples, 0, BATCH), rank, workers,
             lambda: frozenset(live), lambda count: repeated.__setitem__(0, repeated[0] + count),
         )  # fmt: skip
@@ -105,9 +105,9 @@ def test_the_epoch_does_not_go_back_with_what_the_dead_had_left() -> None:
     """A learning rate follows it: the last steps of a run are not its first ones."""
     store, live, samples = LocalStore(), {0, 1}, 40 * BATCH
 
-    def make(rank: int) -> Leases:
+    def make(rank: int) -> LeasedBatches:
         order = Order(samples, 0, BATCH)
-        return Leases(
+        return LeasedBatches(
             samples, BATCH, samples, store, order, rank, 2, lambda: frozenset(live)
         )  # fmt: skip
 
@@ -144,7 +144,7 @@ def test_an_early_death_does_not_make_the_end_read_all_leases(
     batches, live, order = 8000, {0, 1, 2}, Order(8000, 0, 1)
     store = CountingStore()
     paces = [
-        Leases(batches, 1, batches, store, order, rank, 3, lambda: frozenset(live))
+        LeasedBatches(batches, 1, batches, store, order, rank, 3, lambda: frozenset(live))
         for rank in range(3)
     ]
     done = list[int]()
@@ -179,9 +179,11 @@ def test_an_early_death_does_not_make_the_end_read_all_leases(
     assert store.asked < 200
 
 
-def make_rounds(live_at: Callable[[int], frozenset[int]], samples: int, workers: int) -> Rounds:
+def make_rounds(
+    live_at: Callable[[int], frozenset[int]], samples: int, workers: int
+) -> RoundBatches:
     sampler = make_sampler(torch.zeros(90, dtype=torch.int64), workers, BATCH, "shuffled", 0, True)
-    return Rounds(samples, BATCH, 90, live_at, sampler, 0, workers)
+    return RoundBatches(samples, BATCH, 90, live_at, sampler, 0, workers)
 
 
 @given(died_at=st.integers(0, 80), late=st.integers(0, 15), samples=st.integers(1, 600))

@@ -28,7 +28,7 @@ from gossamer.real.replicas import WindowReplica
 from gossamer.real.train.progress import Follower
 from gossamer.real.train.train import job_of
 from gossamer.real.train.training import Training
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 from gossamer.replica import Replica, trainable
 from gossamer.sim.replica_matrix import ReplicaStore, SimulatedReplica
 from gossamer.tasks import Data, Task
@@ -113,7 +113,7 @@ def on_a_real_worker(spec: str, optimiser: str, folder: Path) -> Tensor:
         still(), spec, Cluster(workers=1), seed=SEED, batch=4, epochs=epochs, learning_rate=RATE,
         optimiser=optimiser, evaluations=1,
     )  # fmt: skip
-    training = Training(job_of(settings, "still", None, folder), still(), LoneTransport())
+    training = Training(job_of(settings, "still", None, folder), still(), LocalTransport())
     training.open()
     training.start()
     training.driver.drive(training._main, "main", training._end)
@@ -128,7 +128,7 @@ def loop_of(spec: str, make: Make) -> JoinedWorker:
     optimizer = make(model.parameters(), lr=RATE)
     method = parse_method(spec)
     binding = Binding(trainable(model))
-    coupling = Coupling(LoneTransport(), method, model, binding, optimizer, SEED, STEPS)
+    coupling = Coupling(LocalTransport(), method, model, binding, optimizer, SEED, STEPS)
     notices = momentum_left_out(method, optimizer, is_synchronous=coupling.is_synchronous)
     return JoinedWorker(model, optimizer, method, coupling, SEED, notices=notices)
 

@@ -16,7 +16,7 @@ from gossamer.real.train.job import Diary
 from gossamer.real.train.train import job_of
 from gossamer.real.train.training import Training
 from gossamer.real.train.worker import work
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 from gossamer.replica import Replica
 from gossamer.tasks import make_task
 from gossamer.worker import Worker
@@ -27,7 +27,7 @@ TASK = "digits-mlp"
 def training_of(method: str, folder: Path, **choices: Any) -> Training:
     """Opened, and made to begin."""
     settings = make_settings(TASK, method, Cluster(workers=1), **choices)
-    training = Training(job_of(settings, TASK, None, folder), make_task(TASK), LoneTransport())
+    training = Training(job_of(settings, TASK, None, folder), make_task(TASK), LocalTransport())
     training.open()
     training.start()
     return training
@@ -87,7 +87,7 @@ def test_a_full_disk_ends_a_worker_in_a_sentence_when_its_results_find_no_room(
     with pytest.raises(OSError, match="No space left"):
         diary.write("row", {})
     said: list[str] = []
-    status = work(job_of(settings, TASK, None, tmp_path), LoneTransport(), diary, said.append)
+    status = work(job_of(settings, TASK, None, tmp_path), LocalTransport(), diary, said.append)
     assert status == 1
     assert said == [f"there is no room for more in {tmp_path}: make some, or choose other --runs"]
     assert capsys.readouterr().err.strip() == said[0]

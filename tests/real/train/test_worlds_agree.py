@@ -167,17 +167,6 @@ def test_groups_under_mpirun_give_the_simulators_bits(method: str, tmp_path: obj
     assert summary["parameters_digest"] == simulated(method, 4)[0]
 
 
-@wide
-@needs_mpirun
-@pytest.mark.slow
-def test_mpis_own_order_agrees_to_rounding(tmp_path: object) -> None:
-    """MPI_Iallreduce over three processes."""
-    summary = train_under_mpirun(3, "all_reduce", tmp_path, reduction="engine", **SHORT)
-    torch.testing.assert_close(
-        torch.tensor(summary["parameters"]), simulated("all_reduce", 3)[1], rtol=1e-4, atol=1e-5
-    )
-
-
 def test_one_worker_gives_the_simulators_bits() -> None:
     """Alone there is no timing, so this holds for every method."""
     groups = [Group(method, 1, choices=SHORT) for method in METHODS]

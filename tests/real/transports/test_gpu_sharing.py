@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import torch
@@ -17,12 +15,10 @@ from torch import Tensor
 
 from gossamer.real.transports.conformance.tools import values_of
 from gossamer.real.transports.shm import create_segments
-from gossamer.real.transports.shm.arenas import IN_ARENA
-from gossamer.real.transports.shm.cuda import Cuda, Mark
-from gossamer.real.transports.shm.one_pass import average_in_one_pass
-from gossamer.real.transports.shm.segments import CLOSED, Control
+from gossamer.real.transports.shm.contributions import ON_GPU
+from gossamer.real.transports.shm.gpu import WindowOrder
+from gossamer.real.transports.shm.memory import CLOSED, Control
 from gossamer.real.transports.shm.system import LOCK_BYTES, SPARE_WORD
-from gossamer.real.transports.shm.turns import Turns
 from gossamer.real.transports.transport import Stopped, StopToken
 from gossamer.rules import mean_in_order
 from gpu_together import WIDTH, OneStore, Together, settled
@@ -43,7 +39,7 @@ def test_values_go_through_the_gpu_once_all_have_opened_the_arenas(trio: Togethe
         values = [values_of(rank, WIDTH, number) for rank in range(3)]
         for mean in trio.reduce(values):
             assert torch.equal(mean, mean_in_order(values))
-        seen.append([bool(place & IN_ARENA) for place in trio.places()])
+        seen.append([bool(place & ON_GPU) for place in trio.places()])
     assert seen == [[False] * 3, [True] * 3, [True] * 3, [True] * 3]
 
 
@@ -82,7 +78,7 @@ def test_room_is_used_again_only_when_everybody_has_read_it(trio: Together) -> N
         places.append(trio.places()[0])
     assert places[0] != places[1]
     assert places[0] == places[2]
-    reading = trio.transports[1]._reducing._boards[1]
+    reading = trio.transports[1]._all_reduce._boards[1]
     assert any(key != done for key, done in zip(reading.keys, reading.finished, strict=True) if key)
 
 
@@ -92,7 +88,7 @@ def test_values_that_no_longer_fit_go_through_main_memory(trio: Together) -> Non
     large = 200_000
     rounds = [[values_of(rank, large, number) for rank in range(3)] for number in range(4)]
     started = [trio.start(values) for values in rounds]
-    in_arena = [bool(p.offset & IN_ARENA) for p in trio.transports[0]._reducing._posted[-4:]]
+    in_arena = [bool(p.place & ON_GPU) for p in trio.transports[0]._all_reduce._posted[-4:]]
     assert set(in_arena) == {True, False}
     for values, pendings in zip(rounds, started, strict=True):
         for pending in pendings:
@@ -118,7 +114,7 @@ def test_an_arena_that_cannot_be_opened_is_not_used(
         values = [values_of(rank, WIDTH, number) for rank in range(3)]
         for mean in trio.reduce(values):
             assert torch.equal(mean, mean_in_order(values))
-    assert [bool(place & IN_ARENA) for place in trio.places()] == [False, False, True]
+    assert [bool(place & ON_GPU) for place in trio.places()] == [False, False, True]
     trio.close()
 
 
@@ -156,7 +152,7 @@ class Two:
         self.last = memoryview(bytearray(8)).cast("Q")
         store = OneStore()
         self.turns = [
-            Turns(rank, 0, self.last, gpus[rank], store, self.control, self.stop)
+            WindowOrder(rank, 0, self.last, gpus[rank], store, self.control, self.stop)
             for rank in range(2)
         ]
 
@@ -231,46 +227,3 @@ def test_the_word_of_the_last_user_lies_behind_the_lock() -> None:
     """A `pthread_mutex_t` has at most 48 bytes where torch runs."""
     assert SPARE_WORD % 8 == 0
     assert 48 <= SPARE_WORD <= LOCK_BYTES - 8
-
-
-class Stream:
-    """One of a GPU that is always busy; something may happen while it is waited for."""
-
-    cuda_stream = 7
-
-    def __init__(self) -> None:
-        self.meanwhile: Callable[[], None] = lambda: None
-
-    def synchronize(self) -> None:
-        self.meanwhile()
-
-    def query(self) -> bool:
-        return False
-
-
-class Present:
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-
-    def present(self) -> Stream:
-        return self.stream
-
-
-def test_a_mark_is_reached_by_a_wait_that_began_after_it() -> None:
-    """Not by one that was under way when it was set: that may have looked too early."""
-    gpu, stream = Cuda(torch.device("cuda:0")), Stream()
-    gpu._streams = cast(Any, Present(stream))
-    before = gpu.mark()
-    assert not before.query()
-    marks: list[Mark] = []
-    stream.meanwhile = lambda: marks.append(gpu.mark())
-    gpu.finish()
-    assert before.query()
-    assert not marks[0].query()
-    gpu.finish()
-    assert marks[0].query()
-
-
-def test_without_triton_torch_averages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)
-    assert average_in_one_pass.__wrapped__(torch.device("cpu")) is None

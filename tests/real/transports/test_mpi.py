@@ -20,12 +20,11 @@ TOGETHER = [law.name for law in SCENARIOS.values() if not law.apart]
 APART = [law for law in SCENARIOS.values() if law.apart and not law.victims]
 # Of deaths there is no law here: MPI ends the whole job when a process dies (test_deaths.py).
 OWN = [
-    "scenario_memory_is_used_again_once_nobody_refers_to_it",
     "scenario_results_leave_no_circles_behind",
     "scenario_an_addition_outside_of_a_window_is_refused",
     "scenario_half_precision_and_empty_windows",
     "scenario_places_and_addresses",
-    "scenario_an_unknown_reduction_is_refused",
+    "scenario_there_is_no_choice_of_reductions",
     "scenario_who_has_left_the_sums_is_not_waited_for",
 ]
 WINDOWS = [
@@ -34,19 +33,16 @@ WINDOWS = [
     "scenario_an_average_makes_both_equal_and_keeps_the_sum",
     "scenario_averages_that_overlap_keep_the_sum",
 ]
-REDUCTIONS = [
-    "scenario_an_all_reduce_is_the_mean_in_order_of_rank",
-    "scenario_all_reduces_may_be_in_flight_together",
-]
+REDUCTIONS = [law.name for law in SCENARIOS.values() if "reduce" in law.name and not law.apart]
 
 pytestmark = pytest.mark.skipif(not MPIRUN.exists(), reason="no mpirun beside this Python")
 
 
-def run(size: int, names: list[str], mapped: str, reduction: str = "fixed") -> tuple[int, str]:
+def run(size: int, names: list[str], mapped: str) -> tuple[int, str]:
     """One group under mpirun: its exit code and what it wrote."""
     command = [str(MPIRUN), "-n", str(size), sys.executable, str(PROGRAMS / "mpi_groups.py")]
     running = subprocess.Popen(
-        [*command, mapped, reduction, *names],
+        [*command, mapped, *names],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -78,8 +74,8 @@ def end_session(leader: int) -> None:
                 pass  # ended by itself meanwhile
 
 
-def check(size: int, names: list[str], mapped: str, reduction: str = "fixed") -> None:
-    code, written = run(size, names, mapped, reduction)
+def check(size: int, names: list[str], mapped: str) -> None:
+    code, written = run(size, names, mapped)
     for name in names:
         assert written.count(f"passed {name}") == size, written
     assert code == 0, written
@@ -93,7 +89,7 @@ def test_mpi_keeps_the_laws_of_every_transport() -> None:
 @wide
 def test_windows_that_are_not_mapped_keep_their_laws() -> None:
     """What happens between hosts: values travel by Get, Put and Accumulate."""
-    check(3, WINDOWS + OWN, "distant")
+    check(3, WINDOWS + REDUCTIONS + OWN, "distant")
 
 
 @wide
@@ -101,12 +97,6 @@ def test_windows_that_are_not_mapped_keep_their_laws() -> None:
 def test_mpi_stops_and_closes_cleanly(law: Scenario) -> None:
     """Whoever stops or closes early hangs nobody, and all end with code 0."""
     check(law.size, [law.name], "mapped")
-
-
-@wide
-def test_the_engines_own_sum_of_two_has_the_same_bits() -> None:
-    """Two values add up to the same bits in either order."""
-    check(2, REDUCTIONS, "mapped", "engine")
 
 
 @wide

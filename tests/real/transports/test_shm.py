@@ -19,16 +19,13 @@ TOGETHER = [law.name for law in SCENARIOS.values() if not law.apart]
 GROUPS = [(3, TOGETHER)] + [(law.size, [law.name]) for law in SCENARIOS.values() if law.apart]
 
 
-REDUCING = [law for law in SCENARIOS.values() if "reduce" in law.name]
-
-
 def run_groups(
-    places: pytest.TempPathFactory, groups: Sequence[tuple[int, Sequence[str]]], processors: int,
+    places: pytest.TempPathFactory, groups: Sequence[tuple[int, Sequence[str]]],
     values_on: str = "cpu",
 ) -> dict[str, Any]:  # fmt: skip
-    """By one program, as if on so many processors; what its processes said, by scenario."""
+    """By one program; what its processes said, by scenario."""
     program = PROGRAMS / "shm_groups.py"
-    found = answers_of(program, json.dumps(groups), str(processors), values_on, places=places)
+    found = answers_of(program, json.dumps(groups), values_on, places=places)
     return {
         name: answer
         for (_, names), answer in zip(groups, found, strict=True)
@@ -38,19 +35,13 @@ def run_groups(
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """On a crowded machine."""
-    return run_groups(tmp_path_factory, GROUPS, 1)
-
-
-@pytest.fixture(scope="module")
-def uncrowded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_groups(tmp_path_factory, [(law.size, [law.name]) for law in REDUCING], 64)
+    return run_groups(tmp_path_factory, GROUPS)
 
 
 @pytest.fixture(scope="module")
 def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Main memory in the place of a GPU's; everything else is what runs on one."""
-    return run_groups(tmp_path_factory, GROUPS, 1, "gpu")
+    return run_groups(tmp_path_factory, GROUPS, "gpu")
 
 
 @pytest.mark.parametrize("law", SCENARIOS.values(), ids=lambda law: law.name)
@@ -63,14 +54,6 @@ def test_processes_that_share_a_gpu_keep_the_law(law: Scenario, on_gpu: dict[str
 def test_shared_memory_keeps_the_law(law: Scenario, answers: dict[str, Any]) -> None:
     """Every survivor passed the scenario and ended well; victims, and only they, were killed."""
     check(law, answers[law.name])
-
-
-@pytest.mark.parametrize("law", REDUCING, ids=lambda law: law.name)
-def test_with_processors_for_all_each_reduces_its_part(
-    law: Scenario, uncrowded: dict[str, Any]
-) -> None:
-    """Values are added up another way where nobody waits for a processor; the laws are the same."""
-    check(law, uncrowded[law.name])
 
 
 def check(law: Scenario, answer: dict[str, Any]) -> None:

@@ -15,22 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import PeerLost, ProtocolError
-from gossamer.real.transports.conformance.tools import FrameRecorder
+from gossamer.real.transports.conformance.tools import FrameRecorder, mean_of
 from gossamer.real.transports.shm import Segments, ShmTransport, create_segments
-from gossamer.real.transports.shm.board import Room
-from gossamer.real.transports.shm.layout import (
+from gossamer.real.transports.shm.memory import (
+    CACHE_LINE,
     CELL_FIELDS,
     CELLS,
-    LINE,
-    PARCELS,
+    LARGE_FRAMES,
     RING_BYTES,
     RING_HEAD_BYTES,
+    FreeList,
     lay_out,
 )
-from gossamer.real.transports.shm.operation import Kind
 from gossamer.real.transports.shm.rings import LENGTH_BYTES, RingReader, RingWriter
 from gossamer.real.transports.shm.system import Bell
 from gossamer.real.transports.transport import Stopped, StopToken, Window
+from gossamer.rules import mean_in_order
 
 
 class NoStore:
@@ -80,18 +80,16 @@ Pair = tuple[Segments, list[ShmTransport], list[FrameRecorder]]
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 5_000), max_size=30), st.sampled_from([0, 9_000, 90_000]), st.data())
-def test_room_is_never_given_twice(
-    lengths: list[int], turn_bytes: int, data: st.DataObject
-) -> None:
+@given(st.lists(st.integers(0, 5_000), max_size=30), st.data())
+def test_room_is_never_given_twice(lengths: list[int], data: st.DataObject) -> None:
     """What is taken never overlaps, stays inside, and what is given back serves again."""
-    room = Room(LINE, LINE + 20_000, turn_bytes)
+    room = FreeList(CACHE_LINE, CACHE_LINE + 20_000)
     taken: dict[int, int] = {}
     for length in lengths:
         start = room.take(length)
         if start is not None:
-            assert start >= LINE
-            assert start + length <= LINE + 20_000
+            assert start >= CACHE_LINE
+            assert start + length <= CACHE_LINE + 20_000
             assert all(start >= s + n or start + length <= s for s, n in taken.items() if n)
             taken[start] = length
         if taken and data.draw(st.booleans()):
@@ -100,36 +98,22 @@ def test_room_is_never_given_twice(
             room.give_back(gone)
     for start in taken:
         room.give_back(start)
-    assert room.take(20_000 - LINE) == LINE
+    assert room.take(20_000 - CACHE_LINE) == CACHE_LINE
 
 
-@pytest.mark.parametrize("turn_bytes", [0, 1 << 10])
-def test_a_place_of_no_bytes_is_one_of_its_own(turn_bytes: int) -> None:
+def test_a_place_of_no_bytes_is_one_of_its_own() -> None:
     """Else giving it back would give back what lies at the same place."""
-    room = Room(0, 1 << 12, turn_bytes)
-    nothing, some = room.take(0), room.take(LINE)
+    room = FreeList(0, 1 << 12)
+    nothing, some = room.take(0), room.take(CACHE_LINE)
     assert nothing is not None
     assert some is not None
     assert nothing != some
     room.give_back(nothing)
-    assert some not in [room.take(LINE) for _ in range((1 << 12) // LINE)]
+    assert some not in [room.take(CACHE_LINE) for _ in range((1 << 12) // CACHE_LINE)]
 
 
-def test_what_was_given_back_last_is_taken_last() -> None:
-    """Where room is given out in turn; whoever has read a place keeps it in its cache a while."""
-    room = Room(0, 1 << 20, 10 * LINE)
-    places: list[int] = []
-    for _ in range(12):
-        place = room.take(LINE)
-        assert place is not None
-        places.append(place)
-        room.give_back(place)
-    assert places[:10] == [LINE * number for number in range(10)]
-    assert places[10:] == places[:2]
-
-
-def no_parcel(notice: memoryview) -> memoryview:
-    """Where no parcels are sent, none comes."""
+def no_large_frame(notice: memoryview) -> memoryview:
+    """Where no large frames are sent, none comes."""
     raise AssertionError(bytes(notice))
 
 
@@ -139,8 +123,8 @@ def test_a_ring_delivers_the_frames_that_were_written(lengths: list[int], seed: 
     """However writer and reader take turns, across the seam, longer than the ring itself."""
     random = Random(seed)
     region = memoryview(bytearray(RING_HEAD_BYTES + RING_BYTES))
-    bell = Bell(mmap.mmap(-1, LINE), 0, 0)
-    writer, reader = RingWriter(region), RingReader(region, bell, no_parcel)
+    bell = Bell(mmap.mmap(-1, CACHE_LINE), 0, 0)
+    writer, reader = RingWriter(region), RingReader(region, bell, no_large_frame)
     frames = [random.randbytes(length) for length in lengths]
     stream = memoryview(
         b"".join(len(frame).to_bytes(LENGTH_BYTES, "little") + frame for frame in frames)
@@ -164,14 +148,14 @@ def test_nothing_in_a_layout_overlaps(sizes: list[tuple[int, int]]) -> None:
     ranges = [(layout.ring(source), RING_HEAD_BYTES + RING_BYTES) for source in range(3)]
     ranges += [
         (layout.cells, 8 * CELLS * CELL_FIELDS),
-        (layout.releases, 8 * PARCELS * 3),
-        (layout.reductions, layout.parcels - layout.reductions),
-        (layout.parcels, layout.total - layout.parcels),
+        (layout.releases, 8 * LARGE_FRAMES * 3),
+        (layout.reductions, layout.large_frames - layout.reductions),
+        (layout.large_frames, layout.total - layout.large_frames),
     ]
-    for end, place in layout.places.items():
+    for end, place in layout.windows.items():
         assert windows[end].process == 1
-        assert place.data % LINE == 0
-        ranges += [(place.lock, LINE), (place.data, 8 * place.window.numel)]
+        assert place.data % CACHE_LINE == 0
+        ranges += [(place.lock, CACHE_LINE), (place.data, 8 * place.window.numel)]
     ranges.sort()
     for (start, length), (following, _) in pairwise(ranges):
         assert start + length <= following
@@ -181,49 +165,27 @@ def test_a_cancelled_all_reduce_keeps_nobody_waiting(pair: Pair) -> None:
     """The one who gave up has still contributed, and its memory is used again afterwards."""
     _, (first, second), _ = pair
     for number in range(2 * CELLS):  # more than there is room for at once
-        first.all_reduce(torch.full((3,), float(number)), [0, 1]).cancel()
-        pending = second.all_reduce(torch.zeros(3), [0, 1])
+        mean_of(first, torch.full((3,), float(number)), [0, 1]).cancel()
+        pending = mean_of(second, torch.zeros(3), [0, 1])
         assert pending.settle is not None
         pending.settle()
         assert pending.result().tolist() == [number / 2] * 3
-
-
-def test_the_memory_of_a_result_comes_back_when_it_is_dropped(pair: Pair) -> None:
-    """A result kept stays as it is; one let go lends its memory to the next."""
-    _, (first, second), _ = pair
-    value = torch.ones(300_000)
-
-    def reduce() -> torch.Tensor:
-        other = second.all_reduce(3 * value, [0, 1])
-        pending = first.all_reduce(value, [0, 1])
-        assert pending.settle is not None
-        pending.settle()
-        other.cancel()
-        return pending.result()
-
-    kept, dropped = reduce(), reduce()
-    kept.fill_(7.0)
-    address = dropped.data_ptr()
-    assert kept.data_ptr() != address
-    del dropped
-    assert reduce().data_ptr() == address
-    assert torch.equal(kept, 7 * value)
 
 
 def test_more_all_reduces_than_there_is_room_for_are_refused(pair: Pair) -> None:
     """Starting without ever awaiting ends with an error that says so."""
     _, (first, _), _ = pair
     for _ in range(CELLS):
-        first.all_reduce(torch.zeros(1), [0, 1])
+        mean_of(first, torch.zeros(1), [0, 1])
     with pytest.raises(ProtocolError, match="await some"):
-        first.all_reduce(torch.zeros(1), [0, 1])
+        mean_of(first, torch.zeros(1), [0, 1])
 
 
 def test_members_with_values_of_different_length_are_told(pair: Pair) -> None:
     """A method whose workers disagree about the length gets an error rather than a sum."""
     _, (first, second), _ = pair
-    second.all_reduce(torch.zeros(4), [0, 1])
-    pending = first.all_reduce(torch.zeros(3), [0, 1])
+    mean_of(second, torch.zeros(4), [0, 1])
+    pending = mean_of(first, torch.zeros(3), [0, 1])
     assert pending.settle is not None
     with pytest.raises(ProtocolError, match=r"16 bytes .* 12"):
         pending.settle()
@@ -263,7 +225,7 @@ def test_the_windows_of_the_dead_are_lost_with_them(pair: Pair) -> None:
 def test_a_process_whose_launcher_died_stops(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would tell it of deaths any more, so its waits end."""
     _, (first, _), _ = pair
-    pending = first.all_reduce(torch.zeros(3), [0, 1])
+    pending = mean_of(first, torch.zeros(3), [0, 1])
     assert pending.settle is not None
     monkeypatch.setattr(os, "getppid", lambda: 1_000_000)
     with pytest.raises(Stopped):
@@ -271,9 +233,14 @@ def test_a_process_whose_launcher_died_stops(pair: Pair, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_halves_are_added_in_place_only_where_halving_is_exact(dtype: torch.dtype) -> None:
-    """Otherwise the two workers of a pair would round differently and drift apart."""
-    small = torch.tensor(3e-7).to(dtype)  # an odd multiple of float16's least number
-    is_exact = bool(small.mul(0.5).mul(2.0) == small)
-    assert Kind((0, 1), 0, 8, dtype).is_of_pair == is_exact
-    assert not Kind((0, 1, 2, 3), 0, 8, dtype).is_of_pair
+def test_the_mean_of_a_pair_is_exact_where_halving_a_value_is_not(
+    pair: Pair, dtype: torch.dtype
+) -> None:
+    """An odd multiple of float16's least number has no half there."""
+    _, (first, second), _ = pair
+    values = [torch.tensor([3e-7, 1.0]).to(dtype), torch.tensor([4.2e-7, 3.0]).to(dtype)]
+    mean_of(second, values[1], [0, 1])
+    pending = mean_of(first, values[0], [0, 1])
+    assert pending.settle is not None
+    pending.settle()
+    assert torch.equal(pending.result(), mean_in_order(values))

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from gossamer.errors import ConfigurationError, Error
-from gossamer.real.transports.buffers import Memory
+from gossamer.real.transports.buffers import BufferPool
 from gossamer.real.transports.conformance.group import SCENARIOS, Scenario
 from gossamer.real.transports.torch import TorchTransport
 from gossamer.real.transports.torch.departures import Loss, Losses
@@ -289,7 +289,7 @@ def test_memory_is_used_again_only_when_nobody_holds_a_view(
     interpreter adds to the references by counting them, which differs by version."""
     count = sys.getrefcount
     monkeypatch.setattr(sys, "getrefcount", lambda block: count(block) + added)
-    memory = Memory()
+    memory = BufferPool()
     tensor = memory.take(1 << 20)
     address = tensor.data_ptr()
     view = tensor[5:]

@@ -12,13 +12,13 @@ from gossamer.real.train.job import Diary, FileEntries
 from gossamer.real.train.progress import Follower
 from gossamer.real.train.train import job_of
 from gossamer.real.train.training import Training
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 from gossamer.tasks import make_task
 
 TASK = "digits-logistic"
 
 
-class Torn(LoneTransport):
+class Torn(LocalTransport):
     """Somebody was killed at its windows, twice."""
 
     torn_updates = 2

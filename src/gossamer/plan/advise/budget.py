@@ -51,12 +51,14 @@ class SearchPlan:
     """So many finalists are tried again on changed clusters; fewer than two: none are."""
     scene_seeds: int
     nominal_s: float
+    widenings: int = 0
+    """So many finalists may be tried at one rate beyond the grid."""
 
     @property
     def searches(self) -> int:
         """Runs of the search, at most."""
         later = sum(rung.keep + self.kinds - 1 for rung in self.rungs[:-1])
-        return self.candidates + later
+        return self.candidates + later + self.widenings
 
 
 def nominal_seconds(settings: Settings) -> float:
@@ -90,12 +92,15 @@ def make_plan(
     """
     runs = budget_s / run_s
     fewest = _FEWEST_SEEDS if seeds is None else seeds
+    # Where there is a grid, every finalist may have to be tried once more, beyond its edge.
+    wider = int(rates > 1)
     longest = max(1, 1 + int(math.log(max(1.0, epochs / _FEWEST_EPOCHS), _FACTOR)))
     # The most careful one first.
     counts = range(candidates, min(candidates, 2 * rates) - 1, -rates)
     searches = [(count, depth) for count in counts for depth in range(1, longest + 1)]
     needs = {
-        one: _cost(*one, kinds) + _finalists(one[0] // rates, kinds) * fewest for one in searches
+        one: _cost(*one, kinds) + _finalists(one[0] // rates, kinds) * (fewest + wider)
+        for one in searches
     }
     # More rungs of few candidates can cost more than one, for the best of each kind stays in: what
     # is less careful than another and no cheaper is never bought.
@@ -114,8 +119,8 @@ def make_plan(
     count, depth = (fitting or [min(searches, key=lambda one: needs[one])])[0]
     search = _cost(count, depth, kinds)
     finalists = _finalists(count // rates, kinds)
-    chosen = seeds or max(fewest, min(_MOST_SEEDS, int((affordable - search) / finalists)))
-    total = search + finalists * chosen
+    chosen = seeds or max(fewest, min(_MOST_SEEDS, int((affordable - search) / finalists) - wider))
+    total = search + finalists * (chosen + wider)
     contenders = int((runs - total) / max(1, scenes * _SCENE_SEEDS))
     contenders = min(finalists, kinds, contenders) if scenes else 0
     contenders = contenders if contenders > 1 else 0
@@ -129,6 +134,7 @@ def make_plan(
         contenders=contenders,
         scene_seeds=_SCENE_SEEDS,
         nominal_s=total * run_s,
+        widenings=finalists * wider,
     )
 
 

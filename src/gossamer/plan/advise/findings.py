@@ -10,6 +10,7 @@ from typing import Any
 from gossamer.config.settings import Settings
 from gossamer.plan.advise.reasons import parts, why
 from gossamer.plan.advise.search import Search, Standing
+from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.plan.advise.sensitivity import SceneOutcome, sentence, thresholds
 from gossamer.quantities import counted
 from gossamer.report.page.data import ArrivalData, TableData
@@ -64,7 +65,14 @@ class SearchFindings:
         )
 
     def _measured(self) -> str:
-        return f"{len(self.search.searched)} of {counted(len(self.search.candidates), 'candidate')}"
+        tried = len(self.search.candidates) + len(self.search.widened)
+        return f"{len(self.search.searched)} of {counted(tried, 'candidate')}"
+
+    def widened(self) -> str:
+        """Who was tried at a rate beyond the grid."""
+        tried = ", ".join(map(str, self.search.widened))
+        why = "because the best rate was the outermost of the grid"
+        return f"Also tried, {why}: {tried}." if tried else ""
 
     def reason(self) -> str:
         """Why the runner-up loses."""
@@ -110,10 +118,10 @@ class SearchFindings:
 
     def edge(self) -> str:
         """Where the winner's rate is the outermost of the grid, a better one may lie beyond."""
-        rates = sorted({candidate.learning_rate for candidate in self.search.candidates})
         if not self.has_final:
             return ""
-        chosen = self.ranking[0].candidate.learning_rate
+        first = self.ranking[0].candidate
+        chosen, rates = first.learning_rate, self.search.rates(first.method)
         further = beyond(chosen, rates)
         if further is None:
             return ""
@@ -142,7 +150,8 @@ class SearchFindings:
 
     def remarks(self) -> list[str]:
         """What the page says besides its verdict, its tables and the advice itself."""
-        said = [self.ended()] if self.ended() else []
+        judged = RULE_OF_CHANGES if self.changes() else ""
+        said = [one for one in (self.ended(), self.widened(), judged) if one]
         said += [f"{what} failed: {error}" for what, error in self.search.failures.items()]
         said += [
             f"Left out: {', '.join(m)}: {reason}." for reason, m in self.left_out_for().items()
@@ -194,6 +203,10 @@ class SearchFindings:
             "verdict": self.verdict() if self.ranking else "",
             "reason": self.reason(),
             "proposal": self.proposal(),
+            "widened": [
+                {"method": one.method, "learning_rate": one.learning_rate}
+                for one in self.search.widened
+            ],
             "edge": self.edge(),
             "changes": self.changes(),
             "sensitivity": [self._outcome(one) for one in self.search.outcomes],

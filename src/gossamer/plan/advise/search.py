@@ -25,7 +25,8 @@ from gossamer.runs.arrival import (
     seconds_to,
     smoothed,
 )
-from gossamer.runs.result import Result, Row
+from gossamer.runs.statistics import beyond
+from gossamer.sim.simulation import Result, Row
 
 Stop = Callable[[Row], bool]
 Run = Callable[[Settings, Stop, str | None], Result]
@@ -84,6 +85,8 @@ class Search:
         self.key = "loss" if base.task.correct is None else "accuracy"
         self.candidates = list(candidates[: plan.candidates])
         self.halving: Halving[Candidate] = Halving(self.candidates, self._sign * target, self.kind)
+        self.widened: list[Candidate] = []
+        """Tried at a rate beyond the grid, because the best one was the outermost."""
         self.finalists: list[Candidate] = []
         self.finals: dict[Candidate, list[Result]] = {}
         self.outcomes: list[SceneOutcome] = []
@@ -106,7 +109,7 @@ class Search:
         try:
             self._begin(f"search 1/{len(self.plan.rungs)}", len(self.candidates))
             survivors = self.halving.run(self.plan.rungs, self._measure)
-            self.finalists = self._choose(survivors)
+            self.finalists = self._widen(self._choose(survivors))
             self._final()
             self._change(scenes)
         except KeyboardInterrupt:
@@ -158,6 +161,26 @@ class Search:
                 kinds.add(self.kind(candidate))
                 chosen.append(candidate)
         return chosen
+
+    def _widen(self, chosen: Sequence[Candidate]) -> list[Candidate]:
+        """Who is best at the outermost rate runs once at the next one beyond, as the search did."""
+        wider = {candidate: beyond(candidate.learning_rate, self.rates(candidate.method))
+                 for candidate in chosen[: self.plan.widenings]}  # fmt: skip
+        self._begin("rates beyond the grid", sum(rate is not None for rate in wider.values()))
+        finalists: list[Candidate] = []
+        for candidate in chosen:
+            rate = wider.get(candidate)
+            if rate is not None:
+                further = dataclasses.replace(candidate, learning_rate=rate)
+                self.widened.append(further)
+                candidate = self.halving.challenge(candidate, further, self._measure)
+            finalists.append(candidate)
+        return finalists
+
+    def rates(self, method: str) -> list[float]:
+        """Those that this method was to be tried at."""
+        tried = (*self.candidates, *self.widened)
+        return sorted({one.learning_rate for one in tried if one.method == method})
 
     def _final(self) -> None:
         """All finalists with one fresh seed after the other.

@@ -14,6 +14,10 @@ from gossamer.runs.statistics import show_number
 
 _SLOWER = 4.0
 _WIDER = 10.0
+RULE = (
+    "Two seeds make no useful interval: here one method is called quicker than another where all "
+    "of its times are below all of the other's."
+)
 
 
 @dataclass(frozen=True)
@@ -154,10 +158,7 @@ def _seconds(outcome: SceneOutcome, method: str) -> str:
 
 
 def _overlap(outcome: SceneOutcome, one: str, other: str) -> bool:
-    """Whether the seeds of the one do not all arrive before those of the other.
-
-    Two seeds make no useful interval; that their times do not mix is what they can say.
-    """
+    """Whether the seeds of the one do not all arrive before those of the other: see RULE."""
     first, second = outcome.arrivals.get(one), outcome.arrivals.get(other)
     if first is None or second is None or first.mean is None or second.mean is None:
         return False

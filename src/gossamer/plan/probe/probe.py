@@ -18,7 +18,7 @@ from gossamer.real.launch.environment import LAUNCHERS, Environment, connect, di
 from gossamer.real.launch.launcher import Launch, Launcher
 from gossamer.real.train.job import FileEntries
 from gossamer.real.train.starting import program_of
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 
 DEFAULT_WORKERS = 2
 _PROGRAM = program_of("gossamer.plan.probe.program")
@@ -99,7 +99,7 @@ def _take_part(
     if injection.slow:
         os.environ["GOSSAMER_FAULTS"] = injection.to_json()
     try:
-        transport = connect(name) or LoneTransport()
+        transport = connect(name) or LocalTransport()
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigurationError(

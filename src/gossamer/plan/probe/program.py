@@ -13,7 +13,7 @@ from gossamer.plan.probe.conductor import Progress, conduct, take_part
 from gossamer.plan.probe.findings import Inquiry
 from gossamer.real.launch.environment import connect
 from gossamer.real.train.job import Diary
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 
 FOLDER = "GOSSAMER_PROBE_FOLDER"
 INQUIRY = "GOSSAMER_PROBE"
@@ -22,7 +22,7 @@ _INTERRUPTED = 130
 
 def main() -> int:
     inquiry = Inquiry.from_json(os.environ[INQUIRY])
-    transport = connect() or LoneTransport()
+    transport = connect() or LocalTransport()
     signal.signal(signal.SIGINT, _interrupted)
     if transport.rank != 0:
         try:

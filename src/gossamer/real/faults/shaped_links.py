@@ -30,7 +30,6 @@ from gossamer.real.faults.timer_thread import Agenda
 from gossamer.real.transports.transport import (
     Listener,
     Parts,
-    Scattered,
     StopToken,
     Store,
     Transport,
@@ -202,7 +201,6 @@ class ShapedTransport:
 
     def __init__(self, inner: Transport, links: Links) -> None:
         self.name, self.rank, self.size = inner.name, inner.rank, inner.size
-        self.averages_at_once = False
         self._inner = inner
         self._links = links
         self._clock = _Clock()
@@ -328,7 +326,7 @@ class ShapedTransport:
 
     # ------------------------------------------------------------------ sums
 
-    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+    def all_reduce(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
         """From this member's call on it takes the time of a ring, one after the other.
 
         Not from the last member's: who comes early is at most one ring ahead, and waits the longer
@@ -336,12 +334,12 @@ class ShapedTransport:
         """
         assert self._agenda is not None
         agenda, now = self._agenda, time.monotonic()
-        size = value.count * value.kind.itemsize if isinstance(value, Scattered) else value.nbytes
+        size = sum(tensor.nbytes for tensor in tensors)
         seconds = self._links.all_reduce_seconds(members, size, self._clock.since(now))
         with self._lock:
             due = self._sums_free = max(now, self._sums_free) + seconds
-        found = self._inner.all_reduce(value, members)
-        pending: Pending[Tensor] = Pending(found.label, found.peer)
+        found = self._inner.all_reduce(tensors, members)
+        pending: Pending[None] = Pending(found.label, found.peer)
         pending.on_cancel = found.cancel
         if found.settle is None:
             found.when_done(lambda: agenda.at(due, lambda: _follow(pending, lambda: found)))

@@ -1,48 +1,65 @@
-"""The gradient of a user's loop, which lies in the parameters' `.grad`, whole or in parts."""
+"""The gradient of a user's loop, whole or in buckets, and its all-reduce in place.
+
+The gradient lies in the parameters' `.grad`. A method gets a `LoopGradient` that stands for it, and
+an all-reduce of that one replaces the `.grad`s by their means, so that nothing is copied.
+
+`gradient.buckets()` of a method's text comes true here, too. A hook on every parameter says when
+its gradient is there, and a bucket is handed to the method as soon as it is complete, in the middle
+of the user's backward pass. What follows may spoil that: the loop clips its gradients, runs
+backward again or leaves the step out. So each worker remembers what it sent, and all of them vote
+in `step()` whether that still is the gradient. The states of a bucket:
+
+    promised ---- backward has made its gradients ----> handed over ---- all_reduce ----> started
+        |                                                    ^                               |
+        +------------- step(): they are as they are ---------+           a mean is awaited: vote
+                                                                               |             |
+                                         nobody has changed anything: finished +             |
+          somebody has: all are cancelled, and started again as they are now ----------------+
+          (from then on, gradients are reduced in one piece: `close`)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from itertools import cycle
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gossamer.real.transports.buffers import take_elements
-from gossamer.real.transports.transport import Scattered
+from gossamer.errors import ConfigurationError, ProtocolError
+from gossamer.pending import Pending
+from gossamer.real.driver import Driver
+from gossamer.real.join.binding import Binding
+from gossamer.real.transports.buffers import joined
+from gossamer.real.transports.transport import Transport
+from gossamer.real.worker import RealWorker
+from gossamer.worker import Gradient
 
-if TYPE_CHECKING:
-    from gossamer.real.join.binding import Binding
+_BYTES = 4 << 20
+"""Of a bucket, at least: small enough that little is left to do when backward has ended."""
+_LOOK = 1 << 14
+"""Numbers of one gradient that are compared in a step: torch does not count changes by `.data`."""
 
 
-class LoopGradient(Scattered):
-    """Flattened only if somebody looks: a method that only descends along it, or hands it to a
-    reduction, saves a copy of the model."""
+class LoopGradient(Tensor):
+    """Stands for the gradients of some parameters, and becomes a vector only if somebody looks: a
+    method that only descends along it, or reduces it, saves a copy of the model."""
 
     binding: Binding
     numbers: range
-    """Of the parameters that it is the gradient of."""
-    along: Sequence[Tensor] | None = None
-    """Where a mean lies that was made of it, only to be read; None: in the `.grad`s."""
+    """Which parameters."""
+    kept: Sequence[Tensor] | None = None
+    """Their gradients, where these are no longer the `.grad`s."""
     check_look: Callable[[], None] | None = None
-    """Raises where it is too early to look at it."""
+    """Raises where it is too early to look."""
 
     @staticmethod
-    def of(binding: Binding) -> LoopGradient:
-        token = _token(binding, range(len(binding.parameters)))
-        token.write_into, token.places = binding.write_gradient, binding.gradient_places
-        token.lend, token.cut = binding.lend_gradient, binding.cut
-        return token
-
-    @staticmethod
-    def part(binding: Binding, numbers: range) -> LoopGradient:
-        """Of some of the parameters."""
-        token = _token(binding, numbers)
-        token.write_into = partial(binding.write_part, numbers)
-        token.cut = partial(binding.cut_part, numbers)
-        token.places, token.lend = _nowhere, _not_lent
-        return token
+    def of(binding: Binding, numbers: range, kept: Sequence[Tensor] | None = None) -> LoopGradient:
+        gradient = torch.empty(0).as_subclass(LoopGradient)
+        gradient.binding, gradient.numbers, gradient.kept = binding, numbers, kept
+        return gradient
 
     @classmethod
     def __torch_function__(
@@ -55,59 +72,36 @@ class LoopGradient(Scattered):
         with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
             return func(*flat, **options)
 
+    @property
+    def is_whole(self) -> bool:
+        return len(self.numbers) == len(self.binding.parameters)
+
     def vector(self) -> Tensor:
         """All of it in one piece."""
-        if self.along is not None:
-            return joined([piece.reshape(-1) for piece in self.along])
-        if self.check_look is not None:
-            self.check_look()
-        if len(self.numbers) == len(self.binding.parameters):
-            return self.binding.flat_gradient()
-        whole = take_elements(self.count, self.kind)
-        self.write_into(self.cut(whole), 1.0)
-        return whole
-
-
-def _token(binding: Binding, numbers: range) -> LoopGradient:
-    token = torch.empty(0).as_subclass(LoopGradient)
-    token.binding, token.numbers = binding, numbers
-    token.count = sum(binding.layout.sizes[number] for number in numbers)
-    token.kind, token.home = binding.dtype, binding.home
-    token.lent = partial(_lent, binding, numbers)
-    token.edition = 0
-    return token
-
-
-def _lent(binding: Binding, numbers: range, mean: Tensor) -> LoopGradient:
-    return _standing_in(binding, numbers, binding.cut_part(numbers, mean))
-
-
-def _standing_in(binding: Binding, numbers: range, along: Sequence[Tensor]) -> LoopGradient:
-    """A mean in the place of the gradients of these parameters."""
-    token = LoopGradient.part(binding, numbers)
-    token.along = along
-    return token
+        if self.kept is None:
+            if self.check_look is not None:
+                self.check_look()
+            if self.is_whole:
+                return self.binding.flat_gradient()
+        pieces = self.binding.gradients(self.numbers) if self.kept is None else self.kept
+        return joined([piece.reshape(-1) for piece in pieces])
 
 
 def _put_together(values: Sequence[Any]) -> LoopGradient | None:
-    """Means of all parts, in order, are the mean of the whole; nothing need be copied."""
+    """Buckets of all parameters, in order, are the whole gradient; nothing need be copied."""
     parts = [value for value in values if isinstance(value, LoopGradient)]
-    if len(parts) != len(values) or any(part.along is None for part in parts):
-        return None
     numbers = [number for part in parts for number in part.numbers]
+    if len(parts) != len(values) or any(part.check_look is not None for part in parts):
+        return None
     binding = parts[0].binding
     if numbers != list(range(len(binding.parameters))):
         return None
-    along = [piece for part in parts for piece in part.along or ()]
-    return _standing_in(binding, range(len(numbers)), along)
-
-
-def _nowhere(edition: int) -> None:
-    """What a part's mean is written into; it is always lent."""
-
-
-def _not_lent(edition: int, pieces: Sequence[Tensor], give_back: Callable[[], None]) -> bool:
-    return False
+    kept: list[Tensor] | None = None
+    if any(part.kept is not None for part in parts):
+        kept = []
+        for part in parts:
+            kept += binding.gradients(part.numbers) if part.kept is None else part.kept
+    return LoopGradient.of(binding, range(len(numbers)), kept)
 
 
 def _flat(value: Any) -> Any:
@@ -118,10 +112,314 @@ def _flat(value: Any) -> Any:
     return value
 
 
-def joined(pieces: Sequence[Tensor]) -> Tensor:
-    """One vector; a large one lies in memory that was used before."""
-    first = pieces[0]
-    if first.device.type != "cpu":
-        return torch.cat(list(pieces))
-    whole = take_elements(sum(piece.numel() for piece in pieces), first.dtype)
-    return torch.cat(list(pieces), out=whole)
+class LoopWorker(RealWorker):
+    """The worker of a user's loop, whose gradient is reduced where it lies."""
+
+    gradients: LoopGradients
+
+    def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
+        if not isinstance(value, LoopGradient):
+            return super().all_reduce(value, over=over)
+        members = range(self.size) if over is None else over
+        binding, numbers = value.binding, value.numbers
+        count = sum(binding.layout.sizes[number] for number in numbers)
+        # The buckets of a gradient are one exchange; that of the last parameters comes first.
+        is_first = numbers.stop == len(binding.parameters)
+        self._count_sum(members, count * binding.dtype.itemsize, is_first=is_first)
+        return self.gradients.reduce(value, members)
+
+
+class LoopGradients:
+    """The gradients of one worker's loop."""
+
+    def __init__(
+        self, binding: Binding, transport: Transport, driver: Driver, go_on: Callable[[], None], *,
+        has_buckets: bool,
+    ) -> None:  # fmt: skip
+        """`go_on` runs the method on, to where it wants the next bucket; `has_buckets`: all workers
+        can reduce in buckets."""
+        self._binding = binding
+        self._transport = transport
+        self._driver = driver
+        self._go_on = go_on
+        self.is_accumulating = False
+        """Backward passes add up to a gradient that is not complete yet."""
+        self._whole = LoopGradient.of(binding, range(len(binding.parameters)))
+        ranges = bucket_ranges(binding)
+        self._buckets = [LoopGradient.of(binding, numbers) for numbers in ranges]
+        for bucket in self._buckets:
+            bucket.check_look = self._check_look
+        self._bucket_of = {number: at for at, part in enumerate(ranges) for number in part}
+        self._hooks: list[Any] = []
+        self._is_first = True
+        self._turns = cycle(range(len(binding.parameters)))
+        self._promised: list[Gradient] = []
+        """The buckets that were promised to the method for this step."""
+        self._started: list[_Reduction] = []
+        self._arrivals: dict[int, tuple[Tensor, int]] = {}
+        """By parameter: its gradient when it came, and which of its versions that was."""
+        self._copies: dict[int, Tensor] = {}
+        self._is_complete = False
+        if has_buckets:
+            for number, parameter in enumerate(binding.parameters):
+                hook = partial(self._arrived, number)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def close(self) -> None:
+        """Gradients come in one piece from now on."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._promised, self._arrivals, self._copies = [], {}, {}
+
+    # ------------------------------------------------------------------ the method's side
+
+    def next(self) -> Gradient:
+        """What the method awaits next."""
+        if self._started:
+            if self.conclude():
+                # Its means are awaited in a later step, so nothing is left to hide behind backward.
+                self.close()
+            self._started = [one for one in self._started if not one.mean.done]
+            for one in self._started:
+                one.part_from_loop()
+        self._forget()
+        return _InBuckets(self) if self._hooks else Gradient("gradient")
+
+    def promise(self) -> Sequence[Pending[Tensor]]:
+        """The method wants the buckets as they come."""
+        self._promised = [Gradient("gradient") for _ in self._buckets]
+        self._missing = [len(bucket.numbers) for bucket in self._buckets]
+        self._sent = 0
+        self._is_complete = False
+        self._looked_at = next(self._turns)
+        self._is_changed = False
+        self._failure: BaseException | None = None
+        self._vote: tuple[Pending[None], Tensor] | None = None
+        return self._promised
+
+    def reduce(self, gradient: LoopGradient, members: Sequence[int]) -> Pending[Tensor]:
+        """The gradient becomes its mean over the members, in place."""
+        reduction = _Reduction(self._transport, gradient, members)
+        # A bucket that was handed out by `promise` counts only if the vote says that it stands.
+        is_bucket = gradient.check_look is not None
+        finish = partial(self._finish, reduction, is_bucket=is_bucket)
+        if is_bucket or not reduction.under_way.done:
+            self._started.append(reduction)
+            reduction.mean.settle = finish
+        else:
+            reduction.finish()
+        return reduction.mean
+
+    def _finish(self, reduction: _Reduction, *, is_bucket: bool) -> None:
+        if is_bucket:
+            self._conclude()
+        self._driver.wait(reduction.under_way, "all_reduce", is_booked=False)
+        reduction.finish()
+        self._binding.forget_flat_gradient()
+
+    # ------------------------------------------------------------------ the loop's side
+
+    def completed(self) -> LoopGradient:
+        """The whole gradient, which the loop has made."""
+        self._binding.forget_flat_gradient()
+        return self._whole
+
+    def _arrived(self, number: int, parameter: nn.Parameter) -> None:
+        """Backward has made this parameter's gradient."""
+        gradient = parameter.grad
+        if not self._promised or self.is_accumulating or gradient is None:
+            return
+        if self._failure is not None:
+            return  # `step()` says so
+        if self._is_sent(number):
+            self._is_changed = True  # a second backward pass
+        elif not gradient.is_sparse and not gradient.requires_grad:
+            if number not in self._arrivals:
+                self._missing[self._bucket_of[number]] -= 1
+            self._arrivals[number] = (gradient, gradient._version)
+            if self._is_first or number == self._looked_at:
+                self._copies[number] = self._sample(gradient).clone()
+            self._send()
+
+    def _is_sent(self, number: int) -> bool:
+        return self._bucket_of[number] < self._sent
+
+    def _sample(self, gradient: Tensor) -> Tensor:
+        """As bytes: what is no number is not even equal to itself."""
+        flat = gradient.detach().reshape(-1)
+        return (flat if self._is_first else flat[:_LOOK]).view(torch.uint8)
+
+    def _send(self) -> None:
+        try:
+            while self._sent < len(self._buckets) and not self._missing[self._sent]:
+                self._hand_over()
+                self._go_on()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # Not through the user's backward pass: `step()` raises it.
+            self._failure = error
+
+    def _hand_over(self) -> None:
+        bucket = self._buckets[self._sent]
+        self._sent += 1
+        self._promised[self._sent - 1].resolve(bucket)
+
+    def complete(self, *, is_changed: bool) -> None:
+        """The loop makes its step: what has not been handed over is as it is now. `is_changed`:
+        gradients have been unscaled, which torch does not count as a change."""
+        if not self._promised:
+            return
+        if self._failure is not None:
+            raise self._failure
+        self._is_changed = self._is_changed or is_changed or self._has_changed()
+        self._is_first, self._is_complete = False, True
+        while self._sent < len(self._buckets):
+            self._hand_over()
+
+    def _has_changed(self) -> bool:
+        parameters = self._binding.parameters
+        sent = {number: come for number, come in self._arrivals.items() if self._is_sent(number)}
+        for number, (gradient, version) in sent.items():
+            if parameters[number].grad is not gradient or gradient._version != version:
+                return True
+        for number, (gradient, _) in sent.items():
+            copy = self._copies.get(number)
+            if copy is not None and not torch.equal(self._sample(gradient), copy):
+                if self._is_first:
+                    return True
+                raise ConfigurationError(
+                    f"the gradient of parameter {self._binding.layout.names[number]} was changed "
+                    "through .data between backward and worker.step(), after it had been sent to "
+                    "the other workers, and perhaps in steps before; change the .grad "
+                    "itself in place (p.grad.clamp_(...)), or use all_reduce:overlap=false"
+                )
+        return False
+
+    # ------------------------------------------------------------------ the vote
+
+    def conclude(self) -> bool:
+        """Before anything takes the place of the `.grad`s: whether the mean of a bucket was still
+        awaited. The vote is then taken here."""
+        is_open = bool(self._promised) and any(not one.mean.done for one in self._started)
+        if is_open:
+            self._conclude()
+        return is_open
+
+    def _conclude(self) -> None:
+        """All buckets are on their way: does everybody's gradient still stand?"""
+        if not self._is_complete:
+            raise ProtocolError(
+                "the mean of a gradient's part was awaited before the gradient, whose other parts "
+                "are still to come; await the gradient first"
+            )
+        if self._vote is None:
+            changed = torch.tensor([float(self._is_changed)])
+            vote = self._transport.all_reduce([changed], range(self._transport.size))
+            self._vote = (vote, changed)
+        vote, changed = self._vote
+        self._driver.wait(vote, "buckets", is_booked=False)
+        vote.result()
+        if float(changed) > 0.0 and self._hooks:
+            self.close()
+            for reduction in self._started:
+                reduction.start_again()
+
+    def _check_look(self) -> None:
+        """Of what was made of a bucket nobody would know whether it still stands."""
+        if not self._is_complete:
+            raise ProtocolError(
+                "a part of a gradient can only be reduced as it is before the gradient is there; "
+                "await the gradient first, or do not ask for its buckets"
+            )
+
+
+class _InBuckets(Gradient):
+    """The gradient of the next batch; a method may take it in one piece all the same."""
+
+    def __init__(self, gradients: LoopGradients) -> None:
+        super().__init__("gradient")
+        self._gradients = gradients
+
+    def buckets(self) -> Sequence[Pending[Tensor]]:
+        return self._gradients.promise()
+
+
+class _Reduction:
+    """One all-reduce of a gradient."""
+
+    def __init__(
+        self, transport: Transport, gradient: LoopGradient, members: Sequence[int]
+    ) -> None:
+        self._transport = transport
+        self._gradient = gradient
+        self._members = members
+        self.mean: Pending[Tensor] = Pending("all_reduce")
+        self._start()
+
+    def _start(self) -> None:
+        gradient = self._gradient
+        kept, binding = gradient.kept, gradient.binding
+        self._tensors = binding.gradients(gradient.numbers) if kept is None else kept
+        self.under_way = self._transport.all_reduce(self._tensors, self._members)
+        self.mean.on_cancel = self.under_way.cancel
+
+    def start_again(self) -> None:
+        self.under_way.cancel()
+        self._start()
+
+    def part_from_loop(self) -> None:
+        """The loop goes on before the mean is there: it gets `.grad`s of its own."""
+        gradient = self._gradient
+        for number, tensor in zip(gradient.numbers, self._tensors, strict=True):
+            parameter = gradient.binding.parameters[number]
+            if parameter.grad is tensor:
+                parameter.grad = tensor.clone()
+
+    def finish(self) -> None:
+        try:
+            self.under_way.result()
+        except Exception as error:
+            self.mean.fail(error)
+        else:
+            self.mean.resolve(self._result())
+        # The mean refers to itself through these, and its memory is to go with its last user.
+        self.mean.settle = self.mean.on_cancel = None
+
+    def _result(self) -> LoopGradient:
+        numbers, binding = self._gradient.numbers, self._gradient.binding
+        parameters = binding.parameters
+        pairs = zip(numbers, self._tensors, strict=True)
+        # What refers to the `.grad`s must not hold them: where one is freed before the next is
+        # made, that one is made in the same memory, which is still in the cache.
+        are_those_of_loop = all(parameters[number].grad is tensor for number, tensor in pairs)
+        if are_those_of_loop and self._gradient.is_whole:
+            return self._gradient
+        return LoopGradient.of(binding, numbers, None if are_those_of_loop else self._tensors)
+
+
+def can_send_buckets(binding: Binding, transport: Transport) -> bool:
+    """Whether this worker can; all must do alike."""
+    is_here = binding.is_alike and binding.device.type == "cpu"
+    return transport.reduces_meanwhile and is_here and len(bucket_ranges(binding)) > 1
+
+
+def bucket_ranges(binding: Binding) -> list[range]:
+    """The parameters of each bucket, in the order in which backward comes to them: last first."""
+    size = binding.dtype.itemsize
+    found: list[range] = []
+    end, held = len(binding.parameters), 0
+    for number in reversed(range(end)):
+        held += binding.layout.sizes[number] * size
+        if held >= _BYTES:
+            found.append(range(number, end))
+            end, held = number, 0
+    if held or not found:
+        found.append(range(end))
+    elif end:  # what has no numbers is no bucket of its own
+        found[-1] = range(found[-1].stop)
+    return found

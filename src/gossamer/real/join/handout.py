@@ -17,22 +17,22 @@ from typing import Any
 from torch import Tensor, nn
 
 from gossamer.errors import PeerLost
+from gossamer.groups import Grouping
 from gossamer.methods import Method
 from gossamer.pending import Pending
-from gossamer.real.grouping import Grouping
 from gossamer.real.join.binding import Binding
 from gossamer.real.join.leavers import Leavers
 from gossamer.real.join.recalibration import NO_AVERAGES, Averages, Recalibration, combined_averages
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.output_model import Output, Untrained, combined
-from gossamer.real.router import Hub
+from gossamer.real.router import Router
 
 
 class Handout:
     """One worker's part in it."""
 
     def __init__(
-        self, model: nn.Module, binding: Binding, replica: LoopReplica, hub: Hub, method: Method,
+        self, model: nn.Module, binding: Binding, replica: LoopReplica, hub: Router, method: Method,
         grouping: Grouping, leavers: Leavers, recalibration: Recalibration, *,
         most_behind: int | None,
     ) -> None:  # fmt: skip

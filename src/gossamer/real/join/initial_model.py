@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from gossamer.real.join.binding import Binding
-from gossamer.real.join.buckets import can_send_parts
+from gossamer.real.join.gradient import can_send_buckets
 from gossamer.real.output_model import unpack_bytes_, untrained
-from gossamer.real.router import Hub, Plan
+from gossamer.real.router import Addresses, Router
 from gossamer.real.transports.transport import Window
 
 
-def windows_of(plan: Plan, binding: Binding, device: torch.device) -> dict[int, Window]:
+def windows_of(plan: Addresses, binding: Binding, device: torch.device) -> dict[int, Window]:
     """What every end publishes."""
     lengths = plan.lengths(binding.layout.total)
     return {
@@ -21,9 +21,9 @@ def windows_of(plan: Plan, binding: Binding, device: torch.device) -> dict[int, 
     }
 
 
-def share_beginning(hub: Hub, model: nn.Module, binding: Binding, *, is_resumed: bool) -> bool:
+def share_beginning(hub: Router, model: nn.Module, binding: Binding, *, is_resumed: bool) -> bool:
     """Everyone starts from the model of worker 0, unless from a checkpoint of its own. Whether all
-    of them can send gradients in parts."""
+    of them can reduce gradients in buckets."""
     rank, transport, plan, driver = hub.rank, hub.transport, hub.plan, hub.driver
     own = transport.window(rank)
     if rank != 0 and not is_resumed:
@@ -35,7 +35,8 @@ def share_beginning(hub: Hub, model: nn.Module, binding: Binding, *, is_resumed:
             transport.window(end).copy_(own[plan.slices[end - plan.size]])
     # Nobody may change anything before everyone has read it.
     binding.let_gpu_finish()
-    cannot = torch.tensor([float(not can_send_parts(binding, transport))])
-    agreed = transport.all_reduce(cannot, range(plan.size))
+    cannot = torch.tensor([float(not can_send_buckets(binding, transport))])
+    agreed = transport.all_reduce([cannot], range(plan.size))
     driver.wait(agreed, "beginning")
-    return not float(agreed.result())
+    agreed.result()
+    return not float(cannot)

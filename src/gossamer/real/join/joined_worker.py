@@ -232,7 +232,7 @@ class JoinedWorker:
     def _accumulate(self, is_accumulating: bool) -> None:
         self._is_accumulating = is_accumulating
         if self.coupling is not None and self._is_open:
-            self.coupling.buckets.is_accumulating = is_accumulating
+            self.coupling.gradients.is_accumulating = is_accumulating
 
     def clip_grad_norm_(self, max_norm: float, scope: str = "local") -> Tensor | None:
         """Clip this worker's gradient now ("local"; returns its norm), or the combined one when it

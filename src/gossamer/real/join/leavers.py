@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from gossamer.real.books import Books
-from gossamer.real.router import Hub
+from gossamer.real.router import Router
 
 
 class Leavers:
     """What one worker of a synchronous method makes of those who left before it.
 
-    No collective waits for them (`Hub.announce_leaving`). With a method that waits for nobody they
-    go on answering and count as before.
+    No collective waits for them (`Router.announce_leaving`). With a method that waits for nobody
+    they go on answering and count as before.
     """
 
     def __init__(
-        self, hub: Hub, books: Books, options: Mapping[str, Any], group: tuple[int, ...], *,
+        self, hub: Router, books: Books, options: Mapping[str, Any], group: tuple[int, ...], *,
         is_synchronous: bool,
     ) -> None:  # fmt: skip
         """`group`: those who step together whatever the method."""
@@ -33,16 +33,17 @@ class Leavers:
 
     def notice(self) -> None:
         """In every step: say once of each who left with fewer steps that the others go on."""
-        for rank, steps in self._hub.left.items():
+        members = self._hub.members
+        for rank, steps in members.left.items():
             if self._is_missed(rank) and steps < self._books.steps and rank not in self._noticed:
                 self._noticed.add(rank)
-                here = self._hub.training if self._is_synchronous else self._group
-                if self._hub.rank == min(self._hub.training.intersection(here), default=None):
+                here = members.training if self._is_synchronous else self._group
+                if self._hub.rank == min(members.training.intersection(here), default=None):
                     self._say(rank, steps)
 
     def conclude(self) -> None:
         """All have left: who should have said it may have heard of it behind its own last step."""
-        made = {**self._hub.left, self._hub.rank: self._books.steps}
+        made = {**self._hub.members.left, self._hub.rank: self._books.steps}
         known = {rank: steps for rank, steps in made.items() if rank in self._hub.live}
         here = known.keys() if self._is_synchronous else known.keys() & set(self._group)
         most = max((known[rank] for rank in here), default=0)
@@ -67,10 +68,10 @@ class Leavers:
         """Those of the living whose models count: of a synchronous method all but those who lack a
         whole period of steps, so that the others have met without them."""
         hub = self._hub
-        if not hub.left or not self._is_synchronous:
+        if not hub.members.left or not self._is_synchronous:
             return hub.live
-        steps = [made for rank, made in hub.left.items() if rank in hub.live]
+        steps = [made for rank, made in hub.members.left.items() if rank in hub.live]
         most = max([*steps, self._books.steps])
         return frozenset(
-            rank for rank in hub.live if most - hub.left.get(rank, most) < self._period
+            rank for rank in hub.live if most - hub.members.left.get(rank, most) < self._period
         )

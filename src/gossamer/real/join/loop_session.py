@@ -11,20 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError, Error, PeerLost
+from gossamer.groups import role_of
 from gossamer.methods import MethodSpec, for_role
 from gossamer.pending import Pending
 from gossamer.real.batches import LoopPace
 from gossamer.real.books import Books
-from gossamer.real.callback_dispatcher import Telling, TellingHub, stale_of
+from gossamer.real.callback_dispatcher import Telling, TellingRouter, stale_of
 from gossamer.real.driver import Driver
 from gossamer.real.faults.slow_worker import Slowness, own_slow_factor
-from gossamer.real.group_roles import role_in_group
-from gossamer.real.grouping import Grouping
-from gossamer.real.join.binding import Binding
-from gossamer.real.join.buckets import Buckets
+from gossamer.real.grouping import grouping_of
+from gossamer.real.join.binding import Binding, lay_out_state
 from gossamer.real.join.changes import Changes
 from gossamer.real.join.checks import Watch, check_alike
-from gossamer.real.join.descent import lay_out_state
+from gossamer.real.join.gradient import LoopGradients, LoopWorker
 from gossamer.real.join.handout import Handout
 from gossamer.real.join.initial_model import share_beginning, windows_of
 from gossamer.real.join.leavers import Leavers
@@ -34,11 +33,10 @@ from gossamer.real.join.replica import LoopReplica
 from gossamer.real.join.server import OwnOptimiserReplica, server_replica, worker_replica
 from gossamer.real.join.server_state import ServerState, packed_state
 from gossamer.real.join.step_guard import StepGuard
-from gossamer.real.launch.cores import OwnCore
 from gossamer.real.launch.signals import explain_no_more, explain_on_signal
 from gossamer.real.lost_peer import last_words
 from gossamer.real.output_model import Output, pack_bytes, untrained
-from gossamer.real.router import Hub, Plan
+from gossamer.real.router import Addresses, Router
 from gossamer.real.transports.transport import Stopped, StopToken, Store, Transport
 from gossamer.real.worker import RealWorker
 from gossamer.replica import Replica, cut
@@ -57,7 +55,7 @@ class Coupling:
         self.transport = transport
         self.spec = spec
         self.method = spec.method
-        self._grouping = Grouping.of(spec.groups, transport)
+        self._grouping = grouping_of(spec.groups, transport)
         self.group = self._grouping.group if self._grouping.groups else ()
         self.options = spec.resolve(self._grouping.ends, steps)
         self.is_synchronous = self.method.is_synchronous(self.options)
@@ -70,13 +68,13 @@ class Coupling:
         self._driver = Driver(self._stop)
         self._driver.on_wait = self.books.waited
         slices = cut(binding.layout.sizes, spec.servers) if self.method.has_server else ()
-        self.plan = Plan(self.size, slices)
+        self.plan = Addresses(self.size, slices)
         self._telling = telling
         if telling is None:
-            self.hub = Hub(transport, self.plan, self._driver)
+            self.hub = Router(transport, self.plan, self._driver)
         else:
             telling.on_failure = self._driver.fail
-            self.hub = TellingHub(transport, self.plan, self._driver, telling)
+            self.hub = TellingRouter(transport, self.plan, self._driver, telling)
         self._guard = StepGuard(optimizer, binding.named())
         self._leavers = Leavers(
             self.hub, self.books, self.options, self.group, is_synchronous=self.is_synchronous
@@ -118,16 +116,14 @@ class Coupling:
             own |= {end: loaded["servers"][str(end)]["value"] for end in own if end >= self.size}
         self.hub.offer("untrained", lambda: pack_bytes(untrained(self._model)))
         self.hub.open(windows, own)
-        are_in_parts = share_beginning(
+        has_buckets = share_beginning(
             self.hub, self._model, self._binding, is_resumed=loaded is not None
         )
         if self._telling is not None:
             self._telling.begin()
         window = self.transport.window(self.rank)
         is_shared = self.method.shares_replica
-        is_alone = self.transport.averages_at_once and not self.group
-        is_alone = is_alone and self.method.is_left_alone(self.rank, self.size, self.options)
-        self._binding.attach(window, is_private=is_shared and not is_alone)
+        self._binding.attach(window, is_private=is_shared)
         lay_out_state(self._optimizer)
         self._watch = Watch(self._model, self._binding)
         guard = self.transport.guard(self.rank) if is_shared else None
@@ -137,11 +133,11 @@ class Coupling:
             ends=self._grouping.ends, is_synchronous=self.is_synchronous,
         )  # fmt: skip
         self._changes = Changes(self._model, self._binding, self.replica, self.method)
-        self.buckets = Buckets(
-            self._binding, self.transport, self._driver, self._advance, is_agreed=are_in_parts
+        self.gradients = LoopGradients(
+            self._binding, self.transport, self._driver, self._advance, has_buckets=has_buckets
         )
-        if are_in_parts:
-            self.replica.before_descent = self.buckets.conclude
+        if has_buckets:
+            self.replica.before_descent = self.gradients.conclude
         self.handout = self._make_handout()
         for end in self.plan.hosted_by(self.rank):
             if end >= self.size:
@@ -150,19 +146,19 @@ class Coupling:
             self._optimizer, self._binding, self.spec, self.hub, self.last_words
         )
         explain_on_signal(self.rank, self._driver.waiting.explain)
-        self.worker = RealWorker(
+        self.worker = LoopWorker(
             self.hub, self.rank, seed=self._seed, pace=self._pace, books=self.books,
             gradient=self._gradient, telling=self._telling, grouping=self._grouping,
             forgets_leavers=self.is_synchronous,
         )  # fmt: skip
+        self.worker.gradients = self.gradients
         if loaded is not None:
             resume_loop(loaded, self.worker, self.replica)
         role = for_role(self.method.worker, self.options)
-        self._main = role_in_group(
+        self._main = role_of(
             self.worker, cast(Replica, self.replica), self.method.worker, role, self._grouping,
-            self._driver,
+            begin=self._driver.begin,
         )  # fmt: skip
-        self._core = OwnCore(self.transport, is_synchronous=self.is_synchronous)
         self._stepped_at = time.monotonic()
         try:
             self._advance()
@@ -218,8 +214,7 @@ class Coupling:
         try:
             self._binding.let_gpu_finish()
             self._guard.end()
-            self._core.let_go()
-            self.buckets.close()
+            self.gradients.close()
             if self._wanted is not None:
                 self._driver.end(self._main)
             self.worker.finish()
@@ -232,8 +227,8 @@ class Coupling:
             self.hub.settle()
             output = self.handout.final()
             self._server_state.fetch()
-            self.hub.announce_read()
-            self.hub.read.wait()
+            self.hub.announce_drained()
+            self.hub.drained.wait()
         except BaseException:
             self.abandon()
             raise
@@ -249,8 +244,7 @@ class Coupling:
         closed transport would look like a worker that left in good order."""
         self._guard.end()
         self._server_state.end()
-        self._core.let_go()
-        self.buckets.close()
+        self.gradients.close()
         self.handout.recalibration.close()
         self._binding.detach(self.transport.window(self.rank) / self.replica.weight)
         explain_no_more()
@@ -293,12 +287,13 @@ class Coupling:
         self.replica.skips_infinite = skips_infinite
         # A schedule must not complain where a server descends instead of this optimiser.
         self._optimizer._opt_called = True
-        self.buckets.complete(is_changed=skips_infinite)
-        wanted.resolve(self._travelling() if self.plan.slices else self._binding.new_gradient())
+        self.gradients.complete(is_changed=skips_infinite)
+        gradient = self.gradients.completed()
+        wanted.resolve(self._travelling() if self.plan.slices else gradient)
         with self._guard:
             self._advance()
         self.handout.stepped()
-        self._binding.let_go()
+        self._binding.forget_flat_gradient()
         if self._slowness is not None:
             self._stepped_at = time.monotonic()
 
@@ -306,7 +301,6 @@ class Coupling:
         """The gradient as a vector of its own: a server in this very process would hold on to what
         the next step overwrites. An infinite one would spoil what servers keep, so it goes as
         zero."""
-        self._binding.new_gradient()
         flat = self._binding.flat_gradient()
         skips = self.replica.skips_infinite and not bool(torch.isfinite(flat).all())
         self.replica.skips_this = skips
@@ -325,7 +319,7 @@ class Coupling:
             self.handout.weighted = (self.replica.snapshot(), self.replica.weight)
         if not self.method.servers_hold_model:
             self.replica.read = (self.replica.version,)
-        self._wanted = self.buckets.gradient()
+        self._wanted = self.gradients.next()
         return self._wanted
 
     def _advance(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from threading import RLock
 from typing import Any, cast
 
@@ -12,9 +12,41 @@ from torch import Tensor, nn
 
 from gossamer.optim.optimisers import clip_one
 from gossamer.real.join.binding import Binding
-from gossamer.real.join.descent import Descent, Momentum, slowing
-from gossamer.real.join.gradient import LoopGradient, joined
+from gossamer.real.join.gradient import LoopGradient
 from gossamer.real.replicas import WindowReplica
+from gossamer.real.transports.buffers import joined
+
+Momentum = Callable[[float], float]
+"""What is left of the momentum of an SGD."""
+
+
+def slowed(options: dict[str, Any], momentum: Momentum) -> dict[str, Any]:
+    """The options of a group of torch's SGD. Without momentum there is nothing to dampen or to look
+    ahead with."""
+    left = momentum(options["momentum"])
+    none: dict[str, Any] = {} if left else {"dampening": 0.0, "nesterov": False}
+    return {**options, "momentum": left, **none}
+
+
+@contextmanager
+def slowing(
+    optimizer: torch.optim.Optimizer, momentum: Momentum | None, share: float
+) -> Generator[None]:
+    """Inside, the optimiser has that share of its learning rate, and torch's SGD what is left of
+    its momentum; any other one has all of its own, for its rate would be none for plain SGD."""
+    is_slowed = momentum is not None and isinstance(optimizer, torch.optim.SGD)
+    names = ("lr", "momentum", "dampening", "nesterov") if is_slowed else ("lr",)
+    before = [{name: group[name] for name in names} for group in optimizer.param_groups]
+    for group, own in zip(optimizer.param_groups, before, strict=True):
+        if momentum is not None and is_slowed:
+            group.update(slowed(own, momentum))
+        if share != 1.0:
+            group["lr"] = own["lr"] * share
+    try:
+        yield
+    finally:
+        for group, own in zip(optimizer.param_groups, before, strict=True):
+            group.update(own)
 
 
 class LoopReplica:
@@ -51,7 +83,6 @@ class LoopReplica:
         """What descends instead of the loop's optimiser, where servers have another one."""
         self._binding = binding
         self._optimizer = optimizer
-        self._descent = Descent(optimizer, binding.parameters)
         # Where nobody else comes in: a lock is entered faster than an empty context of Python.
         self._guard = cast(AbstractContextManager[None], RLock()) if guard is None else guard
         self._on_descend = on_descend
@@ -117,27 +148,28 @@ class LoopReplica:
             return
         self._stand_in(gradient)
         if clip is not None:
-            self._binding.take_lent()
             nn.utils.clip_grad_norm_(self._binding.parameters, clip)
         if self._before_step is not None:
             self._before_step()
         point = at if at is not None and any(self._decays()) else None
         if self.momentum is None and share == 1.0:
-            self._binding.descend(self._descent, self._guard, point)
+            self._binding.descend(self._optimizer.step, self._guard, point)
             return
         with slowing(self._optimizer, self.momentum, share):
-            self._binding.descend(self._descent, self._guard, point)
+            self._binding.descend(self._optimizer.step, self._guard, point)
 
     def _stand_in(self, gradient: Tensor) -> None:
         """Unless it is the loop's own, let it take the place of that one."""
         if self.before_descent is not None:
             self.before_descent()
         if isinstance(gradient, LoopGradient):
-            if gradient.along is None or self._binding.borrow(gradient.along):
+            if gradient.kept is None:
                 return
-            gradient = gradient.vector()
+            pieces = gradient.kept
+        else:
+            pieces = self._binding.cut(gradient)
         is_sparse = isinstance(self._optimizer, torch.optim.SparseAdam)
-        self._binding.set_gradient(gradient, is_sparse=is_sparse)
+        self._binding.set_gradient(pieces, is_sparse=is_sparse)
 
     def clipped(self, gradient: Tensor) -> Tensor:
         clip, self.clip = self.clip, None

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec
 from gossamer.optim.optimisers import Optimiser, make_optimiser
-from gossamer.real.join.binding import Binding
-from gossamer.real.join.descent import Momentum, lay_out_state, slowed
-from gossamer.real.join.replica import LoopReplica
+from gossamer.real.join.binding import Binding, lay_out_state
+from gossamer.real.join.replica import LoopReplica, Momentum, slowed
 from gossamer.real.replicas import WindowReplica
 
 Guard = AbstractContextManager[None]

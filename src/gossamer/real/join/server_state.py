@@ -18,7 +18,7 @@ from gossamer.methods import MethodSpec
 from gossamer.real.join.binding import Binding
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.output_model import pack_bytes
-from gossamer.real.router import Hub, Plan
+from gossamer.real.router import Addresses, Router
 
 _LENGTH = 8
 
@@ -59,14 +59,14 @@ class ServerState:
     """The loop's optimiser as one that knows what the servers' do."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, binding: Binding, spec: MethodSpec, hub: Hub,
+        self, optimizer: torch.optim.Optimizer, binding: Binding, spec: MethodSpec, hub: Router,
         last_words: Callable[[PeerLost], PeerLost],
     ) -> None:  # fmt: skip
         self._optimizer = optimizer
         self._parameters = dict(binding.named())
         # Others hold parameters only, or descend with an optimiser of another kind.
         are_alike = spec.method.server is not None and not spec.server_optimiser
-        self._plan = hub.plan if are_alike else Plan(hub.plan.size)
+        self._plan = hub.plan if are_alike else Addresses(hub.plan.size)
         self._hub = hub
         self._last_words = last_words
         self._own: dict[nn.Parameter, Any] = {}

@@ -8,10 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.optim.optimizer import (
-    _global_optimizer_pre_hooks,  # pyright: ignore[reportPrivateUsage]
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gossamer.errors import ConfigurationError
 
@@ -22,9 +19,6 @@ class StepGuard:
     """From the beginning of a coupled loop to its end no optimiser moves the model but inside
     `worker.step()`, which enters this: the others would not hear of it, or the model would move
     twice."""
-
-    present = 0
-    """How many of torch's hooks for steps of any optimiser are guards."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
@@ -42,13 +36,11 @@ class StepGuard:
 
     def begin(self) -> None:
         self._hook = register_optimizer_step_pre_hook(self._look)
-        StepGuard.present += 1
 
     def end(self) -> None:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
-            StepGuard.present -= 1
 
     def _look(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_open:
@@ -86,11 +78,6 @@ def _second(other: torch.optim.Optimizer, name: str) -> ConfigurationError:
         " worker.step() makes the steps of the joined one only; give all parameters to one"
         " optimiser, in groups, or delete the second if it is not used any more"
     )
-
-
-def has_other_hooks() -> bool:
-    """Whether somebody else listens to the steps of all optimisers."""
-    return len(_global_optimizer_pre_hooks) > StepGuard.present
 
 
 def check_not_wrapped(parameters: Sequence[nn.Parameter]) -> None:

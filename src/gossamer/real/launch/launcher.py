@@ -25,7 +25,6 @@ from rich.console import Console
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.real.faults.injection import Injection
 from gossamer.real.launch.console import OUTPUTS, Output, put, say
-from gossamer.real.launch.cores import usable_cores
 from gossamer.real.launch.ending import OVER_DEADLINE, Ending, exit_code, failures
 from gossamer.real.launch.environment import TRANSPORTS
 from gossamer.real.launch.explanation import Explanation
@@ -35,7 +34,7 @@ from gossamer.real.launch.terminal import Terminal
 from gossamer.real.launch.wakeup import Alarm
 
 if TYPE_CHECKING:
-    from gossamer.real.transports.shm.segments import Segments
+    from gossamer.real.transports.shm.memory import Segments
 
 _TICK_S = 0.02
 _SLEEP_S = 0.5
@@ -142,11 +141,11 @@ class Launcher:
             stack.callback(self._close_store)
             self._meeting.wait_for_all()
             folder = self._launch.folder
+            # Last in, first out: signals are handled until the folder of answers is gone again.
+            stack.enter_context(self._handled_signals())
             self._answers = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix=".explain-", dir=folder)
             )
-            # Last in, first out: signals are handled until the last worker has ended.
-            stack.enter_context(self._handled_signals())
             stack.callback(self._ending.finish)
             self._start()
             while any(process.poll() is None for process in self._processes):
@@ -170,7 +169,7 @@ class Launcher:
         launch = self._launch
         if launch.chosen_transport == "shm" and launch.size > 1:
             # Imported where it is used: not every system has what it is made of.
-            from gossamer.real.transports.shm.segments import create_segments
+            from gossamer.real.transports.shm.memory import create_segments
 
             self._segments = create_segments(launch.size)
         fds = () if self._segments is None else tuple(self._segments.fds)
@@ -209,7 +208,7 @@ class Launcher:
         # Pipes are no terminals: without this, lines would come in blocks of kilobytes.
         kept.setdefault("PYTHONUNBUFFERED", "1")
         # Workers that each take all cores hinder each other.
-        kept.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // launch.workers)))
+        kept.setdefault("OMP_NUM_THREADS", str(max(1, _usable_cores() // launch.workers)))
         set_now = {key: str(value) for key, value in given.items() if value is not None}
         return kept | set_now | dict(launch.environment)
 
@@ -397,3 +396,7 @@ class Launcher:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -17,9 +17,9 @@ import torch
 
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import seconds
-from gossamer.real.batches import Leases, Rounds
+from gossamer.real.batches import Batches, LeasedBatches, RoundBatches
 from gossamer.real.launch.console import say
-from gossamer.real.router import Hub
+from gossamer.real.router import Router
 from gossamer.real.train import checkpoint_files as checkpoint
 from gossamer.real.train.job import Job
 from gossamer.real.train.worker_state import Parts, save
@@ -101,7 +101,7 @@ class OutOfStep:
     """
 
     def __init__(
-        self, every: Every, store: Store, pace: Leases, living: Callable[[], int], size: int,
+        self, every: Every, store: Store, pace: LeasedBatches, living: Callable[[], int], size: int,
         begin: int,
     ) -> None:  # fmt: skip
         self._every = every
@@ -154,7 +154,11 @@ class Checkpointed:
     """A pace with a pause between two steps in which a checkpoint may be written."""
 
     def __init__(
-        self, pace: Rounds | Leases, timer: Timer, save: Callable[[int], None], begin: int
+        self,
+        pace: Batches,
+        timer: Timer,
+        save: Callable[[int], None],
+        begin: int,
     ) -> None:
         self._pace = pace
         self._timer = timer
@@ -183,7 +187,7 @@ class Checkpointing:
     """Writes one worker's checkpoints."""
 
     def __init__(
-        self, job: Job, hub: Hub, has_server: bool, options: Mapping[str, Any],
+        self, job: Job, hub: Router, has_server: bool, options: Mapping[str, Any],
         parts: Callable[[], Parts],
     ) -> None:  # fmt: skip
         self._job = job
@@ -196,13 +200,13 @@ class Checkpointing:
         self.seconds = 0.0
         """That the worker stood still for them."""
 
-    def between_steps(self, pace: Rounds | Leases) -> Rounds | Leases | Checkpointed:
+    def between_steps(self, pace: Batches) -> Batches | Checkpointed:
         """The pace with checkpoints where they are wanted."""
         if self._job.checkpoint_every is None:
             return pace
         every, store = Every.parse(self._job.checkpoint_every), self._hub.transport.store
         begin = 0 if self._job.resume is None else int(Path(self._job.resume).name)
-        if isinstance(pace, Rounds):
+        if isinstance(pace, RoundBatches):
             self._is_in_step = True
             timer = InStep(every, store, begin)
         else:
@@ -234,5 +238,5 @@ class Checkpointing:
             # Answered behind everything that was sent there before, or never: it has died.
             answer = hub.call(process, "flush")
             hub.driver.wait(answer, "checkpoint")
-        everyone = hub.transport.all_reduce(torch.zeros(1), range(hub.plan.size))
+        everyone = hub.transport.all_reduce([torch.zeros(1)], range(hub.plan.size))
         hub.driver.wait(everyone, "checkpoint")

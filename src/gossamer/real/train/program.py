@@ -10,12 +10,12 @@ from types import FrameType
 from gossamer.real.launch.environment import connect
 from gossamer.real.train.job import Diary, Job
 from gossamer.real.train.worker import work
-from gossamer.real.transports.local import LoneTransport
+from gossamer.real.transports.local import LocalTransport
 
 
 def main() -> int:
     job = Job.from_json(os.environ["GOSSAMER_JOB"])
-    transport = connect() or LoneTransport()
+    transport = connect() or LocalTransport()
     signal.signal(signal.SIGINT, _interrupted)
     return work(job, transport, Diary(job.folder, transport.rank))
 

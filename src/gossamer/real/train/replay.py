@@ -36,7 +36,7 @@ class Switch:
         self.windows: dict[int, Tensor] = {}
         self.listeners: dict[int, Listener] = {}
         self._frames: dict[tuple[int, int], deque[bytearray]] = {}
-        self._sums: dict[int, dict[int, Tensor]] = {}
+        self._sums: dict[int, dict[int, list[Tensor]]] = {}
 
     def send(self, source: int, to: int, parts: Parts) -> None:
         frame = bytearray().join(parts)
@@ -50,20 +50,23 @@ class Switch:
             )
         self.listeners[to].frame(source, memoryview(waiting.popleft()))
 
-    def contribute(self, rank: int, number: int, value: Tensor) -> Pending[Tensor]:
+    def contribute(self, rank: int, number: int, tensors: Sequence[Tensor]) -> Pending[None]:
         """The n-th reduction of each worker is the n-th of all.
 
         As on real workers it ends in the turn after the one that awaits it, never before.
         """
         if self.size == 1:
-            return Pending.resolved("all_reduce", value.clone())  # as `LoneTransport` does
-        pending: Pending[Tensor] = Pending("all_reduce")
+            return Pending.resolved("all_reduce", None)
+        pending: Pending[None] = Pending("all_reduce")
         here = self._sums.setdefault(number, {})
-        here[rank] = value.clone()
+        here[rank] = [tensor.clone() for tensor in tensors]
 
         def settle() -> None:
             if len(here) == self.size:
-                pending.resolve(mean_in_order([here[member] for member in sorted(here)]).clone())
+                values = zip(*(here[member] for member in sorted(here)), strict=True)
+                for tensor, theirs in zip(tensors, values, strict=True):
+                    tensor.copy_(mean_in_order(theirs))
+                pending.resolve(None)
                 self._sums.pop(number, None)
 
         pending.settle = settle
@@ -74,7 +77,6 @@ class ReplayTransport:
     """One worker's connection to the switch."""
 
     name = "replay"
-    averages_at_once = False
     reduces_meanwhile = False
     lost: frozenset[int] = frozenset()
     torn_updates = 0
@@ -118,9 +120,9 @@ class ReplayTransport:
         theirs.copy_(mine)
         return Pending.resolved("average", None)
 
-    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+    def all_reduce(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
         self._reductions += 1
-        return self._switch.contribute(self.rank, self._reductions, value)
+        return self._switch.contribute(self.rank, self._reductions, tensors)
 
     def leave_sums(self) -> None:
         """All workers of a record make the same sums."""

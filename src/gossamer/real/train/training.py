@@ -14,24 +14,23 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost, ProtocolError
+from gossamer.groups import Grouping, role_of
 from gossamer.methods import for_role, parse_method
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.optim.schedules import make_schedule
 from gossamer.pending import Pending
-from gossamer.real.batches import LEASE, Leases, Rounds
+from gossamer.real.batches import LEASE, Batches, LeasedBatches, RoundBatches
 from gossamer.real.books import Books
 from gossamer.real.driver import Driver
 from gossamer.real.event_order import Free, Turns
 from gossamer.real.faults.slow_worker import Slowness, own_slow_factor
-from gossamer.real.group_roles import role_in_group
-from gossamer.real.grouping import Grouping
+from gossamer.real.grouping import grouping_of
 from gossamer.real.launch.console import say
-from gossamer.real.launch.cores import OwnCore
 from gossamer.real.launch.signals import explain_on_signal
 from gossamer.real.moments import Moments
 from gossamer.real.output_model import Output
 from gossamer.real.replicas import WindowReplica
-from gossamer.real.router import Hub, Plan
+from gossamer.real.router import Addresses, Router
 from gossamer.real.train.checkpoint import Checkpointing
 from gossamer.real.train.job import Diary, Job
 from gossamer.real.train.worker_state import Counts, Kept, Parts
@@ -63,7 +62,7 @@ class Training:
         self._transport = transport
         self._spec = parse_method(job.method)
         self._method = self._spec.method
-        self._grouping = Grouping.of(self._spec.groups, transport)
+        self._grouping = grouping_of(self._spec.groups, transport)
         self._model = FlatModel(task, torch.device("cpu"), seed=job.seed)
         self._buffers = self._model.initial_buffers.clone()
         self._schedule = make_schedule(job.schedule, epochs=job.epochs, workers=self.size)
@@ -89,8 +88,8 @@ class Training:
         self.driver.turns = turns or Free()
         sizes = self._model.layout.sizes
         slices = cut(sizes, self._spec.servers) if self._method.has_server else ()
-        self._plan = Plan(self.size, slices)
-        self._hub = Hub(transport, self._plan, self.driver)
+        self._plan = Addresses(self.size, slices)
+        self._hub = Router(transport, self._plan, self.driver)
         self._gradients = 0
         self._losses: list[float] = []
         self._slowness = Slowness(own_slow_factor(self.rank), self.driver.check)
@@ -110,16 +109,14 @@ class Training:
         self.start()
         self.driver.turns.leave()
         explain_on_signal(self.rank, self.driver.waiting.explain)
-        core = OwnCore(self._transport, is_synchronous=self._is_synchronous)
         try:
             self.driver.drive(self._main, "main", self._end)
-            core.let_go()
             self._ended = time.monotonic()
             self._hub.ended.wait()
             self._hub.settle()
             self._conclude()
-            self._hub.announce_read()
-            self._hub.read.wait()
+            self._hub.announce_drained()
+            self._hub.drained.wait()
         except BaseException:
             # Closed, the transport would look like that of a worker that left in good order, and
             # whoever waits for an answer from here would wait for ever: they must see a death.
@@ -179,9 +176,9 @@ class Training:
             self._go_on(self._kept)
         self._start_servers()
         own = for_role(self._method.worker, self._options)
-        self._main = role_in_group(
+        self._main = role_of(
             self._worker, cast(Replica, self._replica), self._method.worker, own, self._grouping,
-            self.driver, self._orphaned,
+            begin=self.driver.begin, on_orphaned=self._orphaned,
         )  # fmt: skip
         self._awaited: Pending[Any] | None = None
         self._began = time.monotonic() - (self._kept.counts.seconds if self._kept else 0.0)
@@ -402,17 +399,17 @@ def make_pace(
     job: Job, targets: Tensor, store: Store, grouping: Grouping, *,
     live: Callable[[], frozenset[int]], live_at: Callable[[int], frozenset[int]],
     is_synchronous: bool, on_repeat: Callable[[int], None],
-) -> Rounds | Leases:  # fmt: skip
+) -> Batches:  # fmt: skip
     """Of one worker; with groups, what a group without its leader has taken is not done."""
     rank, size, data_size = grouping.rank, grouping.size, len(targets)
     sampler = make_sampler(targets, size, job.batch, job.split, job.seed, is_synchronous)
     if is_synchronous:
-        return Rounds(
+        return RoundBatches(
             job.samples, job.batch, data_size, lambda step: grouping.working(live_at(step)),
             sampler, rank, size,
         )  # fmt: skip
     order = sampler if isinstance(sampler, OwnSampler) else Order(data_size, job.seed, job.batch)
-    return Leases(
+    return LeasedBatches(
         job.samples, job.batch, data_size, store, order, rank, size,
         lambda: grouping.working(live()), on_repeat,
         # The members of a group take theirs at each step: when it ends, none has any left.

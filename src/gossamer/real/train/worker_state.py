@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.real.batches import Leases, Rounds
+from gossamer.real.batches import Batches
 from gossamer.real.books import Books
 from gossamer.real.replicas import WindowReplica
 from gossamer.real.train import checkpoint_files as checkpoint
@@ -41,7 +41,7 @@ class Parts:
     worker: RealWorker
     replica: WindowReplica
     servers: Mapping[int, WindowReplica]
-    pace: Rounds | Leases
+    pace: Batches
     books: Books
     buffers: Tensor
     counts: Counts
@@ -116,7 +116,7 @@ class Kept:
         state = {"optimiser": self._tensors[f"{name}/optimiser"], "memory": memory}
         replica.load_state_dict(self._facts["replicas"][name] | state)
 
-    def restore(self, worker: RealWorker, pace: Rounds | Leases, books: Books) -> None:
+    def restore(self, worker: RealWorker, pace: Batches, books: Books) -> None:
         whole, facts = self._whole, self._facts
         worker.step = facts["step"]
         everyone = [one["pace"] for one in whole.facts.values()]

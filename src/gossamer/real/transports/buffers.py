@@ -10,6 +10,7 @@ import mmap
 import sys
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ _KEPT_BLOCKS = 8
 _LOOKS = 16
 
 
-class Memory:
+class BufferPool:
     """Blocks by size, each ring oldest first."""
 
     def __init__(self) -> None:
@@ -72,14 +73,23 @@ def _map(size: int) -> mmap.mmap:
     return block
 
 
-_MEMORY = Memory()
+_POOL = BufferPool()
 
 
 def take(length: int) -> Tensor:
-    """Bytes from this process's memory."""
-    return _MEMORY.take(length)
+    """That many bytes from this process's pool, with whatever they held before."""
+    return _POOL.take(length)
 
 
 def take_elements(count: int, dtype: torch.dtype) -> Tensor:
-    """Flat elements from this process's memory."""
+    """Flat elements from this process's pool."""
     return take(count * dtype.itemsize).view(dtype)
+
+
+def joined(pieces: Sequence[Tensor]) -> Tensor:
+    """A new vector of all pieces; a large one in main memory lies in the pool."""
+    first = pieces[0]
+    if first.device.type != "cpu":
+        return torch.cat(list(pieces))
+    whole = take_elements(sum(piece.numel() for piece in pieces), first.dtype)
+    return torch.cat(list(pieces), out=whole)

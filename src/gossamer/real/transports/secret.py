@@ -39,8 +39,8 @@ def own_secret(variables: Mapping[str, str] | None = None) -> bytes:
     found = os.environ if variables is None else variables
     if VARIABLE not in found:
         raise ConfigurationError(
-            f"GOSSAMER_STORE is set but {VARIABLE} is not, so this process cannot prove to the "
-            "others that it is one of them; start the workers with `gossamer run`"
+            f"this worker was started without the secret of its run, because {VARIABLE} is not "
+            "set, and the other workers would refuse it; start all workers with `gossamer run`"
         )
     return _checked(found[VARIABLE], VARIABLE).encode()
 

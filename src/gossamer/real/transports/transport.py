@@ -10,7 +10,7 @@ within a tenth of a second by raising `Stopped`. Nothing is ever unpickled from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -64,38 +64,6 @@ class Window:
     """Where this process computes, and where values to be reduced are."""
 
 
-class Scattered(Tensor):
-    """A value in pieces that can be put together anywhere: it need not be copied twice.
-
-    A class and no protocol: asking a protocol costs ten microseconds, and it is asked every step.
-    """
-
-    count: int
-    kind: torch.dtype
-    home: torch.device
-    """Where the pieces are."""
-    cut: Callable[[Tensor], Sequence[Tensor]]
-    """A flat vector in pieces of the same shapes."""
-    write_into: Callable[[Sequence[Tensor], float], None]
-    """Puts scale * value into a target that was cut, one piece after the other."""
-    edition: int
-    """Counts the values that the pieces have held."""
-    places: Callable[[int], Sequence[Tensor] | None]
-    """The pieces themselves, for a result to be put in the place of the value of that edition; None
-    if they hold another by now, or are not what a result can be written into."""
-    lend: Callable[[int, Sequence[Tensor], Callable[[], None]], bool]
-    """Says that the result for the value of that edition lies in pieces elsewhere, which are only
-    to be read, and what to call when they have been; False where there are no `places` for it."""
-    lent: Callable[[Tensor], Tensor]
-    """A result that lies in a vector elsewhere, for as long as somebody holds it, and is only to be
-    read. Makes a value of its own, so any thread may ask for it."""
-    is_continued = False
-    """Whether it goes on with a value whose first part was reduced before."""
-    confirmed: Callable[[Callable[[], Pending[Tensor]]], Pending[Tensor]] | None = None
-    """For a part that is reduced before the whole is known to stay as it is: starts the reduction,
-    and does it again where the whole did change."""
-
-
 class Listener(Protocol):
     """What a transport calls from its own thread."""
 
@@ -130,9 +98,6 @@ class Transport(Protocol):
     name: str
     rank: int
     size: int
-    averages_at_once: bool
-    """Whether the thread that asks for an average makes it before it goes on: one that a step asks
-    for then never falls between a forward and a backward pass."""
 
     @property
     def store(self) -> Store: ...
@@ -200,11 +165,14 @@ class Transport(Protocol):
         """Two windows, one of this process, become their mean, as deltas that keep the sum."""
         ...
 
-    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
-        """The mean over those of the member processes that are alive, added in order of rank.
+    def all_reduce(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
+        """Replace the tensors by their mean over the living members, added in order of rank.
 
-        Every member calls it in the same order for the same members. A member that dies is left
-        out, by the same decision for all survivors. `value` is read before this returns.
+        They are read before this returns; the mean is written when the operation is finished, in
+        the thread that awaits it. Nothing is written if the operation is cancelled before that. All
+        tensors have one type and lie on one device. Every member calls it in the same order for the
+        same members, with tensors of the same sizes. A member that dies is left out, by the same
+        decision for all survivors.
         """
         ...
 

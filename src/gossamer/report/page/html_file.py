@@ -52,16 +52,19 @@ _SCRIPTS = (
 def write_page(path: Path, data: PageData) -> None:
     """Write the page of `data`; who reads `path` meanwhile sees the old page or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    whole = page_html(data)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as page:
-            page.write(page_html(data))
+            page.write(whole)
         # A temporary file is private to its owner; a page is for whoever may read the folder.
         temporary.chmod(0o644)
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
 
 

@@ -67,7 +67,15 @@ def save(figure: Figure, path: Path) -> None:
             f"a picture cannot be written as {path.name!r}; end its name in .png, .svg or .pdf"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=_DPI, facecolor="white")
+    # Written beside and renamed, so that a full disk leaves no half of a picture.
+    part = path.with_name(f".{path.name}")
+    try:
+        figure.savefig(part, dpi=_DPI, facecolor="white")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        error.filename = str(path)
+        raise
 
 
 # ---------------------------------------------------------------------- around the panels

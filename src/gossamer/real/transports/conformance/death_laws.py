@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost
-from gossamer.real.transports.conformance.tools import WIDTH, Tools, raises, scenario, values_of
+from gossamer.real.transports.conformance.tools import (
+    WIDTH,
+    Tools,
+    mean_of,
+    raises,
+    scenario,
+    values_of,
+)
 from gossamer.real.transports.transport import Stopped, Transport
 from gossamer.rules import mean_in_order
 
@@ -35,7 +42,7 @@ def survivors_reduce(transport: Transport, rank: int, tools: Tools, first: int) 
     """All-reduces over everybody go on with the mean of the survivors, the same for all."""
     for operation in range(first, first + 3):
         count = 1 + 999 * (operation % 2)
-        mean = tools.wait(transport.all_reduce(values_of(rank, count, operation), range(3)))
+        mean = tools.wait(mean_of(transport, values_of(rank, count, operation), range(3)))
         theirs = [values_of(member, count, operation) for member in SURVIVORS]
         assert torch.equal(mean, mean_in_order(theirs))
     tools.barrier("survived", len(SURVIVORS))
@@ -46,7 +53,7 @@ def scenario_a_death_is_noticed_and_survived(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
     """Everybody hears of it once and soon; sends to the dead fail, those to the living arrive."""
-    tools.wait(transport.all_reduce(values_of(rank, 10), range(size)))
+    tools.wait(mean_of(transport, values_of(rank, 10), range(size)))
     if rank == VICTIM:
         tools.die()
     tools.notices_death(VICTIM)
@@ -66,7 +73,7 @@ def scenario_a_death_while_others_wait_in_an_all_reduce(
     if rank == VICTIM:
         tools.wait_for_arrivals("waiting", len(SURVIVORS))
         tools.die()
-    pending = transport.all_reduce(values_of(rank, 50_000), range(size))
+    pending = mean_of(transport, values_of(rank, 50_000), range(size))
     tools.arrive("waiting")
     mean = tools.wait(pending)
     assert torch.equal(mean, mean_in_order([values_of(member, 50_000) for member in SURVIVORS]))
@@ -81,7 +88,7 @@ def scenario_a_death_between_starting_and_finishing_an_all_reduce(
     """What the dead one had put in counts for all survivors or for none."""
     if rank == 0:  # the last to start, so that nobody can have finished before the death
         tools.notices_death(VICTIM)
-    pending = transport.all_reduce(values_of(rank, 50_000), range(size))
+    pending = mean_of(transport, values_of(rank, 50_000), range(size))
     if rank == VICTIM:
         tools.die()
     mean = tools.wait(pending)
@@ -101,7 +108,7 @@ def scenario_a_death_at_any_moment_of_many_all_reduces(
     counts = [(1, 20_000, 333)[number % 3] for number in range(100)]
     for first in range(0, len(counts), 2):
         started = {
-            number: transport.all_reduce(values_of(rank, counts[number], number), range(size))
+            number: mean_of(transport, values_of(rank, counts[number], number), range(size))
             for number in (first, first + 1)
         }
         for number, pending in started.items():
@@ -246,7 +253,7 @@ def scenario_a_stop_ends_a_wait_in_an_all_reduce(
 ) -> None:
     """Whoever waits raises `Stopped` soon after the token is set."""
     if rank == 0:
-        pending = transport.all_reduce(torch.ones(1000), range(size))
+        pending = mean_of(transport, torch.ones(1000), range(size))
         threading.Timer(0.05, tools.stop.set).start()
         started = time.monotonic()
         with raises(Stopped):

@@ -10,11 +10,13 @@ import random
 import threading
 
 import torch
+from torch import Tensor
 
 from gossamer.real.transports.conformance.tools import (
     SERVER_WIDTH,
     WIDTH,
     Tools,
+    mean_of,
     scenario,
     values_of,
 )
@@ -223,17 +225,45 @@ def scenario_averages_that_overlap_keep_the_sum(
 def scenario_an_all_reduce_is_the_mean_in_order_of_rank(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Bit for bit `mean_in_order`, for one element and for a million; the input stays."""
+    """Bit for bit `mean_in_order`, for one element and for a million."""
     for operation, count in enumerate([1, 3, 1000, 1001, WIDTH, 1_000_003, 1]):
         value = values_of(rank, count, operation)
-        mean = tools.wait(transport.all_reduce(value, range(size)))
+        mean = tools.wait(mean_of(transport, value, range(size)))
         members = [values_of(member, count, operation) for member in range(size)]
         assert torch.equal(mean, mean_in_order(members))
-        assert torch.equal(value, members[rank])
         mean.zero_()  # the result is the caller's own
     whole = torch.arange(7, dtype=torch.float64) * (rank + 1)
-    mean = tools.wait(transport.all_reduce(whole, range(size)))
+    mean = tools.wait(mean_of(transport, whole, range(size)))
     assert torch.equal(mean, torch.arange(7, dtype=torch.float64) * (size + 1) / 2)
+
+
+def shapes_of(rank: int, count: int) -> list[Tensor]:
+    """Tensors of several shapes: one number, none, many, and some not in the order of memory."""
+    flat = values_of(rank, 6 * count + 1)
+    square = flat[1 : 4 * count + 1].view(2, 2 * count).t()
+    return [flat[0].clone(), flat[:0].clone(), square.clone(memory_format=torch.preserve_format),
+            flat[4 * count + 1 :].clone()]  # fmt: skip
+
+
+@scenario()
+def scenario_all_reduce_replaces_tensors_when_it_is_finished(
+    transport: Transport, rank: int, size: int, tools: Tools
+) -> None:
+    """They are read at once and written only by whoever awaits; a cancelled one writes nothing."""
+    for count in (3, 100_000):
+        tensors = shapes_of(rank, count)
+        before = [tensor.clone() for tensor in tensors]
+        pending = transport.all_reduce(tensors, range(size))
+        cancelled = transport.all_reduce(before, range(size))
+        cancelled.cancel()
+        assert all(map(torch.equal, tensors, before))
+        for tensor in tensors:
+            tensor.fill_(float("nan"))
+        tools.wait(pending)
+        everybody = zip(*(shapes_of(member, count) for member in range(size)), strict=True)
+        for tensor, values in zip(tensors, everybody, strict=True):
+            assert torch.equal(tensor, mean_in_order(values))
+        assert all(map(torch.equal, before, shapes_of(rank, count)))
 
 
 @scenario()
@@ -245,7 +275,7 @@ def scenario_all_reduces_may_be_in_flight_together(
     pendings = []
     for number, count in enumerate(counts):
         value = values_of(rank, count, number)
-        pendings.append(transport.all_reduce(value, range(size)))
+        pendings.append(mean_of(transport, value, range(size)))
         value.zero_()
     order = random.Random(rank).sample(range(len(counts)), len(counts))
     for number in order:
@@ -262,7 +292,7 @@ def scenario_subsets_reduce_beside_each_other(
     groups = [(0, 1), (1, 2), (0, 2), (rank,), tuple(range(size))]
     for operation in range(5):
         started = [
-            (members, transport.all_reduce(values_of(rank, 700, operation), members))
+            (members, mean_of(transport, values_of(rank, 700, operation), members))
             for members in groups
             if rank in members
         ]

@@ -76,6 +76,24 @@ def values_of(rank: int, count: int, operation: int = 0) -> Tensor:
     return torch.randn(count, generator=generator)
 
 
+def mean_of(transport: Transport, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+    """The started all-reduce of a copy, whose result is that copy once it is the mean."""
+    own = value.clone()
+    reduced = transport.all_reduce([own], members)
+    mean: Pending[Tensor] = Pending(reduced.label, reduced.peer)
+    mean.settle, mean.on_cancel = reduced.settle, reduced.cancel
+
+    def ended() -> None:
+        try:
+            reduced.result()
+            mean.resolve(own)
+        except Exception as error:
+            mean.fail(error)
+
+    reduced.when_done(ended)
+    return mean
+
+
 @contextlib.contextmanager
 def raises(kind: type[BaseException]) -> Generator[None]:
     """What is done inside must end with that exception."""

@@ -6,6 +6,11 @@ Importing this module starts MPI, so nothing imports it before MPI has been chos
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from gossamer.errors import ConfigurationError
 
@@ -26,7 +31,17 @@ if _everybody is not None and _everybody == os.environ.get("OMPI_COMM_WORLD_LOCA
 
 from mpi4py import MPI  # noqa: E402  # what stands above must come before MPI starts
 
-__all__ = ["MPI", "require_threads"]
+__all__ = ["MPI", "as_words", "require_threads"]
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_words(value: Tensor) -> NDArray[Any]:
+    """The memory of a contiguous tensor, as MPI sees it: whole words without a meaning.
+
+    Counted in words, not bytes, because MPI counts with 31 bits; and MPI knows no half precision.
+    """
+    return value.detach().view(_WORDS[value.element_size()]).numpy()
 
 
 def require_threads() -> None:

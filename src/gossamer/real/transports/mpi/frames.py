@@ -17,11 +17,14 @@ import traceback
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gossamer.real.transports.buffers import take
 from gossamer.real.transports.mpi.doorbell import Doorbell
 from gossamer.real.transports.mpi.engine import MPI
-from gossamer.real.transports.mpi.pool import Bytes, Pool
 from gossamer.real.transports.transport import Listener, Parts, Stopped
+
+Bytes = NDArray[np.uint8]
 
 _WORD = 8
 _GOODBYE = _WORD
@@ -42,15 +45,12 @@ class Beside(Protocol):
         ...
 
 
-class Post:
+class MpiFrames:
     """Sends and receives for one process."""
 
-    def __init__(
-        self, communicator: MPI.Intracomm, doorbell: Doorbell, pool: Pool, *, one_host: bool
-    ) -> None:
+    def __init__(self, communicator: MPI.Intracomm, doorbell: Doorbell, *, one_host: bool) -> None:
         self._communicator = communicator
         self._doorbell = doorbell
-        self._pool = pool
         # On one host others need nothing from MPI here but frames, and those ring.
         self._longest_s = _LONGEST_ALONE_S if one_host else _LONGEST_S
         self._sending = threading.Lock()
@@ -79,7 +79,7 @@ class Post:
         views = [memoryview(part).cast("B") for part in parts if len(part) > 0]
         length = sum(len(view) for view in views)
         padding = -length % _WORD
-        frame = self._pool.take(length + padding)
+        frame = take(length + padding).numpy()
         target = frame.data
         at = 0
         for view in views:
@@ -140,7 +140,7 @@ class Post:
             return False
         source, tag = status.Get_source(), status.Get_tag()
         length = status.Get_count(MPI.INT64_T) * _WORD
-        frame = self._pool.take(length)
+        frame = take(length).numpy()
         message.Recv(frame.view(np.int64))
         if tag == _GOODBYE:
             self._present.discard(source)

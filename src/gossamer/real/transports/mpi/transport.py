@@ -1,4 +1,4 @@
-"""The transport for MPI: one-sided windows, frames as messages, sums by the engine or in order.
+"""The transport for MPI: one-sided windows, frames as messages, sums in order of rank.
 
 MPI knows no death of a single process: when one dies the engine ends the whole job. So `lost`
 stays empty here, and whoever wants to survive deaths takes another transport.
@@ -16,19 +16,21 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from gossamer.errors import ConfigurationError, ProtocolError, unknown_name
+from gossamer.errors import ConfigurationError, ProtocolError
 from gossamer.pending import Pending
-from gossamer.real.transports.mpi.backoff import Patience, busy_time
+from gossamer.real.transports.backoff import Backoff
+from gossamer.real.transports.buffers import take_elements
 from gossamer.real.transports.mpi.doorbell import Doorbell
 from gossamer.real.transports.mpi.engine import MPI, require_threads
-from gossamer.real.transports.mpi.frames import Post
+from gossamer.real.transports.mpi.frames import MpiFrames
 from gossamer.real.transports.mpi.meeting import meet
-from gossamer.real.transports.mpi.one_host import share_sums
-from gossamer.real.transports.mpi.pool import Pool
-from gossamer.real.transports.mpi.reductions import FIXED, REDUCTIONS, Reductions
-from gossamer.real.transports.mpi.windows import Memory
-from gossamer.real.transports.shm.shared_sums import SharedSums
+from gossamer.real.transports.mpi.reductions import Reductions
+from gossamer.real.transports.mpi.windows import MpiWindows
+from gossamer.real.transports.shm.one_host import OneHostAllReduce, share_memory
 from gossamer.real.transports.transport import Listener, Parts, StopToken, Store, Window
+
+_BUSY_ALONE_S = 1e-3
+_BUSY_CROWDED_S = 200e-6
 
 
 @dataclass
@@ -36,10 +38,10 @@ class _Opened:
     """What exists from `open` on."""
 
     windows: Mapping[int, Window]
-    memory: Memory
-    post: Post
+    memory: MpiWindows
+    post: MpiFrames
     reductions: Reductions
-    shared: SharedSums | None
+    shared: OneHostAllReduce | None
     """What makes the sums instead where all processes share one host."""
     stop: StopToken
     fetched: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
@@ -50,15 +52,12 @@ class MpiTransport:
     """One process of an MPI job. Making one is collective, as is `open`."""
 
     name = "mpi"
-    averages_at_once = True
     reduces_meanwhile = False
     torn_updates = 0
 
-    def __init__(self, *, reduction: str = FIXED, mapped: bool | None = None) -> None:
+    def __init__(self, *, mapped: bool | None = None) -> None:
         """`mapped`: all processes map all windows; by default where they share one host."""
         require_threads()
-        if reduction not in REDUCTIONS:
-            raise unknown_name("reduction", reduction, REDUCTIONS)
         # Apart from whatever else the program says through MPI, and from each other.
         self._frames = MPI.COMM_WORLD.Dup()
         self._sums = MPI.COMM_WORLD.Dup()
@@ -76,31 +75,34 @@ class MpiTransport:
             )
         self.is_mapped = self._one_host if mapped is None else mapped
         """Whether `read` lends the windows of others instead of fetching them."""
-        self._reduction = reduction
         self._keeper, store = meet(self._frames, one_host=self._one_host)
         self.store: Store = store
-        self._pool = Pool()
         self._opened: _Opened | None = None
         self._closed = False
         atexit.register(self._leave)
 
     @staticmethod
     def from_environment() -> MpiTransport:
-        """The job this process was started in; GOSSAMER_REDUCTION chooses how sums are made."""
-        return MpiTransport(reduction=os.environ.get("GOSSAMER_REDUCTION", FIXED))
+        """The job this process was started in."""
+        asked = os.environ.get("GOSSAMER_REDUCTION", "auto")
+        if asked != "auto":
+            raise ConfigurationError(
+                f"GOSSAMER_REDUCTION={asked} means nothing to the mpi transport, which always adds"
+                " in order of rank; leave the variable out"
+            )
+        return MpiTransport()
 
     def open(
         self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,
         stop: StopToken,
     ) -> None:  # fmt: skip
-        memory = Memory(self._frames, windows, stop, self._pool, mapped=self.is_mapped)
+        memory = MpiWindows(self._frames, windows, stop, mapped=self.is_mapped)
         memory.fill(initial)
-        busy_s = busy_time(self._local_size)
-        reductions = Reductions(self._sums, self.store, self._pool, stop, busy_s, self._reduction)
-        post = Post(self._frames, self._doorbell, self._pool, one_host=self._one_host)
+        reductions = Reductions(self._sums, self.store, stop, self._busy_s)
+        post = MpiFrames(self._frames, self._doorbell, one_host=self._one_host)
         shared = None
-        if self.is_mapped and self._reduction == FIXED:
-            shared = share_sums(self._frames, windows, stop)
+        if self.is_mapped:
+            shared = share_memory(self.rank, self.size, windows, stop, self._tell, self._agree)
         self._opened = _Opened(dict(windows), memory, post, reductions, shared, stop)
         self._frames.Barrier()
         post.start(listener, reductions)
@@ -126,13 +128,13 @@ class MpiTransport:
         pending: Pending[Tensor] = Pending("read", window.process)
         # Taken out while it is being written, so that a second reader cannot be given it.
         buffer = now.fetched.pop(end, None)
-        value = self._pool.tensor((window.numel,), window.dtype) if buffer is None else buffer
+        value = take_elements(window.numel, window.dtype) if buffer is None else buffer
         request = now.memory.fetch(end, value)
 
         def settle() -> None:
-            patience = Patience(now.stop, busy_time(self._local_size))
+            backoff = Backoff(now.stop, self._busy_s)
             while not request.Test():
-                patience.pause()
+                backoff.pause()
             now.fetched[end] = value
             pending.resolve(value)
 
@@ -155,11 +157,11 @@ class MpiTransport:
             self._now.memory.average(own, peer)
         return Pending.resolved("average", None, self._now.windows[peer].process)
 
-    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+    def all_reduce(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
         now = self._now
-        if now.shared is not None and now.shared.has_room_for(value):
-            return now.shared.start(value, members)
-        return now.reductions.start(value, members)
+        if now.shared is not None and now.shared.has_room_for(tensors):
+            return now.shared.start(tensors, members)
+        return now.reductions.start(tensors, members)
 
     def leave_sums(self) -> None:
         if self._now.shared is not None:
@@ -183,6 +185,23 @@ class MpiTransport:
         if self._opened is None:
             raise ProtocolError("the transport was used before it was opened")
         return self._opened
+
+    @property
+    def _busy_s(self) -> float:
+        """How long asking busily harms nobody: long only where every process has a core."""
+        is_crowded = self._local_size > (os.cpu_count() or 1)
+        return _BUSY_CROWDED_S if is_crowded else _BUSY_ALONE_S
+
+    def _tell(self, numbers: Sequence[int]) -> Sequence[int]:
+        told = np.zeros(self.size + 2, np.int64)
+        told[: len(numbers)] = numbers
+        self._frames.Bcast(told)
+        return told.tolist() if told[0] else ()
+
+    def _agree(self, answer: bool) -> bool:
+        everybody = np.array([int(answer)])
+        self._frames.Allreduce(MPI.IN_PLACE, everybody, MPI.MIN)
+        return bool(everybody[0])
 
     def _look_around(self) -> int:
         """Tell the processes of this host where the bell is; how many they are."""

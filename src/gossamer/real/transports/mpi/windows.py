@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.real.transports.mpi.backoff import Patience
-from gossamer.real.transports.mpi.engine import MPI
-from gossamer.real.transports.mpi.pool import Pool
-from gossamer.real.transports.mpi.words import words
+from gossamer.real.transports.backoff import Backoff
+from gossamer.real.transports.buffers import take_elements
+from gossamer.real.transports.mpi.engine import MPI, as_words
 from gossamer.real.transports.transport import StopToken, Window
 
 _LINE = 64
@@ -66,9 +65,9 @@ class EndLock:
     def __enter__(self) -> None:
         if self._swap(_FREE, _TAKEN):
             return
-        patience = Patience(self._stop, 0.0)
+        backoff = Backoff(self._stop, 0.0)
         while not self._swap(_FREE, _TAKEN):
-            patience.pause()
+            backoff.pause()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
@@ -86,17 +85,16 @@ class EndLock:
         return found[0] == expected[0]
 
 
-class Memory:
+class MpiWindows:
     """All windows of a job."""
 
     def __init__(
         self, communicator: MPI.Intracomm, windows: Mapping[int, Window], stop: StopToken,
-        pool: Pool, *, mapped: bool,
+        *, mapped: bool,
     ) -> None:  # fmt: skip
         self._windows = dict(windows)
         self._places, lengths = places_of(windows)
         self._rank = communicator.rank
-        self._pool = pool
         length = lengths.get(self._rank, 0)
         if mapped:
             info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
@@ -131,7 +129,7 @@ class Memory:
     def fetch(self, end: int, into: Tensor, start: int = 0) -> MPI.Request:
         """Start to copy a distant window, from `start` on, into a tensor."""
         window = self._windows[end]
-        return self._win.Rget(words(into), window.process, self._place(end, start))
+        return self._win.Rget(as_words(into), window.process, self._place(end, start))
 
     def add(self, end: int, delta: Tensor, start: int = 0) -> None:
         """Add to an end from `start` on, piece by piece under its lock."""
@@ -161,7 +159,7 @@ class Memory:
                     other.copy_(part.lerp_(other, 0.5))
             return
         size = _PIECE // mine.element_size()
-        room = self._pool.tensor((min(size, len(mine)),), mine.dtype)
+        room = take_elements(min(size, len(mine)), mine.dtype)
         for start in range(0, len(mine), size):
             part = mine[start : start + size]
             other = room[: len(part)]
@@ -184,13 +182,13 @@ class Memory:
             self._win.Accumulate([delta.numpy(), kind], window.process, target, MPI.SUM)
             self._win.Flush(window.process)
         else:
-            fetched = self._pool.tensor((len(delta),), delta.dtype)
+            fetched = take_elements(len(delta), delta.dtype)
             self.fetch(end, fetched, start).Wait()
             self._put(end, fetched.add_(delta), start)
 
     def _put(self, end: int, value: Tensor, start: int) -> None:
         window = self._windows[end]
-        self._win.Put(words(value), window.process, self._place(end, start))
+        self._win.Put(as_words(value), window.process, self._place(end, start))
         self._win.Flush(window.process)
 
     def _place(self, end: int, start: int) -> int:

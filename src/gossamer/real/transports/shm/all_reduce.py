@@ -1,13 +1,10 @@
 """All-reduce in shared memory: everybody posts its value, then everybody reads.
 
-Nothing needs to be voted on. A dead process posts nothing any more, so once each member has either
-posted or is seen to be gone, the set of contributors is the same for whoever looks, whenever. A
-small value, or that of a pair, is added up by every member for itself. Of a larger one each member
-adds up its own chunk for all, if there are processors for all of them; otherwise, where work done
-twice is work that somebody else waits for, it is added up once for all of them (`making`). What its
-maker is not at, dead or merely busy elsewhere, is made by whoever needs it, so nobody ever waits
-for a member that has posted and turned to something else. Values on a GPU that the processes share
-are in `arenas` and `ahead`.
+Nothing needs to be voted on: see `contributions`. A small value, or that of a pair, is added up by
+every member for itself. Of a larger one each member adds up its own chunk and publishes it for all.
+A chunk whose member is not at it, because it is dead or merely busy elsewhere, is added up by
+whoever needs it, so that nobody ever waits for a member that has posted and turned to something
+else. `gpu` is about values on a GPU that the processes share.
 """
 
 from __future__ import annotations
@@ -15,88 +12,80 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from gossamer.errors import ProtocolError
 from gossamer.pending import Pending
-from gossamer.real.transports.shm.ahead import AHEAD, Ahead
-from gossamer.real.transports.shm.arenas import IN_ARENA, OFFSET, Arenas
-from gossamer.real.transports.shm.backoff import Vigil
-from gossamer.real.transports.shm.board import Board, Room
-from gossamer.real.transports.shm.chunks import Chunks
-from gossamer.real.transports.shm.contributions import Posts
-from gossamer.real.transports.shm.layout import CELLS
-from gossamer.real.transports.shm.making import Making
-from gossamer.real.transports.shm.means import add_other_half, mean, whole
-from gossamer.real.transports.shm.operation import Kind, Operation
-from gossamer.real.transports.shm.results import Results
-from gossamer.real.transports.shm.segments import Control
+from gossamer.real.transports.backoff import Backoff
+from gossamer.real.transports.shm.contributions import (
+    ON_GPU,
+    Board,
+    Contributions,
+    OwnContribution,
+    ReduceKind,
+)
+from gossamer.real.transports.shm.memory import CELLS, Control, FreeList, aligned
 from gossamer.real.transports.shm.system import fence
-from gossamer.real.transports.transport import Scattered, StopToken
+from gossamer.real.transports.transport import StopToken
+from gossamer.rules import mean_into
+
+if TYPE_CHECKING:
+    from gossamer.real.transports.shm.gpu import GpuArenas
 
 _CUTS = 1024
 _KINDS = 256
 _FEW, _SMALL_BYTES = 8, 1 << 20
-"""Operations up to which nobody asks which of them are over, if their values are small."""
+"""Contributions up to which nobody asks which of them are over, if they are small."""
+_BUSY_S = 0.02
 
 
-class Reducing:
+class SharedMemoryAllReduce:
     """The all-reduces of one process."""
 
     def __init__(
-        self, rank: int, boards: Mapping[int, Board], room: Room, control: Control, stop: StopToken,
-        arenas: Arenas | None = None,
+        self, rank: int, boards: Mapping[int, Board], memory: FreeList, control: Control,
+        stop: StopToken, arenas: GpuArenas | None = None,
     ) -> None:  # fmt: skip
         self._rank = rank
         self._boards = boards
         self._own = boards[rank]
-        self._room = room
+        self._memory = memory
         self._control = control
         self._bell = control.reductions[rank]
         self._stop = stop
         self._arenas = arenas
-        self.ahead: Ahead | None = None
-        """Where streams can wait for each other."""
-        self._posts = Posts(boards, control, self._bell, stop)
-        self._making = Making(rank, boards, control)
-        self._chunks = Chunks(rank, boards, control, stop)
-        self._results = Results()
+        self._contributions = Contributions(boards, control, self._bell, stop)
         self._lock = threading.Lock()
         self._cells = set(range(CELLS))
-        self._posted: list[Operation] = []
+        self._posted: list[OwnContribution] = []
         self._sequence: dict[tuple[int, ...], int] = {}
-        self._kinds: dict[tuple[Any, ...], Kind] = {}
-        self._cuts: dict[tuple[int, int, Kind], tuple[Scattered, Sequence[Tensor]]] = {}
+        self._kinds: dict[Any, ReduceKind] = {}
+        self._cuts: dict[tuple[int, int, ReduceKind], Sequence[Tensor]] = {}
 
-    def start(self, value: Tensor | Scattered, members: Sequence[int]) -> Pending[Tensor]:
-        kind = self._kind_of(value, members)
-        pending: Pending[Tensor] = Pending("all_reduce")
-        if not kind.others:
-            pending.resolve(whole(value))
-            return pending
+    def start(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
+        kind = self._kind_of(tensors, members)
+        if not kind.others or not kind.count:
+            return Pending.resolved("all_reduce", None)
+        pending: Pending[None] = Pending("all_reduce")
         with self._lock:
             number = self._sequence.get(kind.members, 0)
-            operation = Operation(kind, number, value)
-            self._make_room(operation)
+            own = OwnContribution(kind, number, tensors)
+            self._allocate(own)
             self._sequence[kind.members] = number + 1
-            self._post(operation, value)
-        if not kind.is_by_one:
-            self._ring(kind)
-        elif self._posts.are_complete(operation, is_thorough=False):
-            self._make(operation, is_last=True)
-        pending.settle = partial(self._settle, operation, pending)
-        pending.on_cancel = operation.abandon
+            self._post(own)
+        self._ring(kind)
+        pending.settle = partial(self._finish, own, pending)
+        pending.on_cancel = partial(_abandon, own, pending)
         return pending
 
-    def _kind_of(self, value: Tensor | Scattered, members: Sequence[int]) -> Kind:
-        if isinstance(value, Scattered):
-            count, dtype, home = value.count, value.kind, value.home
-        else:
-            count, dtype, home = value.numel(), value.dtype, value.device
-        key = (members if isinstance(members, range) else tuple(members), count, dtype, home)
+    def _kind_of(self, tensors: Sequence[Tensor], members: Sequence[int]) -> ReduceKind:
+        first = tensors[0] if tensors else None
+        where = None if first is None else (first.dtype, first.device)
+        shapes = tuple([tensor.shape for tensor in tensors])
+        key = (members if isinstance(members, range) else tuple(members), where, shapes)
         kind = self._kinds.get(key)
         if kind is None:
             group = tuple(sorted(set(members)))
@@ -104,73 +93,51 @@ class Reducing:
                 raise ProtocolError(f"process {self._rank} is no member of {group}")
             if len(self._kinds) >= _KINDS:
                 self._kinds.clear()
-            is_on_gpu = self._arenas is not None and home == self._arenas.device
-            kind = self._kinds[key] = Kind(group, self._rank, count, dtype, is_on_gpu=is_on_gpu)
+                self._cuts.clear()
+            arenas = self._arenas
+            is_on_gpu = arenas is not None and first is not None and first.device == arenas.device
+            kind = self._kinds[key] = ReduceKind(group, self._rank, tensors, is_on_gpu=is_on_gpu)
         return kind
 
-    def _post(self, operation: Operation, value: Tensor | Scattered) -> None:
-        own, cell, kind = self._own, operation.cell, operation.kind
-        scale = 1.0 if operation.offset & AHEAD else kind.scale
-        if isinstance(value, Scattered):
-            pieces = self._pieces(kind, value, self._rank, operation.offset)
-            value.write_into(pieces, scale)
-        else:
-            target = self._value(kind, self._rank, operation.offset)
-            if scale == 1.0:
-                target.copy_(value.detach().reshape(-1))
-            else:
-                torch.mul(value.detach().reshape(-1).to(target.device), scale, out=target)
-        if operation.offset & AHEAD and self.ahead is not None:
-            self.ahead.raise_signal(operation)
-        elif kind.is_on_gpu and self._arenas is not None:
+    # ------------------------------------------------------------------ posting
+
+    def _post(self, own: OwnContribution) -> None:
+        board, cell, kind = self._own, own.cell, own.kind
+        _write_scaled(self._pieces(kind, self._rank, own.place), own.tensors, kind)
+        if kind.is_on_gpu and self._arenas is not None:
             self._arenas.finish_writing()
             self._note_what_was_read()
-        own.offsets[cell] = operation.offset
-        own.lengths[cell] = kind.nbytes
-        own.working[cell] = own.published[cell] = 0
+        board.places[cell] = own.place
+        board.lengths[cell] = kind.nbytes
+        board.working[cell] = board.published[cell] = 0
         fence()  # whoever sees the key sees all the rest
-        own.keys[cell] = operation.key
-        operation.found[self._rank] = cell
-        self._posted.append(operation)
+        board.keys[cell] = own.key
+        own.found[self._rank] = cell
+        self._posted.append(own)
 
-    def _make_room(self, operation: Operation) -> None:
-        """A cell, and bytes for the value and for this process's chunk of the result."""
-        kind = operation.kind
-        place = self._place_ahead(operation)
-        is_scarce = place is None and (kind.is_on_gpu or kind.nbytes > _SMALL_BYTES)
-        if not is_scarce and len(self._posted) < _FEW and self._settle_down(operation, place):
-            return
+    def _allocate(self, own: OwnContribution) -> None:
+        """A cell, and memory for the value and for this process's chunk of the mean."""
+        kind = own.kind
+        # The memory of small contributions is used in turn rather than at once again: the others
+        # have it in their caches, from where it would have to be taken away.
+        is_scarce = kind.is_on_gpu or kind.nbytes > _SMALL_BYTES or len(self._posted) >= _FEW
         while True:
             seen = self._bell.value
-            self._reclaim()
-            if self._cells and self._settle_down(operation, place):
+            if is_scarce:
+                self._note_what_was_read()
+                self._reclaim()
+            place = self._take(kind) if self._cells else None
+            if place is not None:
+                own.place, own.cell = place, self._take_cell(own.number)
                 return
-            self._note_what_was_read()
+            is_scarce = True
             if not any(self._is_finished(posted) for posted in self._posted):
                 raise ProtocolError(
-                    f"no room for {operation.kind.nbytes} bytes beside {len(self._posted)}"
+                    f"no room for {kind.nbytes} bytes beside {len(self._posted)}"
                     " all-reduces that were started and not awaited; await some of them first"
                 )
             self._stop.check()
             self._bell.wait(seen, 1e-3)
-
-    def _place_ahead(self, operation: Operation) -> int | None:
-        """Where its value goes ahead, if it can."""
-        ahead = self.ahead
-        if ahead is None or not operation.kind.is_on_gpu:
-            return None
-        if not all(posted.is_settled or self._is_finished(posted) for posted in self._posted):
-            return None
-        return ahead.place(operation)
-
-    def _settle_down(self, operation: Operation, place: int | None) -> bool:
-        """Whether there were bytes for it; a cell there must be."""
-        offset = self._take(operation.kind) if place is None else place
-        if offset is None:
-            return False
-        operation.offset = offset | operation.order
-        operation.cell = self._take_cell(operation.number)
-        return True
 
     def _take_cell(self, number: int) -> int:
         """The same as the other members take, if it is free: they look there first."""
@@ -180,127 +147,83 @@ class Reducing:
             return cell
         return self._cells.pop()
 
-    def _take(self, kind: Kind) -> int | None:
-        arenas = self._arenas
-        if kind.is_on_gpu and arenas is not None:
-            place = arenas.take(kind.needed_bytes, kind.members)
-            if place is None:
-                self._note_what_was_read()
-                self._reclaim()
-                place = arenas.take(kind.needed_bytes, kind.members)
+    def _take(self, kind: ReduceKind) -> int | None:
+        if kind.is_on_gpu and self._arenas is not None:
+            place = self._arenas.take(kind.needed_bytes, kind.members)
             if place is not None:
                 return place
-        return self._room.take(kind.needed_bytes)
+        return self._memory.take(kind.needed_bytes)
 
     def _reclaim(self) -> None:
-        kept: list[Operation] = []
-        for operation in self._posted:
-            if operation.is_abandoned and self._is_left_alone(operation):
-                self._finish(operation)
-            if self._is_finished(operation) and self._is_over(operation):
-                self._own.keys[operation.cell] = 0
-                if operation.offset & IN_ARENA and self._arenas is not None:
-                    if not operation.offset & AHEAD:
-                        self._arenas.give_back(operation.offset)
-                else:
-                    self._room.give_back(operation.offset & OFFSET)
-                self._cells.add(operation.cell)
+        """Use the cells and the memory again that nobody will look at any more."""
+        kept: list[OwnContribution] = []
+        for own in self._posted:
+            if own.is_abandoned and self._is_left_alone(own):
+                self._mark_finished(own)
+            if not self._is_finished(own) or not self._is_over(own):
+                kept.append(own)
+                continue
+            self._own.keys[own.cell] = 0
+            if own.place & ON_GPU and self._arenas is not None:
+                self._arenas.give_back(own.place)
             else:
-                kept.append(operation)
+                self._memory.give_back(own.place)
+            self._cells.add(own.cell)
         self._posted = kept
 
-    def _is_left_alone(self, operation: Operation) -> bool:
-        """One that was cancelled: whether all have posted, and no thread here is still at it."""
-        if not operation.settling.acquire(blocking=False):
+    def _is_left_alone(self, own: OwnContribution) -> bool:
+        """Of a cancelled one: whether all have posted, and no thread here is still at it."""
+        if not own.finishing.acquire(blocking=False):
             return False
         try:
-            return self._posts.are_complete(operation, is_thorough=True)
+            return self._contributions.are_complete(own)
         finally:
-            operation.settling.release()
+            own.finishing.release()
 
     def _note_what_was_read(self) -> None:
         if self._arenas is not None:
-            self._arenas.note_what_was_read(self._finish)
+            self._arenas.note_what_was_read(self._mark_finished)
 
-    def _finish(self, operation: Operation) -> None:
-        self._own.finished[operation.cell] = operation.key
+    def _mark_finished(self, own: OwnContribution) -> None:
+        self._own.finished[own.cell] = own.key
 
-    def _is_finished(self, operation: Operation) -> bool:
-        return self._own.finished[operation.cell] == operation.key
+    def _is_finished(self, own: OwnContribution) -> bool:
+        return self._own.finished[own.cell] == own.key
 
-    def _is_over(self, operation: Operation) -> bool:
+    def _is_over(self, own: OwnContribution) -> bool:
         """Whether nobody will read this process's contribution any more."""
-        key = operation.key
-        for member, cell in operation.found.items():
+        for member, cell in own.found.items():
             board = self._boards[member]
-            has_moved_on = board.keys[cell] != key or board.finished[cell] == key
+            has_moved_on = board.keys[cell] != own.key or board.finished[cell] == own.key
             if not has_moved_on and not self._control.is_out_of_sums(member):
                 return False
         return True
 
-    def _settle(self, operation: Operation, pending: Pending[Tensor]) -> None:
-        with operation.settling:
+    # ------------------------------------------------------------------ finishing
+
+    def _finish(self, own: OwnContribution, pending: Pending[None]) -> None:
+        """In the thread that awaits: wait for the others, and write the mean."""
+        with own.finishing:
+            tensors = own.tensors
             if pending.done:
                 return
-            if threading.get_ident() != operation.thread:
-                operation.scattered = None  # its places belong to a loop that goes on meanwhile
-            if operation.kind.is_by_one:
-                self._wait_for_all_parts(operation)
-            else:
-                self._posts.wait(operation)
+            self._contributions.wait(own)
             if pending.done:
-                return  # cancelled meanwhile: what came of it is for nobody
-            self._check_lengths(operation)
-            result = self._lend(operation) if operation.kind.is_by_one else None
-            if result is None and self.ahead is not None:
-                result = self.ahead.settle(operation)
-                if result is not None:
-                    self._finish(operation)
-            if result is None:
-                result = self._put_in_place(operation)
-                if result is None:
-                    result = self._mean(operation)
-                if operation.kind.is_on_gpu and self._arenas is not None:
-                    self._arenas.mark_reading(operation)
-                else:
-                    self._finish(operation)
-            operation.is_settled = True
-            pending.resolve(result)
-            # It refers to itself through this; the result is to go when its last user lets go.
+                return  # cancelled meanwhile
+            self._check_lengths(own)
+            self._write_mean(own, tensors)
+            if own.kind.is_on_gpu and self._arenas is not None:
+                self._arenas.mark_reading(own)
+            else:
+                self._mark_finished(own)
+            own.tensors = ()
+            pending.resolve(None)
+            # It refers to itself through these, which would keep the memory of the tensors.
             pending.settle = pending.on_cancel = None
 
-    def _mean(self, operation: Operation) -> Tensor:
-        """As a vector of its own."""
-        kind, values = operation.kind, self._values(operation)
-        if kind.is_on_gpu and self._arenas is not None:
-            return self._arenas.mean(operation, values)
-        result = self._results.empty(kind.count, kind.dtype)
-        if kind.is_by_one:
-            result.copy_(values[0])
-        elif kind.is_by_each:
-            mean(values, result, kind.divisor(values))
-        else:
-            self._chunks.reduce(operation, values, result)
-        return result.view(operation.shape)
-
-    def _sources(self, operation: Operation) -> list[tuple[int, int]]:
-        """Whose memory holds what is to be added up, and where in it; in order of rank. What was
-        made for all of them is one value."""
-        offsets = [(m, self._boards[m].offsets[cell]) for m, cell in operation.found.items()]
-        if operation.kind.is_by_one:
-            first, offset = min(offsets)
-            return [(first, self._making.result_at(operation, offset))]
-        return sorted(offsets)
-
-    def _values(self, operation: Operation) -> list[Tensor]:
-        kind = operation.kind
-        values = [(self._value(kind, *source), source[1]) for source in self._sources(operation)]
-        # Who goes ahead leaves it to the sum to be divided.
-        return [value * kind.scale if place & AHEAD else value for value, place in values]
-
-    def _check_lengths(self, operation: Operation) -> None:
-        nbytes = operation.kind.nbytes
-        for member, cell in operation.found.items():
+    def _check_lengths(self, own: OwnContribution) -> None:
+        nbytes = own.kind.nbytes
+        for member, cell in own.found.items():
             length = self._boards[member].lengths[cell]
             if length != nbytes:
                 raise ProtocolError(
@@ -308,88 +231,121 @@ class Reducing:
                     f" process {self._rank} put in {nbytes}"
                 )
 
-    def _value(self, kind: Kind, member: int, place: int) -> Tensor:
-        if place & IN_ARENA and self._arenas is not None:
+    def _write_mean(self, own: OwnContribution, tensors: Sequence[Tensor]) -> None:
+        kind = own.kind
+        sources = sorted((m, self._boards[m].places[cell]) for m, cell in own.found.items())
+        if kind.is_on_gpu and self._arenas is not None:
+            values = [self._value(kind, *source) for source in sources]
+            self._arenas.write_mean(kind, values, tensors)
+            return
+        is_here = tensors[0].device.type == "cpu"
+        targets = tensors if is_here else [torch.empty_like(one, device="cpu") for one in tensors]
+        if kind.is_by_each:
+            divisor = kind.divisor(len(sources))
+            pieces = [self._pieces(kind, *source) for source in sources]
+            for target, *values in zip(targets, *pieces, strict=True):
+                mean_into(target, values, divisor)
+        else:
+            self._write_by_chunks(own, [self._value(kind, *source) for source in sources], targets)
+        if not is_here:
+            for tensor, target in zip(tensors, targets, strict=True):
+                tensor.copy_(target)
+
+    def _write_by_chunks(
+        self, own: OwnContribution, values: Sequence[Tensor], targets: Sequence[Tensor]
+    ) -> None:
+        """Add up this process's own chunk for all, and take the others' from them."""
+        key, kind, board = own.key, own.kind, self._own
+        divisor = kind.divisor(len(values))
+        flat = [target.view(-1) if target.is_contiguous() else None for target in targets]
+        places = [t.new_empty(t.numel()) if f is None else f
+                  for t, f in zip(targets, flat, strict=True)]  # fmt: skip
+        board.working[own.cell] = key
+        mine, _ = kind.chunks[self._rank]
+        mean_into(self._chunk(own, self._rank), [value[mine] for value in values], divisor)
+        fence()
+        board.published[own.cell] = key
+        self._ring(kind)
+        missing = dict(kind.chunks)
+        backoff = Backoff(self._stop, _BUSY_S)
+        while missing:
+            seen = self._bell.value
+            for member, (chunk, segments) in list(missing.items()):
+                cell = own.found.get(member)
+                there = self._boards[member]
+                if cell is not None and there.published[cell] == key:
+                    made = self._chunk(own, member)
+                    for number, part, of_all in segments:
+                        start = of_all.start - chunk.start
+                        places[number][part].copy_(made[start : start + part.stop - part.start])
+                elif (
+                    cell is None
+                    or there.working[cell] != key
+                    or self._control.is_out_of_sums(member)
+                ):
+                    for number, part, of_all in segments:
+                        mean_into(places[number][part], [v[of_all] for v in values], divisor)
+                else:
+                    continue
+                del missing[member]
+            if missing and not backoff.yields():
+                self._bell.wait(seen, self._stop.patience)
+        for target, view, place in zip(targets, flat, places, strict=True):
+            if view is None:
+                target.copy_(place.view(target.shape))
+
+    def _chunk(self, own: OwnContribution, member: int) -> Tensor:
+        """Where a member publishes its part of the mean: behind what it put in."""
+        board, (chunk, _) = self._boards[member], own.kind.chunks[member]
+        place = board.places[own.found[member]] + aligned(own.kind.nbytes)
+        return board.memory.tensor(place, chunk.stop - chunk.start, own.kind.dtype)
+
+    # ------------------------------------------------------------------ memory
+
+    def _value(self, kind: ReduceKind, member: int, place: int) -> Tensor:
+        """What a member put in, as one vector."""
+        if place & ON_GPU and self._arenas is not None:
             value = self._arenas.tensor(member, place, kind.count, kind.dtype)
             return value if kind.is_on_gpu else value.cpu()
-        return self._boards[member].memory.tensor(place & OFFSET, kind.count, kind.dtype)
+        return self._boards[member].memory.tensor(place, kind.count, kind.dtype)
 
-    def _make(self, operation: Operation, *, is_last: bool) -> bool:
-        """What is left of the result, for everybody; whether there was any."""
-        self._check_lengths(operation)
-        has_made = self._making.make(operation, is_last=is_last)
-        if has_made:
-            self._ring(operation.kind)
-        return has_made
-
-    def _wait_for_all_parts(self, operation: Operation) -> None:
-        """Until the members have added up all; nobody is rung for before it is there."""
-        self._posts.wait(operation)
-        vigil = Vigil(self._bell, self._stop)
-        is_first = True
-        while not operation.is_abandoned:
-            seen = self._bell.value
-            if self._making.is_over(operation):
-                return
-            # Later again, as a maker may die at it.
-            if (is_first or vigil.is_thorough) and self._make(operation, is_last=False):
-                continue
-            is_first = False
-            vigil.pause(seen)
-
-    def _lend(self, operation: Operation) -> Scattered | None:
-        """What was made for all is read where it lies, if that is all that anybody wants of it:
-        a copy of it would be another pass over as many bytes as there are."""
-        scattered, kind = operation.scattered, operation.kind
-        if scattered is None:
-            return None
-        (source,) = self._sources(operation)
-        pieces = self._pieces(kind, scattered, *source)
-        give_back = partial(self._finish, operation)
-        return scattered if scattered.lend(operation.edition, pieces, give_back) else None
-
-    def _put_in_place(self, operation: Operation) -> Scattered | None:
-        """Where the value lay in pieces the mean is put there: those are in the cache, and nobody
-        has to point at another place."""
-        scattered, kind = operation.scattered, operation.kind
-        if scattered is None or not kind.is_by_each:
-            return None
-        if self.ahead is not None and any(at & AHEAD for _, at in self._sources(operation)):
-            return None
-        is_of_two = kind.is_of_pair and len(operation.found) == 2
-        if kind.is_on_gpu and not is_of_two:
-            return None
-        places = scattered.places(operation.edition)
-        if places is None:
-            return None
-        if is_of_two:
-            other = kind.others[0]
-            offset = self._boards[other].offsets[operation.found[other]]
-            add_other_half(places, self._pieces(kind, scattered, other, offset))
-            return scattered
-        sources = self._sources(operation)
-        pieces = [self._pieces(kind, scattered, *source) for source in sources]
-        divisor = kind.divisor(sources)
-        for place, *parts in zip(places, *pieces, strict=True):
-            mean(parts, place, divisor)
-        return scattered
-
-    def _pieces(
-        self, kind: Kind, scattered: Scattered, member: int, place: int
-    ) -> Sequence[Tensor]:  # fmt: skip
-        """A member's memory, cut like the value. The same few vectors are cut in every step, and
+    def _pieces(self, kind: ReduceKind, member: int, place: int) -> Sequence[Tensor]:
+        """What a member put in, cut into tensors. The same few vectors are cut in every step, and
         cutting one takes as long as adding it up."""
-        if place & IN_ARENA and not kind.is_on_gpu:
-            return scattered.cut(self._value(kind, member, place))
         key = (member, place, kind)
         known = self._cuts.get(key)
-        if known is None or known[0] is not scattered:
+        if known is None:
+            cut = self._value(kind, member, place).split(kind.sizes)
+            known = [piece.view(shape) for piece, shape in zip(cut, kind.shapes, strict=True)]
+            if place & ON_GPU and not kind.is_on_gpu:
+                return known  # a copy of what lies there now
             if len(self._cuts) >= _CUTS:
                 self._cuts.clear()
-            pieces = scattered.cut(self._value(kind, member, place))
-            known = self._cuts[key] = (scattered, pieces)
-        return known[1]
+            self._cuts[key] = known
+        return known
 
-    def _ring(self, kind: Kind) -> None:
+    def _ring(self, kind: ReduceKind) -> None:
         for member in kind.others:
             self._control.reductions[member].ring()
+
+
+def _abandon(own: OwnContribution, pending: Pending[None]) -> None:
+    """Nobody here wants the mean any more, yet others still read the contribution."""
+    own.is_abandoned = True
+    own.tensors = ()
+    pending.settle = None  # through which it refers to itself
+
+
+def _write_scaled(places: Sequence[Tensor], tensors: Sequence[Tensor], kind: ReduceKind) -> None:
+    if places[0].is_cuda or places[0].device != tensors[0].device:
+        # One kernel for all of them: starting one for each takes longer than its work.
+        together = cast(Any, torch)
+        together._foreach_copy_(places, tensors)
+        if kind.scale != 1.0:
+            together._foreach_mul_(places, kind.scale)
+    elif kind.scale == 1.0:
+        for place, tensor in zip(places, tensors, strict=True):
+            place.copy_(tensor)
+    else:
+        for place, tensor in zip(places, tensors, strict=True):
+            torch.mul(tensor, kind.factor, out=place)

@@ -19,32 +19,39 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gossamer.real.transports.shm.board import Room
-from gossamer.real.transports.shm.layout import PARCELS
-from gossamer.real.transports.shm.memory import Memory
-from gossamer.real.transports.shm.segments import DEAD, Control
+from gossamer.real.transports.shm.memory import (
+    DEAD,
+    LARGE_FRAMES,
+    Control,
+    FreeList,
+    SharedMemory,
+)
 from gossamer.real.transports.transport import Part
 
 LARGE_BYTES = 1 << 18
-"""From here on a frame is a parcel. Below, its copy through the ring stays in the cache."""
+"""From here on a frame is large. The copy of a smaller one through the ring stays in the cache."""
 _NOTICE = struct.Struct("<QQQQ")
 
 
-class Packing:
-    """The parcels that this process has sent and cannot be sure to be rid of."""
+class LargeFrameSender:
+    """The large frames that this process has sent and that may still be in use."""
 
     def __init__(
-        self, memory: Memory, room: Room, released: Mapping[int, memoryview], control: Control
+        self,
+        memory: SharedMemory,
+        free: FreeList,
+        released: Mapping[int, memoryview],
+        control: Control,
     ) -> None:
         """`released` are the words of each receiver: what it has released, by slot."""
         self._memory = memory
-        self._room = room
+        self._free = free
         self._released = released
         self._control = control
         self._lock = threading.Lock()
-        self._slots = {to: list(range(PARCELS)) for to in released}
+        self._slots = {to: list(range(LARGE_FRAMES)) for to in released}
         self._sent: dict[tuple[int, int], tuple[int, int]] = {}
-        """By receiver and slot: the parcel's number and its place."""
+        """By receiver and slot: the frame's number and its place."""
         self._number = 0
 
     def pack(self, to: int, parts: Sequence[Part], length: int) -> bytes | None:
@@ -52,7 +59,7 @@ class Packing:
         with self._lock:
             self._reclaim()
             slots = self._slots[to]
-            offset = self._room.take(length) if slots else None
+            offset = self._free.take(length) if slots else None
             if offset is None:
                 return None
             slot = slots.pop()
@@ -75,13 +82,13 @@ class Packing:
             if self._released[to][slot] == number or self._control.state(to) == DEAD:
                 del self._sent[to, slot]
                 self._slots[to].append(slot)
-                self._room.give_back(offset)
+                self._free.give_back(offset)
 
 
-class Unpacking:
-    """The parcels of one sender, at their receiver."""
+class LargeFrameReceiver:
+    """The large frames of one sender, at their receiver."""
 
-    def __init__(self, memory: Memory, released: memoryview) -> None:
+    def __init__(self, memory: SharedMemory, released: memoryview) -> None:
         self._memory = memory
         self._released = released
 

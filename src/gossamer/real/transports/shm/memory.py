@@ -1,25 +1,198 @@
-"""The memory of one process that others see, too, as bytes, words and tensors."""
+"""The memory that the processes of one machine share, and where things are in it.
+
+The launcher makes the memory without a name and hands it down as open files, so that no death, not
+even the launcher's own, leaves anything behind. There is one file with control words for all, and
+one file for each process, with its rings, windows, contributions to all-reduces and large frames.
+Each control word has one writer at a time: a process writes its own state, and the launcher writes
+the states of the dead. Under other launchers process 0 makes the memory (`one_host`), and everybody
+who learns of a death writes the state of the dead process: all write the same.
+"""
 
 from __future__ import annotations
 
+import os
+from bisect import insort
+from collections.abc import Mapping
+from dataclasses import dataclass
 from mmap import mmap
 
 import torch
 from torch import Tensor
 
+from gossamer.real.transports.shm.system import LOCK_BYTES, Bell, fence
+from gossamer.real.transports.transport import Window
+
+CACHE_LINE = 64
+PAGE = 4096
+RING_BYTES = 1 << 20
+RING_HEAD_BYTES = 3 * CACHE_LINE
+CELLS = 512
+CELL_FIELDS = 7
+LARGE_FRAMES = 64
+"""Large frames that one process may have on the way to another."""
+FRESH, OPEN, CLOSED, DEAD = range(4)
+"""The states of a process."""
+_NAME = "gossamer"
+_WORDS_PER_PROCESS = 4 * CACHE_LINE // 8
+_LAUNCHER = 1023
 _TENSORS = 256
+_REDUCTION_MIN_BYTES = 1 << 30
+_REDUCTIONS = 16
+_LARGE_FRAME_MIN_BYTES = 1 << 28
 
 
-class Block:
-    """Bytes, in main memory or a GPU's, seen as tensors."""
+def aligned(count: int, unit: int = CACHE_LINE) -> int:
+    return -(-count // unit) * unit
+
+
+def window_bytes(window: Window) -> int:
+    return window.numel * window.dtype.itemsize
+
+
+# ---------------------------------------------------------------------- control words
+
+
+class Control:
+    """For each process: its state, whether it has left the sums, and three bells (frames have come,
+    there is room for frames, a reduction has gone on)."""
+
+    def __init__(self, file: int, size: int, who: int) -> None:
+        self._memory = mmap(file, _control_bytes(size))
+        self._states = memoryview(self._memory).cast("Q")
+
+        def bells(line: int) -> list[Bell]:
+            return [
+                Bell(self._memory, (4 * process + line) * CACHE_LINE, who)
+                for process in range(size)
+            ]
+
+        self.frames, self.room, self.reductions = bells(1), bells(2), bells(3)
+
+    def state(self, process: int) -> int:
+        return self._states[process * _WORDS_PER_PROCESS]
+
+    def set_state(self, process: int, state: int) -> None:
+        """Also wakes everybody who might wait for that process."""
+        self._states[process * _WORDS_PER_PROCESS] = state
+        for bells in (self.frames, self.room, self.reductions):
+            for bell in bells:
+                bell.ring()
+
+    def is_gone(self, process: int) -> bool:
+        """Whether it is dead or has closed: it will do nothing more than what it has done."""
+        return self._states[process * _WORDS_PER_PROCESS] >= CLOSED
+
+    def leave_sums(self, process: int) -> None:
+        """The process contributes to no further sum, and reads none."""
+        fence()  # whoever sees the word sees all contributions
+        self._states[process * _WORDS_PER_PROCESS + 1] = 1
+        for bell in self.reductions:
+            bell.ring()
+
+    def is_out_of_sums(self, process: int) -> bool:
+        return bool(self._states[process * _WORDS_PER_PROCESS + 1]) or self.is_gone(process)
+
+
+def _control_bytes(size: int) -> int:
+    return aligned(4 * CACHE_LINE * size, PAGE)
+
+
+class Segments:
+    """The launcher's side: the files that it passes on, and its word that a process has died."""
+
+    def __init__(self, fds: tuple[int, ...]) -> None:
+        self.fds = fds
+        """The file of the control words, then one file for each process, in order of rank."""
+        self._control = Control(fds[0], len(fds) - 1, _LAUNCHER)
+
+    def mark_dead(self, rank: int) -> None:
+        """A process has ended. If it had not closed its transport, everybody hears of a death."""
+        if self._control.state(rank) < CLOSED:
+            self._control.set_state(rank, DEAD)
+
+    def close(self) -> None:
+        """Let go of the files; processes that still use the memory keep it."""
+        for file in self.fds:
+            os.close(file)
+        self.fds = ()
+
+
+def create_segments(size: int) -> Segments:
+    """Memory for `size` processes, still empty; each sizes its own when it opens its transport."""
+    fds = [os.memfd_create(_NAME) for _ in range(size + 1)]
+    os.ftruncate(fds[0], _control_bytes(size))
+    return Segments(tuple(fds))
+
+
+def is_segment(file: int, process: int | str = "self") -> bool:
+    """Whether this number still stands for such memory, and not for a file of the program's own."""
+    try:
+        return os.readlink(f"/proc/{process}/fd/{file}").startswith(f"/memfd:{_NAME} ")
+    except OSError:
+        return False
+
+
+# ---------------------------------------------------------------------- a process's own memory
+
+
+@dataclass(frozen=True)
+class WindowPlace:
+    """Where one window and its lock are in the owner's memory."""
+
+    lock: int
+    data: int
+    window: Window
+
+
+@dataclass(frozen=True)
+class MemoryLayout:
+    """Where things are in the memory of one process; everybody computes it from the same windows.
+
+    Pages that nobody touches cost nothing, so the sizes are generous.
+    """
+
+    windows: Mapping[int, WindowPlace]
+    cells: int
+    releases: int
+    """A word for each slot of each sender: which of its large frames this process has released."""
+    reductions: int
+    large_frames: int
+    total: int
+
+    def released(self, source: int) -> int:
+        return self.releases + source * LARGE_FRAMES * 8
+
+    def ring(self, source: int) -> int:
+        """The ring through which this process receives from `source`."""
+        return source * (RING_HEAD_BYTES + RING_BYTES)
+
+
+def lay_out(process: int, size: int, windows: Mapping[int, Window]) -> MemoryLayout:
+    at = aligned(size * (RING_HEAD_BYTES + RING_BYTES), PAGE)
+    cells, at = at, at + aligned(CELLS * CELL_FIELDS * 8, PAGE)
+    releases, at = at, at + aligned(size * LARGE_FRAMES * 8, PAGE)
+    own = {end: windows[end] for end in sorted(windows) if windows[end].process == process}
+    locks, at = at, at + aligned(LOCK_BYTES * len(own), PAGE)
+    places: dict[int, WindowPlace] = {}
+    for number, (end, window) in enumerate(own.items()):
+        places[end] = WindowPlace(locks + LOCK_BYTES * number, at, window)
+        at += aligned(window_bytes(window), PAGE)
+    largest = max((window_bytes(window) for window in windows.values()), default=0)
+    frames = at + aligned(_REDUCTION_MIN_BYTES + _REDUCTIONS * largest, PAGE)
+    # Two for each peer and some more; a frame that finds no room goes through the ring.
+    total = frames + aligned(_LARGE_FRAME_MIN_BYTES + 2 * (size + 2) * largest, PAGE)
+    return MemoryLayout(places, cells, releases, at, frames, total)
+
+
+class TensorBlock:
+    """A block of bytes, in main memory or in a GPU's, seen as tensors."""
 
     def __init__(self, whole: Tensor) -> None:
-        self.device = whole.device
         self._bytes = whole
         self._tensors: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """Few of them are asked for over and over: one object each."""
+        """The same few tensors are asked for in every step, so they are kept."""
         key = (start, count, dtype)
         known = self._tensors.get(key)
         if known is None:
@@ -30,8 +203,8 @@ class Block:
         return known
 
 
-class Memory(Block):
-    """Stays mapped for as long as anybody holds a view of it."""
+class SharedMemory(TensorBlock):
+    """The memory of one process, mapped for as long as anybody holds a view of it."""
 
     def __init__(self, file: int, length: int) -> None:
         self.map = mmap(file, length)
@@ -43,3 +216,28 @@ class Memory(Block):
 
     def words(self, start: int, count: int) -> memoryview:
         return self.region(start, 8 * count).cast("Q")
+
+
+class FreeList:
+    """Which bytes of a range are in use; the lowest gap that is large enough is given out."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self._start = start
+        self._end = end
+        self._taken: list[tuple[int, int]] = []
+
+    def take(self, length: int) -> int | None:
+        """The start of that many free bytes, or None."""
+        length = aligned(max(1, length))  # two places of no bytes could not be told apart
+        at = self._start
+        for start, end in self._taken:
+            if start - at >= length:
+                break
+            at = end
+        if self._end - at < length:
+            return None
+        insort(self._taken, (at, at + length))
+        return at
+
+    def give_back(self, start: int) -> None:
+        self._taken = [taken for taken in self._taken if taken[0] != start]

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gossamer.real.transports.buffers import take
-from gossamer.real.transports.shm.layout import LINE, RING_BYTES, RING_HEAD_BYTES
+from gossamer.real.transports.shm.memory import CACHE_LINE, RING_BYTES, RING_HEAD_BYTES
 from gossamer.real.transports.shm.system import Bell, fence
 
-_WRITTEN, _TAKEN, _STARVED = 0, LINE // 8, 2 * LINE // 8
+_WRITTEN, _TAKEN, _STARVED = 0, CACHE_LINE // 8, 2 * CACHE_LINE // 8
 LENGTH_BYTES = 8
 NOTICE = 1 << 63
 """In the length of a frame: it is the notice of one that lies elsewhere."""
@@ -63,7 +63,7 @@ class RingReader:
     """The receiving side: puts frames together again, and opens those that lie elsewhere."""
 
     def __init__(
-        self, region: memoryview, room: Bell, open_parcel: Callable[[memoryview], memoryview]
+        self, region: memoryview, room: Bell, open_large: Callable[[memoryview], memoryview]
     ) -> None:
         self._words = region[:RING_HEAD_BYTES].cast("Q")
         self._data = region[RING_HEAD_BYTES:]
@@ -73,7 +73,7 @@ class RingReader:
         self._filled = 0
         self._in_length = True
         self._is_notice = False
-        self._open_parcel = open_parcel
+        self._open_large = open_large
 
     def frames(self) -> Iterator[memoryview]:
         """The frames that are complete by now; each is the caller's to keep."""
@@ -87,7 +87,7 @@ class RingReader:
                 continue
             self._target = memoryview(bytearray(LENGTH_BYTES))
             self._in_length = True
-            yield self._open_parcel(whole) if self._is_notice else whole
+            yield self._open_large(whole) if self._is_notice else whole
 
     def _fill(self) -> bool:
         """Take what there is for the present target; whether it is full."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
 import platform
 import threading
 import time
@@ -18,6 +17,7 @@ from itertools import count
 from mmap import mmap
 from typing import Any
 
+from gossamer.real.transports.backoff import Backoff
 from gossamer.real.transports.transport import StopToken
 
 _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
@@ -26,7 +26,7 @@ _WAIT, _WAKE = 0, 1
 _EVERYBODY = 1 << 30
 _POLL_S = 2e-4
 _PROCESSES = 1024
-_AWAKE_S = 2e-4
+_BUSY_S = 2e-4
 """For so long a lock that is taken is tried again before its taker sleeps: most are held for less
 time than a processor that has fallen idle needs to wake."""
 
@@ -144,9 +144,8 @@ class RobustLock:
 
     def acquire_after(self, result: int) -> bool:
         """Go on where one try has not sufficed."""
-        until = time.monotonic() + _AWAKE_S
-        while result == errno.EBUSY and time.monotonic() < until:
-            os.sched_yield()
+        backoff = Backoff(self._stop, _BUSY_S)
+        while result == errno.EBUSY and backoff.yields():
             result = self.try_acquire()
         while result in (errno.EBUSY, errno.ETIMEDOUT):
             self._stop.check()

@@ -5,36 +5,39 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.pending import Pending
-from gossamer.real.transports.shm.ahead import Ahead
-from gossamer.real.transports.shm.all_reduce import Reducing
-from gossamer.real.transports.shm.arenas import Arenas
-from gossamer.real.transports.shm.board import TURN_BYTES, Board, Room
-from gossamer.real.transports.shm.cuda import Gpu, gpu_for
-from gossamer.real.transports.shm.large_frames import Packing, Unpacking
-from gossamer.real.transports.shm.layout import (
-    PARCELS,
+from gossamer.real.transports.shm.all_reduce import SharedMemoryAllReduce
+from gossamer.real.transports.shm.contributions import Board
+from gossamer.real.transports.shm.frames import FrameReceiver, FrameSender
+from gossamer.real.transports.shm.large_frames import LargeFrameReceiver, LargeFrameSender
+from gossamer.real.transports.shm.memory import (
+    CLOSED,
+    FRESH,
+    LARGE_FRAMES,
+    OPEN,
     RING_BYTES,
     RING_HEAD_BYTES,
-    Layout,
+    Control,
+    FreeList,
+    MemoryLayout,
+    SharedMemory,
+    is_segment,
     lay_out,
     window_bytes,
 )
-from gossamer.real.transports.shm.line import Line
-from gossamer.real.transports.shm.memory import Memory
-from gossamer.real.transports.shm.receiving import Receiving
 from gossamer.real.transports.shm.rings import RingReader, RingWriter
-from gossamer.real.transports.shm.segments import CLOSED, FRESH, OPEN, Control, is_segment
-from gossamer.real.transports.shm.sending import Sending
 from gossamer.real.transports.shm.windows import Windows
-from gossamer.real.transports.shm.words import SUMS, TURNS, Words
 from gossamer.real.transports.store import TcpStore
 from gossamer.real.transports.transport import Listener, Parts, StopToken, Store, Window
+
+if TYPE_CHECKING:
+    from gossamer.real.transports.shm.gpu import Gpu
 
 _DONE = Pending.resolved("window", None)
 _VARIABLES = (
@@ -46,7 +49,6 @@ class ShmTransport:
     """One process's connection to the others of its machine."""
 
     name = "shm"
-    averages_at_once = True
     reduces_meanwhile = False
 
     def __init__(self, rank: int, size: int, files: Sequence[int], store: Store) -> None:
@@ -94,33 +96,36 @@ class ShmTransport:
         rank, control, files = self.rank, self._control, self._files[1:]
         everybody = range(self.size)
         layouts = {process: lay_out(process, self.size, windows) for process in everybody}
-        memories: dict[int, Memory] = {}
+        memories: dict[int, SharedMemory] = {}
         for process, layout in layouts.items():
             # Everybody sizes everybody's: the sizes agree, and one that dies early has one, too.
             os.ftruncate(files[process], layout.total)
-            memories[process] = Memory(files[process], layout.total)
-        self._windows = Windows(rank, memories, layouts, control, stop)
+            memories[process] = SharedMemory(files[process], layout.total)
+        self._windows = Windows(memories, layouts, stop)
         self._windows.initialise(initial)
         boards = {process: Board(memories[process], layouts[process]) for process in everybody}
-        room = Room(layouts[rank].reductions, layouts[rank].parcels, TURN_BYTES)
-        gpu = gpu_for(windows[rank].device)
-        arenas = None
+        free = FreeList(layouts[rank].reductions, layouts[rank].large_frames)
+        gpu, arenas = _gpu_for(windows[rank].device), None
         if gpu is not None:
+            from gossamer.real.transports.shm.gpu import GpuArenas
+
             largest = max(window_bytes(window) for window in windows.values())
-            arenas = Arenas(rank, boards, control, self.store, gpu, largest)
-        self._reducing = Reducing(rank, boards, room, control, stop, arenas)
+            arenas = GpuArenas(rank, boards, control, self.store, gpu, largest)
+        self._all_reduce = SharedMemoryAllReduce(rank, boards, free, control, stop, arenas)
         self._connect(memories, layouts, listener, stop)
         self._close_files()
         control.set_state(rank, OPEN)
         self._wait_for_others(stop)
-        if gpu is not None and arenas is not None:
-            self._share_gpu(gpu, boards, arenas, initial, stop)
-        self._receiving.start()
+        if gpu is not None:
+            from gossamer.real.transports.shm.gpu import share_windows
+
+            share_windows(self._windows, rank, gpu, initial, self.store, control, stop)
+        self._receiver.start()
         self._is_open = True
 
     def _connect(
-        self, memories: Mapping[int, Memory], layouts: Mapping[int, Layout], listener: Listener,
-        stop: StopToken,
+        self, memories: Mapping[int, SharedMemory], layouts: Mapping[int, MemoryLayout],
+        listener: Listener, stop: StopToken,
     ) -> None:  # fmt: skip
         """The ways that frames take, to every other process and from it."""
         rank, control = self.rank, self._control
@@ -129,35 +134,19 @@ class ShmTransport:
             return memories[to].region(layouts[to].ring(source), RING_HEAD_BYTES + RING_BYTES)
 
         def released(source: int, by: int) -> memoryview:
-            return memories[by].words(layouts[by].released(source), PARCELS)
+            return memories[by].words(layouts[by].released(source), LARGE_FRAMES)
 
         others = [process for process in range(self.size) if process != rank]
-        room = Room(layouts[rank].parcels, layouts[rank].total)
+        free = FreeList(layouts[rank].large_frames, layouts[rank].total)
         released_by = {to: released(rank, to) for to in others}
-        packing = Packing(memories[rank], room, released_by, control)
+        large_frames = LargeFrameSender(memories[rank], free, released_by, control)
         writers = {to: RingWriter(ring(rank, to)) for to in others}
-        self._sending = Sending(rank, writers, packing, control, stop)
+        self._sender = FrameSender(rank, writers, large_frames, control, stop)
         readers: dict[int, RingReader] = {}
         for source in others:
-            unpacking = Unpacking(memories[source], released(source, rank))
-            readers[source] = RingReader(ring(source, rank), control.room[source], unpacking.open)
-        self._receiving = Receiving(rank, readers, control, listener, stop, self._sending.drop)
-
-    def _share_gpu(
-        self, gpu: Gpu, boards: Mapping[int, Board], arenas: Arenas, initial: Mapping[int, Tensor],
-        stop: StopToken,
-    ) -> None:  # fmt: skip
-        rank, control, store, line = self.rank, self._control, self.store, None
-        signals = gpu.signals(*control.memory_of_words())
-        store.add("signals", int(signals is not None))
-        self._windows.share_gpu_memory(gpu, initial, store)
-        # By now everybody has said whether its streams can wait; all do, or none does.
-        if signals is not None and store.add("signals", 0) == self.size:
-            sums = Words(SUMS, control.words, self.size, signals, stop)
-            turns = Words(TURNS, control.words, self.size, signals, stop)
-            self._reducing.ahead = Ahead(rank, boards, arenas, sums, signals)
-            line = Line(rank, turns, signals)
-        self._windows.take_turns(gpu, store, line)
+            large = LargeFrameReceiver(memories[source], released(source, rank))
+            readers[source] = RingReader(ring(source, rank), control.room[source], large.open)
+        self._receiver = FrameReceiver(rank, readers, control, listener, stop, self._sender.drop)
 
     def _wait_for_others(self, stop: StopToken) -> None:
         bell = self._control.reductions[self.rank]
@@ -176,19 +165,19 @@ class ShmTransport:
 
     @property
     def lost(self) -> frozenset[int]:
-        return self._receiving.lost
+        return self._receiver.lost
 
     @property
     def torn_updates(self) -> int:
         return self._windows.torn_updates
 
     def send(self, to: int, parts: Parts) -> None:
-        if to in self._receiving.lost:
+        if to in self._receiver.lost:
             raise PeerLost(to)
         if to == self.rank:
-            self._receiving.send_to_self(parts)
+            self._receiver.send_to_self(parts)
         else:
-            self._sending.send(to, parts)
+            self._sender.send(to, parts)
 
     def window(self, end: int) -> Tensor:
         return self._windows.data(end)
@@ -214,12 +203,12 @@ class ShmTransport:
 
     def _lost(self, end: int) -> Pending[Any] | None:
         """The memory of the dead is still there, but nobody will ever use what is done to it."""
-        if not self._receiving.lost or (process := self._windows.process(end)) not in self.lost:
+        if not self._receiver.lost or (process := self._windows.process(end)) not in self.lost:
             return None
         return Pending.failed("window", PeerLost(process), process)
 
-    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
-        return self._reducing.start(value, members)
+    def all_reduce(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
+        return self._all_reduce.start(tensors, members)
 
     def leave_sums(self) -> None:
         self._control.leave_sums(self.rank)
@@ -229,11 +218,18 @@ class ShmTransport:
             return
         self._is_closed = True
         if self._is_open:
-            self._sending.close()
+            self._sender.close()
             self._windows.finish()
-            if self._reducing.ahead is not None:
-                self._reducing.ahead.finish()
         self._control.set_state(self.rank, CLOSED)
         if self._is_open:
-            self._receiving.close()
+            self._receiver.close()
         self._close_files()
+
+
+def _gpu_for(device: torch.device) -> Gpu | None:
+    """What is asked for memory on that device, if it is a GPU."""
+    if device.type != "cuda":
+        return None
+    from gossamer.real.transports.shm.gpu import Cuda
+
+    return Cuda(device)

@@ -2,49 +2,40 @@
 
 A process that is killed while it adds leaves every element either with or without its share;
 whoever takes the lock next counts that as a torn update and goes on. Windows of workers that share
-a GPU lie in its memory; `turns` says when one may be touched there.
+a GPU lie in its memory; `gpu` says when one may be touched there.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from gossamer.errors import PeerLost, ProtocolError
-from gossamer.real.transports.shm.cuda import Gpu
-from gossamer.real.transports.shm.layout import Layout, Place
-from gossamer.real.transports.shm.line import Line
-from gossamer.real.transports.shm.memory import Block, Memory
-from gossamer.real.transports.shm.one_pass import average_in_one_pass
-from gossamer.real.transports.shm.segments import Control
+from gossamer.errors import ProtocolError
+from gossamer.real.transports.shm.memory import MemoryLayout, SharedMemory, WindowPlace
 from gossamer.real.transports.shm.system import SPARE_WORD, RobustLock
-from gossamer.real.transports.shm.turns import Turns
-from gossamer.real.transports.transport import StopToken, Store
+from gossamer.real.transports.transport import StopToken
 
-_PATIENCE_S = 60.0
+if TYPE_CHECKING:
+    from gossamer.real.transports.shm.gpu import WindowOrder
+
 _BLOCK = 1 << 16
 """Elements that two passes over the same data find in the cache again."""
-_TOO_MANY = 1 << 31
-"""Elements that a GPU's kernel cannot count any more."""
 
 
-class _Shared:
+class SharedWindow:
     """One end's memory and its lock, which a `with` holds."""
 
-    def __init__(self, memory: Memory, place: Place, stop: StopToken) -> None:
-        window = place.window
-        self.window = window
-        self.process = window.process
-        self.data = memory.tensor(place.data, window.numel, window.dtype)
+    def __init__(self, memory: SharedMemory, place: WindowPlace, stop: StopToken) -> None:
+        self.window = place.window
+        self.data = memory.tensor(place.data, self.window.numel, self.window.dtype)
         self.lock = RobustLock(memory.map, place.lock, stop)
         self.last = memory.words(place.lock + SPARE_WORD, 1)
-        self.turns: Turns | None = None
-        """Of a window on a GPU."""
+        """Of a window on a GPU: which process held it last."""
+        self.order: WindowOrder | None = None
         self.torn_updates = 0
 
     @cached_property
@@ -52,143 +43,67 @@ class _Shared:
         """A GPU has no use for small ones."""
         return (self.data,) if self.data.is_cuda else self.data.split(_BLOCK)
 
-    @cached_property
-    def in_one_pass(self) -> Callable[[Tensor, Tensor], None] | None:
-        """What averages it, on a GPU, with another."""
-        is_fit = self.data.dtype == torch.float32 and 0 < self.data.numel() < _TOO_MANY
-        return average_in_one_pass(self.data.device) if is_fit else None
-
     def __enter__(self) -> None:
         result = self.lock.try_acquire()
         if result and self.lock.acquire_after(result):
             self.torn_updates += 1
-        if self.turns is not None:
+        if self.order is not None:
             try:
-                self.torn_updates += self.turns.begin()
+                self.torn_updates += self.order.begin()
             except BaseException:
                 self.lock.release()
                 raise
 
     def __exit__(self, *error: object) -> None:
-        if self.turns is None:
-            self.lock.release()
-        else:
-            self.leave()
-
-    def leave(self, turn: int | None = None) -> int | None:
-        """The number of the turn that ends here, if it has one: that of another window, if it ends
-        there too."""
         try:
-            return None if self.turns is None else self.turns.end(turn)
+            if self.order is not None:
+                self.order.end()
         finally:
             self.lock.release()
-
-
-class _Both:
-    """Two windows together, taken in order of ends, so nobody waits crosswise; left by one turn."""
-
-    def __init__(self, first: _Shared, second: _Shared) -> None:
-        self._first, self._second = first, second
-
-    def __enter__(self) -> None:
-        self._first.__enter__()
-        try:
-            self._second.__enter__()
-        except BaseException:
-            self._first.leave()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        turn = None
-        try:
-            turn = self._second.leave()
-        finally:
-            self._first.leave(turn)
 
 
 class Windows:
     """The windows of all ends, by end."""
 
     def __init__(
-        self, rank: int, memories: Mapping[int, Memory], layouts: Mapping[int, Layout],
-        control: Control, stop: StopToken,
+        self, memories: Mapping[int, SharedMemory], layouts: Mapping[int, MemoryLayout],
+        stop: StopToken,
     ) -> None:  # fmt: skip
-        self._rank = rank
-        self._control = control
-        self._stop = stop
-        self._line: Line | None = None
-        self._shared = {
-            end: _Shared(memories[process], place, stop)
+        self.shared = {
+            end: SharedWindow(memories[process], place, stop)
             for process, layout in layouts.items()
-            for end, place in layout.places.items()
+            for end, place in layout.windows.items()
         }
-        self._pairs: dict[tuple[int, int], _Both] = {}
 
     @property
     def torn_updates(self) -> int:
-        torn = sum(shared.torn_updates for shared in self._shared.values())
-        return torn if self._line is None else torn + self._line.torn_updates
+        return sum(shared.torn_updates for shared in self.shared.values())
 
     def process(self, end: int) -> int:
-        return self._shared[end].process
+        return self.shared[end].window.process
 
     def initialise(self, initial: Mapping[int, Tensor]) -> None:
         """Fill this process's own windows, before anybody else can see them."""
         for end, value in initial.items():
-            shared = self._shared[end]
+            shared = self.shared[end]
             shared.lock.initialise()
             shared.data.copy_(value.detach().reshape(-1))
 
-    def share_gpu_memory(self, gpu: Gpu, initial: Mapping[int, Tensor], store: Store) -> None:
-        """Windows on a GPU lie there and not in main memory; everybody calls this."""
-        for end, value in initial.items():
-            window = self._shared[end].window
-            memory = gpu.allocate(window.numel * window.dtype.itemsize)
-            data = Block(memory).tensor(0, window.numel, window.dtype)
-            data.copy_(value.detach().reshape(-1))
-            gpu.finish()
-            self._shared[end].data = data
-            store.agree(f"window {end}", gpu.handle(memory))
-        for end, shared in self._shared.items():
-            if end not in initial:
-                memory = gpu.open(self._handle(end, store))
-                shared.data = Block(memory).tensor(0, shared.window.numel, shared.window.dtype)
-
-    def take_turns(self, gpu: Gpu, store: Store, line: Line | None) -> None:
-        """At those windows; with a line, streams wait for each other."""
-        self._line = line
-        for end, shared in self._shared.items():
-            there = gpu.at(shared.data.device)
-            shared.turns = Turns(
-                self._rank, end, shared.last, there, store, self._control, self._stop, line,
-                is_near=shared.data.device == gpu.device,
-            )  # fmt: skip
-
-    def _handle(self, end: int, store: Store) -> str:
-        until = time.monotonic() + _PATIENCE_S
-        while (handle := store.get(f"window {end}")) is None:
-            self._stop.check()
-            process = self._shared[end].process
-            if time.monotonic() > until or self._control.is_gone(process):
-                raise PeerLost(process, "it has not published its GPU memory")
-            time.sleep(0.01)
-        return handle
-
     def finish(self) -> None:
         """What this process asked of a GPU is done: nobody will wait for it when it has gone."""
-        for shared in self._shared.values():
-            if shared.turns is not None:
-                shared.turns.finish()
+        for shared in self.shared.values():
+            if shared.order is not None:
+                shared.order.finish()
 
     def data(self, end: int) -> Tensor:
-        return self._shared[end].data
+        return self.shared[end].data
 
     def guard(self, end: int) -> AbstractContextManager[None]:
-        return self._shared[end]
+        return self.shared[end]
 
     def accumulate(self, end: int, delta: Tensor, start: int) -> None:
         delta = delta.detach().reshape(-1)
-        shared = self._shared[end]
+        shared = self.shared[end]
         stop = start + delta.numel()
         if start < 0 or stop > shared.data.numel():
             raise ProtocolError(
@@ -199,32 +114,13 @@ class Windows:
             shared.data[start:stop].add_(delta.to(shared.data.device))
 
     def average(self, own: int, peer: int) -> None:
-        """Both become their mean."""
+        """Both become their mean. The locks are taken in the order of the ends, so that no two
+        processes wait for each other."""
         if own == peer:
             return
-        mine, theirs = self._shared[own], self._shared[peer]
-        if mine.turns is None:
-            with self._shared[min(own, peer)], self._shared[max(own, peer)]:
-                _average(mine, theirs)
-            return
-        # Before the locks: the first time it is made takes a second.
-        in_one_pass = mine.in_one_pass if mine.data.is_cuda else None
-        with self._both(own, peer):
-            if in_one_pass is not None and mine.data.device == theirs.data.device:
-                in_one_pass(mine.data, theirs.data)
-            else:
-                _average(mine, theirs)
-
-    def _both(self, own: int, peer: int) -> _Both:
-        pair = self._pairs.get((own, peer))
-        if pair is None:
-            first, second = sorted((own, peer))
-            pair = self._pairs[own, peer] = _Both(self._shared[first], self._shared[second])
-        return pair
-
-
-def _average(mine: _Shared, theirs: _Shared) -> None:
-    is_together = mine.data.device == theirs.data.device
-    for some, others in zip(mine.blocks, theirs.blocks, strict=True):
-        some.lerp_(others if is_together else others.to(some.device), 0.5)
-        others.copy_(some)
+        mine, theirs = self.shared[own], self.shared[peer]
+        is_together = mine.data.device == theirs.data.device
+        with self.shared[min(own, peer)], self.shared[max(own, peer)]:
+            for some, others in zip(mine.blocks, theirs.blocks, strict=True):
+                some.lerp_(others if is_together else others.to(some.device), 0.5)
+                others.copy_(some)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gossamer.errors import Error
+from gossamer.membership import Membership, MemberState
 from gossamer.real.transports.checked_values import broken_value
 from gossamer.real.transports.transport import StopToken, Store
 
@@ -50,9 +51,12 @@ class Loss:
             raise broken_value(key, text, expected)
         return Loss(process, is_dead, is_clean, taken, is_resting)
 
-    def is_covered_by(self, known: Loss) -> bool:
-        """Whether that line says as much about the same process."""
-        return known.process == self.process and (self.is_resting or not known.is_resting)
+    @property
+    def state(self) -> MemberState:
+        """Which state of its process it tells of."""
+        if self.is_dead:
+            return MemberState.DEAD
+        return MemberState.ANSWERING if self.is_resting else MemberState.CLOSED
 
 
 class Losses:
@@ -68,6 +72,8 @@ class Losses:
         self._stop = stop
         self._lock = threading.RLock()
         self.known: list[Loss] = []
+        self.members = Membership(size)
+        """What follows from the lines so far."""
 
     @property
     def epoch(self) -> int:
@@ -77,6 +83,13 @@ class Losses:
         """Say that a process is dead, unless the list says that it is gone already; returns the
         epoch by which it is known."""
         return self._append(Loss(process, is_dead=True))
+
+    def noticed(self, process: int) -> bool:
+        """A launcher says that a process is dead. Returns whether nobody has said so before; the
+        process may have left in good order, by the list."""
+        with self._lock:
+            self.died(process)
+            return self.members.died(process)
 
     def leaves(self, process: int, is_clean: bool, taken: Mapping[str, int]) -> int:
         """This process's own farewell; returns the epoch that it makes."""
@@ -105,7 +118,9 @@ class Losses:
 
     def _append(self, loss: Loss) -> int:
         with self._lock:
-            while not any(loss.is_covered_by(known) for known in self.known):
+            # That one which has left in good order is dead concerns no sum.
+            least = min(loss.state, MemberState.CLOSED)
+            while self.members.state_of(loss.process) < least:
                 if not self._is_learnt(self._agree(loss)):
                     break
             return self.epoch
@@ -124,5 +139,6 @@ class Losses:
             self._stop.failure = self._stop.failure or error
             return False
         self.known.append(loss)
+        self.members.came_to(loss.process, loss.state)
         self._apply(self.epoch, loss)
         return True

@@ -18,7 +18,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost
@@ -33,7 +32,6 @@ from gossamer.real.transports.torch.reduction_state import (
     key_of,
 )
 from gossamer.real.transports.torch.wire import Stream, Wire, host_copy, raw
-from gossamer.real.transports.transport import Scattered
 
 CONTRIBUTION, MEAN, STATE, RESULT = range(32, 36)
 KINDS = range(32, 48)
@@ -68,12 +66,10 @@ class Reduction:
     def start(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
         pending: Pending[Tensor] = Pending("all_reduce")
         ranks = tuple(sorted(members))
-        value = _whole(value)
-        is_scattered = isinstance(value, Scattered)  # looking at one would put it together
         engine = self._engine
-        if engine is not None and engine.is_on_gpu and (is_scattered or not value.is_cuda):
+        if engine is not None and engine.is_on_gpu and not value.is_cuda:
             engine = None
-        if len(ranks) == 1 or (not is_scattered and value.numel() == 0):
+        if len(ranks) == 1 or value.numel() == 0:
             pending.resolve(value.detach().clone())
             return pending
         with self._lock:
@@ -330,12 +326,3 @@ class _Outlasting:
         if self._stream is not None:
             with suppress(PeerLost):
                 self._stream.abandon()
-
-
-def _whole(value: Tensor) -> Tensor:
-    """The pieces on a GPU as one vector there, to be copied to the host once, if at all."""
-    if not isinstance(value, Scattered) or value.home.type == "cpu":
-        return value
-    whole = torch.empty(value.count, dtype=value.kind, device=value.home)
-    value.write_into(value.cut(whole), 1.0)
-    return whole

@@ -25,7 +25,6 @@ from gossamer.real.transports.torch.wire import (
     host_empty,
     raw,
 )
-from gossamer.real.transports.transport import Scattered
 
 _SHORT = 1 << 14
 """Bytes up to which a vector has one owner: dividing it would cost more messages than it saves."""
@@ -207,38 +206,28 @@ class Sum:
         self.pieces: dict[tuple[int, int], dict[int, Tensor]] = {}
         self._result: Tensor | None = None
         """A copy of what is kept, for a caller that may change its own."""
-        self._lend: Callable[[Tensor], Tensor] | None = None
-        """Where the caller only reads what is kept."""
         self._shape: Sequence[int] = ()
         self._home = torch.device("cpu")
         self._pending: Pending[Tensor]
         self._missing = 0
         self._position = 0
 
-    def begin(
-        self, value: Tensor | Scattered, pending: Pending[Tensor], *, stays: bool = False
-    ) -> None:
+    def begin(self, value: Tensor, pending: Pending[Tensor], *, stays: bool = False) -> None:
         """Take this process's contribution; the value is the caller's again afterwards.
 
         One that `stays` on its GPU goes to the host only if its sum has to be done again, after a
         death; its copies are complete when this returns, so that every stream may use them.
         """
         self._pending = pending
-        if isinstance(value, Scattered):
-            # Where nobody looks at it as one vector it is copied only once, and its mean never.
-            self.value = take_elements(value.count, value.kind)
-            value.write_into(value.cut(self.value), 1.0)
-            self.kept, self._lend = self._like_value(), value.lent
+        self._shape, self._home = value.shape, value.device
+        if stays:
+            self.value = value.detach().reshape(-1).clone()
+            self.kept = torch.empty_like(self.value)
+            self._result = torch.empty_like(self.value)
+            finish_stream(self.value)
         else:
-            self._shape, self._home = value.shape, value.device
-            if stays:
-                self.value = value.detach().reshape(-1).clone()
-                self.kept = torch.empty_like(self.value)
-                self._result = torch.empty_like(self.value)
-                finish_stream(self.value)
-            else:
-                self.value = host_copy(value)
-                self.kept, self._result = self._like_value(), host_empty(value.detach())
+            self.value = host_copy(value)
+            self.kept, self._result = self._like_value(), host_empty(value.detach())
         self.is_started = True
         self._lay_out()
 
@@ -365,5 +354,3 @@ class Sum:
         self.pieces.clear()
         if self._result is not None:
             self._pending.resolve(self._result.reshape(self._shape).to(self._home))
-        elif self._lend is not None:
-            self._pending.resolve(self._lend(self.kept))

@@ -20,15 +20,20 @@ from torch import Tensor
 
 from gossamer.errors import PeerLost, unknown_name
 from gossamer.pending import Pending
+from gossamer.real.transports.buffers import joined
+from gossamer.real.transports.checked_values import numbers_from
 from gossamer.real.transports.death_notices import Attendance, Notices
 from gossamer.real.transports.store import TcpStore
 from gossamer.real.transports.torch import one_sided as active
 from gossamer.real.transports.torch.collectives import (
     REDUCTIONS,
+    Check,
     Place,
     agree_on_collectives,
     no_shared_memory,
     own_gpu,
+    tell_all,
+    wait_for,
 )
 from gossamer.real.transports.torch.departures import Loss, Losses
 from gossamer.real.transports.torch.engine import GroupEngine, gloo_engine, nccl_engine
@@ -40,7 +45,7 @@ from gossamer.real.transports.torch.wire import Receiver
 from gossamer.real.transports.transport import Listener, Parts, StopToken, Window
 
 if TYPE_CHECKING:
-    from gossamer.real.transports.shm.shared_sums import SharedSums
+    from gossamer.real.transports.shm.one_host import OneHostAllReduce
 
 _FAREWELL_S = 2.0
 
@@ -49,7 +54,6 @@ class TorchTransport:
     """One process's connection to the others through Gloo."""
 
     name = "torch"
-    averages_at_once = False
     torn_updates = 0
 
     def __init__(self, meeting: Meeting, reduction: str = "auto") -> None:
@@ -62,9 +66,8 @@ class TorchTransport:
         self.store: TcpStore = meeting.enter(self._engine)
         self._reduction_name = reduction
         self._adder: GroupEngine | None = None
-        self._shared: SharedSums | None = None
+        self._shared: OneHostAllReduce | None = None
         self._links: dict[int, Link] = {}
-        self._lost: frozenset[int] = frozenset()
         self._to_self: SimpleQueue[bytes | None] = SimpleQueue()
         self._closing = threading.Lock()
         self._is_closed = False
@@ -90,14 +93,11 @@ class TorchTransport:
             self._reduction_name, place, self.rank, self.size, self.store, check
         )
         if chosen == "shared":
-            # Only Linux has what this needs.
-            from gossamer.real.transports.torch.one_host import share_sums
-
-            self._shared = share_sums(self.rank, self.size, windows, self.store, stop, check)
+            self._shared = self._share_memory(windows, check)
             if self._shared is None and self._reduction_name == "shared":
                 raise no_shared_memory("one of the workers could not have it or open it")
         if chosen == "nccl":
-            self._adder = nccl_engine(self._meeting, device, lambda: self._lost)
+            self._adder = nccl_engine(self._meeting, device, lambda: self.lost)
         elif chosen != "fixed" and self._shared is None:
             self._adder = gloo_engine(self._meeting)
         self._losses = Losses(self.store, self._learn, self.size, stop)
@@ -137,7 +137,7 @@ class TorchTransport:
 
     @property
     def lost(self) -> frozenset[int]:
-        return self._lost
+        return self._losses.members.dead
 
     def send(self, to: int, parts: Parts) -> None:
         if to == self.rank:
@@ -172,10 +172,48 @@ class TorchTransport:
     def average(self, own: int, peer: int) -> Pending[None]:
         return self._active.average(own, peer)
 
-    def all_reduce(self, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
-        if self._shared is not None and self._shared.has_room_for(value):
-            return self._shared.start(value, members)
-        return self._reduction.start(value, members)
+    def all_reduce(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
+        if self._shared is not None and self._shared.has_room_for(tensors):
+            return self._shared.start(tensors, members)
+        whole = joined([tensor.detach().reshape(-1) for tensor in tensors])
+        reduced = self._reduction.start(whole, members)
+        pending: Pending[None] = Pending("all_reduce")
+
+        def settle() -> None:
+            has_ended = threading.Event()
+            reduced.when_done(has_ended.set)
+            while not has_ended.wait(StopToken.patience):
+                self._stop.check()
+            if pending.done:
+                return
+            pieces = reduced.result().split([tensor.numel() for tensor in tensors])
+            for tensor, piece in zip(tensors, pieces, strict=True):
+                tensor.copy_(piece.view(tensor.shape))
+            pending.resolve(None)
+            pending.settle = pending.on_cancel = None
+
+        def forget() -> None:
+            pending.settle = None  # through which it refers to itself
+
+        pending.settle, pending.on_cancel = settle, forget
+        return pending
+
+    def _share_memory(self, windows: Mapping[int, Window], check: Check) -> OneHostAllReduce | None:
+        # Only Linux has what this needs.
+        from gossamer.real.transports.shm.one_host import share_memory
+
+        def tell(numbers: Sequence[int]) -> Sequence[int]:
+            if self.rank == 0:
+                self.store.agree("sums/memory", " ".join(map(str, numbers)))
+            where = wait_for("sums/memory", 0, self.store, check)
+            return numbers_from("sums/memory", where, " ") if where else ()
+
+        def agree(answer: bool) -> bool:
+            own = str(answer)
+            answers = tell_all("sums/opened", own, self.rank, self.size, self.store, check)
+            return answers == ["True"] * self.size
+
+        return share_memory(self.rank, self.size, windows, self._stop, tell, agree)
 
     def leave_sums(self) -> None:
         if self._shared is not None:
@@ -214,7 +252,7 @@ class TorchTransport:
     # --- called by the links' threads
 
     def _frame(self, source: int, data: memoryview) -> None:
-        if source not in self._lost:
+        if source not in self.lost:
             self._listener.frame(source, data)
 
     def _ended(self, peer: int, is_lost: bool, epoch: int) -> None:
@@ -227,9 +265,7 @@ class TorchTransport:
 
     def _noticed(self, peer: int) -> None:
         """A launcher says that it died; its connection may be open, or was closed politely."""
-        self._losses.died(peer)
-        if peer not in self._lost:
-            self._lost |= {peer}
+        if self._losses.noticed(peer):
             self._listener.lost(peer)
 
     def _learn(self, epoch: int, loss: Loss) -> None:
@@ -244,7 +280,6 @@ class TorchTransport:
             return
         error = PeerLost(process, "it died" if loss.is_dead else "it has left")
         if loss.is_dead:
-            self._lost |= {process}
             self._links[process].give_up(error)
         self._active.lost(process, error)
         self._reduction.lost(epoch, loss)

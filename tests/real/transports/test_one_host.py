@@ -5,16 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from gossamer.errors import PeerLost
-from gossamer.real.transports.shm import segments as shm_segments
-from gossamer.real.transports.shm.shared_sums import SharedSums, open_files
-from gossamer.real.transports.torch import one_host
+from gossamer.real.transports.shm import one_host
+from gossamer.real.transports.shm.memory import is_segment
+from gossamer.real.transports.shm.one_host import OneHostAllReduce, open_files
 from gossamer.real.transports.transport import StopToken, Window
 from gossamer.rules import mean_in_order
 
@@ -22,20 +23,24 @@ WINDOWS = {rank: Window(1000, torch.float32, rank) for rank in range(3)}
 LIMIT_S = 20.0
 
 
-class Facts:
-    """A store of threads."""
+class Answers:
+    """What threads tell each other."""
 
-    def __init__(self) -> None:
-        self.facts: dict[str, str] = {}
+    def __init__(self, size: int) -> None:
+        self._told: Sequence[int] = ()
+        self._answers = [True] * size
+        self._meeting = threading.Barrier(size)
 
-    def agree(self, key: str, value: str) -> str:
-        return self.facts.setdefault(key, value)
+    def tell(self, rank: int, numbers: Sequence[int]) -> Sequence[int]:
+        if rank == 0:
+            self._told = numbers
+        self._meeting.wait(LIMIT_S)
+        return self._told
 
-    def add(self, key: str, amount: int) -> int:
-        raise NotImplementedError
-
-    def get(self, key: str) -> str | None:
-        return self.facts.get(key)
+    def agree(self, rank: int, answer: bool) -> bool:
+        self._answers[rank] = answer
+        self._meeting.wait(LIMIT_S)
+        return all(self._answers)
 
 
 def in_threads(size: int, work: Callable[[int], Any]) -> list[Any]:
@@ -60,26 +65,29 @@ def in_threads(size: int, work: Callable[[int], Any]) -> list[Any]:
     return found
 
 
-def shared(size: int, check: Callable[[], None] = lambda: None) -> list[Any]:
-    store = Facts()
+def shared(size: int) -> list[Any]:
+    answers = Answers(size)
     windows = {rank: WINDOWS[rank] for rank in range(size)}
 
-    def share(rank: int) -> SharedSums | None:
-        return one_host.share_sums(rank, size, windows, store, StopToken(), check)
+    def share(rank: int) -> OneHostAllReduce | None:
+        tell, agree = partial(answers.tell, rank), partial(answers.agree, rank)
+        return one_host.share_memory(rank, size, windows, StopToken(), tell, agree)
 
     return in_threads(size, share)
 
 
 def open_descriptors() -> int:
     gc.collect()  # other tests of this process may have left some that nobody holds
-    return sum(shm_segments.is_segment(int(file)) for file in os.listdir("/proc/self/fd"))
+    return sum(is_segment(int(file)) for file in os.listdir("/proc/self/fd"))
 
 
-def result(sums: SharedSums, value: torch.Tensor, members: range) -> torch.Tensor:
-    pending = sums.start(value, members)
+def result(sums: OneHostAllReduce, value: torch.Tensor, members: range) -> torch.Tensor:
+    mean = value.clone()
+    pending = sums.start([mean], members)
     assert pending.settle is not None
     pending.settle()
-    return pending.result()
+    pending.result()
+    return mean
 
 
 def means_of(values: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -116,7 +124,7 @@ def refuse(*rest: Any) -> Any:
     raise OSError("not here")
 
 
-@pytest.mark.parametrize("what", ["create_segments", "SharedSums"])
+@pytest.mark.parametrize("what", ["create_segments", "OneHostAllReduce"])
 def test_a_system_that_gives_no_memory_is_no_failure(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,12 +139,11 @@ def test_nothing_stays_open_where_somebody_never_comes() -> None:
     """Who waits for the others is told that one has died."""
     before = open_descriptors()
 
-    def dead() -> None:
+    def dead(answer: bool) -> bool:
         raise PeerLost(1, "it died before all workers had met")
 
-    store = Facts()
     with pytest.raises(PeerLost):
-        one_host.share_sums(0, 2, WINDOWS, store, StopToken(), dead)
+        one_host.share_memory(0, 2, WINDOWS, StopToken(), lambda told: told, dead)
     assert open_descriptors() == before
 
 
@@ -165,13 +172,13 @@ def test_who_is_held_for_gone_posts_nothing_more(end: str) -> None:
     else:
         sums[0].lost(1)
     with pytest.raises(PeerLost):
-        sums[1].start(torch.ones(3), range(2))
+        sums[1].start([torch.ones(3)], range(2))
     assert torch.equal(result(sums[0], torch.ones(3), range(2)), torch.ones(3))
 
 
 def test_what_has_no_room_in_memory_goes_another_way() -> None:
     """A model fits many times, whatever its size; what is much larger than all of them may not."""
     (sums,) = shared(1)
-    assert sums.has_room_for(torch.empty(1000))
-    assert sums.has_room_for(torch.empty(1 << 25))
-    assert not sums.has_room_for(torch.empty(1 << 40, device="meta"))
+    assert sums.has_room_for([torch.empty(1000)])
+    assert sums.has_room_for([torch.empty(1 << 25)])
+    assert not sums.has_room_for([torch.empty(1 << 40, device="meta")])

@@ -1,23 +1,38 @@
-"""Frames on their way out: straight into the ring where there is room, else behind a thread.
+"""Frames between processes: written straight into a ring where there is room, else by a thread.
 
-Large ones are laid down beside the ring, and only the notice of them goes this way.
+Frames of 256 KB and more lie beside the ring, and only a notice of them goes through it
+(`large_frames`). On the other side one thread hands arriving frames to the listener, and tells it
+of deaths.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 
-from gossamer.real.transports.shm.large_frames import LARGE_BYTES, Packing
-from gossamer.real.transports.shm.rings import LENGTH_BYTES, NOTICE, RingWriter, room_for
-from gossamer.real.transports.shm.segments import Control
-from gossamer.real.transports.transport import Part, Parts, StopToken
+from gossamer.real.transports.shm.large_frames import LARGE_BYTES, LargeFrameSender
+from gossamer.real.transports.shm.memory import DEAD, Control
+from gossamer.real.transports.shm.rings import (
+    LENGTH_BYTES,
+    NOTICE,
+    RingReader,
+    RingWriter,
+    room_for,
+)
+from gossamer.real.transports.transport import Listener, Part, Parts, Stopped, StopToken
 
 _JOINED_BYTES = 4096
 _PIECE_BYTES = 1 << 18
 _CLOSING_S = 5.0
+
+_LOOK_S = 0.5
+"""Everything that the receiving thread waits for rings its bell, except the launcher's end."""
+_AT_ONCE = 64
+"""Frames of one process before the next one's turn."""
 
 
 def _joined(parts: Sequence[Part]) -> memoryview:
@@ -34,10 +49,12 @@ def _joined(parts: Sequence[Part]) -> memoryview:
 class _Outgoing:
     """What is still to be written to one process."""
 
-    def __init__(self, ring: RingWriter, to: int, control: Control, packing: Packing) -> None:
+    def __init__(
+        self, ring: RingWriter, to: int, control: Control, large_frames: LargeFrameSender
+    ) -> None:
         self._ring = ring
         self._to = to
-        self._packing = packing
+        self._large_frames = large_frames
         self._bell = control.frames[to]
         self._lock = threading.Lock()
         self._backlog: deque[memoryview] = deque()
@@ -53,7 +70,7 @@ class _Outgoing:
         pieces: Sequence[Part] = [length.to_bytes(LENGTH_BYTES, "little"), *parts]
         notice = None
         if length >= LARGE_BYTES and not self._is_dropped:
-            notice = self._packing.pack(self._to, parts, length)
+            notice = self._large_frames.pack(self._to, parts, length)
         if notice is not None:
             pieces = [(NOTICE | len(notice)).to_bytes(LENGTH_BYTES, "little") + notice]
         elif length <= _JOINED_BYTES:
@@ -102,14 +119,16 @@ class _Outgoing:
             self._backlog.clear()
 
 
-class Sending:
+class FrameSender:
     """All rings out of this process, and the thread that waits for room in them."""
 
     def __init__(
-        self, rank: int, rings: dict[int, RingWriter], packing: Packing, control: Control,
-        stop: StopToken,
+        self, rank: int, rings: dict[int, RingWriter], large_frames: LargeFrameSender,
+        control: Control, stop: StopToken,
     ) -> None:  # fmt: skip
-        self._outgoing = {to: _Outgoing(ring, to, control, packing) for to, ring in rings.items()}
+        self._outgoing = {
+            to: _Outgoing(ring, to, control, large_frames) for to, ring in rings.items()
+        }
         self._control = control
         self._room = control.room[rank]
         self._stop = stop
@@ -165,3 +184,75 @@ class Sending:
             # A frame left behind between looking and clearing has set it before; look once more.
             if not self._is_behind():
                 self._work.wait()
+
+
+class FrameReceiver:
+    """Sleeps on this process's bell; calls the listener with no lock held."""
+
+    def __init__(
+        self, rank: int, rings: Mapping[int, RingReader], control: Control, listener: Listener,
+        stop: StopToken, drop: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self.lost: frozenset[int] = frozenset()
+        self._rank = rank
+        self._rings = rings
+        self._control = control
+        self._bell = control.frames[rank]
+        self._listener = listener
+        self._stop = stop
+        self._drop = drop
+        self._to_self: deque[memoryview] = deque()
+        self._is_closing = False
+        self._launcher = os.getppid()
+        self._thread = threading.Thread(target=self._run, name="gossamer-receiving", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send_to_self(self, parts: Parts) -> None:
+        self._to_self.append(memoryview(bytearray(b"".join(parts))))
+        self._bell.ring()
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._bell.ring()
+        # A listener that closes its own transport cannot be waited for.
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                seen = self._bell.value
+                if self._deliver():
+                    continue
+                self._bell.wait(seen, _LOOK_S)
+                if os.getppid() != self._launcher:
+                    # Nobody is left to tell of deaths or to end this process.
+                    self._stop.set()
+        except Stopped:
+            pass  # the listener was told to stop: that is how this thread ends
+        except BaseException:
+            # Without this thread everybody would wait for ever.
+            self._stop.set()
+            raise
+
+    def _deliver(self) -> bool:
+        """Hand over what has come; whether there was anything."""
+        came = False
+        for source, ring in self._rings.items():
+            if source in self.lost:
+                continue
+            # The dead first looked at, then read: all that they ever wrote is there by then.
+            is_dead = self._control.state(source) == DEAD
+            for frame in islice(ring.frames(), None if is_dead else _AT_ONCE):
+                came = True
+                self._listener.frame(source, frame)
+            if is_dead:
+                self.lost |= {source}
+                self._drop(source)
+                self._listener.lost(source)
+        for _ in range(len(self._to_self)):
+            came = True
+            self._listener.frame(self._rank, self._to_self.popleft())
+        return came

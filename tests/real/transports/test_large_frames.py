@@ -9,11 +9,16 @@ from typing import cast
 
 import pytest
 
-from gossamer.real.transports.shm.board import Room
-from gossamer.real.transports.shm.large_frames import Packing, Unpacking
-from gossamer.real.transports.shm.layout import PARCELS
-from gossamer.real.transports.shm.memory import Memory
-from gossamer.real.transports.shm.segments import CLOSED, DEAD, OPEN, Control
+from gossamer.real.transports.shm.large_frames import LargeFrameReceiver, LargeFrameSender
+from gossamer.real.transports.shm.memory import (
+    CLOSED,
+    DEAD,
+    LARGE_FRAMES,
+    OPEN,
+    Control,
+    FreeList,
+    SharedMemory,
+)
 
 TO = 3
 ROOM = 1 << 16
@@ -34,17 +39,17 @@ class Way:
     """A sender and its receiver."""
 
     def __init__(self, file: int) -> None:
-        memory = Memory(file, ROOM)
+        memory = SharedMemory(file, ROOM)
         self.states = States()
-        self.room = Room(0, ROOM)
-        released = memoryview(bytearray(8 * PARCELS)).cast("Q")
+        self.room = FreeList(0, ROOM)
+        released = memoryview(bytearray(8 * LARGE_FRAMES)).cast("Q")
         control = cast(Control, self.states)
-        self.packing = Packing(memory, self.room, {TO: released}, control)
-        self.unpacking = Unpacking(memory, released)
+        self.sender = LargeFrameSender(memory, self.room, {TO: released}, control)
+        self.receiver = LargeFrameReceiver(memory, released)
 
     def send(self, *parts: bytes) -> memoryview | None:
-        notice = self.packing.pack(TO, parts, sum(map(len, parts)))
-        return None if notice is None else self.unpacking.open(memoryview(notice))
+        notice = self.sender.pack(TO, parts, sum(map(len, parts)))
+        return None if notice is None else self.receiver.open(memoryview(notice))
 
 
 @pytest.fixture
@@ -88,7 +93,7 @@ def test_a_view_of_a_view_keeps_the_whole(way: Way) -> None:
 
 def test_there_is_no_place_for_more_than_fits(way: Way) -> None:
     assert way.send(b"x" * (ROOM + 1)) is None
-    held = [way.send(b"x") for _ in range(PARCELS)]
+    held = [way.send(b"x") for _ in range(LARGE_FRAMES)]
     assert None not in held
     assert way.send(b"x") is None
     held.pop()
@@ -102,5 +107,5 @@ def test_the_dead_hold_nothing_and_those_that_left_do(way: Way, state: int, is_f
     frame = way.send(b"a" * ROOM)
     assert frame is not None
     way.states.now = state
-    assert (way.packing.pack(TO, [b"b" * ROOM], ROOM) is not None) == is_free
+    assert (way.sender.pack(TO, [b"b" * ROOM], ROOM) is not None) == is_free
     assert bytes(frame[:1]) == (b"b" if is_free else b"a")

@@ -1,0 +1,382 @@
+"""Windows and sums in the memory of a GPU that several processes share. Imported only there.
+
+A handle, by which another process opens memory or an event, is a few numbers and bytes; it travels
+through the store as text, and nothing is unpickled.
+
+*Sums.* Each process has one block of GPU memory, its arena, which the others open. It puts its
+values there, the board says who has posted, as for values in main memory, and everybody adds all of
+them up straight from the arenas. Why nothing is read too early or overwritten too soon:
+
+A process waits for its own stream before it posts. So what is posted lies complete in the GPU's
+memory and stays there, mapped by the others, whatever becomes of its process: one that died after
+posting has contributed, one that died before has not, and all survivors see the same.
+
+Reading is only asked of the GPU. The process says that it needs nobody's contribution any longer
+when it finds its stream done with it: at the latest at its next post, which waits for the stream
+anyway. An arena has room for two values of the largest size. Whoever writes a third has seen
+everybody's post of the second, and with it everybody's word that the first has been read; so in
+step with the others nobody ever waits for room.
+
+A value goes into the arena once all living members have opened it. Before that, and where there is
+no room, it goes through main memory. Nobody needs to agree on that: each contribution says where it
+lies. An arena that cannot be opened, because its process has just died, is left alone: that process
+can never have posted anything in it.
+
+*Windows.* A lock orders what processes ask of the GPU, but what they asked under it may still be
+under way when the lock is free: waiting for the stream under every lock would cost a step of
+AD-PSGD as much as the step itself. So whoever leaves a window sets a mark behind its work and
+writes down that it was the last. The next process waits, before it asks for anything, until the GPU
+has passed that mark, or the other process is gone. The process waits, and not its stream: the mark
+of a process that was killed is never reached, and a stream cannot be told so.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from gossamer.errors import PeerLost
+from gossamer.real.transports.shm.contributions import ON_GPU, Board, OwnContribution, ReduceKind
+from gossamer.real.transports.shm.memory import Control, FreeList, TensorBlock, aligned
+from gossamer.real.transports.shm.system import fence
+from gossamer.real.transports.shm.windows import Windows
+from gossamer.real.transports.transport import StopToken, Store, Window
+
+_SMALL_BYTES = 1 << 20
+_PATIENCE_S = 60.0
+_NOBODY = 0
+
+
+# ---------------------------------------------------------------------- what is asked of a GPU
+
+
+class GpuMark(Protocol):
+    """A place in the order of what a GPU was asked to do."""
+
+    def query(self) -> bool:
+        """Whether the GPU has come that far."""
+        ...
+
+
+class SharedMark(GpuMark, Protocol):
+    """A mark that can be set again, and that other processes may look at."""
+
+    handle: str
+
+    def record(self) -> None:
+        """Set it behind all that the present stream was asked to do."""
+        ...
+
+    def precede(self) -> None:
+        """What the present stream is asked to do from here on comes behind it."""
+        ...
+
+
+class Gpu(Protocol):
+    """A GPU; main memory can stand in for it."""
+
+    device: torch.device
+
+    def at(self, device: torch.device) -> Gpu:
+        """The one on which a process's memory lies, where each has its own."""
+        ...
+
+    def allocate(self, length: int) -> Tensor: ...
+
+    def handle(self, memory: Tensor) -> str:
+        """By which other processes can open that memory."""
+        ...
+
+    def open(self, handle: str) -> Tensor:
+        """The bytes of another process; raises RuntimeError where they cannot be had."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until all that the present stream was asked to do is done."""
+        ...
+
+    def mark(self) -> GpuMark:
+        """Where the present stream is now."""
+        ...
+
+    def shared_mark(self) -> SharedMark:
+        """Raises RuntimeError where marks cannot be shared."""
+        ...
+
+    def open_mark(self, handle: str) -> GpuMark: ...
+
+
+class Cuda:
+    """A GPU of this machine."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def at(self, device: torch.device) -> Gpu:
+        return Cuda(device)
+
+    def allocate(self, length: int) -> Tensor:
+        return torch.empty(length, dtype=torch.uint8, device=self.device)
+
+    def handle(self, memory: Tensor) -> str:
+        storage = cast(Any, memory.untyped_storage())
+        parts = [part.hex() if isinstance(part, bytes) else part for part in storage._share_cuda_()]
+        return json.dumps(parts)
+
+    def open(self, handle: str) -> Tensor:
+        # The handles of the memory, of its reference count and of its event are bytes.
+        parts = [
+            bytes.fromhex(part) if isinstance(part, str) else part for part in json.loads(handle)
+        ]
+        storage = cast(Any, torch.UntypedStorage)._new_shared_cuda(*parts)
+        flat = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        return flat.set_(storage, 0, (storage.nbytes(),), (1,))
+
+    def finish(self) -> None:
+        torch.cuda.current_stream(self.device).synchronize()
+
+    def mark(self) -> GpuMark:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def shared_mark(self) -> SharedMark:
+        return _CudaMark(self.device)
+
+    def open_mark(self, handle: str) -> GpuMark:
+        events: Any = torch.cuda.Event
+        return events.from_ipc_handle(self.device, bytes.fromhex(handle))
+
+
+class _CudaMark:
+    """An event; CUDA counts one that was never recorded as reached."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            event: Any = torch.cuda.Event(interprocess=True)
+            self.handle: str = event.ipc_handle().hex()
+        self._event = event
+
+    def record(self) -> None:
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def precede(self) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+
+    def query(self) -> bool:
+        return self._event.query()
+
+
+# ---------------------------------------------------------------------- sums
+
+
+class GpuArenas:
+    """The arenas of all processes that share a GPU with this one, and its own."""
+
+    def __init__(
+        self, rank: int, boards: Mapping[int, Board], control: Control, store: Store, gpu: Gpu,
+        largest: int,
+    ) -> None:  # fmt: skip
+        """`largest` is how many bytes the largest value usually has."""
+        self.device = gpu.device
+        self._rank = rank
+        self._boards = boards
+        self._opened_by_us = boards[rank].opened
+        self._control = control
+        self._store = store
+        self._gpu = gpu
+        self._capacity = 2 * aligned(largest) + _SMALL_BYTES
+        self._free = FreeList(0, self._capacity)
+        self._blocks: dict[int, TensorBlock] = {}
+        self._refused: set[int] = set()
+        self._reading: deque[tuple[OwnContribution, GpuMark]] = deque()
+
+    def take(self, length: int, members: Sequence[int]) -> int | None:
+        """Room for a value where all living members can read it, or None."""
+        if self._rank not in self._blocks:
+            self._make_own()
+        is_open = all(
+            self._boards[member].opened[self._rank] or self._control.is_gone(member)
+            for member in members
+        )
+        offset = self._free.take(length) if is_open else None
+        return None if offset is None else offset | ON_GPU
+
+    def give_back(self, place: int) -> None:
+        self._free.give_back(place & ~ON_GPU)
+
+    def tensor(self, member: int, place: int, count: int, dtype: torch.dtype) -> Tensor:
+        return self._blocks[member].tensor(place & ~ON_GPU, count, dtype)
+
+    def finish_writing(self) -> None:
+        """What this thread asked of the GPU is done, and can be posted."""
+        self._gpu.finish()
+
+    def write_mean(
+        self, kind: ReduceKind, values: Sequence[Tensor], tensors: Sequence[Tensor]
+    ) -> None:
+        total = values[0].to(self.device, copy=True)
+        for value in values[1:]:
+            total.add_(value.to(self.device))
+        divisor = kind.divisor(len(values))
+        if divisor != 1.0:
+            # On the GPU: torch would multiply by the rounded inverse of a plain number there.
+            total.div_(torch.tensor(divisor, dtype=kind.dtype, device=self.device))
+        cut = zip(total.split(kind.sizes), kind.shapes, strict=True)
+        cast(Any, torch)._foreach_copy_(list(tensors), [one.view(shape) for one, shape in cut])
+
+    def mark_reading(self, own: OwnContribution) -> None:
+        """All that reads its contributions was asked of the GPU; the members' arenas are opened
+        on the way."""
+        self._open_those_of(own.kind.members)
+        self._reading.append((own, self._gpu.mark()))
+
+    def note_what_was_read(self, finish: Callable[[OwnContribution], None]) -> None:
+        """Finish the all-reduces whose contributions the GPU has read."""
+        for _ in range(len(self._reading)):
+            own, mark = self._reading.popleft()
+            if mark.query():
+                finish(own)
+            else:
+                self._reading.append((own, mark))
+
+    def _make_own(self) -> None:
+        memory = self._gpu.allocate(self._capacity)
+        self._store.agree(f"arena {self._rank}", self._gpu.handle(memory))
+        self._blocks[self._rank] = TensorBlock(memory)
+        fence()  # whoever sees the word finds the handle
+        self._opened_by_us[self._rank] = 1
+
+    def _open_those_of(self, members: Sequence[int]) -> None:
+        for member in members:
+            is_known = member in self._blocks or member in self._refused
+            if is_known or not self._boards[member].opened[member]:
+                continue
+            handle = self._store.get(f"arena {member}")
+            assert handle is not None
+            try:
+                self._blocks[member] = TensorBlock(self._gpu.open(handle))
+            except RuntimeError:
+                self._refused.add(member)
+                continue
+            self._opened_by_us[member] = 1
+
+
+# ---------------------------------------------------------------------- windows
+
+
+class WindowOrder:
+    """Orders what processes ask of the GPU at one window; only used under the window's lock."""
+
+    def __init__(
+        self, rank: int, end: int, last: memoryview, gpu: Gpu, store: Store, control: Control,
+        stop: StopToken,
+    ) -> None:  # fmt: skip
+        """`last` is one shared word: the process before, counted from 1."""
+        self._rank = rank
+        self._end = end
+        self._last = last
+        self._gpu = gpu
+        self._store = store
+        self._control = control
+        self._stop = stop
+        self._own: SharedMark | None = None
+        self._is_shared = True
+        self._marks: dict[int, GpuMark] = {}
+
+    def begin(self) -> bool:
+        """Whether the process before died and may have left its work half done."""
+        last = self._last[0]
+        if last == _NOBODY:
+            return False
+        if last == self._rank + 1:
+            if self._own is not None:
+                self._own.precede()
+            return False
+        return not self._has_passed(last - 1)
+
+    def end(self) -> None:
+        if self._own is None and self._is_shared:
+            self._share()
+        if self._own is None:
+            self._gpu.finish()
+            self._last[0] = _NOBODY
+            return
+        self._own.record()
+        self._last[0] = self._rank + 1
+
+    def finish(self) -> None:
+        """Wait for all that this process asked for here."""
+        self._gpu.finish()
+
+    def _has_passed(self, process: int) -> bool:
+        """Wait for the GPU; False if that will never be, or nobody can tell any more."""
+        while not self._control.is_gone(process):
+            mark = self._mark_of(process)
+            if mark is not None and mark.query():
+                return True
+            self._stop.check()
+            time.sleep(0)  # it is a matter of microseconds, for which a true sleep is too long
+        return False
+
+    def _mark_of(self, process: int) -> GpuMark | None:
+        if process not in self._marks:
+            handle = self._store.get(_mark_name(process, self._end))
+            assert handle is not None
+            try:
+                self._marks[process] = self._gpu.open_mark(handle)
+            except RuntimeError:
+                return None  # its process is just dying, which will be known in a moment
+        return self._marks[process]
+
+    def _share(self) -> None:
+        """Where a system has no marks that processes can share, every user waits for the GPU."""
+        try:
+            self._own = self._gpu.shared_mark()
+        except RuntimeError:
+            self._is_shared = False
+            return
+        self._store.agree(_mark_name(self._rank, self._end), self._own.handle)
+
+
+def _mark_name(process: int, end: int) -> str:
+    return f"mark of {process} at window {end}"
+
+
+def share_windows(
+    windows: Windows, rank: int, gpu: Gpu, initial: Mapping[int, Tensor], store: Store,
+    control: Control, stop: StopToken,
+) -> None:  # fmt: skip
+    """Move the windows from main memory to the GPU's; everybody calls this."""
+    for end, value in initial.items():
+        window = windows.shared[end].window
+        memory = gpu.allocate(window.numel * window.dtype.itemsize)
+        data = TensorBlock(memory).tensor(0, window.numel, window.dtype)
+        data.copy_(value.detach().reshape(-1))
+        gpu.finish()
+        windows.shared[end].data = data
+        store.agree(f"window {end}", gpu.handle(memory))
+    for end, shared in windows.shared.items():
+        if end not in initial:
+            memory = gpu.open(_handle(end, shared.window, store, control, stop))
+            shared.data = TensorBlock(memory).tensor(0, shared.window.numel, shared.window.dtype)
+    for end, shared in windows.shared.items():
+        there = gpu.at(shared.data.device)
+        shared.order = WindowOrder(rank, end, shared.last, there, store, control, stop)
+
+
+def _handle(end: int, window: Window, store: Store, control: Control, stop: StopToken) -> str:
+    until = time.monotonic() + _PATIENCE_S
+    while (handle := store.get(f"window {end}")) is None:
+        stop.check()
+        if time.monotonic() > until or control.is_gone(window.process):
+            raise PeerLost(window.process, "it has not published its GPU memory")
+        time.sleep(0.01)
+    return handle
