@@ -1,5 +1,6 @@
 # make run    set everything up and compare several ways of training on one imperfect cluster
-# make test   set everything up, check the house rules and run the tests
+# make test   set everything up, check the house rules and run the tests: a few minutes
+# make test-all  the same with every case of every test
 # make check  the house rules only: ruff, pyright, import-linter, sizes
 # make slow   the long tests: thousands of random-fault seeds
 # make hosts  the tests on several hosts: network namespaces, as root
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test check slow hosts browser bench clean
+.PHONY: run test test-all check slow hosts browser bench clean
 
 run: $(READY)
 	$(BIN)/gossamer compare
@@ -20,6 +21,9 @@ run: $(READY)
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+test-all: check
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m 'not slow and not hosts'
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -8,6 +8,8 @@ import signal
 import pytest
 import torch
 
+import fork_server
+
 torch.set_num_threads(1)
 # What a launcher would hand to workers that tests start by themselves.
 os.environ["GOSSAMER_SECRET"] = "a secret of the tests alone"
@@ -22,6 +24,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what examples and documentation print now, instead of comparing",
     )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    fork_server.forks_workers(item.get_closest_marker("fresh_interpreters") is None)
+
+
+def pytest_unconfigure() -> None:
+    fork_server.close()
 
 
 @pytest.fixture

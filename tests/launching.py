@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+from fork_server import Program
 from gossamer.real.launch.launcher import Launch, Launcher
 
 WAIT = "import time; time.sleep(60)"
@@ -51,6 +53,12 @@ def pids(tmp_path: Path) -> list[int]:
     return found
 
 
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
 def wait_until(is_true: Callable[[], bool], seconds: float = 20.0) -> None:
     until = time.monotonic() + seconds
     while not is_true():
@@ -61,7 +69,7 @@ def wait_until(is_true: Callable[[], bool], seconds: float = 20.0) -> None:
 @contextlib.contextmanager
 def command(*arguments: str) -> Generator[subprocess.Popen[str]]:
     """`gossamer run` as a process of its own, gone afterwards whatever happens."""
-    process = subprocess.Popen(
+    process = Program(
         [sys.executable, "-m", "gossamer", "run", "--transport", "torch", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from gossamer.commands.cli import app
 from gossamer.config.cluster import cluster_from
 from gossamer.methods import METHODS, Method
 from gossamer.methods.method import Promises
+from tiers import every
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -99,7 +100,7 @@ def refresh(page: Path, before: str, after: str) -> None:
     MADE_WITH.write_text(json.dumps(made_with()) + "\n")
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", every(3, EXAMPLES), ids=lambda path: path.stem)
 def test_an_example_prints_what_it_says(
     path: Path, capsys: pytest.CaptureFixture[str], refreshes: bool
 ) -> None:

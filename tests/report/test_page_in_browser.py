@@ -14,6 +14,7 @@ from page_browser import CHARTS, CHROMIUM, HELD, Opened
 from page_sample import LABELS, bare_method, sample_page
 
 from gossamer.report.page.html_file import page_html
+from tiers import wide
 
 playwright_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed; run pip install playwright"
@@ -22,6 +23,7 @@ playwright_api = pytest.importorskip(
 expect = playwright_api.expect
 pytestmark = [
     pytest.mark.browser,
+    wide,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; install chromium"),
 ]
 HOSTILE = '</script><img src=x onerror="window.harm=1"><svg onload="window.harm=1">'

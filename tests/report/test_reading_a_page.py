@@ -9,12 +9,15 @@ import pytest
 from page_browser import CHROMIUM
 from page_sample import LABELS, bare_method, sample_page
 
+from tiers import wide
+
 playwright_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed; run pip install playwright"
 )
 expect = playwright_api.expect
 pytestmark = [
     pytest.mark.browser,
+    wide,
     pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; install chromium"),
 ]
 

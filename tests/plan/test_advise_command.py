@@ -1,0 +1,132 @@
+"""`gossamer advise` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from command_line import gossamer
+from gossamer.commands import advise as command
+from gossamer.plan.advise import candidates
+from tiers import wide
+
+QUICK = ("--task", "digits-logistic", "--workers", "4", "--cluster", "equal-8", "--epochs", "2",
+         "--lr", "0.1,0.3", "--seeds", "2", "--target", "0.7", "--budget", "10m")  # fmt: skip
+
+DATA = re.compile('id="data">(.*?)</script>', re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def short_menu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three methods and two changes are enough to see the command work."""
+    menu = ("all_reduce", "ad_psgd", "local_sgd:period=2")
+    whole = candidates.candidates
+    monkeypatch.setattr(command, "candidates", lambda base, rates: whole(base, rates, menu))
+    changes = command.scenes
+    monkeypatch.setattr(command, "scenes", lambda cluster: changes(cluster)[1:3])
+
+
+def test_advice_is_a_ranking_a_reason_and_a_command(tmp_path: Path) -> None:
+    """As the documentation promises it, on the console, as JSON, in the folder and on the page."""
+    said = gossamer("advise", *QUICK, "--runs", str(tmp_path), "--json")
+    assert said.status == 0, said.err
+    ranking = said.json["ranking"]
+    assert {row["method"] for row in ranking} == {"all_reduce", "ad_psgd", "local_sgd:period=2"}
+    times = [row["seconds_to_target"] for row in ranking]
+    assert times == sorted(times)
+    assert all(row["low"] <= row["seconds_to_target"] <= row["high"] for row in ranking)
+    assert said.json["command"].startswith(f"gossamer train --method {ranking[0]['method']} --lr")
+    assert "What would change the answer:" in said.err
+    assert said.json["reason"] in said.err
+    (folder,) = tmp_path.iterdir()
+    kept = json.loads((folder / "summary.json").read_text())
+    assert kept["ranking"] == ranking
+    assert len(list(folder.glob("*-seed*/metrics.jsonl"))) == 3 * 2
+    page = json.loads(DATA.findall((folder / "report.html").read_text())[0])
+    advice = page["advice"]
+    assert advice["command"] == said.json["command"]
+    assert advice["reasons"][0] == said.json["reason"]
+    assert len(advice["changes"]) == len(said.json["changes"]) > 0
+    scenes = advice["scenes"]
+    assert [row[0] for row in scenes["rows"]] == [one["change"] for one in said.json["sensitivity"]]
+    assert all(len(row) == len(scenes["columns"]) for row in scenes["rows"])
+    # It stands in one place, and not among what is only good to know.
+    assert not any(said.json["reason"] in one or "gossamer train" in one for one in page["notices"])
+    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+@wide
+def test_the_same_seed_prints_the_same_ranking() -> None:
+    first, second = (gossamer("advise", *QUICK, "--runs", "none", "--json") for _ in range(2))
+    assert first.json == second.json
+
+
+@wide
+def test_overrides_reach_the_cluster() -> None:
+    said = gossamer("advise", *QUICK, "--slow", "0=10", "--runs", "none", "--json")
+    assert said.json["workers"] == 4
+    assert said.json["ranking"][0]["method"] == "ad_psgd"
+    assert any(one["change"] == "every worker equally fast" for one in said.json["sensitivity"])
+
+
+def test_an_interruption_gives_the_best_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 130, a ranking, and the folder kept."""
+    whole, done = command.execute, []
+
+    def interrupted(*arguments, **named):
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        done.append(1)
+        return whole(*arguments, **named)
+
+    monkeypatch.setattr(command, "execute", interrupted)
+    said = gossamer("advise", *QUICK, "--runs", str(tmp_path), "--json")
+    assert said.status == 130
+    assert said.json["ended"] == "interrupted"
+    assert said.json["ranking"][0]["method"]
+    assert "best so far" in said.err
+    (folder,) = tmp_path.iterdir()
+    assert json.loads((folder / "summary.json").read_text())["ended"] == "interrupted"
+
+
+def test_a_slow_machine_gives_the_best_so_far_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only way in which real time may show."""
+    reads = iter(range(10**6))
+    monkeypatch.setattr(command.time, "monotonic", lambda: 10.0 * next(reads))
+    said = gossamer("advise", *QUICK, "--runs", "none", "--json")
+    assert said.status == 0, said.err
+    assert said.json["ended"] == "out of time"
+    assert "The budget ran out on this machine" in said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--target", "101"), "--target must be an accuracy above 0 and at most 1"),
+        (("--target", "-1"), "--target must be an accuracy above 0 and at most 1"),
+        (("--target", "nan"), "--target must be"),
+        (("--budget", "soon"), "--budget must be a time"),
+        (("--budget", "0s"), "--budget must be above 0"),
+        (("--budget", "1ms"), "too few to advise"),
+        (("--lr", "fast"), "--lr must be numbers"),
+        (("--cluster", "equal-9"), "did you mean 'equal-8'"),
+    ],
+)
+def test_bad_input_is_one_sentence(options: tuple[str, ...], sentence: str) -> None:
+    quick = [*QUICK]
+    del quick[quick.index("--seeds") : quick.index("--seeds") + 2]
+    said = gossamer("advise", *quick, *options, "--runs", "none")
+    assert said.status == 2
+    assert sentence in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_target_is_asked_for() -> None:
+    said = gossamer("advise", "--runs", "none")
+    assert said.status == 2
+    assert "--target" in said.err

@@ -1,0 +1,109 @@
+"""The menu: what can run where, and why the rest cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gossamer.config.settings import Settings, make_settings
+from gossamer.methods import METHODS, parse_method
+from gossamer.plan.advise.candidates import MENU, NOT_ADVISED, Candidate, candidates, kind_of
+from gossamer.sim.simulation import Simulation
+from support import cluster_of, digits
+from tiers import every
+
+RATES = (0.1, 0.3)
+
+
+def base(workers: int = 8, epochs: float = 20.0) -> Settings:
+    return make_settings(digits(), "all_reduce", cluster_of(workers), epochs=epochs)
+
+
+def test_every_method_is_on_the_menu_or_has_a_reason_not_to_be() -> None:
+    """A new method must not be forgotten by the advice."""
+    named = {spec.partition(":")[0] for spec in MENU} | NOT_ADVISED.keys()
+    assert named == METHODS.keys()
+
+
+@pytest.mark.parametrize("row", every(11, MENU))
+def test_every_row_trains_at_one_of_the_rates(row: str) -> None:
+    """To 93 % of the digits on eight workers, within the task's own epochs (servers, which leave
+    momentum out) or half of them; a long period may meet as often as the advice asks for."""
+    spec = parse_method(row)
+    epochs = digits().epochs / (1 if spec.method.family == "parameter server" else 2)
+    steps = 4 * int(spec.options.get("period", 1))
+    epochs = max(epochs, steps * 8 * digits().batch / len(digits().train))
+    reached: list[float] = []
+    for rate in sorted(digits().learning_rates, key=lambda rate: abs(rate - 0.1)):
+        settings = dataclasses.replace(base(8, epochs), method=spec, evaluations=1)
+        settings = dataclasses.replace(settings, learning_rate=rate).resolved()
+        reached.append(Simulation(settings).run().accuracy)
+        if reached[-1] >= 0.93:
+            break
+    assert max(reached) >= 0.93, f"{row} reaches {max(reached):.1%}"
+
+
+def test_every_candidate_gets_the_same_rates() -> None:
+    found, _ = candidates(base(), RATES)
+    methods = [candidate.method for candidate in found]
+    assert {(c.method, c.learning_rate) for c in found} == {
+        (method, rate) for method in methods for rate in RATES
+    }
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8, 9])
+def test_every_candidate_can_be_made(workers: int) -> None:
+    """What is left out has a sentence, what is left can run."""
+    found, left_out = candidates(base(workers), RATES)
+    for candidate in found:
+        candidate.settings(base(workers))
+    assert all(left_out.values())
+    offered = {candidate.method for candidate in found} | left_out.keys()
+    assert offered == {*MENU, *NOT_ADVISED}
+
+
+def test_a_pattern_that_needs_pairs_is_left_out_of_an_odd_cluster() -> None:
+    _, left_out = candidates(base(9), RATES)
+    assert "even number of workers" in left_out["ad_psgd:topology=bipartite_ring"]
+
+
+def test_a_period_longer_than_the_run_is_left_out() -> None:
+    """An average that never takes place cannot be judged."""
+    _, left_out = candidates(base(8, epochs=2.0), RATES)
+    assert "meet fewer than 4 times" in left_out["local_sgd:period=32"]
+
+
+def test_a_pattern_with_too_many_messages_is_left_out_of_a_large_cluster() -> None:
+    """The nominal cost of a run does not hold for it."""
+    assert "d_psgd:topology=complete" not in candidates(base(8), RATES)[1]
+    assert "63 models a step" in candidates(base(64), RATES)[1]["d_psgd:topology=complete"]
+
+
+def test_one_worker_has_nothing_to_choose() -> None:
+    found, _ = candidates(base(1), RATES)
+    assert {candidate.method for candidate in found} == {"all_reduce"}
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("all_reduce", "synchronous"),
+        ("sync_server", "synchronous"),
+        ("backup_workers", "synchronous with backups"),
+        ("local_sgd:period=8", "local updates"),
+        ("push_sum", "gossip in rounds"),
+        ("ad_psgd", "asynchronous gossip"),
+        ("downpour", "asynchronous server"),
+    ],
+)
+def test_kinds_are_told_apart(method: str, kind: str) -> None:
+    candidate = Candidate(method, 0.1)
+    assert kind_of(candidate, candidate.settings(base())) == kind
+
+
+def test_a_candidate_changes_nothing_but_method_and_rate() -> None:
+    own = Candidate("ad_psgd", 0.3).settings(base())
+    assert dataclasses.replace(own, method=base().method, learning_rate=None).resolved() == (
+        dataclasses.replace(base(), learning_rate=None).resolved()
+    )

@@ -1,0 +1,233 @@
+"""The search on made-up runs: what it runs, what it concludes, what it keeps when cut short."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from made_up import MadeUp
+
+from gossamer.config.settings import make_settings
+from gossamer.plan.advise.budget import SearchPlan
+from gossamer.plan.advise.candidates import Candidate
+from gossamer.plan.advise.findings import SearchFindings
+from gossamer.plan.advise.halving import Rung
+from gossamer.plan.advise.search import OutOfTime, Search, SearchStep
+from gossamer.plan.advise.sensitivity import scenes
+from support import cluster_of, digits
+from tiers import only
+
+METHODS = {
+    "all_reduce": (1.0, 2.0),
+    "ad_psgd": (0.8, 20.0),
+    "downpour": (0.1, 21.0),
+    "local_sgd:period=8": (0.9, 4.0),
+    "push_sum": (0.9, 3.0),
+}
+PLAN = SearchPlan(10, (Rung(1 / 3, 6), Rung(1.0, 4)), 5, 2, 3, 3, 2, 1.0)
+
+
+def search_of(
+    run: Any, target: float = 0.9, steps: list[SearchStep] | None = None, plan: SearchPlan = PLAN
+) -> Search:
+    base = make_settings(digits(), "all_reduce", cluster_of(8), seed=7)
+    found = [Candidate(method, rate) for method in METHODS for rate in (0.1, 0.3)]
+    seen: list[SearchStep] = [] if steps is None else steps
+    return Search(base, found, plan, target, run, seen.append)
+
+
+def ran(run: Any, target: float = 0.9) -> SearchFindings:
+    search = search_of(run, target)
+    search.run(scenes(search.base.cluster))
+    return SearchFindings(search, {})
+
+
+def test_the_quickest_in_time_wins_though_others_need_fewer_samples() -> None:
+    findings = ran(MadeUp(METHODS))
+    first = findings.as_dict()["ranking"][0]
+    assert (first["method"], first["learning_rate"]) == ("ad_psgd", 0.1)
+    assert first["low"] <= first["seconds_to_target"] <= first["high"]
+    assert findings.verdict().startswith("ad_psgd reaches 90 % first")
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    assert ran(MadeUp(METHODS)).as_dict() == ran(MadeUp(METHODS)).as_dict()
+
+
+def test_the_final_has_fresh_seeds_and_only_it_is_kept() -> None:
+    """The seed that chose the finalists would flatter them."""
+    made = MadeUp(METHODS)
+    ran(made)
+    kept = {(seed, name) for _, _, seed, _, name in made.runs if name is not None}
+    assert {seed for seed, _ in kept} == {8, 9, 10}
+    assert {seed for _, _, seed, workers, name in made.runs if name is None and workers == 8} >= {7}
+
+
+def test_every_kind_has_its_best_in_the_final() -> None:
+    """A reader wants to see how far behind the other ways are."""
+    kinds = {row["kind"] for row in ran(MadeUp(METHODS)).as_dict()["ranking"]}
+    assert kinds == {
+        "synchronous", "asynchronous gossip", "asynchronous server", "local updates",
+        "gossip in rounds",
+    }  # fmt: skip
+
+
+def test_a_run_stops_when_its_arrival_has_lasted() -> None:
+    """The crossing counts once the window around it is full; nothing later can change its time."""
+    made = MadeUp(METHODS)
+    findings = ran(made)
+    for one in findings.ranking:
+        for result, seconds in zip(one.results, one.arrival.seconds, strict=True):
+            if seconds is None:
+                continue
+            length = result.history[-1]["virtual_seconds"]
+            assert seconds + one.collecting < length < 1.3 * seconds + one.collecting
+            assert result.history[-1]["accuracy"] >= 0.9
+
+
+def test_a_hopeless_candidate_is_given_up_once_enough_have_arrived() -> None:
+    """It would be out anyway; all runs to their end would be more work."""
+    made = MadeUp(METHODS)
+    ran(made)
+    assert made.evaluations < len(made.runs) * 51 * 0.55
+
+
+def test_the_reason_names_the_factor_by_which_the_runner_up_loses() -> None:
+    """Nearly as good per sample, five times slower per second."""
+    methods = {"ad_psgd": (1.0, 20.0), "all_reduce": (1.0, 4.0)} | {
+        method: (0.1, 0.1) for method in METHODS if method not in ("ad_psgd", "all_reduce")
+    }
+    said = ran(MadeUp(methods)).reason()
+    assert said.startswith("all_reduce takes 4.98 times as long as ad_psgd")
+    assert "0.20 times the samples a second" in said
+    assert "times the samples (" not in said
+
+
+def test_where_nobody_arrives_the_nearest_is_first_and_a_way_out_is_named() -> None:
+    findings = ran(MadeUp(METHODS), target=0.99)
+    told = findings.as_dict()
+    assert all(row["seconds_to_target"] is None for row in told["ranking"])
+    best = [row["best"] for row in told["ranking"]]
+    assert best == sorted(best, reverse=True)
+    assert "No method reaches 99 %" in told["verdict"]
+    assert "--target 0.95" in told["proposal"]
+    assert "--epochs 60" in told["proposal"]
+
+
+def test_a_method_that_fails_is_told_and_left_behind() -> None:
+    """What the cluster did to it is a result about it; the others go on."""
+    findings = ran(MadeUp(METHODS, fails="ad_psgd"))
+    assert findings.ranking[0].candidate.method != "ad_psgd"
+    assert any("ad_psgd" in what for what in findings.search.failures)
+    assert "nobody can go on" in next(iter(findings.search.failures.values()))
+
+
+@pytest.mark.parametrize(("ending", "ended"), [(KeyboardInterrupt, "interrupted"),
+                                               (OutOfTime, "out of time")])  # fmt: skip
+@pytest.mark.parametrize("after", only([12], [3, 12, 20, 40]))
+def test_a_search_that_is_cut_short_gives_the_best_so_far(
+    after: int, ending: type[BaseException], ended: str
+) -> None:
+    """In every stage; only seeds that all finalists have count."""
+    made = MadeUp(METHODS)
+
+    def run(*arguments: Any) -> Any:
+        if len(made.runs) == after:
+            raise ending
+        return made(*arguments)
+
+    findings = ran(run)
+    assert findings.search.ended == ended
+    assert findings.ended()
+    assert findings.as_dict()["ranking"][0]["method"]
+    assert len({len(one.results) for one in findings.ranking}) == 1
+
+
+@pytest.mark.parametrize("after", [1, 12])
+def test_before_the_final_nobody_has_won(after: int) -> None:
+    """One candidate of many is no winner, and nothing is recommended; what there is is named."""
+    made = MadeUp(METHODS)
+
+    def run(*arguments: Any) -> Any:
+        if len(made.runs) == after:
+            raise KeyboardInterrupt
+        return made(*arguments)
+
+    findings = ran(run)
+    said = [findings.verdict(), *findings.remarks()]
+    assert findings.verdict().startswith("Interrupted when ")
+    assert not any("winner:" in line or "gossamer train" in line for line in said)
+    assert not any(" first" in line for line in said)
+    assert findings.as_dict()["command"] == ""
+
+
+def test_one_seed_of_the_final_names_no_winner() -> None:
+    """Interrupted in the second: one run each says nothing about chance."""
+    made = MadeUp(METHODS)
+
+    def run(*arguments: Any) -> Any:
+        if sum(name is not None for *_, name in made.runs) == 6:
+            raise KeyboardInterrupt
+        return made(*arguments)
+
+    findings = ran(run)
+    assert "with one seed, so no winner is named" in findings.verdict()
+
+
+def test_progress_names_the_stage_and_the_best_so_far() -> None:
+    steps: list[SearchStep] = []
+    search = search_of(MadeUp(METHODS), steps=steps)
+    search.run(scenes(search.base.cluster))
+    stages = list(dict.fromkeys(step.stage for step in steps))
+    assert stages == ["search 1/2", "search 2/2", "final", "changed clusters"]
+    assert steps[0].best == ""
+    assert steps[-1].best == "ad_psgd at 0.1"
+    for stage in stages:
+        left = [step.left for step in steps if step.stage == stage]
+        assert left == list(range(len(left), 0, -1))
+
+
+def test_another_answer_above_a_number_of_workers_is_told() -> None:
+    """The command to choose differently comes with where it was measured."""
+
+    class Crowded(MadeUp):
+        def __call__(self, settings: Any, stop: Any, name: str | None) -> Any:
+            is_crowded = settings.cluster.workers > 8 and str(settings.method) == "ad_psgd"
+            self.methods = {**METHODS, "ad_psgd": (0.8, 0.5 if is_crowded else 20.0)}
+            return super().__call__(settings, stop, name)
+
+    changes = ran(Crowded(METHODS)).changes()
+    assert any(line.startswith("above 8 workers choose ") for line in changes)
+    assert any(line.startswith("with 4 workers: still ad_psgd") for line in changes)
+
+
+def test_the_edge_of_the_grid_is_told() -> None:
+    """0.1 is the smaller of the two rates, so the best may lie below it."""
+    assert "try --lr 0.033,0.1,0.3" in ran(MadeUp(METHODS)).edge()
+
+
+@pytest.mark.parametrize("best", [0.1, 0.033])
+def test_the_grid_grows_by_one_rate_where_the_best_is_at_its_edge(best: float) -> None:
+    """Each finalist at the outermost rate runs once at the next one, on the seed of the search;
+    the better of the two goes to the final. What is still at the edge then is told."""
+    made = MadeUp(METHODS, best=best)
+    search = search_of(made, plan=dataclasses.replace(PLAN, widenings=9))
+    search.run([])
+    findings = SearchFindings(search, {})
+    beyond = [(method, seed) for method, rate, seed, _, name in made.runs
+              if rate == 0.033 and name is None]  # fmt: skip
+    assert len(beyond) == len(search.finalists) == len(search.widened) > 2
+    assert {seed for _, seed in beyond} == {7}
+    assert {one.learning_rate for one in search.finalists} == {best}
+    assert ("0.033 is the smallest" in findings.edge()) == (best == 0.033)
+    assert "Also tried" in findings.widened()
+    assert len(findings.as_dict()["widened"]) == len(beyond)
+
+
+def test_the_tables_of_the_page_are_rectangles() -> None:
+    tables: Sequence[Any] = ran(MadeUp(METHODS)).tables()
+    assert len(tables) >= 1
+    for table in tables:
+        assert all(len(row) == len(table["columns"]) for row in table["rows"])

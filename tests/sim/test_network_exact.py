@@ -1,0 +1,216 @@
+"""Shared network cards against an exact simulation, and the laws of max-min fairness."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil
+from unittest import mock
+
+from heap_clock import HeapClock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.sim import network as network_module
+from gossamer.sim.fair_share import ROUNDING_NS
+from gossamer.sim.network import Network
+
+LINK = Fraction(1, 8)
+"""Capacities are multiples of this, so that the reference can be exact."""
+
+
+@st.composite
+def scripts(draw, cards: int = 5, flows: int = 14):
+    """Capacities, flows (start, source, target, size, lifetime) and changes of capacity."""
+    count = draw(st.integers(1, cards))
+    card = st.integers(0, count - 1)
+    capacity = st.integers(1, 24) | st.just(8)
+    pair = st.tuples(capacity, capacity)
+    times = st.integers(0, 3000) | st.sampled_from([0, 500, 1000])
+    lifetime = st.none() | st.none() | st.integers(1, 3000)
+    flow = st.tuples(times, card, card, st.integers(0, 4000) | st.just(1000), lifetime)
+    change = st.tuples(times, card, pair)
+    return (
+        draw(st.lists(pair, min_size=count, max_size=count)),
+        draw(st.lists(flow, min_size=1, max_size=flows)),
+        draw(st.lists(change, max_size=3, unique_by=lambda change: change[:2])),
+    )
+
+
+def play(script, seed: int | None = None):
+    """The script on a Network: when each flow ended (None: aborted), and the bytes per card."""
+    capacities, flows, changes = script
+    clock = HeapClock(seed)
+    network = Network(
+        clock,
+        [float(out * LINK) for out, _ in capacities],
+        [float(to * LINK) for _, to in capacities],
+    )
+    ended: list[int | None] = [None] * len(flows)
+
+    def start(index: int) -> None:
+        _, source, target, size, lifetime = flows[index]
+
+        def done() -> None:
+            assert ended[index] is None
+            ended[index] = clock.now
+
+        flow = network.start(source, target, size, done)
+        if lifetime is not None:
+            clock.at(lifetime, network.abort, flow)
+
+    def change(card: int, egress: int, ingress: int) -> None:
+        network.set_capacity(card, egress=float(egress * LINK), ingress=float(ingress * LINK))
+
+    for index, flow in enumerate(flows):
+        clock.at(flow[0], start, index)
+    for time, card, pair in changes:
+        clock.at(time, change, card, *pair)
+    clock.run()
+    return ended, network.bytes_sent, network.bytes_received
+
+
+def water_filling(capacities: dict, flows: dict[int, tuple]) -> dict[int, Fraction]:
+    """Textbook max-min: freeze the flows of the port with the smallest share, repeat."""
+    rates: dict[int, Fraction] = {}
+    left = dict(capacities)
+    while len(rates) < len(flows):
+        crowds: dict[tuple, list[int]] = {}
+        for index, ports in flows.items():
+            if index not in rates:
+                for port in ports:
+                    crowds.setdefault(port, []).append(index)
+        share, narrowest = min((left[port] / len(crowd), port) for port, crowd in crowds.items())
+        for index in crowds[narrowest]:
+            rates[index] = share
+            for port in flows[index]:
+                left[port] -= share
+    return rates
+
+
+def exact(script):
+    """The script in exact fractions, all rates anew at every event; ends are rounded up.
+
+    Returns when each flow ended (None: aborted) and the bytes it carried.
+    """
+    capacities, flows, changes = script
+    limits = {}
+    for card, (egress, ingress) in enumerate(capacities):
+        limits["out", card], limits["in", card] = egress * LINK, ingress * LINK
+    actions = [(flow[0], "start", index) for index, flow in enumerate(flows)]
+    actions += [(flow[0] + flow[4], "stop", i) for i, flow in enumerate(flows) if flow[4]]
+    actions += [(time, "change", (card, pair)) for time, card, pair in changes]
+    actions.sort(key=lambda action: action[0])
+    ended: list[int | None] = [None] * len(flows)
+    remaining: dict[int, Fraction] = {}
+    carried = [Fraction(flow[3]) for flow in flows]
+    now, rounding = 0, Fraction(ROUNDING_NS)
+    while actions or remaining:
+        ports = {i: (("out", flows[i][1]), ("in", flows[i][2])) for i in remaining}
+        rates = water_filling(limits, ports)
+        moments = [now + max(0, ceil(remaining[i] / rates[i] - rounding)) for i in remaining]
+        then = min(moments + [action[0] for action in actions[:1]])
+        for index, rate in rates.items():
+            remaining[index] -= rate * (then - now)
+            if remaining[index] <= rate * rounding:
+                ended[index] = then
+                del remaining[index]
+        now = then
+        while actions and actions[0][0] == now:
+            _, verb, what = actions.pop(0)
+            if verb == "start":
+                remaining[what] = Fraction(flows[what][3])
+                if remaining[what] == 0:
+                    ended[what] = now
+                    del remaining[what]
+            elif verb == "stop":
+                carried[what] -= remaining.pop(what, 0)
+            else:
+                card, (egress, ingress) = what
+                limits["out", card], limits["in", card] = egress * LINK, ingress * LINK
+    return ended, carried
+
+
+@given(script=scripts(), large=st.sampled_from([1, network_module.LARGE_COMPONENT]))
+@settings(max_examples=30, deadline=None)
+def test_flows_end_when_an_exact_simulation_says(script, large):
+    """Random starts, aborts and changes of capacity: ends to 1 ns, bytes to a few per flow."""
+    with mock.patch.object(network_module, "LARGE_COMPONENT", large):
+        ended, sent, received = play(script)
+    expected_ends, carried = exact(script)
+    for flow, got, expected, moved in zip(script[1], ended, expected_ends, carried, strict=True):
+        if got is None or expected is None:
+            # Ending and aborting in the same nanosecond may go either way.
+            stop = flow[0] + (flow[4] or 0)
+            assert got == expected or stop in (got, expected)
+        else:
+            assert abs(got - expected) <= 1
+        sent[flow[1]] -= moved
+        received[flow[2]] -= moved
+    assert max(map(abs, sent + received)) <= 4 * len(script[1])
+
+
+@given(script=scripts(), seed=st.integers(0, 9))
+@settings(max_examples=30, deadline=None)
+def test_the_order_of_events_within_an_instant_does_not_matter(script, seed):
+    """Ties shuffled by any seed give the same ends, as long as nothing is aborted or changed."""
+    capacities, flows, _ = script
+    script = capacities, [(*flow[:4], None) for flow in flows], []
+    for ordered, shuffled in zip(play(script)[0], play(script, seed)[0], strict=True):
+        assert abs(ordered - shuffled) <= 1
+
+
+@given(script=scripts())
+@settings(max_examples=30, deadline=None)
+def test_the_same_script_gives_the_same_run(script):
+    """Bit for bit: ends and bytes."""
+    assert play(script) == play(script)
+
+
+@given(script=scripts())
+@settings(max_examples=25, deadline=None)
+def test_bytes_sent_are_bytes_received_and_those_of_the_flows(script):
+    """Sums over cards agree; finished flows count whole, aborted ones at most their size."""
+    _, flows, _ = script
+    ended, sent, received = play(script)
+    assert sum(sent) == sum(received)
+    for card in range(len(sent)):
+        own = [index for index, flow in enumerate(flows) if flow[1] == card]
+        whole = sum(flows[index][3] for index in own if ended[index] is not None)
+        assert whole <= sent[card] <= sum(flows[index][3] for index in own)
+
+
+@given(script=scripts(cards=8, flows=24), large=st.sampled_from([1, 4, 1000]), gone=st.data())
+@settings(max_examples=25, deadline=None)
+def test_every_flow_has_a_full_port_on_which_nobody_is_faster(script, large, gone):
+    """The max-min property, after everyone has started and after some have been aborted."""
+    capacities, flows, _ = script
+    clock = HeapClock()
+    outward = [float(out * LINK) for out, _ in capacities]
+    inward = [float(to * LINK) for _, to in capacities]
+    with mock.patch.object(network_module, "LARGE_COMPONENT", large):
+        network = Network(clock, outward, inward)
+        live = [network.start(flow[1], flow[2], 10**9, lambda: None) for flow in flows]
+        clock.run(until_ns=0)
+        assert_max_min(live, outward, inward)
+        for flow in gone.draw(st.lists(st.sampled_from(live), unique=True)):
+            network.abort(flow)
+            live.remove(flow)
+        clock.run(until_ns=0)
+    assert_max_min(live, outward, inward)
+
+
+def assert_max_min(flows, outward, inward) -> None:
+    on_port: dict[tuple, list[float]] = {}
+    for flow in flows:
+        for port in (("out", flow.source), ("in", flow.target)):
+            on_port.setdefault(port, []).append(flow.lane.rate)
+    capacity = {(way, card): (outward if way == "out" else inward)[card] for way, card in on_port}
+    for port, rates in on_port.items():
+        assert sum(rates) <= capacity[port] * (1 + 1e-9)
+    for flow in flows:
+        ports = (("out", flow.source), ("in", flow.target))
+        assert any(
+            sum(on_port[port]) >= capacity[port] * (1 - 1e-9)
+            and flow.lane.rate >= max(on_port[port]) * (1 - 1e-9)
+            for port in ports
+        )
