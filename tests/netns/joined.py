@@ -47,7 +47,7 @@ def main(method: str, steps: int, folder: Path, fate: str) -> None:
     total = sum(float(parameter.detach().sum()) for parameter in model.parameters())
     print(
         f"worker {rank} of {worker.size} on {socket.gethostname()} {coupling.transport.name}"
-        f" live={','.join(map(str, sorted(coupling.hub.live)))}"
+        f" live={','.join(map(str, sorted(coupling.router.live)))}"
         f" loss={before:.3f}>{after:.3f} sum={total:.6f}",
         flush=True,
     )

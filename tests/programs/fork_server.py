@@ -42,7 +42,7 @@ _VARIABLES = {**os.environ, "OMP_NUM_THREADS": "1"}
 _IMPORTED = (
     "torch", "torch._dynamo", "torch.distributed", "matplotlib.figure", "pytest", "gossamer",
     "gossamer.commands.cli",
-    "gossamer.real.train.program", "gossamer.real.transports.shm",
+    "gossamer.real.train.worker_main", "gossamer.real.transports.shm",
     "gossamer.real.transports.torch", "gossamer.real.transports.conformance.group",
 )  # fmt: skip
 """What programs need; torch's optimisers import `torch._dynamo` at their first step. Not what uses

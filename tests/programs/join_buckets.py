@@ -18,7 +18,7 @@ import gossamer
 from gossamer.errors import ProtocolError
 from gossamer.methods import METHODS
 from gossamer.pending import gather
-from gossamer.real.join import gradient, initial_model
+from gossamer.real.join import gradient, loop_session
 from gossamer.replica import Replica
 from gossamer.rules import join_buckets
 from gossamer.worker import Worker
@@ -207,7 +207,7 @@ def case_of_memory(rank: int) -> dict[str, Any]:
 def case_of_one_who_cannot(rank: int) -> dict[str, Any]:
     """Then nobody sends parts: all must do alike."""
     if rank == 1:
-        initial_model.can_send_buckets = lambda binding, transport: False
+        loop_session.can_send_buckets = lambda binding, transport: False
     return loop(rank)
 
 

@@ -49,12 +49,12 @@ class SlowToAdd(Silent):
 def worker_over(transport: LocalTransport, driver: Driver | None = None) -> RealWorker:
     """Two servers: that of 0 in this process, that of 1 in the other."""
     slices = (slice(0, 5), slice(5, 10)) if transport.size == 2 else ()
-    hub = Router(transport, Addresses(transport.size, slices), driver or Driver(StopToken()))
-    return RealWorker(hub, 0, seed=0, pace=cast(Any, None), observer=Observer())
+    router = Router(transport, Addresses(transport.size, slices), driver or Driver(StopToken()))
+    return RealWorker(router, 0, seed=0, pace=cast(Any, None), observer=Observer())
 
 
 def drive(worker: RealWorker, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return worker._hub.driver.drive(coroutine, "main", lambda: None)
+    return worker._router.driver.drive(coroutine, "main", lambda: None)
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def without_collector() -> Generator[None]:
 def test_a_worker_keeps_no_model_that_its_method_has_let_go() -> None:
     """Neither a server's answer nor a neighbour's message lives longer than its last user."""
     worker = worker_over(Silent())
-    worker._hub.window_bytes = {0: 40}
-    mailbox = worker._hub.mailboxes[0]
+    worker._router.window_bytes = {0: 40}
+    mailbox = worker._router.mailboxes[0]
     models: list[weakref.ref[torch.Tensor]] = []
     for number in range(1, 4):
         answer, message = worker.request(3, None, tag="inbox"), worker.receive("x", source=1)
@@ -90,7 +90,7 @@ def test_a_death_fails_what_waits_for_that_process() -> None:
     worker = worker_over(Silent())
     waiting = [worker.receive("x", source=1), worker.request(3, None, tag="inbox")]
     anybody = worker.receive("x")
-    worker._hub.lost(1)
+    worker._router.lost(1)
     waiting += [worker.receive("x", source=1), worker.request(3, None, tag="inbox")]
     for pending, peer in zip(waiting, [1, 3, 1, 3], strict=True):
         with pytest.raises(PeerLost) as lost:
@@ -128,7 +128,7 @@ def test_a_loop_that_waits_for_nobody_keeps_nobody_from_going_on() -> None:
     """The averaging of AD-PSGD as in its paper, beside one that trains."""
     transport, driver = AveragesAtOnce(), Driver(StopToken())
     worker = worker_over(transport, driver)
-    worker._hub.window_bytes = {1: 40}
+    worker._router.window_bytes = {1: 40}
     is_over = False
 
     async def average() -> None:

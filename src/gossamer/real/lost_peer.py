@@ -21,9 +21,9 @@ def server_lost(lost: PeerLost, size: int, servers: int) -> ServerLost | None:
     return ServerLost(server, server % size) if server < servers else None
 
 
-def last_words(lost: PeerLost, plan: Addresses, stop: StopToken) -> PeerLost:
+def last_words(lost: PeerLost, addresses: Addresses, stop: StopToken) -> PeerLost:
     """What the loop raises. If it ends the program, that says the sentence and nothing else."""
-    error = server_lost(lost, plan.size, len(plan.slices)) or lost.with_traceback(None)
+    error = server_lost(lost, addresses.size, len(addresses.slices)) or lost.with_traceback(None)
     before = sys.excepthook
 
     def hook(

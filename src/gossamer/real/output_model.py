@@ -15,7 +15,7 @@ from gossamer.tasks.evaluator import output_parameters
 
 @payload
 @dataclass(frozen=True, slots=True)
-class Output:
+class Contribution:
     """What one end contributes: its value, its push-sum weight, its BatchNorm statistics."""
 
     value: Tensor
@@ -25,7 +25,9 @@ class Output:
     """Buffers that no mean can be made of, as bytes."""
 
 
-def combined(output: str, workers: Sequence[Output], servers: Sequence[Output]) -> Output:
+def combined(
+    output: str, workers: Sequence[Contribution], servers: Sequence[Contribution]
+) -> Contribution:
     """The output model and its buffers, from what all workers and servers contribute."""
     value = output_parameters(
         output, _stacked([w.value for w in workers]), [w.weight for w in workers],
@@ -33,7 +35,7 @@ def combined(output: str, workers: Sequence[Output], servers: Sequence[Output]) 
     )  # fmt: skip
     buffers = mean_of_models(_stacked([w.buffers for w in workers]), [1.0] * len(workers))
     counters = workers[0].counters  # as DDP has it: somebody's, the same for all
-    return Output(value, 1.0, buffers, counters)
+    return Contribution(value, 1.0, buffers, counters)
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:

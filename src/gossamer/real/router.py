@@ -72,14 +72,14 @@ class Addresses:
 class Router:
     """Listens to the transport on behalf of the worker and the servers of its process."""
 
-    def __init__(self, transport: Transport, plan: Addresses, driver: Driver) -> None:
+    def __init__(self, transport: Transport, addresses: Addresses, driver: Driver) -> None:
         self.transport = transport
-        self.plan = plan
+        self.addresses = addresses
         self.driver = driver
         self.rank = transport.rank
-        hosted = plan.hosted_by(transport.rank)
-        self.mailboxes = {end: Mailbox(is_of_server=end >= plan.size) for end in hosted}
-        self.members = Membership(plan.size)
+        hosted = addresses.hosted_by(transport.rank)
+        self.mailboxes = {end: Mailbox(is_of_server=end >= addresses.size) for end in hosted}
+        self.members = Membership(addresses.size)
         self.ended = Milestone(self)
         """Workers that have made their last step and go on answering."""
         self.settled = Milestone(self)
@@ -112,7 +112,7 @@ class Router:
         if members is None:
             proposal = ",".join(map(str, sorted(self.members.training)))
             agreed = self.transport.store.agree(f"live/{block}", proposal)
-            found = frozenset(numbers_from(f"live/{block}", agreed, ",", self.plan.size))
+            found = frozenset(numbers_from(f"live/{block}", agreed, ",", self.addresses.size))
             with self._lock:
                 members = self.members.fix_round(block, found)
         return members
@@ -120,7 +120,7 @@ class Router:
     # ------------------------------------------------------------------ out
 
     def post(self, to: int, tag: Tag, message: Message, *, kind: int = _MESSAGE) -> None:
-        process = self.plan.process_of(to)
+        process = self.addresses.process_of(to)
         if process == self.rank:
             self.mailboxes[to].deliver(tag, message)
             return
@@ -151,7 +151,7 @@ class Router:
         """Why this receive waits for nobody, if it does: its peer's process is dead, or its peer
         sends nothing of its own any more, although it answers what it is asked."""
         assert receive.peer is not None
-        reason = self.members.why_lost(self.plan.process_of(receive.peer))
+        reason = self.members.why_lost(self.addresses.process_of(receive.peer))
         has_left = receive.label == "receive" and receive.peer in self.members.left
         return "it has left its loop" if reason is None and has_left else reason
 
@@ -252,8 +252,8 @@ class Router:
 
     def announce_end(self, steps: int | None = None) -> None:
         """The worker of this process has made its last step; it goes on answering."""
-        for end in range(self.plan.size, self.plan.ends):
-            if self.plan.process_of(end) != self.rank:
+        for end in range(self.addresses.size, self.addresses.ends):
+            if self.addresses.process_of(end) != self.rank:
                 try:
                     # Like the end of a connection: it arrives behind the pushes before it.
                     self.post(end, INBOX, Message(self.rank, Left()))
@@ -268,9 +268,12 @@ class Router:
         It is not enough that all workers have ended: a third worker may hear of an end before the
         last update of that worker reaches its server.
         """
-        if not self.plan.slices:
+        if not self.addresses.slices:
             return
-        hosts = {self.plan.process_of(end) for end in range(self.plan.size, self.plan.ends)}
+        hosts = {
+            self.addresses.process_of(end)
+            for end in range(self.addresses.size, self.addresses.ends)
+        }
         for process in sorted(hosts & self.live):
             # The answer comes behind everything that was sent there before, or the process dies.
             self.driver.wait(self.call(process, "flush"), "flush", is_booked=False)
@@ -278,7 +281,7 @@ class Router:
         self.settled.wait()
 
     def _servers_are_quiet(self) -> Pending[None]:
-        servers = [mailbox for end, mailbox in self.mailboxes.items() if end >= self.plan.size]
+        servers = [mailbox for end, mailbox in self.mailboxes.items() if end >= self.addresses.size]
         quiet: Pending[None] = Pending("flush")
         gather([mailbox.quiet() for mailbox in servers]).when_done(lambda: quiet.resolve(None))
         return quiet
@@ -302,7 +305,7 @@ class Router:
 
     def _tell_servers(self, rank: int) -> None:
         for end, mailbox in self.mailboxes.items():
-            if end >= self.plan.size:
+            if end >= self.addresses.size:
                 mailbox.deliver(INBOX, Message(rank, Left()))
 
     # ------------------------------------------------------------------ remote calls

@@ -43,25 +43,25 @@ class RealWorker:
     """What a method may touch, on real processes."""
 
     def __init__(
-        self, hub: Router, end: int, *, seed: int, pace: Pace, observer: Observer,
+        self, router: Router, end: int, *, seed: int, pace: Pace, observer: Observer,
         gradient: Callable[[Tensor | Replica, Tensor | None], Gradient] | None = None,
         grouping: Grouping | None = None, forgets_leavers: bool = False,
     ) -> None:  # fmt: skip
         """`forgets_leavers`: who has left its loop is to this end as one who died."""
         self._forgets_leavers = forgets_leavers
-        self._workers = hub.plan.size
-        self._grouping = grouping or Grouping(hub.rank, hub.plan.size)
+        self._workers = router.addresses.size
+        self._grouping = grouping or Grouping(router.rank, router.addresses.size)
         self.rank = end
         is_worker = end < self._workers
         # A server knows those only who push for themselves.
         self.size = self._workers if is_worker else self._grouping.ends
         self._inside = self._grouping.group if is_worker and self._grouping.groups else ()
         self.rng = random.Random(f"{seed}/worker/{end}")
-        self._hub = hub
+        self._router = router
         self._pace = pace
         self._observer = observer
         self._gradient = gradient
-        self._silence = Silence(hub.driver.stop)
+        self._silence = Silence(router.driver.stop)
         self._peers_of: tuple[frozenset[int], frozenset[int]] | None = None
         self._peers: list[int] = []
         self._left: set[int] = set()
@@ -89,22 +89,22 @@ class RealWorker:
     @property
     def live(self) -> frozenset[int]:
         if self.rank < self._workers:
-            members = self._hub.members
+            members = self._router.members
             return members.training if self._forgets_leavers else members.live
-        live = self._grouping.speaking(self._hub.live)
+        live = self._grouping.speaking(self._router.live)
         # As of what it has read of its inbox, like its clients.
         return live - self._left if self._forgets_leavers else live
 
     def live_at(self, step: int) -> frozenset[int]:
-        return self._hub.live_at(step)
+        return self._router.live_at(step)
 
     @property
     def servers(self) -> Sequence[int]:
-        return range(self._workers, self._hub.plan.ends)
+        return range(self._workers, self._router.addresses.ends)
 
     @property
     def slices(self) -> Sequence[slice]:
-        return self._hub.plan.slices
+        return self._router.addresses.slices
 
     @property
     def clients(self) -> frozenset[int]:
@@ -117,7 +117,7 @@ class RealWorker:
 
     @property
     def over(self) -> bool:
-        return self._hub.ended.is_over
+        return self._router.ended.is_over
 
     def observe(self, what: str, value: float = 1.0) -> None:
         if what == "update":
@@ -148,14 +148,14 @@ class RealWorker:
         message = Message(self.rank, payload)
         if to == self.rank:
             # A word between this end's own loops: nobody else hears of it.
-            self._hub.mailboxes[to].deliver(tag, message)
+            self._router.mailboxes[to].deliver(tag, message)
             return _SENT
         return self._post(to, message, tag)
 
     def _post(self, to: int, message: Message, tag: Tag) -> Pending[None]:
         gone: Pending[None] = Pending("send", to)
         try:
-            self._hub.post(to, tag, message)
+            self._router.post(to, tag, message)
             gone.resolve(None)
         except PeerLost as lost:
             gone.fail(PeerLost(to, lost.args[0]) if lost.peer != to else lost)
@@ -165,7 +165,7 @@ class RealWorker:
         """Something has come from another end; a bare signal is no exchange."""
         if source >= self._workers:
             # As much of an exchange as it is of a model.
-            share = tensor_bytes(payload) / max(1, self._hub.window_bytes[self.rank])
+            share = tensor_bytes(payload) / max(1, self._router.window_bytes[self.rank])
             self._observer.exchanged(self.rank, None, time.monotonic_ns(), share=share)
         elif payload is not None and source != self.rank and source not in self._inside:
             # Inside a group a gradient is computed.
@@ -183,7 +183,7 @@ class RealWorker:
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
         pending = Receive("receive", source)
         pending.when_done(lambda: self._received(pending))
-        self._hub.receive(self.rank, tag, pending)
+        self._router.receive(self.rank, tag, pending)
         return pending
 
     def _received(self, pending: Pending[Message]) -> None:
@@ -197,17 +197,17 @@ class RealWorker:
             self._left.add(message.source)
 
     def collect(self, tag: Tag) -> list[Message]:
-        messages = self._hub.mailboxes[self.rank].collect(tag)
+        messages = self._router.mailboxes[self.rank].collect(tag)
         for message in messages:
             self._tell_exchange(message.source, message.payload)
         return messages
 
     def request(self, to: int, payload: Any, *, tag: Tag) -> Pending[Any]:
-        number = self._hub.next_request()
+        number = self._router.next_request()
         answer = Reply("reply", to)
-        self._hub.receive(self.rank, ("reply", number), answer)
+        self._router.receive(self.rank, ("reply", number), answer)
         try:
-            self._hub.post(to, tag, Message(self.rank, payload, reply_to=number))
+            self._router.post(to, tag, Message(self.rank, payload, reply_to=number))
         except PeerLost:
             answer.fail(PeerLost(to))
         self._tell_once_there(to, answer)
@@ -223,7 +223,7 @@ class RealWorker:
         members = range(self.size) if over is None else over
         self._count_sum(members, value.nbytes)
         own = joined([value.detach().reshape(-1)]).view(value.shape)
-        reduced = self._hub.transport.all_reduce([own], members)
+        reduced = self._router.transport.all_reduce([own], members)
         mean = mapped(reduced, lambda _: own, "all_reduce")
         mean.settle = reduced.settle
         return mean
@@ -233,7 +233,7 @@ class RealWorker:
         is_inside = bool(self._inside) and tuple(members) == self._inside
         if is_first and not is_inside:
             self._observer.exchanged(self.rank, None, time.monotonic_ns())
-        self._hub.bytes_sent += round(2 * (len(members) - 1) / len(members) * size)
+        self._router.bytes_sent += round(2 * (len(members) - 1) / len(members) * size)
 
     def _tag(self, kind: str, members: Sequence[int]) -> Tag:
         """Everybody in a group makes its collectives in the same order, so counting names them."""
@@ -249,7 +249,7 @@ class RealWorker:
         if value is None:
             raise ProtocolError("the root of a broadcast gives the value")
         for member in over:
-            if member != root and member in self._hub.live:
+            if member != root and member in self._router.live:
                 self.send(member, value, tag=tag)
         return Pending.resolved("broadcast", value, root)
 
@@ -259,7 +259,7 @@ class RealWorker:
         members = list(range(self.size)) if over is None else list(over)
         tag = self._tag("all_gather", members)
         for member in members:
-            if member != self.rank and member in self._hub.live:
+            if member != self.rank and member in self._router.live:
                 self.send(member, value, tag=tag)
 
         async def collect() -> dict[int, Tensor]:
@@ -279,13 +279,13 @@ class RealWorker:
     # ------------------------------------------------------------------ one-sided
 
     def _is_alive(self, end: int) -> bool:
-        return self._hub.plan.process_of(end) in self._hub.live
+        return self._router.addresses.process_of(end) in self._router.live
 
     def read(self, peer: int) -> Pending[Tensor]:
         if not self._is_alive(peer):
             return Pending.failed("read", PeerLost(peer), peer)
-        self._hub.bytes_sent += self._hub.window_bytes[peer]
-        value = self._hub.transport.read(peer)
+        self._router.bytes_sent += self._router.window_bytes[peer]
+        value = self._router.transport.read(peer)
         if peer < self._workers:  # a server's is needed, however long it takes
             value = self._silence.bounded(peer, value)
         self._tell_once_there(peer, value)
@@ -294,8 +294,8 @@ class RealWorker:
     def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
         if not self._is_alive(peer):
             return Pending.failed("accumulate", PeerLost(peer), peer)
-        self._hub.bytes_sent += delta.numel() * delta.element_size()
-        started = self._hub.transport.accumulate(peer, delta, start)
+        self._router.bytes_sent += delta.numel() * delta.element_size()
+        started = self._router.transport.accumulate(peer, delta, start)
         if not started.done:
             with self._starting:
                 self._remember(started)
@@ -307,10 +307,10 @@ class RealWorker:
             if self._is_finished:
                 # Nobody needs it any more: the side loop waits for ever.
                 return Pending("average", peer)
-            if peer not in self._hub.live:
+            if peer not in self._router.live:
                 return Pending.failed("average", PeerLost(peer), peer)
-            self._hub.bytes_sent += 2 * self._hub.window_bytes[peer]
-            started = self._hub.transport.average(self.rank, peer)
+            self._router.bytes_sent += 2 * self._router.window_bytes[peer]
+            started = self._router.transport.average(self.rank, peer)
             if not started.done:
                 self._remember(started)
         started.when_done(lambda: self._tell_average(peer, started))
@@ -335,7 +335,7 @@ class RealWorker:
         with self._starting:
             self._is_finished = True
         for pending in self._under_way:
-            self._hub.driver.wait(pending, "averaging")
+            self._router.driver.wait(pending, "averaging")
 
     # ------------------------------------------------------------------ time and tasks
 
@@ -345,7 +345,7 @@ class RealWorker:
 
         def settle() -> None:
             while (left := until - time.monotonic()) > 0 and not pending.done:
-                self._hub.driver.check()
+                self._router.driver.check()
                 time.sleep(min(left, StopToken.patience))
             pending.resolve(None)
 
@@ -381,12 +381,12 @@ class RealWorker:
         pending.when_done(timer.cancel)
         for part in pending.parts if isinstance(pending, Gathered) else (pending,):
             if part.settle is not None and not part.done:
-                self._hub.driver.settle_elsewhere(part, f"{self.rank}: within {seconds:g} s")
+                self._router.driver.settle_elsewhere(part, f"{self.rank}: within {seconds:g} s")
         return bounded
 
     def start(self, task: Coroutine[Any, Any, T]) -> Pending[T]:
         self._tasks += 1
-        return self._hub.driver.start(task, f"{self.rank}: {task.__qualname__} {self._tasks}")
+        return self._router.driver.start(task, f"{self.rank}: {task.__qualname__} {self._tasks}")
 
     async def together(self, main: Coroutine[Any, Any, T], *side: Coroutine[Any, Any, Any]) -> T:
         for task in side:

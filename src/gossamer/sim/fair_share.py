@@ -29,7 +29,7 @@ from typing import Protocol
 ROUNDING_NS = 2.0**-10
 
 
-class Timer(Protocol):
+class TimerHandle(Protocol):
     """A callback that has been scheduled."""
 
     def cancel(self) -> None:
@@ -108,7 +108,7 @@ class Lane:
         self.count = 0
         self.tickets = 0
         self.queue: list[tuple[float, int, Flow]] = []
-        self.timer: Timer | None = None
+        self.timer: TimerHandle | None = None
         self.due_ns = 0
 
     def advance(self, now_ns: int) -> None:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import random
+import signal
+import threading
 from array import array
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
 from heapq import heappop, heappush
+from types import FrameType
 from typing import Any
 
 import torch
@@ -68,7 +72,7 @@ class Timer:
         self.callback = None
 
 
-class Task:
+class SimulatedTask:
     """One coroutine of one worker."""
 
     __slots__ = (
@@ -95,16 +99,16 @@ class Kernel:
         self.now = 0
         self.events = 0
         self.digest = Digest()
-        self._tasks: dict[int, list[Task]] = {}
-        self.current: Task | None = None
+        self._tasks: dict[int, list[SimulatedTask]] = {}
+        self.current: SimulatedTask | None = None
         self.is_interrupted = False
         self.raised_outside: Exception | None = None
         """By an observer that a worker's step has called: no failure of the worker's."""
         self._heap: list[tuple[int, float, int, Timer]] = []
         self._sequence = 0
         self._tie = random.Random(f"{seed}/ties").random
-        self.on_park: Callable[[Task], None] | None = None
-        self.on_resume: Callable[[Task], None] | None = None
+        self.on_park: Callable[[SimulatedTask], None] | None = None
+        self.on_resume: Callable[[SimulatedTask], None] | None = None
         self.resume_at: Callable[[int], int] = lambda worker: 0
         """Until when a worker is paused, as set by the world; 0 when it is not."""
 
@@ -115,8 +119,10 @@ class Kernel:
         heappush(self._heap, (self.now + delay_ns, self._tie(), self._sequence, timer))
         return timer
 
-    def spawn(self, coroutine: Coroutine[Any, Any, Any], worker: int, *, is_main: bool) -> Task:
-        task = Task(coroutine, worker, is_main)
+    def spawn(
+        self, coroutine: Coroutine[Any, Any, Any], worker: int, *, is_main: bool
+    ) -> SimulatedTask:
+        task = SimulatedTask(coroutine, worker, is_main)
         task.wake = lambda: self._wake(task)
         own = self._tasks.setdefault(worker, [])
         if len(own) > 16:
@@ -125,10 +131,10 @@ class Kernel:
         self.at(0, self._step, task)
         return task
 
-    def _wake(self, task: Task) -> None:
+    def _wake(self, task: SimulatedTask) -> None:
         self.at(0, self._step, task)
 
-    def _step(self, task: Task) -> None:
+    def _step(self, task: SimulatedTask) -> None:
         """Advance one task to its next await."""
         if task.finished.done:
             return
@@ -154,7 +160,7 @@ class Kernel:
             self.current = None
         self._park(task, pending)
 
-    def _park(self, task: Task, pending: Pending[Any]) -> None:
+    def _park(self, task: SimulatedTask, pending: Pending[Any]) -> None:
         if not isinstance(pending, Pending):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ProtocolError(f"worker {task.worker} awaited {pending!r}: not a Worker's word")
         if not torch.is_grad_enabled():
@@ -176,7 +182,7 @@ class Kernel:
             self.on_park(task)
         pending.when_done(task.wake)
 
-    def _failed(self, task: Task, error: Exception) -> None:
+    def _failed(self, task: SimulatedTask, error: Exception) -> None:
         task.finished.fail(error)
         if isinstance(error, RunOver) and not task.is_main:
             return
@@ -228,10 +234,10 @@ class Kernel:
                 self.events += 1
                 callback(*timer.arguments)
 
-    def _unfinished(self) -> list[Task]:
+    def _unfinished(self) -> list[SimulatedTask]:
         return [task for own in self._tasks.values() for task in own if not task.finished.done]
 
-    def explain(self, waiting: list[Task]) -> str:
+    def explain(self, waiting: list[SimulatedTask]) -> str:
         """Who waits for whom, for what, since when."""
         lines = [f"nobody can go on at {self.now / SECOND:.6f} s:"]
         for task in sorted(waiting, key=lambda task: task.worker)[:16]:
@@ -247,3 +253,31 @@ class Kernel:
 
 def _interrupted() -> None:
     raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupted_between_events(kernel: Kernel) -> Generator[None]:
+    """The first Ctrl-C waits for the event at hand, a second one does not.
+
+    Who handles the signal in a way of their own, or runs this in a thread, keeps their way.
+    """
+    is_ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if not is_ours:
+        yield
+        return
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        if kernel.is_interrupted:
+            raise KeyboardInterrupt
+        kernel.interrupt()
+
+    signal.signal(signal.SIGINT, asked)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if kernel.is_interrupted:  # after the last event
+        raise KeyboardInterrupt

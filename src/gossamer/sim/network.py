@@ -18,7 +18,7 @@ from gossamer.sim.fair_share import (
     Flow,
     Lane,
     Port,
-    Timer,
+    TimerHandle,
     connected_ports,
     fair_rates,
     is_broken,
@@ -26,7 +26,7 @@ from gossamer.sim.fair_share import (
     lane_between,
 )
 
-__all__ = ["Clock", "Flow", "Network", "Timer"]
+__all__ = ["Clock", "Flow", "Network", "TimerHandle"]
 
 # Ports from which on it pays to look for slack ones: moving their flows costs more than a
 # water-filling over a few ports, and far less than one over hundreds.
@@ -38,7 +38,7 @@ class Clock(Protocol):
 
     now: int
 
-    def at(self, delay_ns: int, callback: Callable[..., None], *arguments: object) -> Timer:
+    def at(self, delay_ns: int, callback: Callable[..., None], *arguments: object) -> TimerHandle:
         """Call back after a delay."""
         ...
 

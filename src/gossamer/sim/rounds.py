@@ -17,7 +17,7 @@ from gossamer.sim.world import World
 
 
 @dataclass(frozen=True)
-class Left:
+class RoundState:
     """By one worker: its model, copied only if it changes before the row is made, and how far it
     and those it speaks for had come."""
 
@@ -29,7 +29,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Complete:
+class CompleteRound:
     """A round that everybody alive has ended: what they held then, one row each, in order."""
 
     workers: Tensor
@@ -46,7 +46,7 @@ class Rounds:
         self,
         world: World,
         is_due: Callable[[int], bool],
-        on_complete: Callable[[Complete], None],
+        on_complete: Callable[[CompleteRound], None],
     ) -> None:
         """`is_due` is asked once for each round, with the samples of all rounds up to its end."""
         self._world = world
@@ -54,7 +54,7 @@ class Rounds:
         self._is_due = is_due
         self._on_complete = on_complete
         self._asked = 0
-        self._open: dict[int, dict[int, Left]] = {}
+        self._open: dict[int, dict[int, RoundState]] = {}
         world.on_step_end = self._ended
         world.on_departure = self._consider
 
@@ -68,7 +68,7 @@ class Rounds:
         if left is None:
             return
         own = [world.metrics.workers[r] for r in self._members.get(rank, (rank,))]
-        left[rank] = Left(
+        left[rank] = RoundState(
             world.workers.point(rank),
             world.replicas[rank].weight,
             world.batcher.buffers[rank].clone(),
@@ -88,7 +88,7 @@ class Rounds:
             del self._open[step]
             self._close({rank: left[rank] for rank in alive if rank in left}, left)
 
-    def _close(self, living: dict[int, Left], left: dict[int, Left]) -> None:
+    def _close(self, living: dict[int, RoundState], left: dict[int, RoundState]) -> None:
         store, metrics = self._world.workers, self._world.metrics.workers
         if living:
             found = list(living.values())
@@ -96,7 +96,7 @@ class Rounds:
             # Of who is gone, all that it did.
             gone = [own for rank, own in metrics.items() if rank not in spoken]
             self._on_complete(
-                Complete(
+                CompleteRound(
                     store.stacked([one.point for one in found]),
                     [one.weight for one in found],
                     torch.stack([one.buffers for one in found]),

@@ -21,9 +21,8 @@ from gossamer.observe.metrics import summary
 from gossamer.observe.observer import Observer
 from gossamer.runs.result import Result, Row, digest_of
 from gossamer.sim.engine import Engine, make_engine
-from gossamer.sim.interrupts import interrupted_between_events
-from gossamer.sim.kernel import SECOND
-from gossamer.sim.rounds import Complete, Rounds
+from gossamer.sim.kernel import SECOND, interrupted_between_events
+from gossamer.sim.rounds import CompleteRound, Rounds
 from gossamer.sim.worker import SimulatedWorker
 from gossamer.sim.world import World
 from gossamer.tasks import Task
@@ -176,7 +175,7 @@ class Simulation:
             self.world.kernel.raised_outside = error
             raise
 
-    def _row(self, found: Complete | None = None) -> Row:
+    def _row(self, found: CompleteRound | None = None) -> Row:
         """One line of the metrics; every value names the model it speaks of by `output`.
 
         Of a complete round, or of the moment.
@@ -214,7 +213,7 @@ class Simulation:
             self._held_by_servers(),
         )
 
-    def _left(self, found: Complete) -> Held:
+    def _left(self, found: CompleteRound) -> Held:
         """Servers have not gone on: that takes everybody, and one has only just ended the round."""
         return Held(found.workers, found.weights, found.buffers, self._held_by_servers())
 

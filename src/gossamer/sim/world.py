@@ -22,12 +22,12 @@ from gossamer.replica import cut
 from gossamer.sim.buckets import make_buckets
 from gossamer.sim.budget import Budget
 from gossamer.sim.collectives import Collectives
-from gossamer.sim.ending import LABEL, Ending
+from gossamer.sim.delivery import Delivery
 from gossamer.sim.engine import Engine
 from gossamer.sim.gradients import GradientBatcher, SimulatedGradient, Updates
-from gossamer.sim.kernel import SECOND, Kernel, Task
+from gossamer.sim.kernel import SECOND, Kernel, SimulatedTask
 from gossamer.sim.replica_matrix import ReplicaStore, SimulatedReplica
-from gossamer.sim.wires import Post
+from gossamer.sim.run_end import LABEL, RunEnd
 from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.split import make_sampler
 from gossamer.worker import INBOX, Left, Message
@@ -68,7 +68,7 @@ class World:
         cards = [cluster.machine_of(rank) for rank in range(self.size)]
         cards += self._server_machines(settings.method.placement)
         listening = self.observer if observers else None
-        self.post = Post(self.kernel, cluster, cards, self.stream("network"), listening)
+        self.post = Delivery(self.kernel, cluster, cards, self.stream("network"), listening)
         self.mailboxes = [Mailbox() for _ in range(self.ends)]
         self.collectives = Collectives(self)
         self.alive = set(range(self.size))
@@ -84,7 +84,7 @@ class World:
         """Called when a worker has ended or died."""
         self.on_step_end: Callable[[int, int], None] = lambda rank, step: None
         """Called when a worker has made a step, of that number."""
-        self.ending = Ending(self)
+        self.ending = RunEnd(self)
         for store in (self.workers, *self.servers):
             store.on_change = self.ending.changed
         self._pauses: dict[int, int] = {}
@@ -329,7 +329,7 @@ class World:
         share = tensor_bytes(payload) / max(1, row.nbytes)
         self.observer.exchanged(rank, None, self.kernel.now, share=share)
 
-    def _resumed(self, task: Task) -> None:
+    def _resumed(self, task: SimulatedTask) -> None:
         """Waiting is time with nothing to compute and something awaited."""
         parked = task.parked
         if not task.is_main or task.worker >= self.size or parked is None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.real.join import gradient
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from join_buckets import PARTS, STEPS
 from programs import PROGRAMS, answers_of
 
@@ -141,10 +141,10 @@ def test_a_method_that_misuses_parts_is_told(found, name: str) -> None:
 def test_parameters_without_numbers_are_in_a_part_with_others(monkeypatch) -> None:
     monkeypatch.setattr(gradient, "_BYTES", 8)
     named = [(str(n), nn.Parameter(torch.zeros(size))) for n, size in enumerate((0, 0, 3, 1, 2))]
-    assert gradient.bucket_ranges(Binding(named)) == [range(4, 5), range(4)]
-    assert gradient.bucket_ranges(Binding(named[:2])) == [range(2)]
+    assert gradient.bucket_ranges(ModuleBinding(named)) == [range(4, 5), range(4)]
+    assert gradient.bucket_ranges(ModuleBinding(named[:2])) == [range(2)]
     monkeypatch.setattr(gradient, "_BYTES", 4)
-    assert gradient.bucket_ranges(Binding(named)) == [range(4, 5), range(3, 4), range(3)]
+    assert gradient.bucket_ranges(ModuleBinding(named)) == [range(4, 5), range(3, 4), range(3)]
 
 
 def test_where_nothing_goes_on_by_itself_gradients_stay_in_one_piece(found) -> None:

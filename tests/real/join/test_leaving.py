@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from gossamer.methods import parse_method
 from gossamer.pending import Pending
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.joined_worker import JoinedWorker
-from gossamer.real.join.loop_session import Coupling
+from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.transports.local import LocalStore, LocalTransport
 from gossamer.real.transports.transport import Listener, Parts, StopToken, Window
 from gossamer.replica import trainable
@@ -102,8 +102,8 @@ def loop(network: Network, rank: int, method: str, found: dict[int, Any]) -> Non
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     spec = parse_method(method)
-    coupling = Coupling(
-        Ordered(network, rank), spec, model, Binding(trainable(model)), optimizer, 0, STEPS
+    coupling = LoopSession(
+        Ordered(network, rank), spec, model, ModuleBinding(trainable(model)), optimizer, 0, STEPS
     )
     with JoinedWorker(model, optimizer, spec, coupling, 0) as worker:
         for step in range(STEPS):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gossamer.pending import Pending
 from gossamer.real.driver import Driver
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.gradient import LoopGradient, LoopGradients
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.transports.transport import StopToken
@@ -47,7 +47,7 @@ class Loop:
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-        self.binding = Binding(list(self.model.named_parameters()))
+        self.binding = ModuleBinding(list(self.model.named_parameters()))
         self.window = self.binding.initial()
         self.binding.attach(self.window, is_private=False)
         self.driver = Driver(StopToken())
@@ -148,7 +148,7 @@ def test_a_parameter_that_nobody_used_stays_without_a_gradient() -> None:
 @pytest.mark.parametrize("kind", ["sparse", "with a graph"])
 def test_a_gradient_that_is_no_plain_tensor_is_reduced_as_a_copy(kind: str) -> None:
     table = nn.Embedding(6, 2, sparse=kind == "sparse")
-    binding = Binding(list(table.named_parameters()))
+    binding = ModuleBinding(list(table.named_parameters()))
     binding.attach(binding.initial(), is_private=False)
     loss = table(torch.tensor([1, 3])).square().sum()
     loss.backward(create_graph=kind != "sparse")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gossamer.methods import METHODS
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.gradient import LoopGradient
-from gossamer.real.join.loop_session import Coupling
+from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.replica import LoopReplica
 from gossamer.worker import Gradient
 
@@ -34,7 +34,7 @@ def test_each_group_of_parameters_has_its_own_weight_decay(
         {"params": model[1].parameters(), "weight_decay": second},
     ]
     optimizer = torch.optim.SGD(groups, lr=1.0)
-    binding = Binding(list(model.named_parameters()))
+    binding = ModuleBinding(list(model.named_parameters()))
     window = binding.initial()
     binding.attach(window, is_private=True)
     (model if is_used else model[0])(torch.ones(4, 3)).square().sum().backward()
@@ -50,7 +50,7 @@ def test_a_method_with_its_own_descent_clips_for_one_step() -> None:
     weight decay comes on top."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.5)
-    binding = Binding(list(model.named_parameters()))
+    binding = ModuleBinding(list(model.named_parameters()))
     window = binding.initial()
     binding.attach(window, is_private=True)
     model(torch.ones(4, 3)).square().sum().backward()
@@ -73,7 +73,7 @@ class _Taken(AbstractContextManager[None]):
 
 def test_a_point_is_loaded_from_a_window_that_is_being_changed() -> None:
     model = nn.Linear(3, 2)
-    binding = Binding(list(model.named_parameters()))
+    binding = ModuleBinding(list(model.named_parameters()))
     window = binding.initial()
     binding.attach(window, is_private=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -88,7 +88,7 @@ def test_a_point_is_loaded_from_a_window_that_is_being_changed() -> None:
         _changes=changes,
         method=METHODS["ad_psgd"],
     )
-    gradient = Coupling._gradient(coupling, cast(Any, replica), None)  # pyright: ignore[reportPrivateUsage]
+    gradient = LoopSession._gradient(coupling, cast(Any, replica), None)  # pyright: ignore[reportPrivateUsage]
     assert torch.equal(binding.initial(), window)
     assert gradient is coupling._wanted
     assert not gradient.done

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.methods import parse_method
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.joined_worker import JoinedWorker
-from gossamer.real.join.loop_session import Coupling
+from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.transports.local import LocalTransport
 from gossamer.replica import trainable
 
@@ -31,8 +31,8 @@ def loop_of(method: str, seed: int = 0, *, is_adam: bool = False) -> JoinedWorke
     if is_adam:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     spec = parse_method(method)
-    coupling = Coupling(
-        LocalTransport(), spec, model, Binding(trainable(model)), optimizer, 0, 1000
+    coupling = LoopSession(
+        LocalTransport(), spec, model, ModuleBinding(trainable(model)), optimizer, 0, 1000
     )
     return JoinedWorker(model, optimizer, spec, coupling, 0)
 

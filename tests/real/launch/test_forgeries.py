@@ -13,7 +13,7 @@ import torch
 from torch.distributed import TCPStore
 
 from gossamer.errors import Error
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.checks import check_alike
 from gossamer.real.launch.launcher import Launch, Launcher
 from gossamer.real.train.batches import LeasedBatches
@@ -105,7 +105,7 @@ def forge_lease(store: LocalStore) -> None:
 def forge_model(store: LocalStore) -> None:
     model = torch.nn.Linear(1, 1)
     store.agree("model", "[")
-    check_alike(model, Binding(trainable(model)), store)
+    check_alike(model, ModuleBinding(trainable(model)), store)
 
 
 @pytest.mark.parametrize("forge", [forge_lease, forge_model])

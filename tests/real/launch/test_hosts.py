@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import ConfigurationError, Error, Late
-from gossamer.real.launch.hosts import Hosts, Meeting
+from gossamer.real.launch.hosts import HostMeeting, Hosts
 from gossamer.real.launch.launcher import Launch, Launcher
 from launching import command, free_port, pids, script
 
@@ -78,18 +78,18 @@ def test_another_program_at_the_rendezvous_is_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = int(listening.getsockname()[1])
         with pytest.raises(ConfigurationError, match=f"at 127.0.0.1:{port} that is not node 0"):
-            Meeting(Hosts(2, 1, "127.0.0.1", port, patience_s=0.5), 1)
+            HostMeeting(Hosts(2, 1, "127.0.0.1", port, patience_s=0.5), 1)
 
 
 def test_nobody_starts_with_a_node_that_has_given_up() -> None:
     """A latecomer finds all names entered, and is refused nevertheless."""
     first, second = hosts(2, patience_s=0.2)
-    early = Meeting(first, 1)
+    early = HostMeeting(first, 1)
     with pytest.raises(Late, match="node 1 of 2 did not come"):
         early.wait_for_all()
     # Its store is still there, as that of a third host's launcher would be.
     with pytest.raises(Error, match="the hosts did not come together: node 0 waits no longer"):
-        Meeting(second, 1).wait_for_all()
+        HostMeeting(second, 1).wait_for_all()
     assert early.close() is None
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from gossamer.config.faults import Fault, parse_faults
 from gossamer.real.faults.fault_plan import FaultPlan
-from gossamer.real.launch.ending import exit_code
-from gossamer.real.launch.hosts import Meeting
+from gossamer.real.launch.hosts import HostMeeting
 from gossamer.real.launch.launcher import Launch, Launcher
 from gossamer.real.launch.process import Ended
+from gossamer.real.launch.shutdown import exit_code
 from launching import WAIT, launched, script, wait_until
 
 pytestmark = pytest.mark.timeout(60)
@@ -195,7 +195,7 @@ def test_the_exit_code_is_that_of_the_first_failure(
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
     """What the launcher writes into the store about deaths."""
     deaths: dict[int, str] = {}
-    monkeypatch.setattr(Meeting, "tell_dead", lambda _, rank, how: deaths.update({rank: how}))
+    monkeypatch.setattr(HostMeeting, "tell_dead", lambda _, rank, how: deaths.update({rank: how}))
     return deaths
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.real.launch.console import Lines, Output
+from gossamer.real.launch.console import ConsoleOutput, Lines
 
 
 def lines_of(*pieces: bytes, clock: float = 0.0) -> list[str]:
@@ -83,7 +83,7 @@ def test_labels_are_coloured_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch)
     for stream, plain in ((Terminal(), ""), (io.StringIO(), ""), (Terminal(), "1")):
         monkeypatch.setattr(sys, "stdout", stream)
         monkeypatch.setenv("NO_COLOR", plain)
-        output = Output("labelled", None, range(2))
+        output = ConsoleOutput("labelled", None, range(2))
         output.feed(1, False, b"text\n")
         shown.append(stream.getvalue())
     assert shown == ["\x1b[32m[1]\x1b[0m text\n", "[1] text\n", "[1] text\n"]
@@ -91,7 +91,7 @@ def test_labels_are_coloured_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch)
 
 def test_last_words_are_the_traceback_or_the_last_lines(tmp_path: Path) -> None:
     """Whatever was printed before, and although nobody saw it."""
-    output = Output("folder", tmp_path, range(2))
+    output = ConsoleOutput("folder", tmp_path, range(2))
     output.feed(0, True, b"noise\nTraceback (most recent call last):\n  File x\nValueError: y\n")
     output.feed(1, True, b"".join(b"%d\n" % number for number in range(50)))
     assert output.last_words(0) == [
@@ -131,7 +131,7 @@ def test_last_words_begin_with_the_traceback_that_came_last(
 ) -> None:
     """All of it, with the errors that led to it; not with one that was handled before, nor with
     one that Python ignored while it ended."""
-    output = Output("folder", tmp_path, range(1))
+    output = ConsoleOutput("folder", tmp_path, range(1))
     output.feed(0, True, (before + last).encode())
     assert output.last_words(0) == last.splitlines()
     output.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.errors import ConfigurationError
-from gossamer.real.launch.hosts import Hosts, Meeting
+from gossamer.real.launch.hosts import HostMeeting, Hosts
 from gossamer.real.transports import store_server as keeper
 from gossamer.real.transports.secret import secret_of_hosts
 from gossamer.real.transports.store import OwnStore, Stranger, TcpStore, serve
@@ -160,9 +160,9 @@ def test_the_secret_of_several_hosts_is_a_file_that_others_cannot_read(
 
 def test_a_host_with_another_secret_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Node 0 takes no word of it."""
-    first = Meeting(Hosts(2, 0, "127.0.0.1", 0, 1.0), 1)
+    first = HostMeeting(Hosts(2, 0, "127.0.0.1", 0, 1.0), 1)
     port = int(first.address.rpartition(":")[2])
     monkeypatch.setenv("GOSSAMER_SECRET", "that of another cluster")
     with pytest.raises(ConfigurationError, match=r"does not accept.*all hosts the same secret"):
-        Meeting(Hosts(2, 1, "127.0.0.1", port, 1.0), 1)
+        HostMeeting(Hosts(2, 1, "127.0.0.1", port, 1.0), 1)
     assert "of strangers were refused" in (first.close() or "")

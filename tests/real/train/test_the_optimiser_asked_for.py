@@ -19,9 +19,9 @@ from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS, parse_method
 from gossamer.optim.optimisers import make_optimiser
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.joined_worker import JoinedWorker
-from gossamer.real.join.loop_session import Coupling
+from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.join.server import momentum_left_out
 from gossamer.real.replicas import WindowReplica
@@ -127,8 +127,8 @@ def loop_of(spec: str, make: Make) -> JoinedWorker:
     model = FlatModel(still(), torch.device("cpu"), seed=SEED).module
     optimizer = make(model.parameters(), lr=RATE)
     method = parse_method(spec)
-    binding = Binding(trainable(model))
-    coupling = Coupling(LocalTransport(), method, model, binding, optimizer, SEED, STEPS)
+    binding = ModuleBinding(trainable(model))
+    coupling = LoopSession(LocalTransport(), method, model, binding, optimizer, SEED, STEPS)
     notices = momentum_left_out(method, optimizer, is_synchronous=coupling.is_synchronous)
     return JoinedWorker(model, optimizer, method, coupling, SEED, notices=notices)
 
@@ -298,7 +298,7 @@ def in_a_window(optimiser: str, start: Tensor) -> Replica:
 
 def of_a_loop(optimiser: str, start: Tensor) -> Replica:
     model = nn.ParameterList([start[:3].clone(), start[3:].clone()])
-    binding = Binding(trainable(model))
+    binding = ModuleBinding(trainable(model))
     window = start.clone()
     binding.attach(window, is_private=False)
     return cast(

@@ -16,7 +16,7 @@ from gossamer.commands import doctor
 from gossamer.errors import ConfigurationError
 from gossamer.real.launch.environment import Environment
 from gossamer.real.transports.torch.choose import (
-    Place,
+    ReductionPlace,
     agree_on_reduction,
     check_reduction,
     choose_reduction,
@@ -47,8 +47,8 @@ GPUS = st.lists(
 ALIKE = st.builds(lambda gpu, count: [gpu] * count, st.just("no GPU"), st.integers(1, 4))
 
 
-def places(gpus: list[str], neighbours: int = 1) -> list[Place]:
-    return [Place(gpu, neighbours) for gpu in gpus]
+def places(gpus: list[str], neighbours: int = 1) -> list[ReductionPlace]:
+    return [ReductionPlace(gpu, neighbours) for gpu in gpus]
 
 
 @settings(max_examples=100, deadline=None)
@@ -64,7 +64,7 @@ def test_the_best_that_all_have_is_used(gpus: list[str], neighbours: int) -> Non
 
 def test_nothing_is_shared_where_one_launcher_says_otherwise() -> None:
     """Each host's says how many it has; all must be on the first."""
-    mixed = [Place("no GPU", 3), Place("no GPU", 3), Place("no GPU", 1)]
+    mixed = [ReductionPlace("no GPU", 3), ReductionPlace("no GPU", 3), ReductionPlace("no GPU", 1)]
     assert choose_reduction("auto", mixed)[0] == "messages"
 
 
@@ -133,7 +133,7 @@ def test_all_workers_choose_alike_once_all_have_spoken() -> None:
     store, chosen = Facts(**{"place/0": "3 GPU-a"}), list[str]()
 
     def choose() -> None:
-        own = Place("no GPU", 3)
+        own = ReductionPlace("no GPU", 3)
         chosen.append(agree_on_reduction("auto", own, 1, 3, store, StopToken().check))
 
     thread = threading.Thread(target=choose)

@@ -30,7 +30,7 @@ def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-class Binding:
+class ModuleBinding:
     """Moves one module's parameters between the user's loop and a flat window."""
 
     def __init__(

@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 
 from gossamer.errors import ConfigurationError
 from gossamer.methods import Method
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.replica import LoopReplica
 
 _LOOK = 1 << 12
@@ -28,7 +28,7 @@ class Changes:
     """Those of one worker's loop."""
 
     def __init__(
-        self, model: nn.Module, binding: Binding, replica: LoopReplica, method: Method
+        self, model: nn.Module, binding: ModuleBinding, replica: LoopReplica, method: Method
     ) -> None:
         self._binding = binding
         self._replica = replica

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.step_guard import check_not_wrapped
 from gossamer.real.transports.checked_values import broken_value
 from gossamer.real.transports.transport import Store
@@ -76,7 +76,7 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def check_alike(model: nn.Module, binding: Binding, store: Store) -> None:
+def check_alike(model: nn.Module, binding: ModuleBinding, store: Store) -> None:
     """Everybody's model has the same parameters and buffers: they are averaged by their place."""
     parts = [f"{name} {tuple(shape)}" for name, shape in zip(
         binding.layout.names, binding.layout.shapes, strict=True
@@ -96,10 +96,10 @@ def check_alike(model: nn.Module, binding: Binding, store: Store) -> None:
         )
 
 
-class Watch:
+class LoopWatch:
     """Looks at one parameter in each step: a look at all would take longer than some steps do."""
 
-    def __init__(self, model: nn.Module, binding: Binding) -> None:
+    def __init__(self, model: nn.Module, binding: ModuleBinding) -> None:
         self._binding = binding
         trained = {id(p): at for at, p in enumerate(binding.parameters)}
         named = [(name, p, trained.get(id(p))) for name, p in model.named_parameters()]

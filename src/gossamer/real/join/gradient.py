@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from gossamer.errors import ConfigurationError, ProtocolError
 from gossamer.pending import Pending
 from gossamer.real.driver import Driver
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.transports.buffers import joined
 from gossamer.real.transports.transport import Transport
 from gossamer.real.worker import RealWorker
@@ -47,7 +47,7 @@ class LoopGradient(Tensor):
     """Stands for the gradients of some parameters, and becomes a vector only if somebody looks: a
     method that only descends along it, or reduces it, saves a copy of the model."""
 
-    binding: Binding
+    binding: ModuleBinding
     numbers: range
     """Which parameters."""
     kept: Sequence[Tensor] | None = None
@@ -56,7 +56,9 @@ class LoopGradient(Tensor):
     """Raises where it is too early to look."""
 
     @staticmethod
-    def of(binding: Binding, numbers: range, kept: Sequence[Tensor] | None = None) -> LoopGradient:
+    def of(
+        binding: ModuleBinding, numbers: range, kept: Sequence[Tensor] | None = None
+    ) -> LoopGradient:
         gradient = torch.empty(0).as_subclass(LoopGradient)
         gradient.binding, gradient.numbers, gradient.kept = binding, numbers, kept
         return gradient
@@ -133,9 +135,14 @@ class LoopGradients:
     """The gradients of one worker's loop."""
 
     def __init__(
-        self, binding: Binding, transport: Transport, driver: Driver, go_on: Callable[[], None], *,
+        self,
+        binding: ModuleBinding,
+        transport: Transport,
+        driver: Driver,
+        go_on: Callable[[], None],
+        *,
         has_buckets: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`go_on` runs the method on, to where it wants the next bucket; `has_buckets`: all workers
         can reduce in buckets."""
         self._binding = binding
@@ -402,13 +409,13 @@ class _Reduction:
         return LoopGradient.of(binding, numbers, None if are_those_of_loop else self._tensors)
 
 
-def can_send_buckets(binding: Binding, transport: Transport) -> bool:
+def can_send_buckets(binding: ModuleBinding, transport: Transport) -> bool:
     """Whether this worker can; all must do alike."""
     is_here = binding.is_alike and binding.device.type == "cpu"
     return transport.reduces_meanwhile and is_here and len(bucket_ranges(binding)) > 1
 
 
-def bucket_ranges(binding: Binding) -> list[range]:
+def bucket_ranges(binding: ModuleBinding) -> list[range]:
     """The parameters of each bucket, in the order in which backward comes to them: last first."""
     size = binding.dtype.itemsize
     found: list[range] = []

@@ -20,11 +20,11 @@ from gossamer.errors import PeerLost
 from gossamer.groups import Grouping
 from gossamer.methods import Method
 from gossamer.pending import Pending
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.leavers import Leavers
 from gossamer.real.join.recalibration import NO_AVERAGES, Averages, Recalibration, combined_averages
 from gossamer.real.join.replica import LoopReplica
-from gossamer.real.output_model import Output, Untrained, combined
+from gossamer.real.output_model import Contribution, Untrained, combined
 from gossamer.real.router import Router
 
 
@@ -32,17 +32,25 @@ class Handout:
     """One worker's part in it."""
 
     def __init__(
-        self, model: nn.Module, binding: Binding, replica: LoopReplica, hub: Router, method: Method,
-        grouping: Grouping, leavers: Leavers, recalibration: Recalibration, *,
+        self,
+        model: nn.Module,
+        binding: ModuleBinding,
+        replica: LoopReplica,
+        router: Router,
+        method: Method,
+        grouping: Grouping,
+        leavers: Leavers,
+        recalibration: Recalibration,
+        *,
         most_behind: int | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`most_behind`: by how many steps another worker can be behind this one; None where steps
         of different workers have nothing to do with each other."""
         self._model = model
         self._binding = binding
         self._replica = replica
-        self._hub = hub
-        self._driver = hub.driver
+        self._router = router
+        self._driver = router.driver
         self._method = method
         self._grouping = grouping
         self._leavers = leavers
@@ -56,13 +64,13 @@ class Handout:
         self._made = 0
         """Steps of this worker."""
         self._has_ended = False
-        self._waiting: list[tuple[int, Pending[Output]]] = []
+        self._waiting: list[tuple[int, Pending[Contribution]]] = []
         """Those who have made more steps, and how many."""
-        self._kept: dict[int, Output] = {}
+        self._kept: dict[int, Contribution] = {}
         """What this worker had after the steps at which it looked itself."""
-        hub.offer("output", self._asked)
+        router.offer("output", self._asked)
         if not recalibration.is_needed:
-            hub.offer("statistics", lambda: NO_AVERAGES)
+            router.offer("statistics", lambda: NO_AVERAGES)
 
     @property
     def is_visiting(self) -> bool:
@@ -98,36 +106,39 @@ class Handout:
             for answer in due:
                 answer.resolve(own)
 
-    def _asked(self, step: int = 0) -> Output | Pending[Output]:
+    def _asked(self, step: int = 0) -> Contribution | Pending[Contribution]:
         """May be called in the receiving thread at any moment, in the middle of a step too."""
         with self._lock:
             if step in self._kept:
                 return self._kept[step]
             if step > self._made and not self._has_ended:
-                answer: Pending[Output] = Pending("output")
+                answer: Pending[Contribution] = Pending("output")
                 self._waiting.append((step, answer))
                 return answer
         return self._contribution()
 
-    def _contribution(self) -> Output:
+    def _contribution(self) -> Contribution:
         self._binding.let_gpu_finish()
         own = Untrained.of(self._model) if self._own is None else self._own
         value, weight = self.weighted or (self._replica.snapshot(), 1.0)
-        return Output(value, weight, own.statistics, own.counters)
+        return Contribution(value, weight, own.statistics, own.counters)
 
     # ------------------------------------------------------------------ what this worker gets
 
-    def _output(self, step: int = 0) -> Output:
+    def _output(self, step: int = 0) -> Contribution:
         """The method's output after so many steps, or as of now; asks every living worker."""
         if self._method.output == "ensemble":
             return self._contribution()
         speaking = sorted(self._grouping.speaking(self._leavers.standing))
         found = self._answers([(process, "output", step) for process in speaking])
         if not found:
-            raise self._grouping.lost(self._hub.live)
+            raise self._grouping.lost(self._router.live)
         # Behind the workers: what they have done by that step the servers have then been told.
-        plan = self._hub.plan
-        asked = [(plan.process_of(end), f"output {end}", 0) for end in range(plan.size, plan.ends)]
+        addresses = self._router.addresses
+        asked = [
+            (addresses.process_of(end), f"output {end}", 0)
+            for end in range(addresses.size, addresses.ends)
+        ]
         servers = self._answers(asked, are_all_needed=True)
         return combined(self._method.output, found, servers)
 
@@ -135,7 +146,7 @@ class Handout:
         self, asked: list[tuple[int, str, int]], *, are_all_needed: bool = False
     ) -> list[Any]:
         """Of those who live to give them."""
-        under_way = [self._hub.call(*one) for one in asked]
+        under_way = [self._router.call(*one) for one in asked]
         found: list[Any] = []
         for answer in under_way:
             try:
@@ -159,7 +170,7 @@ class Handout:
                 self.recalibration.recompute(warns=self._warns)
             yield
 
-    def final(self) -> tuple[Output, Averages | None]:
+    def final(self) -> tuple[Contribution, Averages | None]:
         """All have ended: the output, and its statistics on everybody's batches where they are not
         those that the workers have gathered."""
         output = self._output()
@@ -167,12 +178,12 @@ class Handout:
             return output, None
         with self._visit(output):
             own = self.recalibration.averages(warns=self._warns)
-        self._hub.offer("statistics", lambda: own)
-        living = sorted(self._hub.live)
+        self._router.offer("statistics", lambda: own)
+        living = sorted(self._router.live)
         found = combined_averages(self._answers([(process, "statistics", 0) for process in living]))
         return output, found if found.count else None
 
-    def put(self, output: Output, averages: Averages | None) -> None:
+    def put(self, output: Contribution, averages: Averages | None) -> None:
         """The loop is over: the module owns its memory again and is the output."""
         self._binding.detach(output.value)
         Untrained(output.buffers, output.counters).load(self._model)
@@ -182,10 +193,12 @@ class Handout:
     @property
     def _warns(self) -> bool:
         """Once is enough for all workers, and a model that nobody has trained yet is what it is."""
-        return self._made > 0 and self._hub.rank == min(self._hub.live, default=self._hub.rank)
+        return self._made > 0 and self._router.rank == min(
+            self._router.live, default=self._router.rank
+        )
 
     @contextmanager
-    def _visit(self, output: Output) -> Generator[None]:
+    def _visit(self, output: Contribution) -> Generator[None]:
         before, here = self._own, Untrained.of(self._model)
         self._own = here if before is None else before
         self.recalibration.is_paused = True

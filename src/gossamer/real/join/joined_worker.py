@@ -20,10 +20,10 @@ from gossamer.methods import MethodSpec, parse_method
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.observer import SECOND
 from gossamer.observe.run_observer import RunObserver
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.checks import check_apart, check_joinable
 from gossamer.real.join.loader import Passes, shard_of
-from gossamer.real.join.loop_session import Coupling
+from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.recalibration import BATCHES
 from gossamer.real.join.server import momentum_left_out
 from gossamer.real.join.step_guard import check_alone, check_one_optimiser
@@ -87,9 +87,9 @@ def join(
         return JoinedWorker(model, optimizer, spec, None, given, alone)
     named = trainable(model)
     check_apart(named)
-    binding = Binding(named)
+    binding = ModuleBinding(named)
     observer = RunObserver(connected.size, [connected.rank], callbacks=callbacks)
-    coupling = Coupling(
+    coupling = LoopSession(
         connected, spec, model, binding, optimizer, given, steps, observer, statistics_batches
     )
     notices = momentum_left_out(spec, optimizer, is_synchronous=coupling.is_synchronous)
@@ -109,7 +109,7 @@ class JoinedWorker:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     method: MethodSpec | None
-    coupling: Coupling | None
+    coupling: LoopSession | None
     seed: int
     observer: RunObserver
     notices: Sequence[str] = ()

@@ -18,11 +18,16 @@ class Leavers:
     """
 
     def __init__(
-        self, hub: Router, metrics: Metrics, options: Mapping[str, Any], group: tuple[int, ...], *,
+        self,
+        router: Router,
+        metrics: Metrics,
+        options: Mapping[str, Any],
+        group: tuple[int, ...],
+        *,
         is_synchronous: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`group`: those who step together whatever the method."""
-        self._hub = hub
+        self._router = router
         self._group = group
         self._metrics = metrics
         self._is_synchronous = is_synchronous
@@ -33,21 +38,21 @@ class Leavers:
 
     def notice(self) -> None:
         """In every step: say once of each who left with fewer steps that the others go on."""
-        members = self._hub.members
+        members = self._router.members
         for rank, steps in members.left.items():
             if self._is_missed(rank) and steps < self._metrics.steps and rank not in self._noticed:
                 self._noticed.add(rank)
                 here = members.training if self._is_synchronous else self._group
-                if self._hub.rank == min(members.training.intersection(here), default=None):
+                if self._router.rank == min(members.training.intersection(here), default=None):
                     self._say(rank, steps)
 
     def conclude(self) -> None:
         """All have left: who should have said it may have heard of it behind its own last step."""
-        made = {**self._hub.members.left, self._hub.rank: self._metrics.steps}
-        known = {rank: steps for rank, steps in made.items() if rank in self._hub.live}
+        made = {**self._router.members.left, self._router.rank: self._metrics.steps}
+        known = {rank: steps for rank, steps in made.items() if rank in self._router.live}
         here = known.keys() if self._is_synchronous else known.keys() & set(self._group)
         most = max((known[rank] for rank in here), default=0)
-        if self._hub.rank == min((rank for rank in here if known[rank] == most), default=None):
+        if self._router.rank == min((rank for rank in here if known[rank] == most), default=None):
             for rank, steps in known.items():
                 if self._is_missed(rank) and steps < most and rank not in self._said:
                     self._say(rank, steps)
@@ -67,11 +72,13 @@ class Leavers:
     def standing(self) -> frozenset[int]:
         """Those of the living whose models count: of a synchronous method all but those who lack a
         whole period of steps, so that the others have met without them."""
-        hub = self._hub
-        if not hub.members.left or not self._is_synchronous:
-            return hub.live
-        steps = [made for rank, made in hub.members.left.items() if rank in hub.live]
+        router = self._router
+        if not router.members.left or not self._is_synchronous:
+            return router.live
+        steps = [made for rank, made in router.members.left.items() if rank in router.live]
         most = max([*steps, self._metrics.steps])
         return frozenset(
-            rank for rank in hub.live if most - hub.members.left.get(rank, most) < self._period
+            rank
+            for rank in router.live
+            if most - router.members.left.get(rank, most) < self._period
         )

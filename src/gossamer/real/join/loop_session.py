@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, cast
 
 import torch
@@ -20,14 +21,12 @@ from gossamer.real.driver import Driver
 from gossamer.real.faults.fault_plan import own_fault_plan
 from gossamer.real.faults.slow_worker import Slowness
 from gossamer.real.grouping import grouping_of
-from gossamer.real.join.binding import Binding, lay_out_state
+from gossamer.real.join.binding import ModuleBinding, lay_out_state
 from gossamer.real.join.changes import Changes
-from gossamer.real.join.checks import Watch, check_alike
-from gossamer.real.join.gradient import LoopGradients, LoopWorker
+from gossamer.real.join.checks import LoopWatch, check_alike
+from gossamer.real.join.gradient import LoopGradients, LoopWorker, can_send_buckets
 from gossamer.real.join.handout import Handout
-from gossamer.real.join.initial_model import share_beginning, windows_of
 from gossamer.real.join.leavers import Leavers
-from gossamer.real.join.loop_state import resume_loop, state_of_loop
 from gossamer.real.join.recalibration import BATCHES, Recalibration
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.join.server import OwnOptimiserReplica, server_replica, worker_replica
@@ -35,9 +34,9 @@ from gossamer.real.join.server_state import ServerState, packed_state
 from gossamer.real.join.step_guard import StepGuard
 from gossamer.real.launch.signals import explain_no_more, explain_on_signal
 from gossamer.real.lost_peer import last_words
-from gossamer.real.output_model import Output, pack_bytes, untrained
+from gossamer.real.output_model import Contribution, pack_bytes, unpack_bytes_, untrained
 from gossamer.real.router import Addresses, Router
-from gossamer.real.transports.transport import Stopped, StopToken, Store, Transport
+from gossamer.real.transports.transport import Stopped, StopToken, Store, Transport, Window
 from gossamer.real.worker import RealWorker, tell_waits
 from gossamer.replica import Replica, cut
 from gossamer.worker import Gradient
@@ -53,11 +52,11 @@ class LoopPace:
         return True
 
 
-class Coupling:
+class LoopSession:
     """Everything behind a `JoinedWorker` that is not alone."""
 
     def __init__(
-        self, transport: Transport, spec: MethodSpec, model: nn.Module, binding: Binding,
+        self, transport: Transport, spec: MethodSpec, model: nn.Module, binding: ModuleBinding,
         optimizer: torch.optim.Optimizer, seed: int, steps: int, observer: RunObserver,
         statistics_batches: int = BATCHES,
     ) -> None:  # fmt: skip
@@ -79,18 +78,18 @@ class Coupling:
         self._driver = Driver(self._stop)
         tell_waits(self._driver, self._observer, self.rank)
         slices = cut(binding.layout.sizes, spec.servers) if self.method.has_server else ()
-        self.plan = Addresses(self.size, slices)
-        self.hub = Router(transport, self.plan, self._driver)
-        self.hub.on_lost = lambda process: self._observer.lost(process, time.monotonic_ns())
+        self.addresses = Addresses(self.size, slices)
+        self.router = Router(transport, self.addresses, self._driver)
+        self.router.on_lost = lambda process: self._observer.lost(process, time.monotonic_ns())
         observer.callbacks.on_failure = self._driver.fail
         self._guard = StepGuard(optimizer, binding.named())
         self._leavers = Leavers(
-            self.hub, self.metrics, self.options, self.group, is_synchronous=self.is_synchronous
+            self.router, self.metrics, self.options, self.group, is_synchronous=self.is_synchronous
         )
         # Processes that share a GPU can reach into each other's memory there.
         is_on_gpu = binding.is_alike and binding.device.type == "cuda" and transport.name == "shm"
         self._device = binding.device if is_on_gpu else torch.device("cpu")
-        self.hub.device = self._device
+        self.router.device = self._device
         self._pace = LoopPace(steps)
         factor = own_fault_plan().slow_factor(self.rank)
         self._slowness = Slowness(factor, self._driver.check) if factor != 1.0 else None
@@ -107,7 +106,7 @@ class Coupling:
 
     @property
     def is_main(self) -> bool:
-        return self.rank == min(self.hub.live, default=self.rank)
+        return self.rank == min(self.router.live, default=self.rank)
 
     # ------------------------------------------------------------------ begin and end
 
@@ -115,24 +114,24 @@ class Coupling:
         check_alike(self._model, self._binding, self.store)
         loaded = self._loaded
         initial = self._binding.initial() if loaded is None else loaded["value"]
-        windows = windows_of(self.plan, self._binding, self._device)
+        windows = windows_of(self.addresses, self._binding, self._device)
         own = {
-            end: initial if end < self.size else initial[self.plan.slices[end - self.size]]
-            for end in self.plan.hosted_by(self.rank)
+            end: initial if end < self.size else initial[self.addresses.slices[end - self.size]]
+            for end in self.addresses.hosted_by(self.rank)
         }
         if loaded is not None:
             own |= {end: loaded["servers"][str(end)]["value"] for end in own if end >= self.size}
-        self.hub.offer("untrained", lambda: pack_bytes(untrained(self._model)))
-        self.hub.open(windows, own)
+        self.router.offer("untrained", lambda: pack_bytes(untrained(self._model)))
+        self.router.open(windows, own)
         has_buckets = share_beginning(
-            self.hub, self._model, self._binding, is_resumed=loaded is not None
+            self.router, self._model, self._binding, is_resumed=loaded is not None
         )
         self._observer.callbacks.begin(time.monotonic_ns())
         window = self.transport.window(self.rank)
         is_shared = self.method.shares_replica
         self._binding.attach(window, is_private=is_shared)
         lay_out_state(self._optimizer)
-        self._watch = Watch(self._model, self._binding)
+        self._watch = LoopWatch(self._model, self._binding)
         guard = self.transport.guard(self.rank) if is_shared else None
         stale = self._on_descend(self.rank)
         self.replica = worker_replica(
@@ -146,15 +145,15 @@ class Coupling:
         if has_buckets:
             self.replica.before_descent = self.gradients.conclude
         self.handout = self._make_handout()
-        for end in self.plan.hosted_by(self.rank):
+        for end in self.addresses.hosted_by(self.rank):
             if end >= self.size:
                 self._begin_server(end)
         self._server_state = ServerState(
-            self._optimizer, self._binding, self.spec, self.hub, self.last_words
+            self._optimizer, self._binding, self.spec, self.router, self.last_words
         )
         explain_on_signal(self.rank, self._driver.waiting.explain)
         self.worker = LoopWorker(
-            self.hub, self.rank, seed=self._seed, pace=self._pace, observer=self._observer,
+            self.router, self.rank, seed=self._seed, pace=self._pace, observer=self._observer,
             gradient=self._gradient, grouping=self._grouping,
             forgets_leavers=self.is_synchronous,
         )  # fmt: skip
@@ -183,7 +182,7 @@ class Coupling:
         # Within a period, or as far as a step takes to get around among neighbours.
         most_behind = int(self.options.get("period", 1)) + self.size
         return Handout(
-            self._model, self._binding, self.replica, self.hub, self.method, self._grouping,
+            self._model, self._binding, self.replica, self.router, self.method, self._grouping,
             self._leavers, batches, most_behind=most_behind if self.is_synchronous else None,
         )  # fmt: skip
 
@@ -195,7 +194,7 @@ class Coupling:
         window = self.transport.window(end)
         replica = server_replica(
             self.spec, self.replica, self._binding, self._optimizer,
-            self.plan.slices[end - self.size], window, self.transport.guard(end),
+            self.addresses.slices[end - self.size], window, self.transport.guard(end),
             self._on_descend(end), ends=self._grouping.ends,
             is_synchronous=self.is_synchronous,
         )  # fmt: skip
@@ -203,10 +202,10 @@ class Coupling:
             replica.load_state_dict(self._loaded["servers"][str(end)])
         self._servers[end] = replica
         if isinstance(replica, LoopReplica):
-            self.hub.offer(f"optimiser {end}", lambda: packed_state(replica))
-        self.hub.offer(
+            self.router.offer(f"optimiser {end}", lambda: packed_state(replica))
+        self.router.offer(
             f"output {end}",
-            lambda: Output(
+            lambda: Contribution(
                 replica.snapshot() if replica.output is None else replica.output,
                 1.0,
                 torch.empty(0),
@@ -214,7 +213,7 @@ class Coupling:
         )
         if self.method.server is not None:
             server = RealWorker(
-                self.hub, end, seed=self._seed, pace=self._pace, observer=self._observer,
+                self.router, end, seed=self._seed, pace=self._pace, observer=self._observer,
                 grouping=self._grouping, forgets_leavers=True,
             )  # fmt: skip
             role = for_role(self.method.server, self.options)
@@ -231,15 +230,15 @@ class Coupling:
             self.worker.finish()
             self.handout.end()
             self.handout.recalibration.close()
-            self.hub.announce_leaving(self.metrics.steps)
+            self.router.announce_leaving(self.metrics.steps)
             with self._driver.waiting.shown("the others: it has left its loop"):
-                self.hub.ended.wait()
+                self.router.ended.wait()
             self._leavers.conclude()
-            self.hub.settle()
+            self.router.settle()
             output = self.handout.final()
             self._server_state.fetch()
-            self.hub.announce_drained()
-            self.hub.drained.wait()
+            self.router.announce_drained()
+            self.router.drained.wait()
         except BaseException:
             self.abandon()
             raise
@@ -261,18 +260,18 @@ class Coupling:
         explain_no_more()
         # Whatever stands in the way of telling them, they hear of it when this process ends.
         with contextlib.suppress(Error, OSError, RuntimeError, Stopped):
-            self.hub.announce_death()
+            self.router.announce_death()
         self._stop.set()
         self._main.close()
 
     def last_words(self, lost: PeerLost) -> PeerLost:
-        return last_words(lost, self.plan, self._stop)
+        return last_words(lost, self.addresses, self._stop)
 
     def summary(self) -> dict[str, Any]:
         """Of this worker, and of the servers in its process."""
         return {
-            **summary(self.metrics, self.hub.bytes_sent),
-            "living": len(self.hub.live),
+            **summary(self.metrics, self.router.bytes_sent),
+            "living": len(self.router.live),
             "torn_updates": self.transport.torn_updates,
         }
 
@@ -297,7 +296,7 @@ class Coupling:
         self._optimizer._opt_called = True
         self.gradients.complete(is_changed=skips_infinite)
         gradient = self.gradients.completed()
-        wanted.resolve(self._travelling() if self.plan.slices else gradient)
+        wanted.resolve(self._travelling() if self.addresses.slices else gradient)
         with self._guard:
             self._advance()
         self.handout.stepped()
@@ -360,3 +359,68 @@ class Coupling:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._loaded = state
+
+
+def state_of_loop(
+    worker: RealWorker, replica: LoopReplica,
+    servers: Mapping[int, LoopReplica | OwnOptimiserReplica],
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "step": worker.step,
+        "weight": replica.weight,
+        "version": replica.version,
+        "memory": {name: tensor.clone() for name, tensor in replica.memory.items()},
+        "value": replica.snapshot(),
+        "random": json.dumps(worker.rng.getstate()),
+        "servers": {str(end): server.state_dict() for end, server in servers.items()},
+    }
+
+
+def resume_loop(state: dict[str, Any], worker: RealWorker, replica: LoopReplica) -> None:
+    """All but the values and the servers, which are there before anybody can reach them."""
+    worker.step = int(state["step"])
+    replica.version = int(state["version"])
+    replica.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}
+    if state["weight"] != 1.0:
+        replica.weight = float(state["weight"])
+    version, numbers, spare = json.loads(state["random"])
+    worker.rng.setstate((version, tuple(numbers), spare))
+
+
+def windows_of(
+    addresses: Addresses, binding: ModuleBinding, device: torch.device
+) -> dict[int, Window]:
+    """What every end publishes."""
+    lengths = addresses.lengths(binding.layout.total)
+    return {
+        end: Window(length, binding.dtype, addresses.process_of(end), device, binding.home)
+        for end, length in enumerate(lengths)
+    }
+
+
+def share_beginning(
+    router: Router, model: nn.Module, binding: ModuleBinding, *, is_resumed: bool
+) -> bool:
+    """Everyone starts from the model of worker 0, unless from a checkpoint of its own. Whether all
+    of them can reduce gradients in buckets."""
+    rank, transport, addresses, driver = (
+        router.rank,
+        router.transport,
+        router.addresses,
+        router.driver,
+    )
+    own = transport.window(rank)
+    if rank != 0 and not is_resumed:
+        pending = transport.read(0)
+        driver.wait(pending, "beginning")
+        own.copy_(pending.result())
+        unpack_bytes_(untrained(model), router.ask(0, "untrained", "beginning"))
+        for end in addresses.hosted_by(rank)[1:]:
+            transport.window(end).copy_(own[addresses.slices[end - addresses.size]])
+    # Nobody may change anything before everyone has read it.
+    binding.let_gpu_finish()
+    cannot = torch.tensor([float(not can_send_buckets(binding, transport))])
+    agreed = transport.all_reduce([cannot], range(addresses.size))
+    driver.wait(agreed, "beginning")
+    agreed.result()
+    return not float(cannot)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.optim.optimisers import clip_one
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.gradient import LoopGradient
 from gossamer.real.replicas import PublishedReplica, WindowReplica
 
@@ -52,7 +52,7 @@ class LoopReplica(PublishedReplica):
 
     def __init__(
         self,
-        binding: Binding,
+        binding: ModuleBinding,
         window: Tensor,
         optimizer: torch.optim.Optimizer,
         guard: AbstractContextManager[None] | None = None,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec
 from gossamer.optim.optimisers import Optimiser, make_optimiser
-from gossamer.real.join.binding import Binding, lay_out_state
+from gossamer.real.join.binding import ModuleBinding, lay_out_state
 from gossamer.real.join.replica import LoopReplica, Momentum, slowed
 from gossamer.real.replicas import WindowReplica
 
@@ -35,7 +35,7 @@ def momentum_left_out(
 
 
 def worker_replica(
-    spec: MethodSpec, binding: Binding, window: Tensor, optimizer: torch.optim.Optimizer,
+    spec: MethodSpec, binding: ModuleBinding, window: Tensor, optimizer: torch.optim.Optimizer,
     guard: Guard | None, on_descend: Callable[[int], None], *, ends: int, is_synchronous: bool,
 ) -> LoopReplica:  # fmt: skip
     """It descends as the servers of its method do, where it does so between two reads of them."""
@@ -50,7 +50,7 @@ def worker_replica(
 
 
 def server_replica(
-    spec: MethodSpec, worker: LoopReplica, binding: Binding, optimizer: torch.optim.Optimizer,
+    spec: MethodSpec, worker: LoopReplica, binding: ModuleBinding, optimizer: torch.optim.Optimizer,
     part: slice, window: Tensor, guard: Guard, on_descend: Callable[[int], None], *, ends: int,
     is_synchronous: bool,
 ) -> LoopReplica | OwnOptimiserReplica:  # fmt: skip
@@ -68,7 +68,7 @@ def server_replica(
 
 
 def slice_optimizer(
-    binding: Binding,
+    binding: ModuleBinding,
     optimizer: torch.optim.Optimizer,
     part: slice,
     window: Tensor,
@@ -125,7 +125,7 @@ def slice_optimizer(
             for mine, theirs in zip(twin_optimizer.param_groups, followed, strict=True):
                 mine.update(options_of(theirs))
 
-    twin_binding = Binding(own, is_server=True)
+    twin_binding = ModuleBinding(own, is_server=True)
     twin_binding.attach(window, is_private=False)
     return LoopReplica(twin_binding, window, twin_optimizer or _idle(), guard, on_descend, follow)
 

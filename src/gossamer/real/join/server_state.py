@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gossamer.errors import PeerLost
 from gossamer.methods import MethodSpec
-from gossamer.real.join.binding import Binding
+from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.output_model import pack_bytes
 from gossamer.real.router import Addresses, Router
@@ -59,15 +59,19 @@ class ServerState:
     """The loop's optimiser as one that knows what the servers' do."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, binding: Binding, spec: MethodSpec, hub: Router,
+        self,
+        optimizer: torch.optim.Optimizer,
+        binding: ModuleBinding,
+        spec: MethodSpec,
+        router: Router,
         last_words: Callable[[PeerLost], PeerLost],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._optimizer = optimizer
         self._parameters = dict(binding.named())
         # Others hold parameters only, or descend with an optimiser of another kind.
         are_alike = spec.method.server is not None and not spec.server_optimiser
-        self._plan = hub.plan if are_alike else Addresses(hub.plan.size)
-        self._hub = hub
+        self._addresses = router.addresses if are_alike else Addresses(router.addresses.size)
+        self._router = router
         self._last_words = last_words
         self._own: dict[nn.Parameter, Any] = {}
         """What the loop's optimiser remembers itself, while its state is taken: a worker's own
@@ -93,8 +97,8 @@ class ServerState:
 
     def fetch(self) -> None:
         """From the servers, as it is now."""
-        for end in range(self._plan.size, self._plan.ends):
-            packed = self._hub.ask(self._plan.process_of(end), f"optimiser {end}", "output")
+        for end in range(self._addresses.size, self._addresses.ends):
+            packed = self._router.ask(self._addresses.process_of(end), f"optimiser {end}", "output")
             for name, state in unpacked_state(packed).items():
                 parameter = self._parameters[name]
                 self._optimizer.state[parameter] = {

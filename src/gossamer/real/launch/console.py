@@ -65,7 +65,7 @@ class Lines:
         self._emit(text.decode("utf-8", "replace"))
 
 
-class Output:
+class ConsoleOutput:
     """Where the lines of all workers go: labelled, those of rank 0 only, or files in a folder."""
 
     def __init__(self, mode: str, folder: Path | None, ranks: range) -> None:

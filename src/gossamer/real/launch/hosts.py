@@ -71,7 +71,7 @@ class Hosts:
         return Hosts(count, rank, host.strip("[]"), int(port), patience_s, secret_file)
 
 
-class Meeting:
+class HostMeeting:
     """This launcher's place among those of all hosts."""
 
     def __init__(self, hosts: Hosts, workers: int) -> None:

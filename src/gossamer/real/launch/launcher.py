@@ -24,12 +24,12 @@ from rich.console import Console
 
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.real.faults.fault_plan import FAULTS_VARIABLE, FaultPlan
-from gossamer.real.launch.console import OUTPUTS, Output, put, say
-from gossamer.real.launch.ending import OVER_DEADLINE, Ending, exit_code, failures
+from gossamer.real.launch.console import OUTPUTS, ConsoleOutput, put, say
 from gossamer.real.launch.environment import TRANSPORTS
 from gossamer.real.launch.explanation import Explanation
-from gossamer.real.launch.hosts import Hosts, Meeting
+from gossamer.real.launch.hosts import HostMeeting, Hosts
 from gossamer.real.launch.process import Ended, Process, signal_name
+from gossamer.real.launch.shutdown import OVER_DEADLINE, Shutdown, exit_code, failures
 from gossamer.real.launch.terminal import Terminal
 from gossamer.real.launch.wakeup import Alarm
 
@@ -120,8 +120,8 @@ class Launcher:
             raise ConfigurationError("output into files needs a run folder to put them in")
         self._launch = launch
         self._processes: list[Process] = []
-        self._ending = Ending(self._processes, launch.grace_s)
-        self._output = Output(launch.output, launch.folder, launch.ranks)
+        self._ending = Shutdown(self._processes, launch.grace_s)
+        self._output = ConsoleOutput(launch.output, launch.folder, launch.ranks)
         self._pipes = selectors.DefaultSelector()
         self._terminal = Terminal.own()
         self._alarm = Alarm(self._pipes)
@@ -139,7 +139,7 @@ class Launcher:
     def run(self) -> int:
         with ExitStack() as stack:
             stack.callback(self._close)
-            self._meeting = Meeting(self._launch.hosts, self._launch.workers)
+            self._meeting = HostMeeting(self._launch.hosts, self._launch.workers)
             stack.callback(self._close_store)
             self._meeting.wait_for_all()
             folder = self._launch.folder

@@ -310,11 +310,11 @@ class CheckpointWriter:
     """Writes one worker's checkpoints."""
 
     def __init__(
-        self, request: TrainRequest, hub: Router, has_server: bool, options: Mapping[str, Any],
+        self, request: TrainRequest, router: Router, has_server: bool, options: Mapping[str, Any],
         parts: Callable[[], WorkerParts],
     ) -> None:  # fmt: skip
         self._request = request
-        self._hub = hub
+        self._router = router
         self._has_server = has_server
         self._options = options
         self._parts = parts
@@ -327,16 +327,16 @@ class CheckpointWriter:
         """The batches with checkpoints where they are wanted."""
         if self._request.checkpoint_every is None:
             return batches
-        every, store = Every.parse(self._request.checkpoint_every), self._hub.transport.store
+        every, store = Every.parse(self._request.checkpoint_every), self._router.transport.store
         start = self._request.checkpoint
         begin = 0 if start is None else int(start.name)
         if isinstance(batches, RoundBatches):
             self._is_synchronous = True
             timer = SynchronousTimer(every, store, begin)
         else:
-            hub = self._hub
+            router = self._router
             timer = AsynchronousTimer(
-                every, store, batches, lambda: len(hub.live), hub.plan.size, begin
+                every, store, batches, lambda: len(router.live), router.addresses.size, begin
             )
         return CheckpointedBatches(batches, timer, self._save, begin)
 
@@ -345,24 +345,24 @@ class CheckpointWriter:
         if self._is_synchronous and self._has_server:
             self._let_servers_catch_up()
         folder = self._request.place / "checkpoint" / str(name)
-        plan = self._hub.plan
+        addresses = self._router.addresses
         try:
             save(folder, self._parts(), self._options)
-            servers = range(plan.size, plan.ends)
-            if checkpoint_files.complete(folder, self._hub.live, servers, plan.size):
+            servers = range(addresses.size, addresses.ends)
+            if checkpoint_files.complete(folder, self._router.live, servers, addresses.size):
                 checkpoint_files.prune(folder.parent)
         except OSError as error:
             # A full disk must not end a run that could go on without it.
-            say(f"worker {self._hub.rank} could not write checkpoint {name}: {error}")
+            say(f"worker {self._router.rank} could not write checkpoint {name}: {error}")
         self.count += 1
         self.seconds += time.monotonic() - began
 
     def _let_servers_catch_up(self) -> None:
         """A gradient on its way to a server would be in nobody's part."""
-        hub = self._hub
-        for process in sorted(hub.live - {hub.rank}):
+        router = self._router
+        for process in sorted(router.live - {router.rank}):
             # Answered behind everything that was sent there before, or never: it has died.
-            answer = hub.call(process, "flush")
-            hub.driver.wait(answer, "checkpoint")
-        everyone = hub.transport.all_reduce([torch.zeros(1)], range(hub.plan.size))
-        hub.driver.wait(everyone, "checkpoint")
+            answer = router.call(process, "flush")
+            router.driver.wait(answer, "checkpoint")
+        everyone = router.transport.all_reduce([torch.zeros(1)], range(router.addresses.size))
+        router.driver.wait(everyone, "checkpoint")

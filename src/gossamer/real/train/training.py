@@ -29,7 +29,7 @@ from gossamer.real.faults.slow_worker import Slowness
 from gossamer.real.grouping import grouping_of
 from gossamer.real.launch.console import say
 from gossamer.real.launch.signals import explain_on_signal
-from gossamer.real.output_model import Output
+from gossamer.real.output_model import Contribution
 from gossamer.real.replicas import WindowReplica
 from gossamer.real.router import Addresses, Router
 from gossamer.real.train.batches import make_batches
@@ -101,13 +101,13 @@ class Training:
         self.driver.turns = turns or Free()
         sizes = self._model.layout.sizes
         slices = cut(sizes, self._spec.servers) if self._method.has_server else ()
-        self._plan = Addresses(self.size, slices)
-        self._hub = Router(transport, self._plan, self.driver)
+        self._addresses = Addresses(self.size, slices)
+        self._router = Router(transport, self._addresses, self.driver)
         self._gradients = 0
         self._slowness = Slowness(own_fault_plan().slow_factor(self.rank), self.driver.check)
         self._reported = self._next_evaluation = 0.0
         self._checkpoints = CheckpointWriter(
-            request, self._hub, self._method.server is not None, self._options, self._parts
+            request, self._router, self._method.server is not None, self._options, self._parts
         )
         self.servers: dict[int, WindowReplica] = {}
         self.has_ended = False
@@ -124,11 +124,11 @@ class Training:
         try:
             self.driver.drive(self._main, "main", self._end)
             self._ended = time.monotonic()
-            self._hub.ended.wait()
-            self._hub.settle()
+            self._router.ended.wait()
+            self._router.settle()
             self._conclude()
-            self._hub.announce_drained()
-            self._hub.drained.wait()
+            self._router.announce_drained()
+            self._router.drained.wait()
         except BaseException:
             # Closed, the transport would look like that of a worker that left in good order, and
             # whoever waits for an answer from here would wait for ever: they must see a death.
@@ -140,26 +140,26 @@ class Training:
     def _end(self) -> None:
         self._worker.finish()
         self._replica.end_steps()
-        self._hub.announce_end()
+        self._router.announce_end()
 
     def open(self) -> None:
         """Connect to the others, each with a window of its own."""
         initial = self._model.initial
-        parts = {self.size + at: part for at, part in enumerate(self._plan.slices)}
+        parts = {self.size + at: part for at, part in enumerate(self._addresses.slices)}
         lengths = {end: part.stop - part.start for end, part in parts.items()}
         windows = {
             end: Window(
-                lengths.get(end, initial.numel()), initial.dtype, self._plan.process_of(end)
+                lengths.get(end, initial.numel()), initial.dtype, self._addresses.process_of(end)
             )
-            for end in range(self._plan.ends)
+            for end in range(self._addresses.ends)
         }
         own = {
             end: initial if end < self.size else initial[parts[end]]
-            for end in self._plan.hosted_by(self.rank)
+            for end in self._addresses.hosted_by(self.rank)
         }
         if self._kept is not None:
             own = {end: self._kept.value_of(end, self.size) for end in own}
-        self._hub.open(windows, own)
+        self._router.open(windows, own)
         shared = self._method.shares_replica
         self._replica = WindowReplica(
             self._transport.window(self.rank),
@@ -169,20 +169,20 @@ class Training:
             guard=self._transport.guard(self.rank) if shared else None,
             on_descend=self._on_descend(self.rank),
         )
-        self._hub.offer("output", self.own_output)
+        self._router.offer("output", self.own_output)
 
     def start(self) -> None:
         """Make the coroutines; servers run until they wait, the worker's own has not begun."""
         self._pace = make_batches(
             self._settings, self._transport.store, self._grouping,
-            live=lambda: self._hub.live, live_at=lambda step: self._worker.live_at(step),
+            live=lambda: self._router.live, live_at=lambda step: self._worker.live_at(step),
             is_synchronous=self._is_synchronous,
             on_repeat=lambda samples: self._observer.observed(
                 self.rank, "repeated", samples, time.monotonic_ns()
             ),
         )  # fmt: skip
         self._worker = RealWorker(
-            self._hub, self.rank, seed=self._settings.seed, observer=self._observer,
+            self._router, self.rank, seed=self._settings.seed, observer=self._observer,
             gradient=self._gradient, grouping=self._grouping,
             pace=self._checkpoints.between_steps(self._pace),
         )  # fmt: skip
@@ -205,7 +205,7 @@ class Training:
 
     def _orphaned(self, lost: PeerLost) -> None:
         """This worker has nothing more to do, but goes on answering."""
-        if self.rank == min(self._hub.live & frozenset(self._grouping.group)):
+        if self.rank == min(self._router.live & frozenset(self._grouping.group)):
             say(str(lost))
 
     def take_turn(self) -> None:
@@ -232,7 +232,7 @@ class Training:
         return self._rate * self._schedule.factor(self._pace.epoch)
 
     def _start_servers(self) -> None:
-        for end in self._plan.hosted_by(self.rank):
+        for end in self._addresses.hosted_by(self.rank):
             if end < self.size:
                 continue
             replica = WindowReplica(
@@ -243,15 +243,15 @@ class Training:
             self.servers[end] = replica
             if self._kept is not None:
                 self._kept.load(replica, end)
-            self._hub.offer(
+            self._router.offer(
                 f"output {end}",
-                lambda held=replica: Output(
+                lambda held=replica: Contribution(
                     held.snapshot() if held.output is None else held.output, 1.0, torch.empty(0)
                 ),
             )
             if self._method.server is not None:
                 worker = RealWorker(
-                    self._hub, end, seed=self._settings.seed, pace=self._pace,
+                    self._router, end, seed=self._settings.seed, pace=self._pace,
                     observer=self._observer, grouping=self._grouping,
                 )  # fmt: skip
                 own = for_role(self._method.server, self._options)
@@ -262,7 +262,7 @@ class Training:
     def _go_on(self, kept: WorkerState) -> None:
         """From a checkpoint."""
         kept.load(self._replica)
-        kept.restore(self._worker, self._pace, self._metrics, self._hub)
+        kept.restore(self._worker, self._pace, self._metrics, self._router)
         self._buffers = kept.buffers
         self._gradients = kept.counts.gradients
         self._next_evaluation = kept.counts.next_evaluation
@@ -271,7 +271,7 @@ class Training:
         return WorkerParts(
             self._worker, self._replica, self.servers, self._pace, self._metrics, self._buffers,
             WorkerCounts(
-                self._gradients, self._hub.bytes_sent,
+                self._gradients, self._router.bytes_sent,
                 time.monotonic() - self._began, self._next_evaluation,
             ),
         )  # fmt: skip
@@ -328,12 +328,12 @@ class Training:
 
     # ------------------------------------------------------------------ what came out
 
-    def own_output(self) -> Output:
-        return Output(*self._replica.for_others(), self._buffers.clone())
+    def own_output(self) -> Contribution:
+        return Contribution(*self._replica.for_others(), self._buffers.clone())
 
     @property
     def _speaks_for_all(self) -> bool:
-        return self.rank == min(self._grouping.speaking(self._hub.live), default=None)
+        return self.rank == min(self._grouping.speaking(self._router.live), default=None)
 
     def output_of(self, trainings: Sequence[Training]) -> Tensor:
         """The output model of a whole run whose workers are all here."""
@@ -351,23 +351,23 @@ class Training:
 
     def _held(self) -> Held:
         """What everyone holds now; who is lost on the way is left out."""
-        found: list[Output] = []
-        for process in sorted(self._grouping.speaking(self._hub.live)):
+        found: list[Contribution] = []
+        for process in sorted(self._grouping.speaking(self._router.live)):
             try:
                 found.append(self._ask(process, "output"))
             except PeerLost:
                 continue
         servers = [
-            self._ask(self._plan.process_of(end), f"output {end}").value
-            for end in range(self.size, self._plan.ends)
+            self._ask(self._addresses.process_of(end), f"output {end}").value
+            for end in range(self.size, self._addresses.ends)
         ]
         return Held(
             torch.stack([one.value for one in found]), [one.weight for one in found],
             torch.stack([one.buffers for one in found]), servers,
         )  # fmt: skip
 
-    def _ask(self, process: int, service: str) -> Output:
-        answer = self._hub.call(process, service)
+    def _ask(self, process: int, service: str) -> Contribution:
+        answer = self._router.call(process, service)
         self.driver.wait(answer, "evaluation")
         return answer.result()
 
@@ -386,15 +386,15 @@ class Training:
 
     def _conclude(self) -> None:
         assert self._log is not None
-        if not self._grouping.speaking(self._hub.live):
-            raise self._grouping.lost(self._hub.live)
+        if not self._grouping.speaking(self._router.live):
+            raise self._grouping.lost(self._router.live)
         self._log.write("books", {
             **self._metrics.state(),
             "first_moments": self._strip.moments(self.rank),
             "seconds": self._ended - self._began,
-            "bytes": self._hub.bytes_sent,
+            "bytes": self._router.bytes_sent,
             "weight": self._replica.weight,
-            "living": len(self._hub.live),
+            "living": len(self._router.live),
             "torn_updates": self._transport.torn_updates,
             "checkpoints": self._checkpoints.count,
             "checkpoint_seconds": self._checkpoints.seconds,

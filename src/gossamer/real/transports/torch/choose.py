@@ -30,7 +30,7 @@ Check = Callable[[], None]
 """Called while others are waited for; raises what makes that useless."""
 
 
-class Place(NamedTuple):
+class ReductionPlace(NamedTuple):
     """Where a worker computes."""
 
     gpu: str
@@ -57,7 +57,7 @@ def own_gpu(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
-def choose_reduction(wanted: str, places: Sequence[Place]) -> tuple[str, str]:
+def choose_reduction(wanted: str, places: Sequence[ReductionPlace]) -> tuple[str, str]:
     """`nccl`, `shared` or `messages`, and why; `places` are the workers', by rank."""
     if wanted == "messages":
         return wanted, "it was asked for"
@@ -88,7 +88,7 @@ def _why_not_nccl(gpus: Sequence[str]) -> str | None:
     return None
 
 
-def _why_not_shared(places: Sequence[Place]) -> str | None:
+def _why_not_shared(places: Sequence[ReductionPlace]) -> str | None:
     if sys.platform != "linux":
         return f"that needs Linux, and this is {sys.platform}"
     for rank, place in enumerate(places):
@@ -100,13 +100,13 @@ def _why_not_shared(places: Sequence[Place]) -> str | None:
 
 
 def agree_on_reduction(
-    wanted: str, own: Place, rank: int, size: int, store: Store, check: Check
+    wanted: str, own: ReductionPlace, rank: int, size: int, store: Store, check: Check
 ) -> str:
     """Collective: every process tells where it computes, and all choose alike."""
     told = tell_all("place", f"{own.neighbours} {own.gpu}", rank, size, store, check)
     parts = [text.partition(" ") for text in told]
     places = [
-        Place(gpu, number_from(f"place/{other}", count))
+        ReductionPlace(gpu, number_from(f"place/{other}", count))
         for other, (count, _, gpu) in enumerate(parts)
     ]
     return choose_reduction(wanted, places)[0]

@@ -43,7 +43,7 @@ class Guard:
 
 
 @dataclass
-class _Request:
+class _OneSidedRequest:
     """What was asked of another process and is not answered yet."""
 
     peer: int
@@ -64,7 +64,7 @@ class OneSidedByMessages:
         self._windows = windows
         self._own = {end: host_copy([value]) for end, value in initial.items()}
         self._guards = {end: Guard() for end in self._own}
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, _OneSidedRequest] = {}
         self._numbers = count()
         self._answers: dict[tuple[int, int], Stream] = {}
         self._gone: dict[int, PeerLost] = {}
@@ -82,7 +82,7 @@ class OneSidedByMessages:
             return pending
         there = self._windows[end]
         target = take_elements(there.numel, there.dtype)
-        number = self._ask(_Request(there.process, pending, target))
+        number = self._ask(_OneSidedRequest(there.process, pending, target))
         try:
             room = self._wire.expect(there.process, raw(target))
         except PeerLost as lost:
@@ -105,7 +105,7 @@ class OneSidedByMessages:
                 mine.add_(delta.detach().reshape(-1).to(mine))
             pending.resolve(None)
             return pending
-        number = self._ask(_Request(there.process, pending))
+        number = self._ask(_OneSidedRequest(there.process, pending))
         body = raw(host_copy([delta.to(there.dtype)]))
         self._send(number, there.process, ADD, _ASK.pack(number, end, start), body)
         return pending
@@ -126,7 +126,7 @@ class OneSidedByMessages:
                 self._own[peer].sub_(half)
             pending.resolve(None)
             return pending
-        number = self._ask(_Request(there.process, pending, own=own))
+        number = self._ask(_OneSidedRequest(there.process, pending, own=own))
         head = _ASK.pack(number, peer, 0)
         try:
             self._send_window(there.process, AVERAGE, head, own)
@@ -203,7 +203,7 @@ class OneSidedByMessages:
         for piece in content.split(PIECE):
             stream.push(piece)
 
-    def _ask(self, request: _Request) -> int:
+    def _ask(self, request: _OneSidedRequest) -> int:
         number = next(self._numbers)
         self._requests[number] = request
         return number

@@ -29,7 +29,7 @@ from gossamer.real.transports.store import TcpStore
 from gossamer.real.transports.torch import one_sided, reduce
 from gossamer.real.transports.torch.choose import (
     Check,
-    Place,
+    ReductionPlace,
     agree_on_reduction,
     check_reduction,
     own_gpu,
@@ -84,7 +84,7 @@ class TorchTransport:
         device = windows[self.rank].home
         notices = TcpStore(self._engine) if self._meeting.has_notices else None
         check = Attendance(stop, notices).check
-        place = Place(own_gpu(device), self._meeting.neighbours)
+        place = ReductionPlace(own_gpu(device), self._meeting.neighbours)
         chosen = agree_on_reduction(
             self._reduction_name, place, self.rank, self.size, self.store, check
         )

@@ -43,7 +43,7 @@ class Connection:
         self.flow: Flow | None = None
 
 
-class Post:
+class Delivery:
     """Carries parcels between ends (workers and servers) that sit on cards (machines)."""
 
     def __init__(

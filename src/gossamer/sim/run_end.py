@@ -14,7 +14,7 @@ LABEL = "end"
 """Of what a worker awaits behind its last step: that is no waiting, for it has nothing to do."""
 
 
-class Ending:
+class RunEnd:
     """Knows when the samples were processed and when the last of them took effect."""
 
     def __init__(self, world: World) -> None:

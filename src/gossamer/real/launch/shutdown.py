@@ -14,7 +14,7 @@ _TICK_S = 0.02
 _LEFTOVERS_S = 1.0
 
 
-class Ending:
+class Shutdown:
     """SIGINT, so that scripts can tidy up; SIGTERM after a while; SIGKILL at last."""
 
     def __init__(self, processes: Sequence[Process], grace_s: float) -> None:
