@@ -82,7 +82,7 @@ def run(
             if pid == 0:
                 become_worker(case, rank, environment, folder)
             pids[pid] = rank
-        ends = watch(pids, LIMIT_S, told=segments.mark_dead)
+        ends = watch(pids, LIMIT_S, told=lambda rank, _: segments.mark_dead(rank))
     segments.close()
     answers = [folder / f"{rank}.json" for rank in range(size)]
     return {

@@ -32,7 +32,7 @@ VARIANTS = (
     "d_psgd:topology=matchings",
     "ad_psgd:least=0,most=inf",
     "ad_psgd:topology=ring",
-    "push_sum:overlap=2,topology=grid",
+    "push_sum:overlap=2,topology=ring",
     "easgd:synchronous=true",
     "downpour:n_push=2,n_fetch=3",
     "local_sgd:period=4,state=averaged",

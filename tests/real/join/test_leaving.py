@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.methods import parse_method
+from gossamer.observe.run_observer import RunObserver
 from gossamer.pending import Pending
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.joined_worker import JoinedWorker
@@ -102,10 +103,11 @@ def loop(network: Network, rank: int, method: str, found: dict[int, Any]) -> Non
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     spec = parse_method(method)
+    binding, observer = ModuleBinding(trainable(model)), RunObserver(SIZE, [rank])
     coupling = LoopSession(
-        Ordered(network, rank), spec, model, ModuleBinding(trainable(model)), optimizer, 0, STEPS
+        Ordered(network, rank), spec, model, binding, optimizer, 0, STEPS, observer
     )
-    with JoinedWorker(model, optimizer, spec, coupling, 0) as worker:
+    with JoinedWorker(model, optimizer, spec, coupling, 0, observer) as worker:
         for step in range(STEPS):
             generator = torch.Generator().manual_seed(10 * step + rank)
             optimizer.zero_grad()

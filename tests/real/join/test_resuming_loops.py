@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.methods import parse_method
+from gossamer.observe.run_observer import RunObserver
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.joined_worker import JoinedWorker
 from gossamer.real.join.loop_session import LoopSession
@@ -31,10 +32,9 @@ def loop_of(method: str, seed: int = 0, *, is_adam: bool = False) -> JoinedWorke
     if is_adam:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     spec = parse_method(method)
-    coupling = LoopSession(
-        LocalTransport(), spec, model, ModuleBinding(trainable(model)), optimizer, 0, 1000
-    )
-    return JoinedWorker(model, optimizer, spec, coupling, 0)
+    binding, observer = ModuleBinding(trainable(model)), RunObserver(1)
+    coupling = LoopSession(LocalTransport(), spec, model, binding, optimizer, 0, 1000, observer)
+    return JoinedWorker(model, optimizer, spec, coupling, 0, observer)
 
 
 def train(worker: JoinedWorker, begin: int, end: int) -> None:

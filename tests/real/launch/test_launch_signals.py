@@ -116,7 +116,7 @@ def test_signals_are_handled_before_anything_temporary_is_made(
         seen.append(signal.getsignal(signal.SIGTERM))
         raise OSError("no folder today")
 
-    monkeypatch.setattr("gossamer.real.launch.tempfile.TemporaryDirectory", make)
+    monkeypatch.setattr("gossamer.real.launch.launcher.tempfile.TemporaryDirectory", make)
     with pytest.raises(OSError, match="no folder today"):
         launched(tmp_path, "pass")
     assert seen != [signal.SIG_DFL]

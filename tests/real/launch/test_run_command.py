@@ -132,7 +132,7 @@ def test_doctor_says_of_every_part_whether_it_works() -> None:
     assert said.status == 0, said.err
     findings = {finding["part"]: finding for finding in said.json["findings"]}
     assert set(findings) == {
-        "this process", "shm", "torch", "NCCL", "MPS", "signals", "mpi", "mpirun", "torchrun",
+        "this process", "shm", "torch", "NCCL", "MPS", "mpi", "mpirun", "torchrun",
         "srun",
     }  # fmt: skip
     assert findings["torch"]["works"]

@@ -18,6 +18,7 @@ from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS, parse_method
+from gossamer.observe.run_observer import RunObserver
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.joined_worker import JoinedWorker
@@ -127,10 +128,12 @@ def loop_of(spec: str, make: Make) -> JoinedWorker:
     model = FlatModel(still(), torch.device("cpu"), seed=SEED).module
     optimizer = make(model.parameters(), lr=RATE)
     method = parse_method(spec)
-    binding = ModuleBinding(trainable(model))
-    coupling = LoopSession(LocalTransport(), method, model, binding, optimizer, SEED, STEPS)
+    binding, observer = ModuleBinding(trainable(model)), RunObserver(1)
+    coupling = LoopSession(
+        LocalTransport(), method, model, binding, optimizer, SEED, STEPS, observer
+    )
     notices = momentum_left_out(method, optimizer, is_synchronous=coupling.is_synchronous)
-    return JoinedWorker(model, optimizer, method, coupling, SEED, notices=notices)
+    return JoinedWorker(model, optimizer, method, coupling, SEED, observer, notices)
 
 
 def in_a_loop(spec: str, optimiser: str, folder: Path) -> Tensor:

@@ -68,7 +68,7 @@ class Launch:
     """How long a worker has after SIGINT, and again after SIGTERM."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """More variables for the workers."""
-    under_mpirun: str = "python SCRIPT"
+    under_mpirun: str = "python SCRIPT` instead of `gossamer run"
     """What to give mpirun instead, to whoever asks for the mpi transport."""
 
     def __post_init__(self) -> None:
