@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer import simulate
 from gossamer.config.cluster import load_cluster
 from gossamer.config.faults import parse_faults
 from gossamer.config.settings import Settings, make_settings
@@ -60,3 +61,26 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     replace_bytes(path, b"new")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"learning_rate": "0.1"}, "learning_rate must be a number, got '0.1'"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ({"batch": True}, "batch must be a whole number, got True"),
+        ({"optimiser": 3}, "optimiser must be a text, got 3"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_its_name(choice: dict, expected: str) -> None:
+    """From Python nothing has parsed the values yet."""
+    with pytest.raises(ConfigurationError, match=expected):
+        make_settings("digits-mlp", "all_reduce", "equal-8", **choice)
+
+
+def test_a_result_offers_its_summary_and_says_what_it_does_not_have() -> None:
+    """What `result.accuracy` gives is also found by completion."""
+    result = simulate("quadratic", "all_reduce", epochs=0.1, evaluations=1)
+    assert {"loss", "epochs", "state_dict"} <= set(dir(result))
+    with pytest.raises(AttributeError, match="a result has no 'nonsense'; its summary has "):
+        _ = result.nonsense

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,16 @@ ENGINES = {
     "loop": "one worker after the other: the reference, bit for bit plain PyTorch",
     "none": "no gradients at all, zeros at once: for questions about time only",
 }
+
+_KINDS = (
+    (
+        "a whole number",
+        numbers.Integral,
+        ("seed", "batch", "threads", "evaluations", "model_bytes"),
+    ),
+    ("a number", numbers.Real, ("epochs", "learning_rate", "clip")),
+    ("a text", str, ("optimiser", "schedule", "split", "engine", "device", "buffers")),
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class Settings:
 
     def resolved(self) -> Settings:
         """With everything filled in and checked."""
+        self._check_kinds()
         task = self.task
         optimiser = task.optimiser if self.optimiser is None else self.optimiser
         rate = self.learning_rate
@@ -71,6 +83,14 @@ class Settings:
         )
         filled._check()
         return filled
+
+    def _check_kinds(self) -> None:
+        """A wrong kind of value is refused by its name, wherever it would have failed later."""
+        for what, kind, names in _KINDS:
+            for name in names:
+                value: object = getattr(self, name)
+                if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
+                    raise ConfigurationError(f"{name} must be {what}, got {value!r}")
 
     def _check(self) -> None:
         for name in ("epochs", "batch", "learning_rate", "threads", "clip", "model_bytes"):

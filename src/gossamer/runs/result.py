@@ -58,10 +58,15 @@ class Result:
         return f"<{type(self).__name__}: {', '.join([what, *shown])}>"
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["summary"][name]
-        except KeyError:
-            raise AttributeError(name) from None
+        summary: Row = self.__dict__.get("summary", {})
+        if name not in summary:
+            known = ", ".join(sorted(summary))
+            raise AttributeError(f"a result has no {name!r}; its summary has {known}")
+        return summary[name]
+
+    def __dir__(self) -> list[str]:
+        """The entries of the summary are attributes, so they are offered as such."""
+        return sorted({*super().__dir__(), *self.summary})
 
 
 _SHOWN = ("epochs", "loss", "accuracy", "virtual_seconds", "wall_seconds")
