@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ _KINDS = (
         numbers.Integral,
         ("seed", "batch", "threads", "evaluations", "model_bytes"),
     ),
-    ("a number", numbers.Real, ("epochs", "learning_rate", "clip")),
+    ("a number", Real, ("epochs", "learning_rate", "clip")),
     ("a text", str, ("optimiser", "schedule", "split", "engine", "device", "buffers")),
 )
 
