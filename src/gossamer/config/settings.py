@@ -31,7 +31,7 @@ ENGINES = {
 _KINDS = (
     (
         "a whole number",
-        numbers.Integral,
+        Integral,
         ("seed", "batch", "threads", "evaluations", "model_bytes"),
     ),
     ("a number", Real, ("epochs", "learning_rate", "clip")),
