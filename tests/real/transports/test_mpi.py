@@ -74,6 +74,9 @@ def end_session(leader: int) -> None:
                 pass  # ended by itself meanwhile
 
 
+LEAVING = "scenario_who_has_left_the_sums_is_not_waited_for"
+
+
 def check(size: int, names: list[str], mapped: str) -> None:
     code, written = run(size, names, mapped)
     for name in names:
@@ -83,7 +86,13 @@ def check(size: int, names: list[str], mapped: str) -> None:
 
 def test_mpi_keeps_the_laws_of_every_transport() -> None:
     """All of them in one job of three processes, and those of MPI alone."""
-    check(3, TOGETHER + OWN, "mapped")
+    check(3, [name for name in TOGETHER + OWN if name != LEAVING], "mapped")
+
+
+@wide
+def test_who_has_left_the_sums_of_one_host_is_not_waited_for() -> None:
+    """The others go on in the memory that they share."""
+    check(3, [LEAVING], "mapped")
 
 
 @wide
