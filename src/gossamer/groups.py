@@ -94,42 +94,48 @@ class Grouping:
         )
 
 
-async def role_of(
+def role_of(
     worker: Worker, replica: Replica, role: Role, options: Mapping[str, Any], grouping: Grouping, *,
     begin: Begin | None = None, on_orphaned: Callable[[PeerLost], None] | None = None,
-) -> None:  # fmt: skip
-    """What a worker runs: the method itself, for itself or for its group, or a member's part.
+) -> Coroutine[Any, Any, None]:  # fmt: skip
+    """What a worker runs: the method itself, the method for its group, or a member's part.
 
-    Where the leader of a member dies, `on_orphaned` is told why; without it, that is raised.
-    `begin` begins to collect the gradients of a leader's group.
+    If the leader of a member dies, `on_orphaned` is called with the reason; without `on_orphaned`
+    the reason is raised. `begin` begins to collect the gradients of a leader's group.
     """
     if not grouping.groups:
-        await role(worker, replica, **options)
-    elif not grouping.follows:
-        leader = GroupLeader(worker, grouping.groups, grouping.number, begin)
-        await role(leader, replica, **options)
-        await leader.dismiss(replica)
-    elif not await follow(worker, replica, grouping.group):
-        lost = grouping.lost(worker.live)
-        if on_orphaned is None:
-            raise lost
-        on_orphaned(lost)
+        return role(worker, replica, **options)
+    if grouping.follows:
+        return _follow(worker, replica, grouping, on_orphaned)
+    leader = GroupLeader(worker, grouping.groups, grouping.number, begin)
+    return _lead(leader, replica, role, options)
 
 
-async def follow(w: Worker, x: Replica, group: Sequence[int]) -> bool:
-    """Compute at every point that the leader sends, until it sends an empty one or has died.
+async def _lead(
+    leader: GroupLeader, x: Replica, role: Role, options: Mapping[str, Any]
+) -> None:  # fmt: skip
+    await role(leader, x, **options)
+    await leader.dismiss(x)
 
-    Returns whether the leader has dismissed its members: without it, nobody speaks for the group.
-    """
+
+async def _follow(
+    w: Worker, x: Replica, grouping: Grouping, on_orphaned: Callable[[PeerLost], None] | None
+) -> None:
+    """Compute at every point that the leader sends, until it sends an empty one or has died."""
+    group = grouping.group
     while True:
         try:
             point = await w.broadcast(None, root=group[0], over=group)
         except PeerLost:
-            return False
+            break
         if point.numel() == 0:
-            return True
+            return
         x.assign_(point)
         await w.all_reduce(await w.gradient(point), over=group)
+    lost = grouping.lost(w.live)
+    if on_orphaned is None:
+        raise lost
+    on_orphaned(lost)
 
 
 class GroupLeader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from gossamer.config.cluster import Cluster, cluster_from, load_cluster
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.groups import Groups, even_groups, groups_of
 from gossamer.methods import MethodSpec, parse_method
-from gossamer.optim.optimisers import Sgd, make_optimiser
+from gossamer.optim.optimisers import Optimiser, Sgd, make_optimiser
 from gossamer.optim.schedules import make_schedule
 from gossamer.replica import cut, trainable
 from gossamer.specs import check_range
@@ -71,18 +72,22 @@ class Settings:
         self._check_kinds()
         task = self.task
         optimiser = task.optimiser if self.optimiser is None else self.optimiser
-        rate = self.learning_rate
-        if rate is None:
-            rate = make_optimiser(optimiser).own_rate or middle_rate(task)
         filled = dataclasses.replace(
             self,
             epochs=task.epochs if self.epochs is None else self.epochs,
             batch=task.batch if self.batch is None else self.batch,
-            learning_rate=rate,
             optimiser=optimiser,
         )
+        if self.learning_rate is None:
+            own_rate = filled.rule.own_rate or middle_rate(task)
+            filled = dataclasses.replace(filled, learning_rate=own_rate)
         filled._check()
         return filled
+
+    @cached_property
+    def rule(self) -> Optimiser:
+        """The optimiser that was asked for."""
+        return make_optimiser(self.optimiser or "")
 
     def _check_kinds(self) -> None:
         """A wrong kind of value is refused by its name, wherever it would have failed later."""
@@ -108,8 +113,7 @@ class Settings:
                 f"{self.task.name}; choose a smaller one"
             )
         # What a run would refuse when it is made is refused here, before anything is written.
-        asked = make_optimiser(self.optimiser or "")
-        self.method.check_kind(isinstance(asked, Sgd), asked.name)
+        self.method.check_kind(isinstance(self.rule, Sgd), self.rule.name)
         make_schedule(self.schedule, epochs=self.epochs or 0.0, workers=self.cluster.workers)
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigurationError(f"seed must have at most 63 bits, got {self.seed}")
@@ -122,14 +126,17 @@ class Settings:
 
     def notices(self) -> list[str]:
         """What a user must be told of these settings."""
-        asked = make_optimiser(self.optimiser or "")
-        momentum = asked.momentum if isinstance(asked, Sgd) else 0.0
+        momentum = self.rule.momentum if isinstance(self.rule, Sgd) else 0.0
         is_synchronous = self.method.method.is_synchronous(self.method_options())
         notice = self.method.notice(momentum, is_synchronous=is_synchronous)
         return [] if notice is None else [notice]
 
     def method_options(self) -> dict[str, Any]:
         """All options of the method in this run; with groups, between the groups."""
+        return dict(self._method_options)
+
+    @cached_property
+    def _method_options(self) -> dict[str, Any]:
         groups = split_groups(self.method.groups, self.cluster)
         return self.method.resolve(len(groups) or self.cluster.workers, self.steps_per_worker)
 

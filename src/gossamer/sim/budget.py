@@ -8,7 +8,7 @@ groups: a batch of a few samples would not be one that batch normalisation can u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 
 from gossamer.groups import Groups
 
@@ -23,16 +23,16 @@ class Budget:
         data_size: int,
         *,
         synchronous: bool,
-        living: Callable[[], Set[int]],
+        working: Set[int],
         groups: Groups = (),
     ) -> None:
-        """`living` are the workers that have neither died nor ended."""
+        """`working` always holds the workers that have neither died nor ended."""
         self.samples = samples
         self.batch = batch
         self.processed = 0
         self.is_synchronous = synchronous
         self._data_size = data_size
-        self._living = living
+        self._working = working
         self._groups = {group[0]: group for group in groups}
         self._owing: dict[int, set[int]] = {}
         """Of each group, by its leader: who has not delivered yet in the step that goes on."""
@@ -75,7 +75,7 @@ class Budget:
                 self._is_closed = True
                 return None
             self._rounds.append(self.epochs_of(self._claimed))
-            self._claimed += self.batch * len(self._living())
+            self._claimed += self.batch * len(self._working)
             self._claims.append(self._claimed)
         return self._rounds[step]
 
@@ -92,7 +92,7 @@ class Budget:
             return bool(self._groups) or not self.is_spent
         if self._is_promised:
             return False
-        self._owing[rank] = set(group) & self._living()
+        self._owing[rank] = set(group) & self._working
         return True
 
     def deliver(self, rank: int, samples: int) -> None:

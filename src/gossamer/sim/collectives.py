@@ -210,5 +210,5 @@ class Collectives:
             if rank not in lost:
                 if is_exchange:
                     self._world.got_part(rank, result)
-                self._world.moved(pending, collective.since_ns)
+                self._world.post.moved(pending, collective.since_ns)
                 pending.resolve(result)

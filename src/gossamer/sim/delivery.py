@@ -1,4 +1,7 @@
-"""How messages get from card to card: latency first, then bytes, in order on each connection."""
+"""How messages get from card to card: latency first, then bytes, in order on each connection.
+
+Also what a message costs, and when it was on its way.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from gossamer.config.cluster import Cluster
-from gossamer.observe.observer import Observer
+from gossamer.observe.observer import Observer, Span
+from gossamer.payload import tensor_bytes, wire_bytes
+from gossamer.pending import Gathered, Pending
 from gossamer.sim.kernel import SECOND, Kernel
 from gossamer.sim.network import Flow, Network
 
@@ -16,7 +22,17 @@ SMALL_BYTES = 256
 """Requests and acknowledgements: their bytes are counted, but take no time on a card."""
 
 LOCAL_LATENCY_NS = 1_000
-"""Between two workers of one machine: small, but loops that talk there must let time pass."""
+"""Between two workers of one machine. Small, but loops that exchange there must let time pass."""
+
+
+def cards_of(cluster: Cluster, servers: int, placement: str) -> list[int]:
+    """The machine of each worker, then of each server: a machine of its own, or a worker's."""
+    workers = [cluster.machine_of(rank) for rank in range(cluster.workers)]
+    machines = workers[-1] + 1
+    is_shared = placement == "workers"
+    return workers + [
+        server % machines if is_shared else machines + server for server in range(servers)
+    ]
 
 
 class Parcel:
@@ -53,7 +69,9 @@ class Delivery:
         cards: list[int],
         rng: random.Random,
         observer: Observer | None = None,
+        byte_scale: float = 1.0,
     ) -> None:
+        """`byte_scale` is charged per byte of tensor, for questions about larger models."""
         wires = cluster.network
         count = max(cards) + 1
         capacities = [wires.bandwidth / SECOND] * count
@@ -64,8 +82,11 @@ class Delivery:
         self._kernel = kernel
         self._cluster = cluster
         self._cards = cards
+        self._racks = [cluster.rack_of(card) for card in range(count)]
         self._rng = rng
         self._observer = observer
+        self._byte_scale = byte_scale
+        self._moves: dict[Pending[Any], list[Span]] = {}
         self.network = Network(kernel, capacities, capacities)
         self._connections: dict[tuple[int, int], Connection] = {}
         self._dead: set[int] = set()
@@ -83,6 +104,23 @@ class Delivery:
     def capacity(self, end: int) -> float:
         """Bytes per second of the card of an end."""
         return self._capacities[self._cards[end]] * SECOND
+
+    def wire_size(self, payload: object) -> int:
+        """The bytes that are charged for a message."""
+        size = wire_bytes(payload)
+        if self._byte_scale != 1.0:
+            size += round((self._byte_scale - 1.0) * tensor_bytes(payload))
+        return size
+
+    def moved(self, pending: Pending[Any] | None, since_ns: int) -> None:
+        """What this operation awaits was on its way since then, and has arrived."""
+        if self._observer is not None and pending is not None:
+            self._moves.setdefault(pending, []).append((since_ns, self._kernel.now))
+
+    def moves_of(self, pending: Pending[Any]) -> list[Span]:
+        """When what this operation awaited was on its way; known if somebody observes the run."""
+        parts = pending.parts if isinstance(pending, Gathered) else [pending]
+        return [span for part in parts for span in self._moves.pop(part, ())] if self._moves else []
 
     def slow_card(self, end: int, factor: float) -> None:
         card = self._cards[end]
@@ -132,9 +170,9 @@ class Delivery:
         mine, theirs = self._cards[source], self._cards[target]
         if mine == theirs:
             return 0 if source == target else LOCAL_LATENCY_NS
-        wires, cluster = self._cluster.network, self._cluster
+        wires = self._cluster.network
         seconds = wires.latency + self.extra_delay_s
-        if cluster.rack_of(mine) != cluster.rack_of(theirs):
+        if self._racks[mine] != self._racks[theirs]:
             seconds += wires.rack_latency
         for probability in self.drops:
             while self._rng.random() < probability:
@@ -170,7 +208,7 @@ class Delivery:
             self._kernel.at(0, self._arrive, connection)
         else:
             size = parcel.size_bytes
-            if self._cluster.rack_of(mine) != self._cluster.rack_of(theirs):
+            if self._racks[mine] != self._racks[theirs]:
                 size = round(size * wires.oversubscription)
             connection.flow = self.network.start(
                 mine, theirs, size, lambda: self._arrive(connection)

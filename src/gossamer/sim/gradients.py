@@ -109,7 +109,8 @@ class SimulatedGradient(Gradient):
         span = (self._started_ns, world.kernel.now)
         world.observer.computed(rank, span, whole_ns, len(self.batch), self.loss)
         self.resolve(value)
-        world.progressed()
+        world.on_progress()
+        world.ending.progressed()
 
 
 class GradientBatcher:
@@ -165,7 +166,7 @@ class GradientBatcher:
         self.rows_evaluated += len(gradients)
         # In order of rank, so that the rows of equal workers can be used where they lie.
         ordered = sorted(gradients, key=lambda gradient: gradient.worker)
-        points = self._store.stacked([gradient.point for gradient in ordered])
+        points = self._store.take([gradient.point for gradient in ordered])
         device = points.device
         batches = torch.from_numpy(np.stack([gradient.batch for gradient in ordered])).to(device)
         keys = torch.tensor([gradient.key for gradient in ordered], device=device)
@@ -175,7 +176,6 @@ class GradientBatcher:
             gradient.value = result.gradients[row]
             gradient.loss = result.losses[row]
             gradient.statistics = result.buffers[row]
-            self._store.forget(gradient.point)
 
 
 class Updates:
@@ -183,6 +183,7 @@ class Updates:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._are_on_servers = world.method.servers_hold_model
         self.count = 0
         self.read: dict[int, Read] = {}
         """Of the gradient that each worker got last."""
@@ -192,13 +193,14 @@ class Updates:
         worker's own update the world remembers that of its last gradient."""
         world = self._world
         is_worker = replica.store is world.workers
-        if is_worker and world.method.servers_hold_model:
+        if is_worker and self._are_on_servers:
             return  # a copy moves on between two reads of the servers
         known = self.read.get(replica.row) if is_worker and not read else None
         versions = read if known is None else (known[0],)
         end = replica.row if is_worker else world.replicas.index(replica, world.size)
+        now = replica.store.versions[replica.row]
         for version in versions:
-            self._applied(end, replica.version - version, known)
+            self._applied(end, now - version, known)
         self.count += not versions
 
     def told(self, rank: int, *, is_shared: bool) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.optimisers import Optimiser, clip_one, clip_rows
+from gossamer.sim.kernel import Kernel
 
 
 class Point:
@@ -30,8 +31,10 @@ class ReplicaStore:
     """One row per replica; one matrix per quantity of the optimiser."""
 
     def __init__(
-        self, rows: int, initial: Tensor, optimiser: Optimiser, *, clip: float | None = None
-    ) -> None:
+        self, rows: int, initial: Tensor, optimiser: Optimiser, *, clip: float | None = None,
+        kernel: Kernel | None = None,
+    ) -> None:  # fmt: skip
+        """The kernel's clock says when a row was last changed; without it the time stays 0."""
         self.optimiser = optimiser
         self.parameters = initial.repeat(rows, 1)
         self.state = {
@@ -42,8 +45,9 @@ class ReplicaStore:
         self.steps = [0] * rows
         """How many steps each row's optimiser has made since it knew nothing."""
         self.clip = clip
-        self.on_change: Callable[[], None] = lambda: None
-        """Called before a row is changed."""
+        self.changed_ns = 0
+        """When a row was last changed."""
+        self._kernel = kernel
         self._queue: dict[int, tuple[Tensor, float, Tensor | None]] = {}
         self._points: dict[int, list[Point]] = {}
 
@@ -67,7 +71,8 @@ class ReplicaStore:
 
     def writable(self, row: int) -> Tensor:
         """The row, about to be changed in place."""
-        self.on_change()
+        if self._kernel is not None:
+            self.changed_ns = self._kernel.now
         value = self.value(row)
         for point in self._points.pop(row, ()):
             point.value = value.clone()
@@ -119,9 +124,11 @@ class ReplicaStore:
         for slot, matrix in self.state.items():
             matrix[index] = state[slot]
 
-    def stacked(self, points: Sequence[Point]) -> Tensor:
-        """The points of many gradients as one matrix, without copying where they lie in order."""
+    def take(self, points: Sequence[Point]) -> Tensor:
+        """The points as one matrix, not copied where they lie in order; the store forgets them."""
         self.flush()
+        for point in points:
+            self.forget(point)
         return stack_rows([self.parameters[p.row] if p.value is None else p.value for p in points])
 
 

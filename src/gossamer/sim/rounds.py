@@ -82,9 +82,9 @@ class Rounds:
         world = self._world
         while self._open:
             step, left = next(iter(self._open.items()))
-            alive = [rank for rank in world.speakers if rank in world.alive]
-            if any(rank not in left and rank not in world.ended for rank in alive):
+            if any(rank in world.working and rank not in left for rank in world.speakers):
                 return
+            alive = [rank for rank in world.speakers if rank in world.alive]
             del self._open[step]
             self._close({rank: left[rank] for rank in alive if rank in left}, left)
 
@@ -97,7 +97,7 @@ class Rounds:
             gone = [own for rank, own in metrics.items() if rank not in spoken]
             self._on_complete(
                 CompleteRound(
-                    store.stacked([one.point for one in found]),
+                    store.take([one.point for one in found]),
                     [one.weight for one in found],
                     torch.stack([one.buffers for one in found]),
                     sum(one.steps for one in (*found, *gone)),

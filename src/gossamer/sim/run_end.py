@@ -15,23 +15,18 @@ LABEL = "end"
 
 
 class RunEnd:
-    """Knows when the samples were processed and when the last of them took effect."""
+    """Knows when the samples were processed, and who waits behind its last step."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.finished_ns: int | None = None
         """When an asynchronous run had processed its samples."""
-        self.changed_ns = 0
-        """When a replica was last changed."""
         self.between: set[int] = set()
         """Who has opened a step and not begun its gradient."""
         self._at_the_end: dict[int, Pending[bool]] = {}
         is_mortal = any(fault.kind == "kill" for fault in world.cluster.faults)
         self.may_go_on = is_mortal and world.budget.promises
         """Whether somebody may die and leave what only others who wait for it can make up for."""
-
-    def changed(self) -> None:
-        self.changed_ns = self._world.kernel.now
 
     def progressed(self) -> None:
         """After each gradient; the one that completes the samples ends an asynchronous run.
@@ -44,7 +39,7 @@ class RunEnd:
         if budget.is_synchronous or not budget.is_spent or self.finished_ns is not None:
             return
         self.finished_ns = world.kernel.now
-        for rank in sorted(world.alive - world.ended):
+        for rank in sorted(world.working):
             if not world.batcher.under_way.get(rank):
                 if rank in self.between:
                     world.kernel.interrupt_main(rank, RunOver())
@@ -62,7 +57,7 @@ class RunEnd:
     def reconsider(self) -> None:
         """Somebody came to the end, or died."""
         world, waiting = self._world, self._at_the_end
-        expected = [r for r in world.speakers if r in world.alive and r not in world.ended]
+        expected = [rank for rank in world.speakers if rank in world.working]
         if waiting and all(rank in waiting for rank in expected):
             again = world.budget.reopen()
             self._at_the_end = {}
