@@ -19,7 +19,7 @@ from gossamer.sim.kernel import SECOND, Kernel
 from gossamer.sim.network import Flow, Network
 
 SMALL_BYTES = 256
-"""Requests and acknowledgements: their bytes are counted, but take no time on a card."""
+"""The largest message whose bytes are counted but take no time, such as a request."""
 
 LOCAL_LATENCY_NS = 1_000
 """Between two workers of one machine. Small, but loops that exchange there must let time pass."""
@@ -47,7 +47,7 @@ class Parcel:
 
 
 class Connection:
-    """One direction between two ends; like a TCP stream, what is sent first arrives first."""
+    """One direction between two ends. As in a TCP stream, messages arrive in order of sending."""
 
     __slots__ = ("flow", "is_busy", "queue", "source", "target")
 
@@ -92,14 +92,14 @@ class Delivery:
         self._dead: set[int] = set()
         self._held: list[Connection] = []
         self.drops: list[float] = []
-        """The probabilities of the drops that are going on."""
+        """The probabilities of the drop faults that last at present."""
         self.extra_delay_s = 0.0
         self.partitions: list[tuple[frozenset[int], ...]] = []
-        """The sides of each partition that is going on; nothing crosses from one to another."""
+        """The sides of each present partition; no message crosses from one side to another."""
         self.bytes_put = [0] * len(cards)
-        """Bytes each end has put on its card."""
+        """The bytes that each end has sent over its card."""
         self.bytes_taken = [0] * len(cards)
-        """Bytes that came to each end over its card, or are on their way."""
+        """The bytes that each end has received over its card, or that are on their way to it."""
 
     def capacity(self, end: int) -> float:
         """Bytes per second of the card of an end."""
@@ -129,7 +129,7 @@ class Delivery:
         self.network.set_capacity(card, egress=capacity, ingress=capacity)
 
     def are_separated(self, one: int, other: int) -> bool:
-        """Whether some partition has them on different sides; who stands on none is not cut off."""
+        """Whether a partition has them on different sides; an end on no side is not cut off."""
         for sides in self.partitions:
             mine = next((side for side in sides if one in side), None)
             if mine is not None and other not in mine and any(other in side for side in sides):
@@ -139,9 +139,9 @@ class Delivery:
     def carry(
         self, source: int, target: int, size_bytes: int, arrived: Callable[[], None], what: str = ""
     ) -> None:
-        """Call `arrived` when the last byte is there; never, if one of the ends dies before.
+        """Call `arrived` when the last byte has arrived, unless one of the ends dies before.
 
-        Observers are told of what has a name and goes to somebody else.
+        Observers are told of messages that have a name (`what`) and another end as their target.
         """
         if source in self._dead or target in self._dead:
             return
@@ -176,12 +176,12 @@ class Delivery:
             seconds += wires.rack_latency
         for probability in self.drops:
             while self._rng.random() < probability:
-                # A drop is a delay: the sender notices and sends again.
+                # A dropped message is late: the sender notices the loss and sends it again.
                 seconds += wires.retransmission
         return round(seconds * SECOND)
 
     def _next(self, connection: Connection) -> None:
-        """Bring the first parcel of a connection on its way."""
+        """Start the first parcel of a connection."""
         connection.is_busy = bool(connection.queue)
         if connection.queue:
             wait = connection.queue[0].ready_at - self._kernel.now
@@ -221,14 +221,14 @@ class Delivery:
         self._next(connection)
 
     def heal(self, sides: tuple[frozenset[int], ...]) -> None:
-        """A partition is over: what it held goes on, unless another holds it."""
+        """A partition is over. The messages that it held continue, unless another holds them."""
         self.partitions.remove(sides)
         held, self._held = self._held, []
         for connection in held:
             self._depart(connection)
 
     def bury(self, end: int) -> None:
-        """An end has died: what it sent and has not arrived is lost, and so is what it was sent."""
+        """An end has died. All messages from it or to it that have not arrived are lost."""
         self._dead.add(end)
         for connection in self._connections.values():
             if end in (connection.source, connection.target):

@@ -1,9 +1,8 @@
 """The replicas of all workers as rows of one matrix, updated lazily and many at a time.
 
-A descent that nobody has looked at yet costs nothing: it waits in a queue, and the first look at
-any queued row applies all of them in one batched call. A gradient's point likewise stays "row r
-as it is now" until somebody is about to change row r; only then is it copied. Methods cannot
-tell: every access goes through `SimulatedReplica`.
+A descent waits in a queue until somebody reads a queued row; then one batched call applies all of
+them. Likewise, the point of a gradient is only the number of a row; it is copied when that row is
+about to change. Methods do not notice, because every access goes through `SimulatedReplica`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gossamer.sim.kernel import Kernel
 
 
 class Point:
-    """Where a gradient is taken: a row that has not changed since, or a copy of what it was."""
+    """Where a gradient is taken: a row that has not changed since, or a copy of its old value."""
 
     __slots__ = ("row", "value")
 
@@ -43,7 +42,7 @@ class ReplicaStore:
         }
         self.versions = [0] * rows
         self.steps = [0] * rows
-        """How many steps each row's optimiser has made since it knew nothing."""
+        """How many steps each row's optimiser has made since it was reset."""
         self.clip = clip
         self.changed_ns = 0
         """When a row was last changed."""
@@ -52,19 +51,19 @@ class ReplicaStore:
         self._points: dict[int, list[Point]] = {}
 
     def point(self, row: int) -> Point:
-        """The row's value as of now, copied only if the row is about to change."""
+        """The row's present value, copied only if the row is about to change."""
         point = Point(row, None)
         self._points.setdefault(row, []).append(point)
         return point
 
     def forget(self, point: Point) -> None:
-        """The gradient at this point has been evaluated or given up."""
+        """The gradient at this point has been evaluated or aborted."""
         watching = self._points.get(point.row)
         if watching is not None and point in watching:
             watching.remove(point)
 
     def value(self, row: int) -> Tensor:
-        """The row itself, up to date. Whoever keeps it must copy it."""
+        """The row itself, up to date. A caller that keeps it must copy it."""
         if row in self._queue:
             self.flush()
         return self.parameters[row]
@@ -81,7 +80,7 @@ class ReplicaStore:
     def descend(
         self, row: int, gradient: Tensor, learning_rate: float, at: Tensor | None = None
     ) -> None:
-        """Along a gradient that was taken `at` a point, if elsewhere than at the row."""
+        """Descend along a gradient, which was taken `at` a point if not at the row itself."""
         self.writable(row)
         self._queue[row] = (gradient, learning_rate, at if self.optimiser.weight_decay else None)
         self.versions[row] += 1
@@ -110,7 +109,7 @@ class ReplicaStore:
             gradients = clip_rows(gradients, self.clip)
         first, last = rows[0], rows[-1] + 1
         if last - first == len(rows):
-            # Neighbouring rows are updated where they lie.
+            # Neighbouring rows are updated in place.
             state = {slot: matrix[first:last] for slot, matrix in self.state.items()}
             self.optimiser.descend_(
                 self.parameters[first:last], gradients, state, steps, rate, points

@@ -43,7 +43,7 @@ class SimulatedWorker:
         self._to_itself: deque[tuple[Tag, Message, Pending[None]]] = deque()
         self._gradients = 0
         self._seen: int | None = None
-        """The updates of all that a server's parameters held when they were read last."""
+        """The number of all updates when the parameters of a server were last read."""
 
     @property
     def peers(self) -> Sequence[int]:
@@ -169,7 +169,8 @@ class SimulatedWorker:
         return gone
 
     def _count_exchange(self, to: int, payload: Any, step: int) -> None:
-        """A model that reached another worker; its age is the steps the sender made meanwhile."""
+        """Tell that a model has reached another worker. Its age is the number of steps that the
+        sender has made meanwhile."""
         if self.rank >= self._world.size:
             self._world.got_part(to, payload)
         if to < self.size and self.rank < self.size and payload is not None:
@@ -231,10 +232,10 @@ class SimulatedWorker:
         world.members.watch(answer, self.rank)
 
         def asked() -> None:
-            # The value is what the memory holds when the request gets there.
+            # The value is what the memory holds when the request arrives.
             value = world.replicas[peer].snapshot()
             if peer >= world.size:
-                count = world.updates.count  # what was read is as old as its oldest range
+                count = world.updates.count  # the whole is as old as its oldest range
                 self._seen = count if self._seen is None else min(self._seen, count)
             size = world.post.wire_size(value)
             world.post.carry(peer, self.rank, size, lambda: arrived(value), "read")
@@ -272,7 +273,7 @@ class SimulatedWorker:
         world = self._world
         done: Pending[None] = Pending("average", peer)
         if world.ending.finished_ns is not None:
-            return done  # nobody needs it any more: the side loop waits for ever
+            return done  # nobody needs this average any more, so the side loop waits for ever
         world.members.watch(done, self.rank)
         own, step = world.replicas[self.rank], self.step
         mine, asked_ns = own.snapshot(), world.kernel.now
@@ -320,7 +321,7 @@ class SimulatedWorker:
     @staticmethod
     def _too_late(bounded: Pending[Any], pending: Pending[Any], what: str) -> None:
         bounded.fail(Late(what))
-        # A receive that stayed posted would take the next message and lose it.
+        # A receive that stays posted would take the next message and lose it.
         pending.cancel()
 
     def start(self, task: Coroutine[Any, Any, T]) -> Pending[T]:

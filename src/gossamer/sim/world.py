@@ -45,7 +45,7 @@ class World:
         self.method = settings.method.method
         self.groups = split_groups(settings.method.groups, cluster)
         self.speakers: Sequence[int] = [group[0] for group in self.groups] or range(self.size)
-        """Whose replicas count; with groups, their first members'."""
+        """The workers whose replicas count: all, or the leaders of the groups."""
         self.observer = RunObserver(self.size, others=observers, callbacks=callbacks)
         self.metrics = self.observer.metrics
         self.kernel = Kernel(self.seed)
@@ -78,7 +78,7 @@ class World:
         self.on_departure: Callable[[], None] = lambda: None
         """Called when a worker has ended or died."""
         self.on_step_end: Callable[[int, int], None] = lambda rank, step: None
-        """Called when a worker has made a step, of that number."""
+        """Called with the rank and the number of a step that the worker has completed."""
         self.ending = RunEnd(self)
         self._left: list[set[int]] = [set() for _ in range(self.ends)]
         """For each server, the workers of whose end or death it has read."""
@@ -98,7 +98,7 @@ class World:
     def _make_replicas(
         self, settings: Settings, options: Mapping[str, Any], model: FlatModel
     ) -> None:
-        """The workers' replicas, and for each server one of its range of the parameters."""
+        """Make the replicas of the workers, and one per server for its range of the parameters."""
         assert settings.epochs
         assert settings.learning_rate
         optimiser = settings.method.optimiser(
@@ -136,7 +136,7 @@ class World:
         return self._base_rate * self.schedule.factor(self.budget.epochs)
 
     def stream(self, *purpose: object) -> random.Random:
-        """One generator per purpose: adding a worker does not shift the draws of others."""
+        """One generator per purpose, so that another worker does not change the others' draws."""
         return random.Random("/".join(map(str, (self.seed, *purpose))))
 
     # ------------------------------------------------------------------ membership
@@ -148,7 +148,7 @@ class World:
         self.collectives.reconsider()
         self.on_departure()
         for server in range(self.size, self.ends):
-            # Like the end of a connection: it arrives behind the pushes still on their way.
+            # As the end of a connection does, this arrives after the pushes sent before it.
             self.post.carry(rank, server, 0, partial(self._tell_server, server, rank))
 
     def _stop_working(self, rank: int) -> None:
@@ -185,7 +185,7 @@ class World:
         self.kernel.at(round(self.cluster.failure_detection * SECOND), self._announce_death, rank)
 
     def abort_gradients(self, rank: int) -> list[SimulatedGradient]:
-        """Discard what a worker is computing; its batches go back to be used by others."""
+        """Discard the gradients that a worker computes; others will use their batches."""
         aborted = self.batcher.abort(rank)
         for gradient in aborted:
             self.sampler.give_back(rank, gradient.batch)
@@ -203,24 +203,24 @@ class World:
         self.mailboxes[server].deliver(INBOX, Message(rank, Left()))
 
     def received(self, server: int, message: Message) -> None:
-        """What a server knows of its clients keeps step with what it has read of its inbox."""
+        """A server has read this message. It knows of an end only after reading of it."""
         if isinstance(message.payload, Left):
             self._left[server].add(message.source)
 
     def clients_of(self, server: int) -> frozenset[int]:
-        """Whom a server may still hear from."""
+        """The workers that may still send to a server."""
         return frozenset(self.speakers) - self._left[server]
 
     # ------------------------------------------------------------------ observing
 
     def got_part(self, rank: int, payload: object) -> None:
-        """From a server or a collective: as much of an exchange as it is of a model."""
+        """A worker has got a part of a model from a server or a collective."""
         row = self.workers.parameters[0]
         share = tensor_bytes(payload) / max(1, row.nbytes)
         self.observer.exchanged(rank, None, self.kernel.now, share=share)
 
     def _resumed(self, task: SimulatedTask) -> None:
-        """Waiting is time with nothing to compute and something awaited."""
+        """Tell how long the task waited: it awaited something and had nothing to compute."""
         parked = task.parked
         if not task.is_main or task.worker >= self.size or parked is None:
             return
