@@ -66,18 +66,18 @@ def _written(value: object) -> str:
 
 
 def show_bytes(value: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
-            return f"{value / size:.3g} {unit}"
+            return f"{value / size:.3g} {prefix}B"
     return f"{value:.0f} B"
 
 
 def show_bandwidth(bytes_per_second: float) -> str:
     """In bits, as networks are sold."""
     bits = 8 * bytes_per_second
-    for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if bits >= size:
-            return f"{bits / size:.3g} {unit}"
+            return f"{bits / size:.3g} {prefix}bit/s"
     return f"{bits:.3g} bit/s"
 
 

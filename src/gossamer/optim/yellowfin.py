@@ -99,9 +99,7 @@ class Tuner:
         return self.workers + 1 if self.closed_loop else 0
 
     def admitted(self, scalars: Tensor, squared: Tensor) -> Tensor:
-        """The part of a gradient that enters the averages, given its squared norm: outliers are
-        cut.
-        """
+        """The part of a gradient that enters the averages; a large squared norm is cut."""
         count = scalars[:, _COUNT]
         most = (scalars[:, _LOG_MOST] / self._weight(count)).exp()
         part = (_OUTLIER * most / squared.clamp(min=_FLOOR)).sqrt().clamp(max=1.0)
@@ -154,7 +152,8 @@ class Tuner:
         return log_least.exp(), log_most.exp(), mean_square, scalars[:, _DISTANCE] / weight
 
     def steer_(self, scalars: Tensor, tuned: Tuned, total: Tensor) -> None:
-        """Adjust the explicit momentum so that the measured total (NaN: unknown) nears its target."""
+        """Adjust the explicit momentum so that the measured total (NaN: unknown) nears its
+        target."""
         missing = torch.where(scalars[:, _COUNT] > self.workers, tuned.target - total, 0.0)
         moved = tuned.momentum + _FEEDBACK * missing.nan_to_num(nan=0.0).clamp(-1.0, 1.0)
         scalars[:, _MOMENTUM] = moved.clamp(*_MOMENTUM_RANGE)

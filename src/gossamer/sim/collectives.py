@@ -4,6 +4,7 @@ algorithm takes at the slowest member."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -26,23 +27,19 @@ if TYPE_CHECKING:
 Key = tuple[object, ...]
 
 
+@dataclass(slots=True, eq=False)
 class Collective:
     """One operation that waits for its members, or is under way."""
 
-    __slots__ = (
-        "arrived", "is_running", "kind", "members", "root", "since_ns", "size_bytes", "timer",
-    )  # fmt: skip
-
-    def __init__(self, kind: str, members: tuple[int, ...] | None, root: int | None) -> None:
-        self.kind = kind
-        self.members = members
-        """None means: every living worker that has not ended."""
-        self.root = root
-        self.arrived: dict[int, tuple[Tensor | None, Pending[Any]]] = {}
-        self.size_bytes = 0
-        self.is_running = False
-        self.since_ns = 0
-        self.timer: Timer | None = None
+    kind: str
+    members: tuple[int, ...] | None
+    """None means: every living worker that has not ended."""
+    root: int | None
+    arrived: dict[int, tuple[Tensor | None, Pending[Any]]] = field(default_factory=dict[int, Any])
+    size_bytes: int = 0
+    is_running: bool = False
+    since_ns: int = 0
+    timer: Timer | None = None
 
 
 class Collectives:
@@ -187,15 +184,17 @@ class Collectives:
         elif collective.root is not None:
             result = collective.arrived[collective.root][0]
         # The all-reduce inside a group belongs to a gradient and is no exchange.
-        is_exchange = collective.kind == "all_reduce" and len(collective.arrived) > 1
-        is_exchange = is_exchange and set(self._world.speakers).issuperset(collective.arrived)
+        is_exchange = (
+            collective.kind == "all_reduce" and len(collective.arrived) > 1
+            and set(self._world.speakers).issuperset(collective.arrived)
+        )  # fmt: skip
         members = [rank for rank in sorted(collective.arrived) if rank not in lost]
         if len(members) > 1:
             span = (collective.since_ns, self._world.kernel.now)
             self._world.observer.gathered(collective.kind, members, span)
-        for rank, (_, pending) in sorted(collective.arrived.items()):
-            if rank not in lost:
-                if is_exchange:
-                    self._world.got_part(rank, result)
-                self._world.post.moved(pending, collective.since_ns)
-                pending.resolve(result)
+        for rank in members:
+            pending = collective.arrived[rank][1]
+            if is_exchange:
+                self._world.got_part(rank, result)
+            self._world.post.moved(pending, collective.since_ns)
+            pending.resolve(result)

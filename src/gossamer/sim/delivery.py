@@ -8,8 +8,9 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from gossamer.config.cluster import Cluster
 from gossamer.observe.observer import Observer, Span
@@ -35,42 +36,32 @@ def cards_of(cluster: Cluster, servers: int, placement: str) -> list[int]:
     ]
 
 
-class Parcel:
+class Parcel(NamedTuple):
     """A message on its way."""
 
-    __slots__ = ("arrived", "ready_at", "size_bytes")
-
-    def __init__(self, size_bytes: int, ready_at: int, arrived: Callable[[], None]) -> None:
-        self.size_bytes = size_bytes
-        self.ready_at = ready_at
-        self.arrived = arrived
+    size_bytes: int
+    ready_at: int
+    arrived: Callable[[], None]
 
 
+@dataclass(slots=True, eq=False)
 class Connection:
     """One direction between two ends. As in a TCP stream, messages arrive in order of sending."""
 
-    __slots__ = ("flow", "is_busy", "queue", "source", "target")
-
-    def __init__(self, source: int, target: int) -> None:
-        self.source = source
-        self.target = target
-        self.queue: deque[Parcel] = deque()
-        self.is_busy = False
-        self.flow: Flow | None = None
+    source: int
+    target: int
+    queue: deque[Parcel] = field(default_factory=deque[Parcel])
+    is_busy: bool = False
+    flow: Flow | None = None
 
 
 class Delivery:
     """Carries parcels between ends (workers and servers) that sit on cards (machines)."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        cluster: Cluster,
-        cards: list[int],
-        rng: random.Random,
-        observer: Observer | None = None,
-        byte_scale: float = 1.0,
-    ) -> None:
+        self, kernel: Kernel, cluster: Cluster, cards: list[int], rng: random.Random,
+        observer: Observer | None = None, byte_scale: float = 1.0,
+    ) -> None:  # fmt: skip
         """`byte_scale` is charged per byte of tensor, for questions about larger models."""
         wires = cluster.network
         count = max(cards) + 1

@@ -20,9 +20,10 @@ on joining: a change of rate touches one number, however many flows the lane hol
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
-from typing import Protocol
+from typing import Any, Protocol
 
 # Sums of floats may exceed a whole nanosecond by their rounding error; without this allowance
 # such a completion would be rounded up to the next nanosecond.
@@ -57,59 +58,40 @@ class Port:
         self.waiting = 0
 
 
+@dataclass(slots=True, eq=False)
 class Flow:
     """A transfer under way from one card's egress to another's ingress."""
 
-    __slots__ = (
-        "done", "egress", "ingress", "lane", "mark", "size_bytes", "source", "target", "ticket",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        source: int,
-        target: int,
-        size_bytes: int,
-        egress: Port,
-        ingress: Port,
-        done: Callable[[], None],
-    ) -> None:
-        self.source = source
-        self.target = target
-        self.size_bytes = size_bytes
-        self.egress = egress
-        self.ingress = ingress
-        self.done: Callable[[], None] | None = done
-        self.lane: Lane | None = None
-        self.mark = 0.0
-        self.ticket = 0
+    source: int
+    target: int
+    size_bytes: int
+    egress: Port
+    ingress: Port
+    done: Callable[[], None] | None
+    lane: Lane | None = None
+    mark: float = 0.0
+    ticket: int = 0
 
     def loose_port(self) -> Port:
         """The port that is loose, of a flow whose other port is tight."""
         return self.ingress if self.egress.is_tight else self.egress
 
 
+@dataclass(slots=True, eq=False)
 class Lane:
-    """Flows of equal rate, ordered by what is left of them."""
+    """Flows of equal rate, ordered by the bytes left."""
 
-    __slots__ = (
-        "count", "due_ns", "limit", "ports", "queue", "rate", "seats", "served", "since_ns",
-        "tickets", "timer",
-    )  # fmt: skip
-
-    def __init__(
-        self, ports: tuple[Port, ...], limit: float, seats: int, rate: float, now_ns: int
-    ) -> None:
-        self.ports = ports
-        self.limit = limit
-        self.seats = seats
-        self.rate = rate
-        self.served = 0.0
-        self.since_ns = now_ns
-        self.count = 0
-        self.tickets = 0
-        self.queue: list[tuple[float, int, Flow]] = []
-        self.timer: TimerHandle | None = None
-        self.due_ns = 0
+    ports: tuple[Port, ...]
+    limit: float
+    seats: int
+    rate: float
+    since_ns: int
+    served: float = 0.0
+    count: int = 0
+    tickets: int = 0
+    queue: list[tuple[float, int, Flow]] = field(default_factory=list[Any])
+    timer: TimerHandle | None = None
+    due_ns: int = 0
 
     def advance(self, now_ns: int) -> None:
         """Bring the virtual clock up to the present; required before every change."""

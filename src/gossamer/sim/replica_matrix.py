@@ -8,6 +8,7 @@ about to change. Methods do not notice, because every access goes through `Simul
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,14 +17,12 @@ from gossamer.optim.optimisers import Optimiser, clip_one, clip_rows
 from gossamer.sim.kernel import Kernel
 
 
+@dataclass(slots=True, eq=False)
 class Point:
     """Where a gradient is taken: a row that has not changed since, or a copy of its old value."""
 
-    __slots__ = ("row", "value")
-
-    def __init__(self, row: int, value: Tensor | None) -> None:
-        self.row = row
-        self.value = value
+    row: int
+    value: Tensor | None
 
 
 class ReplicaStore:

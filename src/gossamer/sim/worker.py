@@ -226,10 +226,15 @@ class SimulatedWorker:
 
     # ------------------------------------------------------------------ one-sided
 
+    def _needs(self, label: str, peer: int) -> Pending[Any]:
+        """An operation that fails if the peer dies or cannot be reached."""
+        operation: Pending[Any] = Pending(label, peer)
+        self._world.members.watch(operation, self.rank)
+        return operation
+
     def read(self, peer: int) -> Pending[Tensor]:
         world = self._world
-        answer: Pending[Tensor] = Pending("read", peer)
-        world.members.watch(answer, self.rank)
+        answer = self._needs("read", peer)
 
         def asked() -> None:
             # The value is what the memory holds when the request arrives.
@@ -256,8 +261,7 @@ class SimulatedWorker:
 
     def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
         world = self._world
-        done: Pending[None] = Pending("accumulate", peer)
-        world.members.watch(done, self.rank)
+        done = self._needs("accumulate", peer)
         sent_ns = world.kernel.now
 
         def arrived() -> None:
@@ -271,10 +275,10 @@ class SimulatedWorker:
 
     def average(self, peer: int) -> Pending[None]:
         world = self._world
-        done: Pending[None] = Pending("average", peer)
         if world.ending.finished_ns is not None:
-            return done  # nobody needs this average any more, so the side loop waits for ever
-        world.members.watch(done, self.rank)
+            # Nobody needs this average any more, so the side loop waits for ever.
+            return Pending("average", peer)
+        done = self._needs("average", peer)
         own, step = world.replicas[self.rank], self.step
         mine, asked_ns = own.snapshot(), world.kernel.now
 
