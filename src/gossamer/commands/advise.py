@@ -95,7 +95,7 @@ def advise(
     left_out |= {one.method: f"{budget} do not pay for it" for one in found[plan.candidates :]}
     config = _config(base, plan, target, budget, rates)
     with kept_run(keeping.runs, f"advise-{slug(loaded.name)}", config, has_page=False) as folder:
-        with Reporter(_most_runs(plan, len(changed)), "advising") as reporter:
+        with Reporter(plan.most_runs(len(changed)), "advising") as reporter:
             runner = _runner(folder, time.monotonic() + allowed)
             search = Search(base, found, plan, target, runner, _watcher(reporter))
             search.run(changed)
@@ -162,11 +162,6 @@ def _runner(folder: RunFolder | None, deadline: float) -> Run:
         return execute(settings, folder=place, on_row=watch, engines=engines)
 
     return run
-
-
-def _most_runs(plan: SearchPlan, changed: int) -> int:
-    final = (plan.leaders + plan.kinds - 1) * plan.seeds
-    return plan.searches + final + plan.contenders * changed * plan.scene_seeds
 
 
 def _watcher(reporter: Reporter) -> Callable[[SearchStep], None]:

@@ -52,13 +52,14 @@ class SearchPlan:
     scene_seeds: int
     nominal_s: float
     widenings: int = 0
-    """So many finalists may be tried at one rate beyond the grid."""
+    """The runs that compare finalists at the edge of the grid with the next rate beyond it."""
 
-    @property
-    def searches(self) -> int:
-        """Runs of the search, at most."""
+    def most_runs(self, scenes: int) -> int:
+        """The number of runs, at most, with so many changed clusters."""
         later = sum(rung.keep + self.kinds - 1 for rung in self.rungs[:-1])
-        return self.candidates + later + self.widenings
+        final = (self.leaders + self.kinds - 1) * self.seeds
+        changed = self.contenders * scenes * self.scene_seeds
+        return self.candidates + later + self.widenings + final + changed
 
 
 def nominal_seconds(settings: Settings) -> float:
@@ -92,8 +93,9 @@ def make_plan(
     """
     runs = budget_s / run_s
     fewest = _FEWEST_SEEDS if seeds is None else seeds
-    # Where there is a grid, every finalist may have to be tried once more, beyond its edge.
-    wider = int(rates > 1)
+    # The rate of every finalist may be at the edge of the grid: then two runs, one at that rate and
+    # one at the next beyond, say which is better.
+    wider = 2 if rates > 1 else 0
     longest = max(1, 1 + int(math.log(max(1.0, epochs / _FEWEST_EPOCHS), _FACTOR)))
     # The most careful one first.
     counts = range(candidates, min(candidates, 2 * rates) - 1, -rates)

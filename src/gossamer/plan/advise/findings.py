@@ -65,8 +65,8 @@ class SearchFindings:
         )
 
     def _measured(self) -> str:
-        tried = len(self.search.candidates) + len(self.search.widened)
-        return f"{len(self.search.searched)} of {counted(tried, 'candidate')}"
+        tried = counted(len(self.search.candidates), "candidate")
+        return f"{len(self.search.searched)} of {tried}"
 
     def widened(self) -> str:
         """Who was tried at a rate beyond the grid."""

@@ -154,15 +154,6 @@ class Halving(Generic[C]):
             self._left = stage.kept
         return self._left
 
-    def challenge(self, candidate: C, other: C, measure: Measure[C]) -> C:
-        """The better of the two, after the other ran as long as the candidate did."""
-        stage = next(one for one in reversed(self.stages) if candidate in one.curves)
-        own = stage.curves[candidate]
-        found = measure(other, stage.rung, own.arrival(self._goal))
-        stage.entrants.append(other)
-        stage.curves[other] = found
-        return order({candidate: own, other: found}, self._goal)[0]
-
     def _keep(self, ranking: list[C], count: int) -> list[C]:
         best = {self._kind(candidate): candidate for candidate in reversed(ranking)}
         kept = {*ranking[:count], *best.values()}

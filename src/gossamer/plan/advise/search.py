@@ -33,7 +33,7 @@ from gossamer.runs.arrival import (
     seconds_to,
     smoothed,
 )
-from gossamer.runs.statistics import beyond
+from gossamer.runs.statistics import best_rate, beyond
 from gossamer.sim.simulation import Result, Row
 from gossamer.tasks.flat_model import drawing_from
 
@@ -42,6 +42,9 @@ Run = Callable[[Settings, Stop, str | None], Result]
 """Runs settings until they end or `stop` says so; under a name where the run is to be kept."""
 _SLOWEST_OF_A_SCENE = 4.0
 """On a changed cluster a contender is given up at so many times the best one's time."""
+_LATEST = 2.0
+"""A rate beyond the grid is given up at so many times the time of the rate that it must beat: what
+decides an earlier arrival, 15 % more epochs, has passed by then."""
 
 
 class OutOfTime(Exception):
@@ -172,19 +175,36 @@ class Search:
         return chosen
 
     def _widen(self, chosen: Sequence[Candidate]) -> list[Candidate]:
-        """Who is best at the outermost rate runs once at the next one beyond, as the search did."""
-        wider = {candidate: beyond(candidate.learning_rate, self.rates(candidate.method))
-                 for candidate in chosen[: self.plan.widenings]}  # fmt: skip
-        self._begin("rates beyond the grid", sum(rate is not None for rate in wider.values()))
-        finalists: list[Candidate] = []
-        for candidate in chosen:
-            rate = wider.get(candidate)
-            if rate is not None:
-                further = dataclasses.replace(candidate, learning_rate=rate)
-                self.widened.append(further)
-                candidate = self.halving.challenge(candidate, further, self._measure)
-            finalists.append(candidate)
-        return finalists
+        """Replace a finalist whose rate is at the edge of the grid where the next rate is better.
+
+        The runs of the search do not decide that: they end when enough others have arrived, and
+        early in a run the larger rate is often ahead although it arrives later.
+        """
+        further = {
+            candidate: rate
+            for candidate in chosen
+            if (rate := beyond(candidate.learning_rate, self.rates(candidate.method))) is not None
+        }
+        self._begin("rates beyond the grid", 2 * len(further))
+        return [self._better(one, further[one]) if one in further else one for one in chosen]
+
+    def _better(self, candidate: Candidate, rate: float) -> Candidate:
+        """The candidate at its own rate or at this one, whichever is better in a whole run.
+
+        Both run with a seed that neither the search nor the final uses.
+        """
+        base = dataclasses.replace(self.base, seed=self.base.seed + self.plan.seeds + 1)
+        tried: dict[float, list[list[Row]]] = {}
+        limit = math.inf
+        for one in (candidate, dataclasses.replace(candidate, learning_rate=rate)):
+            settings = one.settings(base)
+            rows, result = self._one(settings, settings.samples, limit, str(one))
+            tried[one.learning_rate] = [[] if result is None else rows]
+            reached = seconds_to(rows, self.target, self.key)
+            limit = math.inf if reached is None else _LATEST * reached
+        self.widened.append(dataclasses.replace(candidate, learning_rate=rate))
+        best = best_rate(tried, self.target, self.key)
+        return dataclasses.replace(candidate, learning_rate=best)
 
     def rates(self, method: str) -> list[float]:
         """Those that this method was to be tried at."""
