@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -275,10 +275,3 @@ def test_a_search_that_ends_among_the_rates_beyond_tells_what_ran() -> None:
     findings = ran(run)
     assert findings.verdict().startswith("Interrupted when 10 of 10 candidates had been measured")
     assert len(findings.search.widened) == 1
-
-
-def test_the_tables_of_the_page_are_rectangles() -> None:
-    tables: Sequence[Any] = ran(MadeUp(METHODS)).tables()
-    assert len(tables) >= 1
-    for table in tables:
-        assert all(len(row) == len(table["columns"]) for row in table["rows"])

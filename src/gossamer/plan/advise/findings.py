@@ -13,8 +13,6 @@ from gossamer.plan.advise.search import Search, Standing
 from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.plan.advise.sensitivity import SceneOutcome, sentence, thresholds
 from gossamer.quantities import counted
-from gossamer.report.page.data import ArrivalData, TableData
-from gossamer.report.page.method import arrival_data
 from gossamer.runs.arrival import RULE, is_lower_better
 from gossamer.runs.ranking import RankedMethod, Ranking
 from gossamer.runs.statistics import beyond, show_score
@@ -193,11 +191,13 @@ class SearchFindings:
         """What `--json` prints and the folder keeps."""
         base, plan = self.search.base, self.search.plan
         return {
+            "title": f"Advice for {base.task.title} on {base.cluster.title or base.cluster.name}",
             "ranking": [self._row(one) for one in self.ranking],
             "task": base.task.name,
             "cluster": base.cluster.name,
             "workers": base.cluster.workers,
             "target": self.search.target,
+            "score": self.search.key,
             "seed": base.seed,
             "ended": self.search.ended,
             "verdict": self.verdict() if self.ranking else "",
@@ -218,6 +218,7 @@ class SearchFindings:
             ],
             "left_out": self.left_out,
             "failures": self.search.failures,
+            "remarks": self.remarks(),
             "plan": {
                 "candidates": plan.candidates,
                 "rungs": [{"share": rung.share, "keep": rung.keep} for rung in plan.rungs],
@@ -226,10 +227,6 @@ class SearchFindings:
                 "nominal_seconds": plan.nominal_s,
             },
         }
-
-    def arrivals(self) -> dict[str, ArrivalData]:
-        """For the page, whose curves do not know what collecting the model costs."""
-        return {place.label: arrival_data(place) for place in self.contest.places}
 
     def _row(self, one: Standing) -> dict[str, Any]:
         place = self.place(one)
@@ -257,32 +254,6 @@ class SearchFindings:
             "leader": one.leader(),
             "seconds_to_target": {method: found.mean for method, found in one.arrivals.items()},
             "failures": dict(one.failures),
-        }
-
-    def tables(self) -> list[TableData]:
-        """For the page: the ranking, and who was left behind."""
-        made = [self._ranking_table()]
-        behind = self.search.left_behind()
-        if behind:
-            made.append(
-                {
-                    "title": "Left behind in the search",
-                    "columns": ["method", "learning rate", "rung", f"best {self.search.key} there"],
-                    "rows": [[c.method, c.learning_rate, rung, best] for c, rung, best in behind],
-                }
-            )
-        return made
-
-    def _ranking_table(self) -> TableData:
-        keys = (
-            "method", "kind", "learning_rate", "seconds_to_target", "low", "high",
-            "times_the_first", "reached", "seeds", "best",
-        )  # fmt: skip
-        rows = [self._row(one) for one in self.ranking]
-        return {
-            "title": f"Time to {self.goal}, in virtual seconds",
-            "columns": [key.replace("_", " ") for key in keys],
-            "rows": [[row[key] for key in keys] for row in rows],
         }
 
 

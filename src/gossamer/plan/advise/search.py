@@ -28,6 +28,7 @@ from gossamer.replica import trainable
 from gossamer.runs.arrival import (
     Arrival,
     arrival,
+    charged,
     has_lasted,
     is_lower_better,
     seconds_to,
@@ -414,8 +415,3 @@ def collecting_seconds(settings: Settings, size_bytes: int) -> float:
         latency += wires.rack_latency
         per_byte *= wires.oversubscription
     return all_reduce_seconds(wires.collective, machines, size_bytes, latency, per_byte)
-
-
-def charged(history: Sequence[Row], extra_s: float) -> list[Row]:
-    """The same evaluations, at the moments when their model could have been had."""
-    return [{**row, "virtual_seconds": row["virtual_seconds"] + extra_s} for row in history]
