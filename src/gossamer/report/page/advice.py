@@ -12,7 +12,7 @@ from typing import cast
 from gossamer.report.page.data import AdviceData, PageData, TableData
 from gossamer.report.page.method import arrival_data
 from gossamer.runs.arrival import Arrival
-from gossamer.runs.json_files import Row, members, number, objects, text, texts
+from gossamer.runs.json_files import Row, members, number, numbers, objects, text, texts
 from gossamer.runs.kept_runs import Folder
 from gossamer.runs.ranking import Interval, RankedMethod
 from gossamer.runs.statistics import show_number, show_score
@@ -41,11 +41,10 @@ def kept_places(search: Row) -> list[RankedMethod]:
 def _place(row: Row) -> RankedMethod:
     raw = row.get("seconds_of_seeds")
     seconds = [number(one) for one in cast(list[object], raw)] if isinstance(raw, list) else []
-    mean, low, high = (number(row.get(key)) for key in ("seconds_to_target", "low", "high"))
-    is_known = mean is not None and low is not None and high is not None
+    known = numbers([row.get(key) for key in ("seconds_to_target", "low", "high")])
     return RankedMethod(
         arrival=Arrival(text(row.get("method")), tuple(seconds)),
-        span=Interval(mean, low, high) if is_known else None,
+        span=Interval(*known) if known else None,
         times=number(row.get("times_the_first")),
         is_close=row.get("may_be_first") is True,
     )
