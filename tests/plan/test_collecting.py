@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gossamer.config.settings import make_settings
-from gossamer.plan.advise.search import collecting_seconds, model_bytes
+from gossamer.plan.advise.collecting import collecting_seconds, model_bytes
 from gossamer.runs.arrival import charged
 from gossamer.tasks.flat_model import FlatModel
 from support import cluster_of, digits

@@ -27,16 +27,9 @@ from gossamer.errors import ConfigurationError, Error
 from gossamer.observe.observer import Observer
 from gossamer.plan.advise.budget import SearchPlan, make_plan, nominal_seconds
 from gossamer.plan.advise.candidates import Candidate, candidates
+from gossamer.plan.advise.collecting import collecting_seconds, model_bytes
 from gossamer.plan.advise.findings import SearchFindings
-from gossamer.plan.advise.search import (
-    OutOfTime,
-    Run,
-    Search,
-    SearchStep,
-    Stop,
-    collecting_seconds,
-    model_bytes,
-)
+from gossamer.plan.advise.search import OutOfTime, Run, Search, SearchStep, Stop
 from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.plan.advise.sensitivity import scenes
 from gossamer.quantities import counted, seconds

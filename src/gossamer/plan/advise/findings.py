@@ -1,4 +1,4 @@
-"""What a search found, in words and numbers: for the console, for JSON and for the page."""
+"""What a search found, in words and numbers, for the console and for the summary."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ class SearchFindings:
 
     @property
     def has_final(self) -> bool:
-        """Whether the finalists have run: before that nobody may be called first."""
+        """Whether the finalists have run; before that no method may be called first."""
         return bool(self.ranking) and self.ranking[0].is_final
 
     def place(self, one: Standing) -> RankedMethod:
+        """Its place in the contest, with its interval."""
         return next(p for p in self.contest.places if p.label == one.candidate.method)
 
     def verdict(self) -> str:
@@ -52,7 +53,7 @@ class SearchFindings:
         contest = self.contest
         if not self.has_final:
             cut_short = f"{self._why_ended()} when {self._measured()} had been measured"
-            # Such a search knows nothing of those who had not arrived yet.
+            # Such a search knows nothing of the methods that had not arrived yet.
             contest = Ranking([one.arrival for one in self.ranking if one.arrival.reached])
         ends = {one.candidate.method: one.nearest for one in self.ranking}
         return verdict(contest, self.search.target, self.search.key, ends, cut_short)
@@ -67,7 +68,7 @@ class SearchFindings:
         return f"{len(self.search.searched)} of {tried}"
 
     def widened(self) -> str:
-        """Who was tried at a rate beyond the grid."""
+        """Which candidates were tried at a rate beyond the grid."""
         tried = ", ".join(map(str, self.search.widened))
         why = "because the best rate was the outermost of the grid"
         return f"Also tried, {why}: {tried}." if tried else ""
@@ -84,7 +85,7 @@ class SearchFindings:
         )
         if winner is None:
             return (
-                f"Nobody reaches {self.goal} with every seed; {first.candidate.method} comes "
+                f"No method reaches {self.goal} with every seed; {first.candidate.method} comes "
                 f"nearest with {show_score(first.nearest, key)}, then {second.candidate.method} "
                 f"with {show_score(second.nearest, key)}."
             )
@@ -99,14 +100,14 @@ class SearchFindings:
         return why(winner, loser)
 
     def proposal(self) -> str:
-        """Where nobody arrives: a target or a length with which somebody would."""
-        if self.is_reached or not self.ranking or not self.ranking[0].is_final:
+        """Where no method arrives: a target or a length with which one would."""
+        if self.is_reached or not self.has_final:
             return ""
         key, epochs = self.search.key, self.search.base.epochs or 1.0
         best = self.ranking[0].nearest
         if not math.isfinite(best):
             return "Every candidate diverged; give smaller rates with --lr."
-        # Held with some seeds, or nearly held: what is proposed must be easier than what was asked.
+        # The target may be held with some seeds: what is proposed must be easier than it.
         rounded = (
             max(math.ceil(best * 100) / 100, math.floor(self.search.target * 100 + 1) / 100)
             if is_lower_better(key)
@@ -115,7 +116,7 @@ class SearchFindings:
         return f"Try --target {rounded:g}, or --epochs {_LONGER * epochs:g}."
 
     def edge(self) -> str:
-        """Where the winner's rate is the outermost of the grid, a better one may lie beyond."""
+        """A hint where the winner's rate is the outermost that was tried."""
         if not self.has_final:
             return ""
         first = self.ranking[0].candidate
@@ -147,7 +148,7 @@ class SearchFindings:
         return found
 
     def remarks(self) -> list[str]:
-        """What the page says besides its verdict, its tables and the advice itself."""
+        """What the page says besides the verdict, the tables and the advice itself."""
         judged = RULE_OF_CHANGES if self.changes() else ""
         said = [one for one in (self.ended(), self.widened(), judged) if one]
         said += [f"{what} failed: {error}" for what, error in self.search.failures.items()]
@@ -157,14 +158,14 @@ class SearchFindings:
         return said
 
     def next_step(self) -> str:
-        """What to do with the answer; nothing where there is none."""
+        """What to do with the answer; empty where there is none."""
         if not self.has_final:
             return ""
         whom = "the winner" if self.contest.winner is not None else "the first of them"
         return f"Train with {whom}: {self.train_command()}"
 
     def train_command(self) -> str:
-        """Trains with the first of the ranking on real processes; empty before there is one."""
+        """The command that trains with the first of the ranking; empty before the final."""
         if not self.has_final:
             return ""
         first = self.ranking[0].candidate
@@ -172,8 +173,8 @@ class SearchFindings:
         return shlex.join(["gossamer", "train", *chosen, *_common(self.search.base)])
 
     def ended(self) -> str:
-        """What a reader must know of a search that was cut short; empty where it was not."""
-        seeds = len(self.ranking[0].results) if self.ranking and self.ranking[0].is_final else 0
+        """How far a search got that was cut short; empty for one that was not."""
+        seeds = len(self.ranking[0].results) if self.has_final else 0
         final = (
             f"the final had {seeds} of {counted(self.search.plan.seeds, 'seed')}, "
             f"followed by {counted(len(self.search.outcomes), 'changed cluster')}"
