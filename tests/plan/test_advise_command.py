@@ -139,6 +139,14 @@ def test_an_interruption_gives_the_best_so_far(
     assert "best so far" in said.err
     (folder,) = tmp_path.iterdir()
     assert json.loads((folder / "summary.json").read_text())["ended"] == "interrupted"
+    assert "No method reaches" not in said.json["reason"]  # nobody has run to the end yet
+    again = gossamer("report", str(folder), "--out", str(tmp_path / "again.html"))
+    assert (again.status, again.err) == (0, "")  # nothing of an unfinished search is missing
+    page = page_of(tmp_path / "again.html")
+    assert page == page_of(folder / "report.html")
+    assert page["methods"] == []
+    assert page["verdict"] == said.json["verdict"]
+    assert page["tables"][0]["rows"][0][0] == said.json["ranking"][0]["method"]
 
 
 def test_a_slow_machine_gives_the_best_so_far_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,8 @@ def _kind(config: Row, path: Path) -> str:
 def _read_runs(folder: Folder, below: list[Path], where: str) -> None:
     path, missing = folder.path, folder.missing
     children = [one for one in below if any((one / name).exists() for name in _FILES)]
-    if folder.kind == "train" or (path / "metrics.jsonl").exists() or not children:
+    is_alone = not children and folder.kind != "advise"  # a search keeps the runs of its final only
+    if folder.kind == "train" or (path / "metrics.jsonl").exists() or is_alone:
         if not any((path / name).exists() for name in _FILES):
             missing.append(
                 f"{where} holds no run: no config.json, no metrics.jsonl and no summary.json."

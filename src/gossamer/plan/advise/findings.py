@@ -84,10 +84,14 @@ class SearchFindings:
             for one in (first, second)
         )
         if winner is None:
+            begun = (
+                f"No method reaches {self.goal} with every seed; {first.candidate.method} comes"
+                if first.is_final
+                else f"So far {first.candidate.method} has come"
+            )
             return (
-                f"No method reaches {self.goal} with every seed; {first.candidate.method} comes "
-                f"nearest with {show_score(first.nearest, key)}, then {second.candidate.method} "
-                f"with {show_score(second.nearest, key)}."
+                f"{begun} nearest with {show_score(first.nearest, key)}, then "
+                f"{second.candidate.method} with {show_score(second.nearest, key)}."
             )
         if loser is None and not second.is_final:
             return f"{second.candidate.method} had not arrived yet."
