@@ -103,7 +103,7 @@ def series(label, *histories, rate=0.1):
 def drawn(path, runs, target, title="Comparison"):
     key = measure([history for one in runs for history in one.histories])
     ranking = Ranking([arrival(one.label, one.histories, target, key) for one in runs])
-    comparison_picture(path, runs, title=title, target=target, ranking=ranking)
+    comparison_picture(path, runs, title=title, target=target, ranking=ranking.places)
 
 
 def size_of(path):

@@ -17,7 +17,7 @@ from gossamer.observe.strip import Strip
 from gossamer.report.page.build import build_page
 from gossamer.report.page.html_file import write_page
 from gossamer.report.pictures.figure import has_matplotlib
-from gossamer.report.pictures.main_picture import Advice, main_picture
+from gossamer.report.pictures.main_picture import main_picture
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.kept_runs import Folder, read_folder
 from gossamer.runs.result import Result, Row
@@ -113,17 +113,12 @@ def complete(folder: RunFolder, *, has_failed: bool = False) -> Generator[None]:
             raise typer.Exit(1)
 
 
-def draw(
-    path: Path,
-    folders: Sequence[Folder],
-    target: float | None = None,
-    advice: Advice | None = None,
-) -> Path | None:
+def draw(path: Path, folders: Sequence[Folder], target: float | None = None) -> Path | None:
     """The main picture of these folders, where it can be drawn."""
     if not has_matplotlib():
         return None
     try:
-        return path if main_picture(path, folders, target=target, advice=advice) else None
+        return path if main_picture(path, folders, target=target) else None
     except OSError:
         raise
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer.config.settings import Settings
+from gossamer.errors import ConfigurationError
 from gossamer.files import replacement
 from gossamer.quantities import counted
 
@@ -57,7 +59,39 @@ class Result:
         what = f"{summary.get('method')} on {summary.get('task')}, {workers}"
         return f"<{type(self).__name__}: {', '.join([what, *shown])}>"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a pickle, which takes no functions: tasks and methods hold some, so the settings
+        travel as plain values and are made again when they are asked for."""
+        state = dict(self.__dict__)
+        settings: Settings | None = state.pop("settings", None)
+        if settings is not None:
+            # A task that was made in Python has no name by which it could be made again.
+            state[_VALUES] = settings.to_json() if settings.task.spec else None
+        # Each of several views of one vector would bring the whole of it.
+        return state | {"state": {name: own.clone() for name, own in self.state.items()}}
+
+    def __copy__(self) -> Result:
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Result:
+        """Copies share the settings, which nobody changes."""
+        made = copy.copy(self)
+        for name in made.__dict__.keys() - {"settings"}:
+            made.__dict__[name] = copy.deepcopy(self.__dict__[name], memo)
+        return made
+
     def __getattr__(self, name: str) -> Any:
+        if name == "settings" and _VALUES in self.__dict__:
+            values = self.__dict__[_VALUES]
+            if values is None:
+                raise ConfigurationError(
+                    "this result was pickled, and its task, which was made in Python, did not "
+                    "travel with it; keep the settings beside the result"
+                )
+            self.settings = Settings.from_json(values)
+            return self.settings
         summary: Row = self.__dict__.get("summary", {})
         if name not in summary:
             known = ", ".join(sorted(summary))
@@ -69,6 +103,7 @@ class Result:
         return sorted({*super().__dir__(), *self.summary})
 
 
+_VALUES = "_settings_values"
 _SHOWN = ("epochs", "loss", "accuracy", "virtual_seconds", "wall_seconds")
 
 

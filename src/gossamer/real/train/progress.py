@@ -118,11 +118,10 @@ class TrainingProgress(LogReader):
                 self._call(listener.on_progress, rank, entry)
             self._tell("on_step", rank, entry["steps"], entry["seconds"], entry["training_loss"])
         else:
-            row = {**entry, "samples": sum(now["samples"] for now in self.latest.values())}
-            self.rows.append(row)
+            self.rows.append(entry)
             if listener.on_row is not None:
-                self._call(listener.on_row, row)
-            self._tell("on_evaluation", row)
+                self._call(listener.on_row, entry)
+            self._tell("on_evaluation", entry)
 
     def result(self, settings: Settings, status: int) -> Result:
         output = self._folder / "output.npy"

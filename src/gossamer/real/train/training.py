@@ -377,6 +377,7 @@ class Training:
         self._log.write(kind, {
             "seconds": time.monotonic() - self._began,
             "epochs": self._pace.epoch,
+            "samples": round(self._pace.epoch * len(self._settings.task.train)),
             "output": self._method.output,
             **asdict(self._evaluator.score(held)),
         })  # fmt: skip

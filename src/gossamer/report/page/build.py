@@ -8,16 +8,15 @@ from pathlib import Path
 
 from gossamer.errors import ConfigurationError
 from gossamer.report.looks import places
+from gossamer.report.page.advice import kept_search, show_search
 from gossamer.report.page.cluster import drawn_cluster, drawn_host, read_cluster
 from gossamer.report.page.data import (
-    AdviceData,
     ClusterData,
     GridData,
     GridRow,
     MethodData,
     PageData,
     Setting,
-    TableData,
 )
 from gossamer.report.page.gathered_runs import GatheredRuns, check_same_task, gather
 from gossamer.report.page.lab import lab_parts
@@ -27,10 +26,9 @@ from gossamer.report.page.text import page_subtitle, page_title, page_verdict
 from gossamer.report.page.topology import server_side
 from gossamer.runs.arrival import RULE
 from gossamer.runs.contest import Contest
-from gossamer.runs.json_files import Row, count, members, number, objects, text, texts
+from gossamer.runs.json_files import count, members, number, objects, text, texts
 from gossamer.runs.kept_runs import Folder, Run, read_folder
 from gossamer.runs.ranking import LEVEL
-from gossamer.runs.statistics import show_number
 
 _LAB = ("delay", "staleness", "stragglers", "table")
 _KINDS = {
@@ -68,7 +66,7 @@ def build_page(
     methods += [method for lab in labs for method in lab.methods]
     runs = [run for folder in folders for run in folder.runs]
     first = first_configured(runs)
-    return PageData(
+    data = PageData(
         title=page_title(folders, gathered, first, labs),
         subtitle=page_subtitle(gathered, first),
         kind=page_kind(folders),
@@ -82,7 +80,7 @@ def build_page(
         can_tell=contest.ranking.can_tell if contest.entries else False,
         time="seconds" if any(run.is_real for run in runs) else "virtual seconds",
         test_samples=_test_samples(runs, contest.key),
-        advice=advice_data(folders[0]) if len(folders) == 1 else None,
+        advice=None,
         methods=methods,
         grid=_grid(contest),
         cluster=_cluster(gathered, first),
@@ -94,6 +92,10 @@ def build_page(
         # What a run that goes on has not written yet is not missing.
         missing=[] if is_growing else _missing(folders, gathered),
     )
+    search = kept_search(folders, target)
+    if search is not None:
+        show_search(data, search)
+    return data
 
 
 def _test_samples(runs: Sequence[Run], key: str) -> int | None:
@@ -299,51 +301,3 @@ def _missing(folders: Sequence[Folder], gathered: GatheredRuns) -> list[str]:
             name = folder.path.resolve().name
             said.append(f"The command that made {name} was not written down.")
     return list(dict.fromkeys([*said, *gathered.missing]))
-
-
-# ---------------------------------------------------------------------- advice
-
-
-def advice_data(folder: Folder) -> AdviceData | None:
-    """What `gossamer advise` wrote down; a search without a ranking recommends nothing."""
-    summary = folder.summary
-    ranking = objects(summary.get("ranking"))
-    if folder.kind != "advise" or not ranking:
-        return None
-    first = text(ranking[0].get("method"))
-    rivals = [text(one.get("method")) for one in ranking[1:] if one.get("may_be_first") is True]
-    also = f" ({', '.join(rivals)} may be as fast)" if rivals else ""
-    changes = texts(summary.get("changes"))
-    return AdviceData(
-        reasons=[
-            said for key in ("reason", "proposal", "edge") if (said := text(summary.get(key)))
-        ],
-        next_step=f"Train with {first}, the first of the ranking{also}:",
-        command=text(summary.get("command")),
-        changes=[f"{one[0].upper()}{one[1:]}." for one in changes if one],
-        scenes=_scenes(objects(summary.get("sensitivity"))),
-    )
-
-
-def _scenes(outcomes: list[Row]) -> TableData | None:
-    """A row for each changed cluster, a column for each method that was tried there."""
-    times = [members(one.get("seconds_to_target")) for one in outcomes]
-    methods = list(dict.fromkeys(method for found in times for method in found))
-    if not methods:
-        return None
-    return TableData(
-        title="Time to the target if one thing differed",
-        columns=["change", *methods, "first"],
-        rows=[
-            [
-                text(one.get("change")),
-                *(_time(number(found.get(method))) for method in methods),
-                text(one.get("leader")) or "nobody",
-            ]
-            for one, found in zip(outcomes, times, strict=True)
-        ],
-    )
-
-
-def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{show_number(seconds)} s"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from gossamer.report.page.advice import kept_places, kept_search
 from gossamer.report.page.build import first_configured, goal_of
 from gossamer.report.page.gathered_runs import gather
 from gossamer.report.page.method import shares_of, worker_times
@@ -13,45 +13,33 @@ from gossamer.report.page.text import page_title
 from gossamer.report.pictures.panels import VIRTUAL, Series
 from gossamer.report.pictures.run_pictures import comparison_picture, run_picture
 from gossamer.runs.contest import Contest
+from gossamer.runs.json_files import text
 from gossamer.runs.kept_runs import Folder, Run
-from gossamer.runs.ranking import Ranking
 from gossamer.runs.statistics import curve
 
 OWN_PICTURE = "comparison.png"
 """That of a comparison that came to its end, drawn by the command itself."""
 
 
-@dataclass(frozen=True)
-class Advice:
-    """What a search knows beyond its run folders."""
-
-    title: str
-    ranking: Ranking
-    """With the time that having the model takes."""
-
-
-def main_picture(
-    path: Path,
-    folders: Sequence[Folder],
-    *,
-    target: float | None = None,
-    advice: Advice | None = None,
-) -> bool:
+def main_picture(path: Path, folders: Sequence[Folder], *, target: float | None = None) -> bool:
     """Draw it, and say whether there was anything to draw: a run that was evaluated."""
     gathered = gather(folders)
     goal = goal_of(folders, gathered, target)
     contest = Contest(gathered.whole | gathered.partial, goal)
-    ranking = advice.ranking if advice else contest.ranking
+    search = kept_search(folders, target)
+    ranking = contest.ranking.places if search is None else kept_places(search)
     shown = {
         place.label: contest.entries[place.label].results[contest.chosen[place.label]]
-        for place in ranking.places
+        for place in ranking
         if place.label in contest.entries
     }
     if not any(_is_scored(run, contest.key) for runs in shown.values() for run in runs):
         return False
     methods = [series_of(label, runs) for label, runs in shown.items()]
     every = [run for folder in folders for run in folder.runs]
-    title = advice.title if advice else page_title(folders, gathered, first_configured(every), [])
+    title = page_title(folders, gathered, first_configured(every), [])
+    if search is not None:
+        title = text(search.get("title")) or title
     time = "seconds" if any(run.is_real for run in every) else VIRTUAL
     if goal is None or len(methods) == 1:
         workers = worker_times(shown[methods[0].label][0])

@@ -24,7 +24,7 @@ from gossamer.report.pictures.panels import (
     limit_scores,
     name_target,
 )
-from gossamer.runs.ranking import Ranking
+from gossamer.runs.ranking import RankedMethod
 from gossamer.runs.statistics import measure, show_number, show_score
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def comparison_picture(
     *,
     title: str,
     target: float,
-    ranking: Ranking,
+    ranking: Sequence[RankedMethod],
     time: str = VIRTUAL,
 ) -> None:
     """Several methods on one task and one cluster: scores, times to the target, use of time."""
@@ -67,7 +67,7 @@ def comparison_picture(
     panels = figure.subplots(2, 2, sharey="row", height_ratios=(1.3, lower))
     over_time, over_epochs, arrivals, shares = panels.flat
     key = _draw_scores(over_time, over_epochs, runs, looks, target, time)
-    ranked = [place for place in ranking.places if place.label in by_label]
+    ranked = [place for place in ranking if place.label in by_label]
     figures.style(arrivals, "left", f"{time.capitalize()} to reach {show_score(target, key)}")
     draw_arrivals(arrivals, ranked, by_label, looks, time)
     draw_shares(shares, [by_label[one.label] for one in ranked])
