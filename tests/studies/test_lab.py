@@ -246,8 +246,8 @@ def test_a_stopped_sweep_goes_on_to_the_same_result(checks: int, tmp_path: Path)
     """Bit for bit, before the first step, inside a group and in another one; through the disk."""
     first = Sweep(digits(), small_grid(), folder=tmp_path)
     assert not first.run(after(checks))
-    second = Sweep(digits(), small_grid(), folder=tmp_path)
-    second.resume()
+    second = Sweep(digits(), small_grid())
+    second.resume(tmp_path)
     assert second.scores() == first.scores()
     assert second.run()
     assert second.scores() == whole().scores()
@@ -270,13 +270,13 @@ def test_a_checkpoint_without_pickle_and_never_half_written(tmp_path: Path) -> N
     with np.load(state, allow_pickle=False) as arrays:
         assert {"parameters", "ring"} <= set(arrays)
     (tmp_path / ".state-9.npz").write_bytes(b"half")
-    Sweep(digits(), small_grid(), folder=tmp_path).resume()
+    Sweep(digits(), small_grid()).resume(tmp_path)
     state.write_bytes(b"PK\x03\x04 nothing")
     with pytest.raises(ConfigurationError, match="its checkpoint is damaged"):
-        Sweep(digits(), small_grid(), folder=tmp_path).resume()
+        Sweep(digits(), small_grid()).resume(tmp_path)
     state.unlink()
     with pytest.raises(ConfigurationError, match=r"it has no state-\d+\.npz"):
-        Sweep(digits(), small_grid(), folder=tmp_path).resume()
+        Sweep(digits(), small_grid()).resume(tmp_path)
 
 
 def test_the_first_interrupt_asks_and_the_second_ends() -> None:

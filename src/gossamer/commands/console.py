@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -98,6 +97,13 @@ def plain_table(title: str | None = None, *, gap: int = 1) -> Table:
     )
 
 
+def add_columns(table: Table, first: str, *others: str, no_wrap: bool = False) -> None:
+    """Give a table a first column of names and further columns of numbers."""
+    table.add_column(first, no_wrap=no_wrap)
+    for column in others:
+        table.add_column(column, justify="right", no_wrap=no_wrap)
+
+
 def show_table(table: Table) -> None:
     """A table that fits: on a narrow terminal without its last columns, which are named."""
     if not out.is_terminal:
@@ -160,17 +166,53 @@ def print_json(value: dict[str, Any]) -> None:
         left = left[raw.write(left) or 0 :]
 
 
-def command_line() -> str:
-    """What was typed, as config.json keeps it: a shell reads it back as it was."""
-    return shlex.join(["gossamer", *sys.argv[1:]])
-
-
 def can_draw() -> bool:
     """Whether pictures can be made; the tables are complete without them."""
     found = has_matplotlib()
     if not found:
         warn("no picture: run `pip install matplotlib` to get one")
     return found
+
+
+def progress_line(what: str, row: Mapping[str, Any]) -> str:
+    """Where a run is, in a few words."""
+    is_real = "virtual_seconds" not in row
+    seconds = row["seconds"] if is_real else row["virtual_seconds"]
+    parts = [what, f"epoch {row['epochs']:.1f}", f"{seconds:.2f} {'s' if is_real else 'virtual s'}"]
+    if row.get("loss") is not None:
+        parts.append(f"loss {row['loss']:.3f}")
+    if row.get("accuracy") is not None:
+        parts.append(f"accuracy {show_share(row['accuracy'])}")
+    return "  ".join(parts)
+
+
+Figures = Sequence[tuple[str, str, Callable[[Any], str]]]
+"""What to print of a summary: a label, the key of the figure, and how the figure is written."""
+
+
+def show_figures(title: str, summary: Mapping[str, Any], figures: Figures) -> None:
+    """Print the figures that a summary has, with their intervals where it has some."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None)
+    bounds = summary.get("interval", {})
+    for label, key, show in figures:
+        if summary.get(key) is not None:
+            between = "" if key not in bounds else " to ".join(map(show, bounds[key]))
+            table.add_row(label, show(summary[key]), between)
+    out.print(table)
+
+
+def shared_figures(output: str) -> tuple[Figures, Figures]:
+    """The figures that simulated and real runs both have: first the scores, then the costs."""
+    return (
+        (f"loss of the {output}", "loss", "{:.4f}".format),
+        (f"accuracy of the {output}", "accuracy", show_share),
+        ("accuracy of a worker", "worker_accuracy", show_share),
+    ), (
+        ("waiting", "waiting_fraction", show_share),
+        ("mean staleness", "mean_staleness", "{:.2f}".format),
+        ("mean global staleness", "mean_global_staleness", "{:.2f}".format),
+        ("consensus distance", "consensus_distance", "{:.4f}".format),
+    )
 
 
 def show_share(value: float | None) -> str:

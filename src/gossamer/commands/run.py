@@ -15,7 +15,8 @@ import typer
 
 from gossamer.commands import options as given
 from gossamer.commands.console import warn
-from gossamer.commands.kept_run import keeps_folder, slug
+from gossamer.commands.kept_run import keeps_folder
+from gossamer.commands.work.simulations import slug
 from gossamer.errors import ConfigurationError
 from gossamer.groups import even_groups
 from gossamer.methods import parse_method

@@ -7,26 +7,25 @@ import json
 import math
 import shutil
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from gossamer.commands import options as given
 from gossamer.commands.console import (
-    command_line,
-    out,
     print_json,
     say_line,
+    shared_figures,
     show_bytes,
-    show_share,
+    show_figures,
 )
-from gossamer.commands.kept_run import ended_by, keep_report, keeps_folder, slug
+from gossamer.commands.kept_run import keep_report, keeps_folder
 from gossamer.commands.view.live import live_page
 from gossamer.commands.view.train_view import TrainView
+from gossamer.commands.work.simulations import command_line, ended_by, slug
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.quantities import counted
@@ -160,7 +159,12 @@ def _follow(request: TrainRequest, folder: RunFolder | None, config: Row, *, as_
         folder.defer_failures()
     try:
         with view:
-            on_row = view.row if folder is None else _both(view.row, folder.add_row)
+
+            def on_row(row: Row) -> None:
+                view.row(row)
+                if folder is not None:
+                    folder.add_row(row)
+
             result = launch(
                 dataclasses.replace(request, folder=None if folder is None else folder.path),
                 RunListener(on_row, view.worker, on_start=view.start),
@@ -251,14 +255,6 @@ def _saved(context: typer.Context, resume: Path) -> dict[str, Any]:
     return {name: value for name, value in saved_options(resume).items() if name not in stated}
 
 
-def _both(first: Callable[[Row], None], second: Callable[[Row], None]) -> Callable[[Row], None]:
-    def call(row: Row) -> None:
-        first(row)
-        second(row)
-
-    return call
-
-
 def _how(status: int) -> str:
     # A scheduler that wants its machine back sends SIGTERM, a terminal that is closed SIGHUP.
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -267,29 +263,25 @@ def _how(status: int) -> str:
 
 
 def _show(result: Result) -> None:
-    summary = result.summary
-    table = Table(
-        title=f"{summary['method']} on {summary['workers']} real workers",
-        title_justify="left", show_header=False, box=None,
-    )  # fmt: skip
-
-    def add(label: str, key: str, show: Callable[[float], str]) -> None:
-        if summary.get(key) is not None:
-            table.add_row(label, show(summary[key]))
-
-    output = summary.get("output", "model")
-    add(f"loss of the {output}", "loss", "{:.4f}".format)
-    add(f"accuracy of the {output}", "accuracy", show_share)
-    add("accuracy of a worker", "worker_accuracy", show_share)
-    add("wall time", "wall_seconds", "{:.2f} s".format)
-    add("steps", "steps", "{:.0f}".format)
-    by_worker = ", ".join(f"{rank}: {n}" for rank, n in summary["steps_by_worker"].items())
-    table.add_row("steps by worker", by_worker)
-    add("waiting", "waiting_fraction", show_share)
-    add("mean staleness", "mean_staleness", "{:.2f}".format)
-    add("consensus distance", "consensus_distance", "{:.4f}".format)
-    add("bytes sent per step", "bytes_per_step", show_bytes)
-    add("exchanges per step", "exchanges_per_step", "{:.2f}".format)
+    summary = dict(result.summary)
     if result.status == 0 and summary["living"] < summary["workers"]:
-        table.add_row("lived to the end", f"{summary['living']} of {summary['workers']}")
-    out.print(table)
+        summary["survivors"] = f"{summary['living']} of {summary['workers']}"
+    scores, costs = shared_figures(summary.get("output", "model"))
+    show_figures(
+        f"{summary['method']} on {summary['workers']} real workers",
+        summary,
+        [
+            *scores,
+            ("wall time", "wall_seconds", "{:.2f} s".format),
+            ("steps", "steps", "{:.0f}".format),
+            ("steps by worker", "steps_by_worker", _by_worker),
+            *costs,
+            ("bytes sent per step", "bytes_per_step", show_bytes),
+            ("exchanges per step", "exchanges_per_step", "{:.2f}".format),
+            ("lived to the end", "survivors", str),
+        ],
+    )
+
+
+def _by_worker(steps: Row) -> str:
+    return ", ".join(f"{rank}: {count}" for rank, count in steps.items())

@@ -7,7 +7,6 @@ what was trained, and `--resume` goes on with it.
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,10 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from gossamer.commands.console import print_json, say_line, warn
-from gossamer.commands.kept_run import ended_by, kept_run
+from gossamer.commands.kept_run import kept_run
 from gossamer.commands.options import JsonOption, RunsOption, option
+from gossamer.commands.work.jobs import handling_interrupts
+from gossamer.commands.work.simulations import ended_by
 from gossamer.errors import ConfigurationError
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
@@ -141,18 +142,3 @@ def interruptible() -> Generator[Callable[[], bool]]:
 
     with handling_interrupts(ask):
         yield lambda: asked
-
-
-@contextmanager
-def handling_interrupts(handler: Any) -> Generator[None]:
-    """Ctrl-C goes to this handler."""
-    try:
-        before = signal.signal(signal.SIGINT, handler)
-    except ValueError:
-        # Only the main thread may do this; elsewhere nobody presses Ctrl-C.
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

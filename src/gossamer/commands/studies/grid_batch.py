@@ -79,8 +79,7 @@ class GridBatch:
         self.options.check()
         self._sweep = Sweep(self.task, plan.grid, device=plan.device, threads=plan.threads)
         if self.options.resume is not None:
-            self._sweep.keep_in(self.options.resume)
-            self._sweep.resume()
+            self._sweep.resume(self.options.resume)
 
     @property
     def notices(self) -> list[str]:
@@ -98,8 +97,7 @@ class GridBatch:
 
     def train(self, folder: RunFolder | None, deadline: float) -> str:
         sweep = self._sweep
-        if folder is not None:
-            sweep.keep_in(folder.path)
+        sweep.folder = None if folder is None else folder.path
 
         def write() -> None:
             if folder is not None:

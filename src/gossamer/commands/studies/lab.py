@@ -18,10 +18,11 @@ from gossamer.commands.console import (
     say_line,
     show_share,
 )
-from gossamer.commands.kept_run import kept_run, slug
+from gossamer.commands.kept_run import kept_run
 from gossamer.commands.studies.batch import BatchOptions, run_batch
 from gossamer.commands.studies.grid_batch import GridBatch, GridPlan, continued_grid
 from gossamer.commands.studies.stragglers import stragglers
+from gossamer.commands.work.simulations import slug
 from gossamer.config.cluster import Cluster, Compute
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
