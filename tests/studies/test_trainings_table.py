@@ -13,7 +13,8 @@ import pytest
 
 from command_line import gossamer, strict
 from gossamer.commands.studies import published_table as published
-from gossamer.commands.studies.training_batch import CellJob, TrainingsPlan
+from gossamer.commands.studies.batch import BatchPlan
+from gossamer.commands.studies.training_batch import CellJob
 from gossamer.commands.work import jobs
 from gossamer.commands.work.jobs import JobWatch, run_jobs
 from gossamer.config.cluster import Cluster
@@ -281,7 +282,7 @@ def test_nothing_outlives_an_interruption() -> None:
 
 
 def cell_jobs(epochs: float, problem: Problem = TINY.trainings.problem, data: Any = None) -> Any:
-    plan = TrainingsPlan("tiny", 0, True, epochs, data, "cpu", 1)
+    plan = BatchPlan({}, data, "cpu", 1)
     return [CellJob(one, problem, plan) for one in cells(0, True, epochs)]
 
 

@@ -112,9 +112,6 @@ TargetOption = Annotated[
         help="Accuracy (0.95, or 95 for 95 %) or loss to reach and hold; default: near the best.",
     ),
 ]
-TrainingDeviceOption = Annotated[
-    str | None, typer.Option("--device", help="To train on: cpu (the default) or cuda.")
-]
 ThreadsOption = Annotated[int, typer.Option("--threads", help="Threads of torch on the CPU.")]
 ModelBytesOption = Annotated[
     int | None,

@@ -19,8 +19,8 @@ from gossamer.commands.console import (
     show_share,
 )
 from gossamer.commands.kept_run import kept_run
-from gossamer.commands.studies.batch import BatchOptions, run_batch
-from gossamer.commands.studies.grid_batch import GridBatch, GridPlan, continued_grid
+from gossamer.commands.studies.batch import BatchOptions, MachineOptions, run_batch
+from gossamer.commands.studies.grid_batch import GridBatch, continued_grid, grid_plan
 from gossamer.commands.studies.stragglers import stragglers
 from gossamer.commands.work.simulations import slug
 from gossamer.config.cluster import Cluster, Compute
@@ -184,9 +184,7 @@ def delay(
         bool,
         typer.Option("--halve", help="Divide rate and batch by delay + 1, the number of workers."),
     ] = False,
-    device: given.TrainingDeviceOption = None,
-    threads: given.ThreadsOption = 1,
-    data: given.DataOption = None,
+    machine: MachineOptions = MachineOptions(),
     options: BatchOptions = BatchOptions(),
 ) -> None:
     """Accuracy over learning rate, batch size and delay.
@@ -199,11 +197,12 @@ def delay(
         "--halve": halve or None,
     }  # fmt: skip
     if options.resume is not None:
-        plan = continued_grid(options.resume, asked, device, threads, data)
+        plan = continued_grid(options.resume, machine, asked)
     else:
         asked_task = task or "digits-mlp"
-        grid = _grid(make_task(asked_task, data=data), asked)
-        plan = GridPlan(asked_task, data, device or "cpu", threads, grid)
+        plan = grid_plan(
+            asked_task, _grid(make_task(asked_task, data=machine.data), asked), machine
+        )
     trainings = GridBatch(plan, options, GridResults.as_dict, _report)
     name = f"lab-delay-{slug(trainings.task.name)}"
     run_batch(trainings, options, name, "gossamer lab delay")

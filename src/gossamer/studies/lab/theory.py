@@ -15,9 +15,7 @@ from __future__ import annotations
 import cmath
 import math
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError
@@ -61,16 +59,6 @@ def numerical_edge(delay: int, momentum: float) -> float:
 def _phase(angle: float, delay: int, momentum: float) -> float:
     z = cmath.exp(1j * angle)
     return (delay - 1) * angle + (math.pi + angle) / 2 + cmath.phase(z - momentum)
-
-
-def characteristic_roots(product: float, delay: int, momentum: float) -> NDArray[np.complex128]:
-    """The roots of the recurrence at eta h = `product`; stable where all are below 1 in modulus."""
-    _check(delay, momentum)
-    polynomial = np.zeros(delay + 3)
-    polynomial[:3] = 1.0, -(1.0 + momentum), momentum
-    # Multiplied by z, so that one form serves no delay too; the root at 0 that this adds is stable.
-    polynomial[-2] += product
-    return np.roots(polynomial).astype(np.complex128)
 
 
 def edge_of(optimiser: Optimiser, delay: int) -> float | None:
