@@ -1,4 +1,4 @@
-"""`gossamer compare`: the same model, several methods, one imperfect cluster."""
+"""`gossamer compare`: several methods train the same model on one imperfect cluster."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def compare(
         if folder is not None:
             folder.write_summary(tournament.as_dict())
             folder.write_model(tournament.winner().state)
-            can_draw()  # which says so where it cannot
+            can_draw()  # prints a hint where matplotlib is missing
     if tournament.interrupted:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""`gossamer cost`: what a step costs against the number of workers, in closed form."""
+"""`gossamer cost`: the time of a step over the number of workers, by closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gossamer export`: kept runs for other programs to read."""
+"""`gossamer export`: write kept runs such that other programs can read them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def export(
 
 
 def _named(folders: list[Folder]) -> dict[str, Run]:
-    """All runs under names that tell them apart: those of their folders."""
+    """Give every run a name of its own, from the names of its folders."""
     named: dict[str, Run] = {}
     for folder in folders:
         where = folder.path.resolve().name

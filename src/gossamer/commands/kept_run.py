@@ -73,7 +73,7 @@ def keep_report(
     with complete(folder, has_failed=has_failed):
         folders = [read_folder(folder.path)]
         write_page(place, build_page(folders))
-        # Standard output is for results.
+        # Standard output has results only, so a failed command names its page on standard error.
         (warn if has_failed else say_line)(f"report: {place}")
         draw(folder.path / picture, folders)
 

@@ -1,4 +1,4 @@
-"""`gossamer methods`, `tasks` and `clusters`: what there is, with what each promises."""
+"""`gossamer methods`, `tasks` and `clusters`: lists of what a user can choose."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gossamer.methods import METHODS, Method
 from gossamer.specs import print_spec
 from gossamer.tasks import TASKS
 
-# Workers and steps of a short run and of a long one: an option that suits its run shows in one.
+# Workers and steps of a short and of a long run: a default that depends on the run differs in one.
 _RUNS = ((2, 10), (16, 10_000))
 
 
 def described(method: Method) -> dict[str, Any]:
-    """A row of the table of methods as plain values."""
+    """Describe a method by plain values, as one row of the table."""
     promises = method.promises
     return {
         "name": method.name,
@@ -40,7 +40,7 @@ def described(method: Method) -> dict[str, Any]:
 
 
 def _chosen_for_the_run(method: Method) -> str:
-    """The options whose default is not what every run takes when they are left out."""
+    """Name the options whose value, where they are left out, depends on the run."""
     defaults = method.defaults()
     suited = [method.values(*run, {}) for run in _RUNS]
     return ", ".join(

@@ -32,13 +32,13 @@ Texts = list[str] | None
 
 
 def option(default: Any, *names: str, **more: Any) -> Any:
-    """A field of a group that is an option of typer's."""
+    """Make a field of a group that typer shows as an option."""
     return dataclasses.field(default=default, metadata={"option": typer.Option(*names, **more)})
 
 
 @dataclass(frozen=True)
 class Without:
-    """Written beside a group, in `Annotated`: the options that this command does not have."""
+    """Names, in `Annotated` beside a group, the options that a command does not have."""
 
     names: tuple[str, ...]
 
@@ -227,7 +227,7 @@ class ClusterOptions:
     )
 
     def described(self) -> Cluster:
-        """The cluster with what the command line changes in it."""
+        """Load the cluster and apply what the command line changes."""
         described = ("cluster", "workers")
         texts = {name: value for name, value in vars(self).items() if name not in described}
         faults = parse_faults(**texts)
@@ -236,14 +236,14 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class LengthOptions:
-    """How long a run is, and in which portions."""
+    """How long a run is, and how large its batches are."""
 
     epochs: EpochsOption = None
     samples: int | None = option(None, "--samples", help="The same, as a number of samples.")
     batch: BatchOption = None
 
     def epochs_of(self, task: Task) -> float | None:
-        """The passes over the data that were asked for; None where nothing was."""
+        """The passes over the data that the user asked for; None where no option says so."""
         if self.samples is None:
             return self.epochs
         if self.epochs is not None:
@@ -291,7 +291,7 @@ class RunOptions:
     data: DataOption = None
 
     def settings(self) -> dict[str, Any]:
-        """The options by the names that `make_settings` knows; the data belong to the task."""
+        """The options by their names in `make_settings`, without the data, which the task needs."""
         return {name: value for name, value in vars(self).items() if name != "data"}
 
 
@@ -358,7 +358,7 @@ class RealFaultOptions:
     partition: Texts = option(None, "--partition", hidden=True)
 
     def plan(self) -> FaultPlan:
-        """What the launcher and the workers are told of it; what they cannot do is refused."""
+        """Make the plan for the launcher and the workers; refuse faults they cannot cause."""
         links = {"bandwidth", "latency"}
         texts = {name: value for name, value in vars(self).items() if name not in links}
         return FaultPlan(
@@ -372,7 +372,7 @@ class RealFaultOptions:
 
 
 def rates_from(text: str | None) -> tuple[float, ...]:
-    """The learning rates of a grid, each once; none where nothing was said."""
+    """Read the learning rates of a grid, each once; no rates where the option is left out."""
     if text is None:
         return ()
     try:
@@ -385,7 +385,7 @@ def rates_from(text: str | None) -> tuple[float, ...]:
 
 
 def looks_from(text: str) -> tuple[int, ...]:
-    """The numbers of seeds after which a comparison looks whether a winner is clear."""
+    """Read the numbers of seeds after which a comparison tests whether a winner is clear."""
     if text == "auto":
         return LOOKS
     try:
@@ -397,7 +397,7 @@ def looks_from(text: str) -> tuple[int, ...]:
 
 
 def target_from(target: float | None, *, has_accuracy: bool) -> float | None:
-    """What a run must reach; accuracies are shares, and a number above 1 is one in per cent."""
+    """Check a target. An accuracy is a share, and a number above 1 is meant in per cent."""
     if target is None:
         return None
     if has_accuracy and 1 < target <= 100:

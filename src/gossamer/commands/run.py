@@ -24,7 +24,7 @@ from gossamer.real.launch.hosts import Hosts
 from gossamer.real.launch.launcher import Launch, Launcher
 from gossamer.runs.folder import RunFolder
 
-# Long enough that no period or schedule is refused for the shortness of the run.
+# A method is checked as in a run so long that no period or schedule exceeds it.
 _MANY_STEPS = 1_000_000
 CountOption = Annotated[
     int, typer.Option("-n", "--workers", help="Workers on this host, a process each.")
@@ -117,7 +117,7 @@ def run(
 
 
 def command_of(script: str, arguments: Sequence[str], *, is_module: bool) -> list[str]:
-    """What to execute: a Python script or module with this interpreter, else a program."""
+    """The command to execute: this interpreter with a script or module, or another program."""
     if is_module:
         top = script.partition(".")[0]
         if importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:

@@ -108,7 +108,7 @@ def train(
     """
     plan = faults.plan()
     if resume is not None and is_follower():
-        # What the folder says is worker 0's to read: it may be that not every host sees it.
+        # Only worker 0 reads the folder, because the other hosts may not see it.
         return run_as_follower(transport, plan, running.data)
     with refuse_everywhere(transport) if resume is not None else nullcontext():
         chosen: dict[str, Any] = {
@@ -134,7 +134,7 @@ def train(
 
 @contextmanager
 def _folder(request: TrainRequest, config: Row, live: int | None) -> Generator[RunFolder | None]:
-    """Where the run is kept, which `--live` shows meanwhile."""
+    """Give the folder of the run, which `--live` shows meanwhile."""
     place = request.folder
     with ExitStack() as stack:
         with refuse_everywhere(request.transport):
@@ -143,14 +143,14 @@ def _folder(request: TrainRequest, config: Row, live: int | None) -> Generator[R
             if place is not None and not request.is_resumed:
                 method = str(request.settings.method)
                 folder = RunFolder.create(place, f"train-{slug(method)}")
-                folder.write_config(config)  # of a resumed run the old one stands until its end
+                folder.write_config(config)  # a resumed run keeps the old file until its end
         if page is not None and folder is not None:
             page.show(folder)
         yield folder
 
 
 def _follow(request: TrainRequest, folder: RunFolder | None, config: Row, *, as_json: bool) -> int:
-    """Show the run as it goes, keep what it tells, and end with its exit code."""
+    """Show and keep the run while it goes on; return its exit code."""
     settings = request.settings
     view = TrainView(str(settings.method), settings.cluster.workers, settings.epochs or 1.0)
     summary: Row = {"ended": "interrupted", "method": str(settings.method)}
@@ -171,7 +171,7 @@ def _follow(request: TrainRequest, folder: RunFolder | None, config: Row, *, as_
             )
         summary = {"ended": _how(result.status), "failure": result.failure, **result.summary}
     except ConfigurationError:
-        # Nothing was started: no folder is left, and a run that is not resumed stays as it was.
+        # No worker was started: a new folder is removed, and the folder of a resumed run stays.
         if folder is not None:
             folder.close()
             if not request.is_resumed:
@@ -179,13 +179,13 @@ def _follow(request: TrainRequest, folder: RunFolder | None, config: Row, *, as_
         folder = None
         raise
     except KeyboardInterrupt:
-        pass  # before the workers were started, or as one worker of another launcher's job
+        pass  # no worker was started yet, or this is one worker of another launcher's job
     except BaseException as error:
         summary["ended"] = ended_by(error)
         raise
     finally:
         if folder is not None:
-            folder.write_config(config)  # of a resumed run, which may have grown
+            folder.write_config(config)  # a resumed run may have grown
             folder.write_summary(summary)
             if result is not None and result.strip is not None:
                 folder.write_strip(result.strip)
@@ -221,7 +221,7 @@ def _settings(
 
 
 def _beside(request: TrainRequest) -> Row:
-    """What decided a real run beside its settings."""
+    """What decides a real run apart from its settings."""
     plan = request.faults
     return {
         "command": "train", "transport": request.transport,
@@ -233,19 +233,19 @@ def _beside(request: TrainRequest) -> Row:
 
 
 def _typed(resume: Path | None) -> str:
-    """Of a run that goes on, also what began it: both are needed to get there again."""
+    """The command line; a resumed run has the lines of both commands, because both decide it."""
     if resume is None:
         return command_line()
     try:
         before = json.loads((resume / "config.json").read_text(encoding="utf-8"))["command_line"]
     except (OSError, ValueError, KeyError, TypeError):
-        # Of another version, or damaged; the checkpoint is what a resumed run needs.
+        # The file is damaged or of another version; a resumed run needs only the checkpoint.
         return command_line()
     return f"{before}\n{command_line()}"
 
 
 def _saved(context: typer.Context, resume: Path) -> dict[str, Any]:
-    """The settings of a run that goes on, but for what the command line says."""
+    """The settings of the run that is resumed, without those that the command line states."""
     stated = {
         name for name in context.params
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"

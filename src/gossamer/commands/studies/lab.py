@@ -1,4 +1,4 @@
-"""`gossamer lab`: what late gradients cost, over whole grids; how stale they are."""
+"""`gossamer lab`: what late gradients cost over whole grids, and how stale gradients are."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def staleness(
     A Monte-Carlo of the workers' compute times beside a simulated run of downpour.
     """
     compute = Compute(seconds=1.0, distribution=distribution, jitter=jitter)
-    # Refuses what no cluster can be, before anything is written.
+    # The cluster refuses impossible values before anything is written.
     Cluster(workers=workers, compute=compute)
     if updates < 1:
         raise ConfigurationError(f"updates must be at least 1, got {updates}")
@@ -127,7 +127,7 @@ def _show_staleness(found: dict[str, Histogram], workers: int) -> None:
     for name in found:
         table.add_column(name, justify="right")
     values = sorted({*sampled.counts, *played.counts})
-    # Many workers: ranges of values, so that the table stays one page.
+    # With many workers a row is a range of values, so that the table fits on one page.
     step = -(-len(range(values[0], values[-1] + 1)) // _MOST_ROWS)
     for start in range(values[0], values[-1] + 1, step):
         inside = range(start, start + step)
@@ -210,7 +210,7 @@ def delay(
 
 def _grid(task: Task, asked: dict[str, Any]) -> Grid:
     names = asked["--optimiser"] or "sgd,adam"
-    # Commas belong to a spec's options as soon as one has any.
+    # In a spec with options, commas separate the options.
     split = names.split() if ":" in names else names.replace(",", " ").split()
     seeds = 1 if asked["--seeds"] is None else asked["--seeds"]
     given.check_seeds(seeds)

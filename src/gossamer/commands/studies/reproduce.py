@@ -1,4 +1,4 @@
-"""`gossamer reproduce`: a published table, ours beside theirs."""
+"""`gossamer reproduce`: compute a published table, our numbers beside the published ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A comparison while it runs: a row per method on a terminal, a line per run elsewhere."""
+"""The view of a comparison: a row for each method on a terminal, a line for each run elsewhere."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class _Method:
     rate: float = 0.0
     row: Row = field(default_factory=Row)
     speed: float | None = None
-    """Steps of all its workers per second of real time."""
+    """Steps of all workers per second of real time."""
 
 
 class Dashboard:
-    """Progress of the runs of several methods."""
+    """Shows the progress of the runs of several methods."""
 
     def __init__(self, runs: dict[str, int]) -> None:
         """`runs` says how many runs each method has."""
@@ -60,7 +60,7 @@ class Dashboard:
         self._live.stop()
 
     def expect(self, label: str) -> None:
-        """One more run of this method is to come."""
+        """Count one more run of this method that is to come."""
         self._methods[label].runs += 1
         self._total += 1
 
@@ -70,7 +70,7 @@ class Dashboard:
         self._methods[label].rate = rate
 
     def at(self, row: Row, share: float) -> None:
-        """An evaluation of the run that is going on, and how far it is."""
+        """Show an evaluation of the present run, and how far the run is."""
         assert self._current is not None
         method = self._methods[self._current]
         method.row = row
@@ -82,7 +82,7 @@ class Dashboard:
             self._live.update(self.view())
 
     def finished(self, name: str, outcome: Row | Error) -> None:
-        """The run that was going on is over: with this summary, or with this error."""
+        """The present run is over, with this summary or this error."""
         assert self._current is not None
         method = self._methods[self._current]
         method.done = int(method.done) + 1.0

@@ -1,4 +1,4 @@
-"""The workers of a real run while it goes on: a row each on a terminal, lines elsewhere."""
+"""The view of a real run: a row for each worker on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gossamer.runs.result import Row
 
 
 class TrainView:
-    """All workers live on a terminal; a line per evaluation elsewhere."""
+    """Shows all workers on a terminal, and a line for each evaluation elsewhere."""
 
     def __init__(self, method: str, workers: int, epochs: float) -> None:
         self._method = method

@@ -17,7 +17,7 @@ from gossamer.studies.lab.theory import edge_of
 from gossamer.tasks import Task
 
 CHANCE_FACTOR = 1.6
-"""Accuracies up to so many times chance level count as failed; published ones go up to there."""
+"""An accuracy up to so many times chance level counts as failed, as in the published tables."""
 _NEAR = 0.9
 
 
@@ -114,7 +114,7 @@ class GridResults:
     def _cell(self, place: Place, scores: Sequence[Score]) -> ResultCell:
         values = [self.yardstick.value(score) for score in scores]
         found = interval(values)
-        # A place has failed when the mean has: one seed of five at chance level is a finding too.
+        # The mean decides whether a place failed: one seed of five at chance level lowers it.
         return ResultCell(
             place,
             found,

@@ -1,4 +1,4 @@
-"""How large a step a delay allows: delayed gradient descent on a quadratic.
+"""The largest rate that a delay allows: delayed gradient descent on a quadratic.
 
 On a quadratic of curvature h, heavy-ball descent with rate eta, momentum m and a delay of d steps
 is a linear recurrence: its solutions are powers of the roots z of
@@ -38,7 +38,7 @@ def stability_edge(delay: int, momentum: float = 0.0) -> float:
 
 
 def numerical_edge(delay: int, momentum: float) -> float:
-    """The edge from where the roots cross the unit circle, for any momentum.
+    """Find the edge, where a root crosses the unit circle, for any momentum.
 
     At the edge a root is z = e^(i angle), where z^(d-1) (z - 1) (z - m) is a negative number: its
     phase is pi. The phase starts at pi/2 and grows with the angle, and so does the modulus, hence
@@ -62,7 +62,7 @@ def _phase(angle: float, delay: int, momentum: float) -> float:
 
 
 def edge_of(optimiser: Optimiser, delay: int) -> float | None:
-    """The edge of an optimiser, None for those that the theory does not cover."""
+    """The edge of an optimiser; None where the theory does not cover it."""
     if not isinstance(optimiser, Sgd) or optimiser.nesterov or optimiser.dampening:
         return None
     return stability_edge(delay, optimiser.momentum) if optimiser.momentum < 1.0 else None
@@ -84,7 +84,7 @@ def largest_curvature(model: FlatModel) -> float | None:
     """
     try:
         first = _dominant(model, shift=0.0)
-        # Dominant means largest in modulus; shifted by it, the largest one is dominant.
+        # The dominant eigenvalue has the largest modulus; after the shift the largest one dominates.
         return first if first > 0.0 else _dominant(model, shift=-first) + first
     except (RuntimeError, NotImplementedError):
         return None

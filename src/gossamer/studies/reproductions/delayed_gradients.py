@@ -37,9 +37,9 @@ READ = "read in the paper"
 FAILED = "read in the paper: fails, that is, stays at chance level (about 9 to 18 %)"
 UNREAD = "no figure at hand"
 CHANCE = 0.18
-"""Up to here a published accuracy counts as failed; ours by the same rule."""
+"""An accuracy up to this one counts as failed, published or ours."""
 
-# One line a delay, one field a learning rate, one number a batch size, as in the paper's figures.
+# A line for each delay, a field for each rate, a number for each batch, as in the paper's figures.
 _SGD = {
     0: ".950 .877 .848 .290 .096 | .979 .968 .944 .667 .297 | .988 .983 .976 .962 .913 | "
        ".990 .988 .988 .983 .974 | .991 .992 .989 .989 .986 | .990 .989 .991 .989 .988 | "
@@ -63,7 +63,7 @@ _ADAM = {
     16: ".987 .986 .973 .948 .834 .842 .581 | .988 .988 .976 .967 .798 .513 .594 | "
         ".918 .983 .113 .113 .772 .113 .255 | fail",
 }  # fmt: skip
-# Of its ten rates the paper's figure can be read for seven; the largest, it says, always fails.
+# The paper's figure is readable for seven of ten rates; the paper says that the largest fails.
 _SGD_RATES = tuple(10.0 ** (half / 2) for half in range(-10, 0))
 _SGD_READ_RATES = _SGD_RATES[2:]
 _SGD_BATCHES = (64, 128, 256, 512, 1024)
@@ -71,12 +71,12 @@ _ADAM_RATES = tuple(10.0 ** (half / 2) for half in range(-8, -4))
 _ADAM_BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
 _FAR = {32: 0.9821, 128: 0.9819, 256: 0.9794}
 _FAR_RATES = tuple(10.0 ** (half / 2) for half in range(-10, -6))
-# Small, as the study's heuristic advises: delay counts in steps, and an epoch has more of them.
+# The batch is small, as the study advises: an epoch then has more steps, in which delay counts.
 _FAR_BATCH = 16
 _QUICK_EPOCHS = 2.0
 
 Published = Mapping[Place, float | None]
-"""None: the paper says that it fails."""
+"""None where the paper says that the training fails."""
 
 
 def _published(
@@ -87,7 +87,7 @@ def _published(
     for delay, line in table.items():
         for rate, field in zip(rates, line.split("|"), strict=True):
             words = field.split()
-            # A whole field that fails is written once.
+            # The word stands for a whole field.
             words = words * len(batches) if words == ["fail"] else words
             for batch, word in zip(batches, words, strict=True):
                 found[name, delay, batch, rate] = None if word == "fail" else float(word)
