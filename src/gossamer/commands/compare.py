@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
 
 from gossamer.commands import options as given
@@ -37,17 +36,13 @@ from gossamer.tasks import Task, make_task
 DEFAULT_METHODS = "all_reduce downpour easgd d_psgd ad_psgd push_sum local_sgd diloco"
 EvaluationsOption = Annotated[
     int | None,
-    typer.Option(
-        "--evaluations",
-        help="How often each run is measured; default: 5 an epoch, from 20 to 100 in all.",
-    ),
+    given.shown("How often each run is measured; default: 5 an epoch, from 20 to 100 in all."),
 ]
 LooksOption = Annotated[
     str,
-    typer.Option(
-        "--seeds",
-        help="How many seeds are ranked, besides the one that chooses the learning rates; auto: "
-        "3, 6 or 12, until a winner is clear.",
+    given.shown(
+        "How many seeds are ranked, besides the one that chooses the learning rates; auto: "
+        "3, 6 or 12, until a winner is clear."
     ),
 ]
 

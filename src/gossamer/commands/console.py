@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -102,6 +102,16 @@ def add_columns(table: Table, first: str, *others: str, no_wrap: bool = False) -
     table.add_column(first, no_wrap=no_wrap)
     for column in others:
         table.add_column(column, justify="right", no_wrap=no_wrap)
+
+
+def titled_table(title: str, *columns: str, rows: Iterable[Sequence[str]] = ()) -> Table:
+    """Make a table with a title and a frame; the cells of its first column are not broken."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, no_wrap=column == columns[0], overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def show_table(table: Table) -> None:

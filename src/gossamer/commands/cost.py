@@ -57,23 +57,17 @@ Found = dict[str, dict[int, Prediction | NoClosedForm]]
 @given.with_groups
 def cost(
     task: Annotated[
-        str, typer.Option("--task", help="Whose layers and size; `none`: --model-bytes alone.")
+        str, given.shown("Whose layers and size; `none`: --model-bytes alone.")
     ] = "digits-mlp",
     model_bytes: given.ModelBytesOption = None,
     cluster: given.ClusterOption = "ethernet-10g-16",
     methods: given.MethodsOption = _METHODS,
     workers: Annotated[
-        str, typer.Option("--workers", help="Numbers of workers, such as 2,4,8 or 2,4,...,256.")
+        str, given.shown("Numbers of workers, such as 2,4,8 or 2,4,...,256.")
     ] = _WORKERS,
-    bandwidth: Annotated[
-        str | None, typer.Option("--bandwidth", help="Of every card, such as 10Gbit.")
-    ] = None,
-    latency: Annotated[
-        str | None, typer.Option("--latency", help="Of every message, such as 50us.")
-    ] = None,
-    compute: Annotated[
-        str | None, typer.Option("--compute", help="Of one gradient, such as 120ms.")
-    ] = None,
+    bandwidth: Annotated[str | None, given.shown("Of every card, such as 10Gbit.")] = None,
+    latency: Annotated[str | None, given.shown("Of every message, such as 50us.")] = None,
+    compute: Annotated[str | None, given.shown("Of one gradient, such as 120ms.")] = None,
     batch: given.BatchOption = None,
     layers: Annotated[
         bool, typer.Option("--layers", help="Also work and depth of the task's layers.")
@@ -82,7 +76,7 @@ def cost(
         bool, typer.Option("--check", help="Instead: the closed forms beside the simulator.")
     ] = False,
     picture: Annotated[
-        Path | None, typer.Option("--picture", help="Where the picture goes; else the run folder.")
+        Path | None, given.shown("Where the picture goes; else the run folder.")
     ] = None,
     data: given.DataOption = None,
     keeping: Annotated[given.KeepOptions, given.Without(("live",))] = given.KeepOptions(),

@@ -15,11 +15,10 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.table import Table
 from torch import distributed
 from torch.cuda import nccl
 
-from gossamer.commands.console import out, print_json
+from gossamer.commands.console import out, print_json, titled_table
 from gossamer.commands.options import JsonOption
 from gossamer.quantities import counted
 from gossamer.real.launch.environment import LAUNCHERS, discover
@@ -62,16 +61,13 @@ def doctor(
     if is_tried:
         working = {finding.part for finding in findings if finding.works}
         findings += [
-            _examined(f"try {part}", lambda part=part, command=command: _try(part, command()))
-            for part, (needs, command) in _TRIALS.items()
+            _examined(f"try {part}", lambda part=part, command=command: _try(part, command))
+            for part, (needs, command) in _trials().items()
             if needs in working
         ]
-    table = Table(title="Real workers on this machine", title_justify="left")
-    for column in ("part", "works", "why", "what to do"):
-        table.add_column(column, overflow="fold")
-    for finding in findings:
-        table.add_row(finding.part, finding.answer, finding.why, finding.advice)
-    out.print(table, markup=False)
+    rows = [(one.part, one.answer, one.why, one.advice) for one in findings]
+    columns = ("part", "works", "why", "what to do")
+    out.print(titled_table("Real workers on this machine", *columns, rows=rows), markup=False)
     if as_json:
         print_json({"findings": [asdict(finding) for finding in findings]})
 
@@ -263,30 +259,17 @@ _PARTS: dict[str, Callable[[], Finding]] = {
 # ---------------------------------------------------------------------- tried out
 
 
-def _run_with(transport: str) -> Callable[[], list[str]]:
-    return lambda: [
-        sys.executable, "-m", "gossamer", "run", "-n", "2", "--transport", transport,
-        "--deadline", f"{_PATIENCE_S:g}", "-m", _EXCHANGE,
-    ]  # fmt: skip
-
-
-def _mpirun() -> list[str]:
-    return [found("mpirun") or "mpirun", "-n", "2", sys.executable, "-m", _EXCHANGE]
-
-
-def _torchrun() -> list[str]:
-    return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", _EXCHANGE,
-    ]  # fmt: skip
-
-
-_TRIALS: dict[str, tuple[str, Callable[[], list[str]]]] = {
-    "shm": ("shm", _run_with("shm")),
-    "torch": ("torch", _run_with("torch")),
-    "torchrun": ("torch", _torchrun),
-    "mpi": ("mpi", _mpirun),
-}
+def _trials() -> dict[str, tuple[str, list[str]]]:
+    """By name of a trial: the part that must work, and the command that tries it."""
+    python, exchange = sys.executable, ["-m", _EXCHANGE]
+    run = [python, "-m", "gossamer", "run", "-n", "2", "--deadline", f"{_PATIENCE_S:g}"]
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return {
+        "shm": ("shm", [*run, "--transport", "shm", *exchange]),
+        "torch": ("torch", [*run, "--transport", "torch", *exchange]),
+        "torchrun": ("torch", [python, "-m", *torchrun, *exchange]),
+        "mpi": ("mpi", [found("mpirun") or "mpirun", "-n", "2", python, *exchange]),
+    }
 
 
 def _try(part: str, command: Sequence[str]) -> Finding:

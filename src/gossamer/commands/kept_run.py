@@ -101,10 +101,7 @@ def complete(folder: RunFolder, *, has_failed: bool = False) -> Generator[None]:
 
 
 def draw(
-    path: Path,
-    folders: Sequence[Folder],
-    target: float | None = None,
-    advice: Advice | None = None,
+    path: Path, folders: Sequence[Folder], target: float | None = None, advice: Advice | None = None
 ) -> Path | None:
     """Draw the main picture of these folders; return None where it cannot be drawn."""
     if not has_matplotlib():

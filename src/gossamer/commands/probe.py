@@ -36,15 +36,14 @@ _MOST_S = 3600.0
 
 SecondsOption = Annotated[
     float,
-    typer.Option(
-        "--seconds",
+    given.shown(
+        "How long to measure, all phases together: 20, 90s, 5m.",
         metavar="TIME",
         parser=lambda text: duration(text, "--seconds"),
-        help="How long to measure, all phases together: 20, 90s, 5m.",
     ),
 ]
 OutOption = Annotated[
-    Path, typer.Option("--out", metavar="FILE.toml", help="Where the description goes.")
+    Path, given.shown("Where the description goes.", "--out", metavar="FILE.toml")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 

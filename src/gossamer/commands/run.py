@@ -29,12 +29,9 @@ _MANY_STEPS = 1_000_000
 CountOption = Annotated[
     int, typer.Option("-n", "--workers", help="Workers on this host, a process each.")
 ]
-TransportOption = Annotated[
-    str | None, typer.Option("--transport", help="shm or torch; by default what suits.")
-]
+TransportOption = Annotated[str | None, given.shown("shm or torch; by default what suits.")]
 OutputOption = Annotated[
-    str,
-    typer.Option("--output", help="labelled; rank0 shows worker 0 only; folder: a file for each."),
+    str, given.shown("labelled; rank0 shows worker 0 only; folder: a file for each.")
 ]
 TolerateOption = Annotated[
     bool,
@@ -56,7 +53,7 @@ def run(
     ] = None,
     workers: CountOption = 2,
     method: Annotated[
-        str | None, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
+        str | None, given.shown("NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
     ] = None,
     is_module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in `python -m`.")
@@ -65,9 +62,7 @@ def run(
     seed: given.SeedOption = 0,
     faults: given.RealFaultOptions = given.RealFaultOptions(),
     output: OutputOption = "labelled",
-    runs: Annotated[
-        Path, typer.Option("--runs", help="Where the folder of --output folder goes.")
-    ] = Path("runs"),
+    runs: Annotated[Path, given.shown("Where the folder of --output folder goes.")] = Path("runs"),
     tolerate_deaths: TolerateOption = False,
     deadline: given.DeadlineOption = None,
     place: given.HostOptions = given.HostOptions(),

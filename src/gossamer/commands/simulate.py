@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-import typer
-
 from gossamer.commands import options as given
 from gossamer.commands.console import (
     Reporter,
@@ -40,9 +38,7 @@ def simulate(
     length: given.LengthOptions = given.LengthOptions(),
     lr: given.RateOption = None,
     running: given.RunOptions = given.RunOptions(),
-    evaluations: Annotated[
-        int, typer.Option("--evaluations", help="Number of evaluations on the way.")
-    ] = 20,
+    evaluations: Annotated[int, given.shown("Number of evaluations on the way.")] = 20,
     keeping: given.KeepOptions = given.KeepOptions(),
 ) -> None:
     """Train with one method on a simulated cluster, in virtual time.

@@ -15,13 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from gossamer.commands import options as given
-from gossamer.commands.console import (
-    print_json,
-    say_line,
-    shared_figures,
-    show_bytes,
-    show_figures,
-)
+from gossamer.commands.console import print_json, say_line, shared_figures, show_bytes, show_figures
 from gossamer.commands.kept_run import keep_report, keeps_folder
 from gossamer.commands.view.live import live_page
 from gossamer.commands.view.train_view import TrainView
@@ -45,27 +39,23 @@ from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
 from gossamer.tasks import make_task
 
-EvaluationsOption = Annotated[
-    int, typer.Option("--evaluations", help="Number of evaluations on the way, by worker 0.")
-]
+EvaluationsOption = Annotated[int, given.shown("Number of evaluations on the way, by worker 0.")]
 RecordOption = Annotated[
     bool, typer.Option("--record", help="Keep the order of events, for `gossamer replay`.")
 ]
 CheckpointOption = Annotated[
     str | None,
-    typer.Option(
-        "--checkpoint-every",
+    given.shown(
+        "Keep checkpoints in the run folder, the two newest; left out: none.",
         metavar="30s|100steps",
-        help="Keep checkpoints in the run folder, the two newest; left out: none.",
     ),
 ]
 ResumeOption = Annotated[
     Path | None,
-    typer.Option(
-        "--resume",
-        metavar="RUN",
-        help="Go on with the run of this folder from its newest checkpoint; its settings are kept, "
+    given.shown(
+        "Go on with the run of this folder from its newest checkpoint; its settings are kept, "
         "--epochs or --samples may grow.",
+        metavar="RUN",
     ),
 ]
 

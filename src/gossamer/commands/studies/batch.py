@@ -29,7 +29,7 @@ from gossamer.runs.result import Row
 class MachineOptions:
     """On what a batch trains, and where its data are."""
 
-    device: str | None = option(None, "--device", help="To train on: cpu (the default) or cuda.")
+    device: str | None = option(None, "To train on: cpu (the default) or cuda.")
     threads: ThreadsOption = 1
     data: DataOption = None
 
@@ -38,9 +38,9 @@ class MachineOptions:
 class BatchOptions:
     """How a batch is continued and limited, and where it is kept."""
 
-    resume: Path | None = option(None, "--resume", help="Go on with a run that was stopped.")
+    resume: Path | None = option(None, "Go on with a run that was stopped.")
     minutes: float | None = option(
-        None, "--minutes", help="Stop after this many minutes; --resume continues the run."
+        None, "Stop after this many minutes; --resume continues the run."
     )
     runs: RunsOption = Path("runs")
     as_json: JsonOption = False

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import Reporter, can_draw, out, print_json, say
+from gossamer.commands.console import Reporter, can_draw, out, print_json, say, titled_table
 from gossamer.commands.kept_run import kept_run
 from gossamer.commands.studies.batch import (
     BatchOptions,
@@ -32,8 +31,7 @@ from gossamer.studies.reproductions.table import Experiment
 from gossamer.tasks import Task
 
 JobsOption = Annotated[
-    int | None,
-    typer.Option("--jobs", help="So many trainings at a time, in processes; default: 1."),
+    int | None, given.shown("So many trainings at a time, in processes; default: 1.")
 ]
 # The options of tables that are a grid of the laboratory, and of tables of single trainings.
 _TRAINED = frozenset({"--data", "--device", "--quick", "--resume", "--minutes"})
@@ -49,8 +47,7 @@ def reproduce(
         bool, typer.Option("--quick", help="A small part with few epochs, of tables that train.")
     ] = False,
     epochs: Annotated[
-        float | None,
-        typer.Option("--epochs", help="Instead of the paper's; the schedule shrinks with them."),
+        float | None, given.shown("Instead of the paper's; the schedule shrinks with them.")
     ] = None,
     jobs: JobsOption = None,
     options: BatchOptions = BatchOptions(),
@@ -158,11 +155,7 @@ def _compute(chosen: PublishedTable, seed: int, options: BatchOptions) -> None:
 
 
 def _list(as_json: bool) -> None:
-    listing = Table(title="Published tables", title_justify="left")
-    for column in ("table", "what it shows", "source"):
-        listing.add_column(column)
-    for table in TABLES.values():
-        listing.add_row(table.name, table.title, table.source)
-    out.print(listing)
+    rows = [(table.name, table.title, table.source) for table in TABLES.values()]
+    out.print(titled_table("Published tables", "table", "what it shows", "source", rows=rows))
     if as_json:
         print_json({"tables": [{"name": t.name, "title": t.title} for t in TABLES.values()]})

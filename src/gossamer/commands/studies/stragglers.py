@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
 
 from gossamer.commands import options as given
@@ -49,12 +48,12 @@ Found = dict[str, dict[str, StragglerEntry]]
 
 @given.with_groups
 def stragglers(
-    workers: Annotated[int, typer.Option("--workers", help="How many workers.")] = 16,
+    workers: Annotated[int, given.shown("How many workers.")] = 16,
     seed: given.SeedOption = 0,
     seeds: given.SeedsOption = 3,
     epochs: given.EpochsOption = None,
     steps: Annotated[
-        int, typer.Option("--steps", help="Steps per worker of the runs that take times only.")
+        int, given.shown("Steps per worker of the runs that take times only.")
     ] = STEPS,
     lr: given.GridOption = None,
     task: given.TaskOption = "digits-mlp",
@@ -193,7 +192,7 @@ def _table(scene: StragglerScene, entries: Mapping[str, StragglerEntry]) -> Tabl
     key = next(iter(entries.values())).key
     show = _spread_share if key == "accuracy" else _spread_loss
     columns: dict[str, Callable[[StragglerEntry], str]] = {
-        "used/s": lambda entry: _spread(entry.over_seeds("throughput")),
+        "used/s": lambda entry: _spread(entry.over_seeds("throughput"))
     }
     if scene.slowest_pace is not None:
         columns["2nd half/s"] = lambda entry: _spread(entry.over_seeds("late_throughput"))

@@ -170,10 +170,8 @@ class StragglerEntry:
     @property
     def is_at_edge(self) -> bool:
         """Whether a wider grid might hold a better rate."""
-        return len(self.histories) > 2 and self.best_rate in (
-            min(self.histories),
-            max(self.histories),
-        )
+        ends = (min(self.histories), max(self.histories))
+        return len(self.histories) > 2 and self.best_rate in ends
 
     @property
     def key(self) -> str:
@@ -283,7 +281,7 @@ class Claim:
 
 
 def claims(found: Found) -> list[Claim]:
-    """Judge the order of the methods with random stragglers, and their pace with a permanent one."""
+    """Judge the order of methods with random stragglers, and their pace with a permanent one."""
     made: list[Claim] = []
     for scene in (RANDOM, MEMORYLESS):
         if scene in found:

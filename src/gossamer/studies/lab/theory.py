@@ -84,7 +84,7 @@ def largest_curvature(model: FlatModel) -> float | None:
     """
     try:
         first = _dominant(model, shift=0.0)
-        # The dominant eigenvalue has the largest modulus; after the shift the largest one dominates.
+        # The dominant eigenvalue has the largest modulus; after the shift the largest dominates.
         return first if first > 0.0 else _dominant(model, shift=-first) + first
     except (RuntimeError, NotImplementedError):
         return None

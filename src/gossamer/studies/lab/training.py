@@ -74,7 +74,7 @@ class GroupTraining:
         self.steps = steps_of(grid.epochs, samples, group.batch)
         self.step = 0
         self.optimiser = make_optimiser(group.optimiser)
-        self.parameters = torch.stack([models.initial(point.seed) for point in points])
+        self.parameters = torch.stack([models.initial[point.seed] for point in points])
         self.buffers = model.initial_buffers.repeat(len(points), 1)
         self.state = {
             slot: torch.full_like(self.parameters, self.optimiser.initial(slot))
@@ -88,16 +88,13 @@ class GroupTraining:
         places = [grid.seeds.index(point.seed) for point in points]
         self._seed_of_row = torch.tensor(places, device=model.device)
         self._ahead: tuple[Tensor, Tensor] | None = None
+        work = grid.epochs * samples * len(points)
         self.engine = VectorEngine(
             model,
-            compiled=self._compiles(samples),
+            compiled=model.device.type == "cuda" and work >= _COMPILE_FROM_SAMPLES,
             most_rows=models.rows_at_once(group.batch),
             trace_after=0 if self.steps >= _TRACE_FROM_STEPS else self.steps,
         )
-
-    def _compiles(self, samples: int) -> bool:
-        work = self._grid.epochs * samples * len(self.group.points)
-        return self._model.device.type == "cuda" and work >= _COMPILE_FROM_SAMPLES
 
     @property
     def epochs(self) -> float:
@@ -133,7 +130,7 @@ class GroupTraining:
         return numbers[self._seed_of_row, place], keys[self._seed_of_row, place]
 
     def _look_ahead(self, start: int) -> tuple[Tensor, Tensor]:
-        """Fetch the samples of many steps, because on a GPU a transfer costs as much as some steps."""
+        """Fetch the samples of many steps: on a GPU a transfer costs as much as some steps."""
         size, steps = self.group.batch, range(start, start + _LOOK_AHEAD_STEPS)
         numbers = [
             order.lookup(start * size, len(steps) * size).reshape(-1, size)
@@ -169,14 +166,11 @@ class Models:
 
     def __init__(self, task: Task, device: torch.device, seeds: tuple[int, ...]) -> None:
         self.first = FlatModel(task, device, seed=seeds[0])
-        self._initial = {seeds[0]: self.first.initial}
-        for seed in seeds[1:]:
-            # The task of the first model has its data on the device already.
-            self._initial[seed] = FlatModel(self.first.task, device, seed=seed).initial
+        # The task of the first model has its data on the device already.
+        rest = {seed: FlatModel(self.first.task, device, seed=seed).initial for seed in seeds[1:]}
+        self.initial = {seeds[0]: self.first.initial, **rest}
+        """The initial parameters by seed."""
         self._sample_bytes = _largest_output_bytes(self.first)
-
-    def initial(self, seed: int) -> Tensor:
-        return self._initial[seed]
 
     def rows_at_once(self, batch: int) -> int:
         """How many rows one vectorised call should take on this device."""
@@ -186,18 +180,13 @@ class Models:
     def scores(self, parameters: Tensor, buffers: Tensor) -> GroupScores:
         """Loss and accuracy of every row on the test set."""
         width = self.rows_at_once(_EVALUATED_AT_ONCE)
-        losses: list[Tensor] = []
-        accuracies: list[Tensor] = []
         self.first.module.eval()
         with torch.no_grad(), drawing_from(0, self.first.device):
-            for rows, own in zip(parameters.split(width), buffers.split(width), strict=True):
-                outputs = self._outputs(rows, own)
-                for output in outputs:
-                    loss, accuracy = self._score(output)
-                    losses.append(loss)
-                    accuracies.append(accuracy)
+            parts = zip(parameters.split(width), buffers.split(width), strict=True)
+            found = [self._score(output) for part in parts for output in self._outputs(*part)]
         self.first.module.train()
-        return GroupScores(torch.stack(losses).tolist(), torch.stack(accuracies).tolist())
+        losses, accuracies = (torch.stack(column).tolist() for column in zip(*found, strict=True))
+        return GroupScores(losses, accuracies)
 
     def _outputs(self, rows: Tensor, buffers: Tensor) -> Tensor:
         predict = self.first.predict

@@ -102,8 +102,7 @@ def _picture(path: Path, work: Sequence[CellTraining], trained: Mapping[str, Tra
     done = [one for one in work if one.label in trained]
     lines = {
         one.column: ErrorCurve(
-            *trained[one.label].points(),
-            None if one.published is None else 100.0 - one.published,
+            *trained[one.label].points(), None if one.published is None else 100.0 - one.published
         )
         for one in done
     }

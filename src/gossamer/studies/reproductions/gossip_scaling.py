@@ -139,24 +139,34 @@ class Scaling:
         def seconds(workers: int, column: str) -> Number:
             return moment(column, found.get((self.time_row(workers), column)), "s")
 
+        def epochs(workers: int, column: str) -> Number:
+            return moment(column, found.get((self.epochs_row(workers), column)), "epochs")
+
+        def score(workers: int, column: str) -> Number:
+            return accuracy(column, found.get((self.row(workers), column)))
+
         def faster(workers: int, first: str, second: str) -> PartOfRun:
-            return less(
-                f"{workers} workers", seconds(workers, first), seconds(workers, second),
-                _TIME_MARGIN,
-            )  # fmt: skip
+            pair = seconds(workers, first), seconds(workers, second)
+            return less(self.row(workers), *pair, _TIME_MARGIN)
+
+        def asynchronous_first(workers: int) -> PartOfRun:
+            """One asynchronous method is enough: only with all trained can the claim differ."""
+            others = [seconds(workers, column) for column in (_ELASTIC, _PULL, _PUSH)]
+            known = [one for one in others if one.value is not None]
+            first = min(known, key=lambda one: one.value or 0.0, default=others[0])
+            part = less(self.row(workers), first, seconds(workers, _SYNC), _TIME_MARGIN)
+            if part.finding != AGREES and len(known) < len(others):
+                return PartOfRun(OPEN, f"{self.row(workers)}: not trained")
+            return part
 
         even = alike("8 workers", seconds(8, _SYNC), seconds(8, _PULL), _TIME_MARGIN)
         j4 = [faster(8, _ELASTIC, _PULL), faster(8, _ELASTIC, _SYNC), even]
         j5 = [faster(16, _PULL, _ELASTIC), faster(16, _PULL, _SYNC), faster(16, _ELASTIC, _SYNC)]
-        ends = [self._better_end(found, workers) for workers in _MANY]
         j6 = [faster(workers, _PULL, _SYNC) for workers in _MANY]
-        for workers in _MANY:
-            row = self.epochs_row(workers)
-            pull, sync = (
-                moment(column, found.get((row, column)), "epochs") for column in (_PULL, _SYNC)
-            )
-            j6.append(less(f"{workers} workers", pull, sync, _TIME_MARGIN))
-        j7 = [self._asynchronous_first(found, workers) for workers in _FEW]
+        j6 += [less(self.row(p), epochs(p, _PULL), epochs(p, _SYNC), _TIME_MARGIN) for p in _MANY]
+        apart = Margin(absolute=self.points)
+        ends = [less(self.row(p), score(p, _PULL), score(p, _SYNC), apart) for p in _MANY]
+        j7 = [asynchronous_first(workers) for workers in _FEW]
         return "\n".join(
             (
                 "early: the way to the accuracy in the table, before the first drop of the rate",
@@ -170,27 +180,6 @@ class Scaling:
                 f"within {self.points:g} points count as equal; gossip is judged by its pull form",
             )
         )
-
-    def _better_end(self, found: Mapping[tuple[str, str], float], workers: int) -> PartOfRun:
-        row = self.row(workers)
-        pull, sync = (accuracy(column, found.get((row, column))) for column in (_PULL, _SYNC))
-        return less(f"{workers} workers", pull, sync, Margin(absolute=self.points))
-
-    def _asynchronous_first(
-        self, found: Mapping[tuple[str, str], float], workers: int
-    ) -> PartOfRun:
-        """One asynchronous method is enough: only with all of them trained can a claim differ."""
-        row, where = self.time_row(workers), f"{workers} workers"
-        sync = moment(_SYNC, found.get((row, _SYNC)), "s")
-        others = [
-            moment(column, found.get((row, column)), "s") for column in (_ELASTIC, _PULL, _PUSH)
-        ]
-        known = [one for one in others if one.value is not None]
-        first = min(known, key=lambda one: one.value or 0.0, default=others[0])
-        part = less(where, first, sync, _TIME_MARGIN)
-        if part.finding != AGREES and len(known) < len(others):
-            return PartOfRun(OPEN, f"{where}: not trained")
-        return part
 
     # ------------------------------------------------------------------ the picture
 
