@@ -21,7 +21,8 @@ from gossamer.commands.console import (
     show_table,
     warn,
 )
-from gossamer.commands.kept_run import EngineCache, execute, kept_run, slug
+from gossamer.commands.kept_run import kept_run
+from gossamer.commands.work.simulations import EngineCache, execute, slug
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
 from gossamer.observe.observer import Observer

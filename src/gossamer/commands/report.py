@@ -1,4 +1,4 @@
-"""`gossamer report`: page and picture of one run or several; every command keeps them itself."""
+"""`gossamer report`: make the page and the picture of one run or several again."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def report(
 
 
 def _check_place(path: Path | None) -> None:
-    """Refuse a place that a page does not belong to; only folders of runs are made unasked."""
+    """Refuse a path that is no page, or whose folder does not exist."""
     if path is None:
         return
     if path.is_dir():
