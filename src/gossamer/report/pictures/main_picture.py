@@ -43,7 +43,7 @@ def main_picture(
     contest = Contest(gathered.whole | gathered.partial, goal)
     ranking = advice.ranking if advice else contest.ranking
     shown = {
-        place.label: contest.entries[place.label].results[contest.chosen[place.label]]
+        place.label: contest.shown[place.label]
         for place in ranking.places
         if place.label in contest.entries
     }
@@ -51,7 +51,7 @@ def main_picture(
         return False
     methods = [series_of(label, runs) for label, runs in shown.items()]
     every = [run for folder in folders for run in folder.runs]
-    title = advice.title if advice else page_title(folders, gathered, first_configured(every), [])
+    title = advice.title if advice else page_title(folders, gathered, first_configured(folders), [])
     time = "seconds" if any(run.is_real for run in every) else VIRTUAL
     if goal is None or len(methods) == 1:
         workers = worker_times(shown[methods[0].label][0])
