@@ -1,4 +1,4 @@
-"""The steps of a task, timed as `gossamer train` does them, but without a word to anybody."""
+"""The times of a task's steps, computed as `gossamer train` does, without communication."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.keyed import key_of
 
 _WARM_UP = 0.2
-"""This part of the time, and at least so many steps, are not counted."""
+"""This share of the time, and at least `_WARM_STEPS` steps, are not counted."""
 _WARM_STEPS = 2
 _MOST_SAMPLES = 4000
 _TELL_S = 0.2
 
 
 class Stepper:
-    """A model, its optimiser and an order of batches: all that a step needs."""
+    """A model, its optimiser and its batches: everything that a step needs."""
 
     def __init__(self, inquiry: Inquiry, rank: int, size: int, slowness: Slowness) -> None:
         torch.set_num_threads(inquiry.threads)
@@ -42,7 +42,7 @@ class Stepper:
         self._done = 0
 
     def step(self) -> tuple[float, float]:
-        """Seconds of the gradient, and seconds of what belongs to a step besides."""
+        """The seconds of the gradient, and the seconds of the rest of the step."""
         began = time.perf_counter()
         point = self._replica.snapshot()
         batch = torch.from_numpy(self._sampler.next(self._rank))
@@ -60,10 +60,9 @@ class Stepper:
 def measure_steps(
     step: Callable[[], tuple[float, float]], seconds: float, on_time: Callable[[float], None]
 ) -> Steps:
-    """For that long, and at least one counted step; `on_time` hears now and then how much passed.
+    """Measure steps for this time, at least one; `on_time` is called with the seconds passed.
 
-    A step that has begun is not broken off: a model whose steps are longer than the time given
-    takes a few of them.
+    A step that has begun is completed, so a model with very long steps takes longer than asked.
     """
     began = told = time.monotonic()
     warm_until, until = began + _WARM_UP * seconds, began + seconds
@@ -84,6 +83,6 @@ def measure_steps(
 
 
 def _thinned(samples: list[float]) -> list[float]:
-    """Evenly chosen, with as many digits as a clock can mean."""
+    """A few thousand samples at most, evenly chosen and rounded to nanoseconds."""
     every = -(-len(samples) // _MOST_SAMPLES)
     return [round(value, 9) for value in samples[::every]]

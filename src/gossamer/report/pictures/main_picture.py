@@ -1,4 +1,4 @@
-"""The main picture of run folders: what the first sections of their page show, as one file."""
+"""The main picture of run folders: the first sections of their page as one file."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gossamer.runs.kept_runs import Folder, Run
 from gossamer.runs.statistics import curve
 
 OWN_PICTURE = "comparison.png"
-"""That of a comparison that came to its end, drawn by the command itself."""
+"""The picture that `gossamer compare` draws when it finishes."""
 
 
 def main_picture(path: Path, folders: Sequence[Folder], *, target: float | None = None) -> bool:
-    """Draw it, and say whether there was anything to draw: a run that was evaluated."""
+    """Draw the picture; returns False if no run was evaluated, so that nothing was drawn."""
     gathered = gather(folders)
     goal = goal_of(folders, gathered, target)
     contest = Contest(gathered.whole | gathered.partial, goal)
     search = kept_search(folders, target)
     ranking = contest.ranking.places if search is None else kept_places(search)
     shown = {
-        place.label: contest.entries[place.label].results[contest.chosen[place.label]]
+        place.label: contest.shown[place.label]
         for place in ranking
         if place.label in contest.entries
     }
@@ -37,7 +37,7 @@ def main_picture(path: Path, folders: Sequence[Folder], *, target: float | None 
         return False
     methods = [series_of(label, runs) for label, runs in shown.items()]
     every = [run for folder in folders for run in folder.runs]
-    title = page_title(folders, gathered, first_configured(every), [])
+    title = page_title(folders, gathered, first_configured(folders), [])
     if search is not None:
         title = text(search.get("title")) or title
     time = "seconds" if any(run.is_real for run in every) else VIRTUAL
@@ -50,7 +50,7 @@ def main_picture(path: Path, folders: Sequence[Folder], *, target: float | None 
 
 
 def has_own_picture(folders: Sequence[Folder]) -> bool:
-    """Whether these are one folder in which the command has left its main picture."""
+    """Whether this is one folder in which the command has left its main picture."""
     return len(folders) == 1 and any(one.name == OWN_PICTURE for one in folders[0].pictures)
 
 
@@ -59,11 +59,11 @@ def _is_scored(run: Run, key: str) -> bool:
 
 
 def series_of(label: str, runs: Sequence[Run]) -> Series:
-    """The runs of one method, one a seed, at the rate that the page shows it at."""
+    """The runs of one method, one for each seed, at the rate at which the page shows it."""
     return Series(
         label,
         [run.history for run in runs],
         runs[0].workers,
-        {"learning_rate": runs[0].rate},
+        runs[0].rate,
         shares_of(runs),
     )
