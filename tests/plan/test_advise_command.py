@@ -11,7 +11,7 @@ import pytest
 
 from command_line import gossamer
 from gossamer.commands import advise as command
-from gossamer.commands.kept_run import slug
+from gossamer.commands.work.simulations import slug
 from gossamer.plan.advise import candidates
 from gossamer.runs.arrival import seconds_to
 from tiers import wide
