@@ -65,7 +65,9 @@ def build_page(
     methods = _methods(gathered, goal, contest, _looks(folders, gathered), is_growing=is_growing)
     methods += [method for lab in labs for method in lab.methods]
     runs = [run for folder in folders for run in folder.runs]
-    first = first_configured(runs)
+    # A search that was interrupted before its final has settings, but no runs.
+    searches = [folder for folder in folders if folder.kind == "advise" and not folder.runs]
+    first = first_configured(runs or [Run("", one.config, {}, []) for one in searches])
     data = PageData(
         title=page_title(folders, gathered, first, labs),
         subtitle=page_subtitle(gathered, first),
@@ -246,7 +248,7 @@ def _settings(folders: Sequence[Folder], gathered: GatheredRuns) -> list[Setting
         for run in own
         if run.config
     ]
-    runs += [("", folder.config) for folder in folders if folder.kind in _LAB and folder.config]
+    runs += [("", folder.config) for folder in folders if folder.config and not folder.runs]
     return listed_settings(runs)
 
 
