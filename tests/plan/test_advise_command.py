@@ -145,6 +145,8 @@ def test_an_interruption_gives_the_best_so_far(
     page = page_of(tmp_path / "again.html")
     assert page == page_of(folder / "report.html")
     assert page["methods"] == []
+    assert page["cluster"]["workers"] == 4
+    assert {one["name"] for one in page["settings"]} >= {"task", "epochs", "target"}
     assert page["verdict"] == said.json["verdict"]
     assert page["tables"][0]["rows"][0][0] == said.json["ranking"][0]["method"]
 

@@ -158,8 +158,13 @@ def goal_of(folders: Sequence[Folder], gathered: GatheredRuns, given: float | No
 
 
 def first_configured(folders: Sequence[Folder]) -> Run | None:
-    """The run whose settings the title describes: the first that has settings."""
+    """The run whose settings the title describes: the first that has settings.
+
+    A search that was interrupted before its final has settings, but no runs.
+    """
     runs = [run for folder in folders for run in folder.runs]
+    searches = [folder for folder in folders if folder.kind == "advise" and not folder.runs]
+    runs = runs or [Run("", one.config, {}, []) for one in searches]
     return next((run for run in runs if run.config), runs[0] if runs else None)
 
 
@@ -241,9 +246,9 @@ def _cluster(gathered: GatheredRuns, first: Run | None) -> ClusterData | None:
 
 
 def _settings(folders: Sequence[Folder], gathered: GatheredRuns) -> list[Setting]:
-    """The settings of all runs shown, and of folders of the laboratory."""
+    """The settings of all runs shown; of a folder without runs its own configuration."""
     runs = [(label, run.config) for label, run in _shown(gathered) if run.config]
-    runs += [("", folder.config) for folder in folders if folder.kind in _LAB and folder.config]
+    runs += [("", folder.config) for folder in folders if folder.config and not folder.runs]
     return listed_settings(runs)
 
 

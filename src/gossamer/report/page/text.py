@@ -117,7 +117,7 @@ def page_subtitle(gathered: GatheredRuns, first: Run | None) -> str:
         "" if epochs is None else counted(epochs, "epoch"),
         "" if batch is None else f"batch {batch:g}",
         text(config.get("optimiser")),
-        "one seed" if seeds == {1} else f"{min(seeds)} to {max(seeds)} seeds",
+        "one seed" if seeds == {1} else f"{min(seeds)} to {max(seeds)} seeds" if seeds else "",
         "real processes" if first.is_real else "true gradients, virtual time",
     ]
     if len(seeds) == 1 and seeds != {1}:
