@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from gossamer.commands import options as given
 from gossamer.commands.console import (
     Reporter,
@@ -70,10 +68,10 @@ def cost(
     compute: Annotated[str | None, given.shown("Of one gradient, such as 120ms.")] = None,
     batch: given.BatchOption = None,
     layers: Annotated[
-        bool, typer.Option("--layers", help="Also work and depth of the task's layers.")
+        bool, given.shown("Also work and depth of the task's layers.", "--layers")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Instead: the closed forms beside the simulator.")
+        bool, given.shown("Instead: the closed forms beside the simulator.", "--check")
     ] = False,
     picture: Annotated[
         Path | None, given.shown("Where the picture goes; else the run folder.")

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-import typer
 from torch import distributed
 from torch.cuda import nccl
 
 from gossamer.commands.console import out, print_json, titled_table
-from gossamer.commands.options import JsonOption
+from gossamer.commands.options import JsonOption, shown
 from gossamer.quantities import counted
 from gossamer.real.launch.environment import LAUNCHERS, discover
 from gossamer.real.transports.transport import StopToken
@@ -49,7 +48,7 @@ class Finding:
 
 def doctor(
     is_tried: Annotated[
-        bool, typer.Option("--try", help="Let two workers exchange something over each transport.")
+        bool, shown("Let two workers exchange something over each transport.", "--try")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

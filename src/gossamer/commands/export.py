@@ -31,14 +31,14 @@ def export(
     to: Annotated[str, shown("csv, parquet, tensorboard, wandb or mlflow.")] = "csv",
     out_folder: Annotated[
         Path | None,
-        typer.Option(
+        shown(
+            "Where all of it goes; default: export/FORMAT inside each run's folder.",
             "--out",
             metavar="FOLDER",
-            help="Where all of it goes; default: export/FORMAT inside each run's folder.",
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace what an earlier export has left there.")
+        bool, shown("Replace what an earlier export has left there.", "--force")
     ] = False,
 ) -> None:
     """Write kept runs as tables, or for TensorBoard and others.

@@ -37,9 +37,13 @@ def shown(help: str, *names: str, parser: Callable[[str], Any] | None = None, **
     return typer.Option(*names, help=help, parser=parser, **more)
 
 
-def option(default: Any, help: str = "", *names: str, **more: Any) -> Any:
+def option(
+    default: Any, help: str = "", *names: str, parser: Callable[[str], Any] | None = None,
+    **more: Any,
+) -> Any:  # fmt: skip
     """Make a field of a group that typer shows as an option."""
-    return dataclasses.field(default=default, metadata={"option": shown(help, *names, **more)})
+    mark = shown(help, *names, parser=parser, **more)
+    return dataclasses.field(default=default, metadata={"option": mark})
 
 
 @dataclass(frozen=True)
@@ -140,10 +144,10 @@ AlwaysSlowOption = Annotated[
 ]
 ProcessesOption = Annotated[
     int | None,
-    typer.Option(
+    shown(
+        "A process each on this host: 2, or as many as torchrun or mpirun has started.",
         "-n",
         "--workers",
-        help="A process each on this host: 2, or as many as torchrun or mpirun has started.",
     ),
 ]
 AnyTransportOption = Annotated[

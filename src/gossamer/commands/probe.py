@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -45,7 +44,7 @@ SecondsOption = Annotated[
 OutOption = Annotated[
     Path, given.shown("Where the description goes.", "--out", metavar="FILE.toml")
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
+ForceOption = Annotated[bool, given.shown("Replace the file if it exists.", "--force")]
 
 
 def probe(

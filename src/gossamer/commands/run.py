@@ -27,7 +27,7 @@ from gossamer.runs.folder import RunFolder
 # A method is checked as in a run so long that no period or schedule exceeds it.
 _MANY_STEPS = 1_000_000
 CountOption = Annotated[
-    int, typer.Option("-n", "--workers", help="Workers on this host, a process each.")
+    int, given.shown("Workers on this host, a process each.", "-n", "--workers")
 ]
 TransportOption = Annotated[str | None, given.shown("shm or torch; by default what suits.")]
 OutputOption = Annotated[
@@ -35,8 +35,8 @@ OutputOption = Annotated[
 ]
 TolerateOption = Annotated[
     bool,
-    typer.Option(
-        "--tolerate-deaths", help="A worker killed by a signal is no failure if the others finish."
+    given.shown(
+        "A worker killed by a signal is no failure if the others finish.", "--tolerate-deaths"
     ),
 ]
 
@@ -56,7 +56,7 @@ def run(
         str | None, given.shown("NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
     ] = None,
     is_module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in `python -m`.")
+        bool, given.shown("SCRIPT is a module, as in `python -m`.", "-m", "--module")
     ] = False,
     transport: TransportOption = None,
     seed: given.SeedOption = 0,

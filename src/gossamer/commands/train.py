@@ -41,7 +41,7 @@ from gossamer.tasks import make_task
 
 EvaluationsOption = Annotated[int, given.shown("Number of evaluations on the way, by worker 0.")]
 RecordOption = Annotated[
-    bool, typer.Option("--record", help="Keep the order of events, for `gossamer replay`.")
+    bool, given.shown("Keep the order of events, for `gossamer replay`.", "--record")
 ]
 CheckpointOption = Annotated[
     str | None,

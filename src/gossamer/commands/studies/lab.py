@@ -147,24 +147,23 @@ def delay(
     task: Annotated[str | None, given.shown("What to train; default: digits-mlp.")] = None,
     optimiser: Annotated[
         str | None,
-        typer.Option(
+        given.shown(
+            "sgd (momentum 0.9), adam or any spec, separated by spaces or commas.",
             "--optimiser",
             "--optimizer",
-            help="sgd (momentum 0.9), adam or any spec, separated by spaces or commas.",
         ),
     ] = None,
     lr: Annotated[str | None, given.shown("Learning rates, such as 1e-4,1e-3,1e-2.")] = None,
     batch: Annotated[str | None, given.shown("Sizes, such as 64,256.")] = None,
     delays: Annotated[
-        str | None, typer.Option("--delay", help="Steps of delay, such as 0,1,2,4.")
+        str | None, given.shown("Steps of delay, such as 0,1,2,4.", "--delay")
     ] = None,
     epochs: Annotated[float | None, given.shown("Passes over the data of each training.")] = None,
     seed: Annotated[int | None, given.shown("Of the first; default: 0.")] = None,
     seeds: Annotated[int | None, given.shown("Repeat with this many seeds; show means.")] = None,
     warmup: Annotated[float | None, given.shown("Epochs of linear warm-up, from a tenth.")] = None,
     halve: Annotated[
-        bool,
-        typer.Option("--halve", help="Divide rate and batch by delay + 1, the number of workers."),
+        bool, given.shown("Divide rate and batch by delay + 1, the number of workers.", "--halve")
     ] = False,
     machine: MachineOptions = MachineOptions(),
     options: BatchOptions = BatchOptions(),

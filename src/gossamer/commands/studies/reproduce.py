@@ -44,7 +44,7 @@ def reproduce(
     seed: given.SeedOption = 0,
     machine: MachineOptions = MachineOptions(),
     quick: Annotated[
-        bool, typer.Option("--quick", help="A small part with few epochs, of tables that train.")
+        bool, given.shown("A small part with few epochs, of tables that train.", "--quick")
     ] = False,
     epochs: Annotated[
         float | None, given.shown("Instead of the paper's; the schedule shrinks with them.")
