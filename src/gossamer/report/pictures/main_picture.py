@@ -27,7 +27,7 @@ class Advice:
 
     title: str
     ranking: Ranking
-    """With the time that having the model takes."""
+    """The ranking, in which a time includes that of obtaining the output model."""
 
 
 def main_picture(
