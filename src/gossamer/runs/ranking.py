@@ -65,7 +65,8 @@ class RankedMethod:
     @property
     def bounds(self) -> tuple[float | None, float | None, float | None]:
         """The mean time, and the low and the high end of its interval."""
-        return (None,) * 3 if self.span is None else (self.span.mean, self.span.low, self.span.high)
+        span = self.span
+        return (None, None, None) if span is None else (span.mean, span.low, span.high)
 
 
 class Ranking:

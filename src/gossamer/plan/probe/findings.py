@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,15 +98,15 @@ class ProbeFindings:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def from_dict(told: Mapping[str, Any]) -> ProbeFindings:
+    def from_dict(told: dict[str, Any]) -> ProbeFindings:
         crowds = [
             Crowd(**one | {"rates": {int(rank): rate for rank, rate in one["rates"].items()}})
             for one in told["crowds"]
         ]
-        return ProbeFindings(**{
-            **told,
+        parts: dict[str, Any] = {
             "inquiry": Inquiry(**told["inquiry"]),
             "steps": [Steps(**one) for one in told["steps"]],
             "links": [MeasuredLink(**one) for one in told["links"]],
             "crowds": crowds,
-        })  # fmt: skip
+        }
+        return ProbeFindings(**told | parts)
