@@ -165,7 +165,7 @@ class MpiTransport:
 
     def leave_sums(self) -> None:
         if self._now.shared is not None:
-            self._now.shared.close()
+            self._now.shared.leave()
         self._now.reductions.leave()
 
     def close(self) -> None:

@@ -99,6 +99,14 @@ class SharedMemoryAllReduce:
             kind = self._kinds[key] = ReduceKind(group, self._rank, tensors, is_on_gpu=is_on_gpu)
         return kind
 
+    def leave(self) -> None:
+        """This process contributes to no further sum, and finishes those that it has begun."""
+        if self._arenas is not None:
+            with self._lock:
+                self._arenas.finish_writing()
+                self._note_what_was_read()
+        self._control.leave_sums(self._rank)
+
     # ------------------------------------------------------------------ posting
 
     def _post(self, own: OwnContribution) -> None:
@@ -195,7 +203,8 @@ class SharedMemoryAllReduce:
         for member, cell in own.found.items():
             board = self._boards[member]
             has_moved_on = board.keys[cell] != own.key or board.finished[cell] == own.key
-            if not has_moved_on and not self._control.is_out_of_sums(member):
+            # A member that has only left the sums may still read those that it had begun.
+            if not has_moved_on and not self._control.is_gone(member):
                 return False
         return True
 

@@ -83,7 +83,7 @@ class Control:
         return self._states[process * _WORDS_PER_PROCESS] >= CLOSED
 
     def leave_sums(self, process: int) -> None:
-        """The process contributes to no further sum, and reads none."""
+        """The process contributes to no further sum; it may still read those that it has begun."""
         fence()  # whoever sees the word sees all contributions
         self._states[process * _WORDS_PER_PROCESS + 1] = 1
         for bell in self.reductions:

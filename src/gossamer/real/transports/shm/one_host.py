@@ -69,7 +69,7 @@ class OneHostAllReduce:
         with self._posting:
             # A process that the others take for gone must not post: some of them have seen that it
             # had not.
-            if self._control.is_gone(self._rank):
+            if self._control.is_out_of_sums(self._rank):
                 raise PeerLost(self._rank, "it has left, or the others take it for dead")
             return self._inner.start(tensors, members)
 
@@ -78,12 +78,17 @@ class OneHostAllReduce:
         if not self._control.is_gone(process):
             self._control.set_state(process, DEAD)
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """Nobody is to wait for this process any longer; what it is just posting still counts."""
         is_free = self._posting.acquire(timeout=_LAST_POST_S)
-        self._control.set_state(self._rank, CLOSED)
+        self._inner.leave()
         if is_free:
             self._posting.release()
+
+    def close(self) -> None:
+        """Leave, and read nobody's contribution any more."""
+        self.leave()
+        self._control.set_state(self._rank, CLOSED)
 
 
 def share_memory(

@@ -211,7 +211,7 @@ class ShmTransport:
         return self._all_reduce.start(tensors, members)
 
     def leave_sums(self) -> None:
-        self._control.leave_sums(self.rank)
+        self._all_reduce.leave()
 
     def close(self) -> None:
         if self._is_closed:

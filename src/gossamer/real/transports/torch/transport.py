@@ -158,7 +158,7 @@ class TorchTransport:
 
     def leave_sums(self) -> None:
         if self._shared is not None:
-            self._shared.close()
+            self._shared.leave()
         is_clean, finished = self._reduction.own_finished()
         self._reduction.announce(self._log.leaves_sums(self.rank, is_clean, finished))
 
@@ -204,7 +204,7 @@ class TorchTransport:
     def _learn(self, epoch: int, departure: Departure) -> None:
         """A line of the log of departures, in the same order in every process."""
         process = departure.process
-        if self._shared is not None:
+        if self._shared is not None and not departure.is_from_sums:
             self._shared.lost(process)
         if process == self.rank or departure.is_from_sums:
             self._reduction.depart(epoch, departure)
