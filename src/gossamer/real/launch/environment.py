@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.real.faults.fault_plan import own_fault_plan
@@ -54,7 +54,7 @@ class Environment:
 def discover(variables: Mapping[str, str] | None = None) -> Environment:
     """Recognise the launcher; the innermost wins where one was started by another."""
     found = os.environ if variables is None else variables
-    for recognise in (_gossamer, _torchrun, _openmpi, _mpich, _srun, _half_set):
+    for recognise in (_gossamer, _torchrun, _mpi, _srun, _half_set):
         here = recognise(found)
         if here is not None:
             return _checked(here, found)
@@ -97,20 +97,17 @@ def _connected(chosen: str, here: Environment) -> Transport:
             f"this process has joined the others before, and over {_joined[0]} it can do so once; "
             "do all training in one `with gossamer.join(...)`, or start a program for each part"
         )
-    transport = _connected_once(chosen, here)
-    _joined.append(chosen)
-    return transport
-
-
-def _connected_once(chosen: str, here: Environment) -> Transport:
     if chosen == "shm":
         from gossamer.real.transports.shm import ShmTransport
 
-        return ShmTransport.from_environment()
-    from gossamer.real.transports.torch import TorchTransport
+        transport = ShmTransport.from_environment()
+    else:
+        from gossamer.real.transports.torch import TorchTransport
 
-    # Not into the environment: who started this process stays to be seen there.
-    return TorchTransport.from_environment({**os.environ, **_names_of_torch(here)})
+        # The environment itself stays unchanged: it says which launcher started this process.
+        transport = TorchTransport.from_environment({**os.environ, **_names_of_torch(here)})
+    _joined.append(chosen)
+    return transport
 
 
 def choose(here: Environment, name: str | None, *, has_mpi4py: bool) -> str:
@@ -195,24 +192,23 @@ def _torchrun(found: Mapping[str, str]) -> Environment | None:
     return Environment("torchrun", rank, size, local_rank, local_size, address)
 
 
-def _openmpi(found: Mapping[str, str]) -> Environment | None:
-    if "OMPI_COMM_WORLD_RANK" not in found and "OMPI_COMM_WORLD_SIZE" not in found:
-        return None
-    _all_of(found, ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), "Open MPI's mpirun")
-    rank, size = _count(found, "OMPI_COMM_WORLD_RANK"), _count(found, "OMPI_COMM_WORLD_SIZE")
-    local_rank = _count(found, "OMPI_COMM_WORLD_LOCAL_RANK", 0)
-    local_size = _count(found, "OMPI_COMM_WORLD_LOCAL_SIZE", local_rank + 1)
-    return Environment("openmpi", rank, size, local_rank, local_size, _master(found))
+_OF_MPI = {
+    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}  # fmt: skip
 
 
-def _mpich(found: Mapping[str, str]) -> Environment | None:
-    if "PMI_RANK" not in found and "PMI_SIZE" not in found:
-        return None
-    _all_of(found, ("PMI_RANK", "PMI_SIZE"), "MPICH's mpiexec")
-    rank, size = _count(found, "PMI_RANK"), _count(found, "PMI_SIZE")
-    local_rank = _count(found, "MPI_LOCALRANKID", 0)
-    local_size = _count(found, "MPI_LOCALNRANKS", local_rank + 1)
-    return Environment("mpich", rank, size, local_rank, local_size, _master(found))
+def _mpi(found: Mapping[str, str]) -> Environment | None:
+    """Open MPI or MPICH. Each says a rank and a size, and perhaps the same two of this host."""
+    for kind, names in _OF_MPI.items():
+        if names[0] in found or names[1] in found:
+            _all_of(found, names[:2], LAUNCHERS[kind])
+            local_rank = _count(found, names[2], 0)
+            local_size = _count(found, names[3], local_rank + 1)
+            rank, size = _count(found, names[0]), _count(found, names[1])
+            return Environment(kind, rank, size, local_rank, local_size, _master(found))
+    return None
 
 
 def _srun(found: Mapping[str, str]) -> Environment | None:
@@ -247,14 +243,11 @@ def _all_of(found: Mapping[str, str], names: tuple[str, ...], launcher: str) -> 
     missing = [name for name in names if name not in found]
     if missing:
         present = next((name for name in names if name in found), "TORCHELASTIC_RUN_ID")
+        verb = "is" if len(missing) == 1 else "are"
         raise ConfigurationError(
-            f"{present} is set but {' and '.join(missing)} {_is(missing)} not; start the workers "
+            f"{present} is set but {' and '.join(missing)} {verb} not; start the workers "
             f"with `{launcher}`, or unset {present} to train alone"
         )
-
-
-def _is(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 def _count(found: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -277,10 +270,7 @@ def _checked(here: Environment, found: Mapping[str, str]) -> Environment:
             f"{here.size}, local rank {here.local_rank} of {here.local_size}; start the workers "
             "anew, without setting them by hand"
         )
-    return Environment(
-        here.kind, here.rank, here.size, here.local_rank, here.local_size, here.address,
-        _transport(found), found.get("GOSSAMER_METHOD"), here.has_segments,
-    )  # fmt: skip
+    return replace(here, transport=_transport(found), method=found.get("GOSSAMER_METHOD"))
 
 
 def _transport(found: Mapping[str, str]) -> str | None:

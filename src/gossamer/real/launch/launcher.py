@@ -20,18 +20,23 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.real.faults.fault_plan import FAULTS_VARIABLE, FaultPlan
 from gossamer.real.launch.console import OUTPUTS, ConsoleOutput, put, say
 from gossamer.real.launch.environment import TRANSPORTS
 from gossamer.real.launch.explanation import Explanation
 from gossamer.real.launch.hosts import HostMeeting, Hosts
-from gossamer.real.launch.process import Ended, Process, signal_name
-from gossamer.real.launch.shutdown import OVER_DEADLINE, Shutdown, exit_code, failures
-from gossamer.real.launch.terminal import Terminal
-from gossamer.real.launch.wakeup import Alarm
+from gossamer.real.launch.process import (
+    OVER_DEADLINE,
+    Ended,
+    Process,
+    Shutdown,
+    Terminal,
+    exit_code,
+    failures,
+    signal_name,
+)
+from gossamer.real.launch.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from gossamer.real.transports.shm.memory import Segments
@@ -124,7 +129,7 @@ class Launcher:
         self._output = ConsoleOutput(launch.output, launch.folder, launch.ranks)
         self._pipes = selectors.DefaultSelector()
         self._terminal = Terminal.own()
-        self._alarm = Alarm(self._pipes)
+        self._wakeup = Wakeup(self._pipes)
         self._segments: Segments | None = None
         self._signals: list[int] = []
         self.deaths: list[int] = []
@@ -163,7 +168,7 @@ class Launcher:
     def end(self) -> None:
         """As Ctrl-C does; may be called by any thread."""
         self._signals.append(signal.SIGINT)
-        self._alarm.call()
+        self._wakeup.call()
 
     # ------------------------------------------------------------------ start
 
@@ -180,7 +185,7 @@ class Launcher:
             variables = self._variables(rank, local_rank, fds)
             process = Process(rank, launch.command, variables, fds, self._began, self._terminal)
             self._processes.append(process)
-            self._alarm.watch(process)
+            self._wakeup.watch(process)
             for pipe, is_error in ((process.out, False), (process.err, True)):
                 os.set_blocking(pipe.fileno(), False)
                 self._pipes.register(pipe, selectors.EVENT_READ, (rank, is_error))
@@ -218,7 +223,7 @@ class Launcher:
 
     def _turn(self) -> None:
         """Whenever something happens: lines, deaths, faults that are due, signals, deadlines."""
-        self._alarm.sleep(self._until_next())
+        self._wakeup.sleep(self._until_next())
         self._read(0.0)
         self._notice_ends()
         elapsed = time.monotonic() - self._began
@@ -229,7 +234,7 @@ class Launcher:
         while self._signals:
             self._obey(self._signals.pop(0))
         if self._explanation is not None and self._explanation.is_over:
-            self._explanation.show(Console(stderr=True, highlight=False))
+            self._explanation.show()
             self._explanation = None
         if self._launch.deadline_s is not None and elapsed > self._launch.deadline_s:
             self._reach_deadline()
@@ -240,7 +245,7 @@ class Launcher:
 
     def _until_next(self) -> float:
         is_ending = self._is_over_deadline or self._ending.status is not None
-        if is_ending or self._explanation is not None or not self._alarm.sees_all:
+        if is_ending or self._explanation is not None or not self._wakeup.sees_all:
             return _TICK_S
         elapsed = time.monotonic() - self._began
         moments = [at for at, _, _ in self._due[:1]]
@@ -375,7 +380,7 @@ class Launcher:
     def _close(self) -> None:
         for process in self._processes:
             process.close()
-        self._alarm.close()
+        self._wakeup.close()
         self._pipes.close()
         self._output.close()
         if self._segments is not None:
@@ -390,7 +395,7 @@ class Launcher:
 
         def note(number: int, frame: FrameType | None) -> None:
             self._signals.append(number)
-            self._alarm.call()
+            self._wakeup.call()
 
         before = {number: signal.signal(number, note) for number in _HANDLED}
         try:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from gossamer.real.launch.process import Process
 
 
-class Alarm:
+class Wakeup:
     """Sleeps until something happens, or for so long."""
 
     def __init__(self, pipes: selectors.BaseSelector) -> None:

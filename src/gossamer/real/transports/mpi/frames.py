@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.real.transports.buffers import take
+from gossamer.real.transports.buffers import joined_bytes, take
 from gossamer.real.transports.mpi.doorbell import Doorbell
 from gossamer.real.transports.mpi.engine import MPI
 from gossamer.real.transports.transport import Listener, Parts, Stopped
@@ -75,17 +75,9 @@ class MpiFrames:
         self._thread.start()
 
     def send(self, to: int, parts: Parts) -> None:
-        """Copy the parts and hand them over."""
-        views = [memoryview(part).cast("B") for part in parts if len(part) > 0]
-        length = sum(len(view) for view in views)
-        padding = -length % _WORD
-        frame = take(length + padding).numpy()
-        target = frame.data
-        at = 0
-        for view in views:
-            target[at : at + len(view)] = view
-            at += len(view)
-        self._hand_over(to, frame, padding)
+        """Send a copy of the parts."""
+        padding = -sum(memoryview(part).nbytes for part in parts) % _WORD
+        self._hand_over(to, joined_bytes(parts, padding).numpy(), padding)
 
     def close(self) -> None:
         """Say goodbye to everybody. The thread goes on until they have done so, too."""

@@ -14,15 +14,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
+from gossamer.real.transports.buffers import joined_bytes
 from gossamer.real.transports.shm.large_frames import LARGE_BYTES, LargeFrameSender
 from gossamer.real.transports.shm.memory import DEAD, Control
-from gossamer.real.transports.shm.rings import (
-    LENGTH_BYTES,
-    NOTICE,
-    RingReader,
-    RingWriter,
-    room_for,
-)
+from gossamer.real.transports.shm.rings import LENGTH_BYTES, NOTICE, RingReader, RingWriter
 from gossamer.real.transports.transport import Listener, Part, Parts, Stopped, StopToken
 
 _JOINED_BYTES = 4096
@@ -33,17 +28,6 @@ _LOOK_S = 0.5
 """Everything that the receiving thread waits for rings its bell, except the launcher's end."""
 _AT_ONCE = 64
 """Frames of one process before the next one's turn."""
-
-
-def _joined(parts: Sequence[Part]) -> memoryview:
-    """A copy: what was sent may be changed by its sender at once."""
-    views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
-    whole = room_for(sum(map(len, views)))
-    at = 0
-    for view in views:
-        whole[at : at + len(view)] = view
-        at += len(view)
-    return whole
 
 
 class _Outgoing:
@@ -79,7 +63,7 @@ class _Outgoing:
             if self._is_dropped:
                 return False
             if self._backlog:
-                self._backlog.append(_joined(pieces))
+                self._backlog.append(joined_bytes(pieces).numpy().data)
                 return True
             for number, piece in enumerate(pieces):
                 view = memoryview(piece)
@@ -88,7 +72,8 @@ class _Outgoing:
                 view = view.cast("B")
                 written = self._ring.write(view)
                 if written < len(view):
-                    self._backlog.append(_joined([view[written:], *pieces[number + 1 :]]))
+                    rest = joined_bytes([view[written:], *pieces[number + 1 :]])
+                    self._backlog.append(rest.numpy().data)
                     break
             self._ring.publish()
             is_left = bool(self._backlog)

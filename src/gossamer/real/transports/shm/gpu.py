@@ -36,7 +36,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -56,80 +56,61 @@ _NOBODY = 0
 # ---------------------------------------------------------------------- what is asked of a GPU
 
 
-class GpuMark(Protocol):
-    """A place in the order of what a GPU was asked to do."""
+class GpuMark:
+    """A place in the order of what a GPU was asked to do: a CUDA event.
 
-    def query(self) -> bool:
-        """Whether the GPU has come that far."""
-        ...
+    Other processes may look at a shared mark, and it can be set again. CUDA counts a mark that was
+    never set as reached.
+    """
 
+    def __init__(self, device: torch.device, *, is_shared: bool = False) -> None:
+        """Raises RuntimeError where marks cannot be shared."""
+        self._device = device
+        with torch.cuda.device(device):
+            self._event: Any = torch.cuda.Event(interprocess=is_shared)
+            self.handle: str = self._event.ipc_handle().hex() if is_shared else ""
 
-class SharedMark(GpuMark, Protocol):
-    """A mark that can be set again, and that other processes may look at."""
-
-    handle: str
+    @staticmethod
+    def opened(device: torch.device, handle: str) -> GpuMark:
+        """The shared mark of another process; raises RuntimeError where that has just died."""
+        mark = GpuMark(device)
+        mark._event = cast(Any, torch.cuda.Event).from_ipc_handle(device, bytes.fromhex(handle))
+        return mark
 
     def record(self) -> None:
         """Set it behind all that the present stream was asked to do."""
-        ...
+        self._event.record(torch.cuda.current_stream(self._device))
 
     def precede(self) -> None:
-        """What the present stream is asked to do from here on comes behind it."""
-        ...
+        """The present stream does what it is asked from now on after this mark."""
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+
+    def query(self) -> bool:
+        """Whether the GPU has come that far."""
+        return self._event.query()
 
 
-class Gpu(Protocol):
-    """A GPU; main memory can stand in for it."""
-
-    device: torch.device
-
-    def at(self, device: torch.device) -> Gpu:
-        """The one on which a process's memory lies, where each has its own."""
-        ...
-
-    def allocate(self, length: int) -> Tensor: ...
-
-    def handle(self, memory: Tensor) -> str:
-        """By which other processes can open that memory."""
-        ...
-
-    def open(self, handle: str) -> Tensor:
-        """The bytes of another process; raises RuntimeError where they cannot be had."""
-        ...
-
-    def finish(self) -> None:
-        """Wait until all that the present stream was asked to do is done."""
-        ...
-
-    def mark(self) -> GpuMark:
-        """Where the present stream is now."""
-        ...
-
-    def shared_mark(self) -> SharedMark:
-        """Raises RuntimeError where marks cannot be shared."""
-        ...
-
-    def open_mark(self, handle: str) -> GpuMark: ...
-
-
-class Cuda:
-    """A GPU of this machine."""
+class Gpu:
+    """A GPU of this machine. In tests main memory takes its place."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def at(self, device: torch.device) -> Gpu:
-        return Cuda(device)
+        """The GPU on which a process's memory lies, where each process has its own."""
+        return Gpu(device)
 
     def allocate(self, length: int) -> Tensor:
         return torch.empty(length, dtype=torch.uint8, device=self.device)
 
     def handle(self, memory: Tensor) -> str:
+        """The text by which other processes can open that memory."""
         storage = cast(Any, memory.untyped_storage())
         parts = [part.hex() if isinstance(part, bytes) else part for part in storage._share_cuda_()]
         return json.dumps(parts)
 
     def open(self, handle: str) -> Tensor:
+        """The bytes of another process; raises RuntimeError where they cannot be opened."""
         # The handles of the memory, of its reference count and of its event are bytes.
         parts = [
             bytes.fromhex(part) if isinstance(part, str) else part for part in json.loads(handle)
@@ -139,39 +120,20 @@ class Cuda:
         return flat.set_(storage, 0, (storage.nbytes(),), (1,))
 
     def finish(self) -> None:
+        """Wait until all that the present stream was asked to do is done."""
         torch.cuda.current_stream(self.device).synchronize()
 
     def mark(self) -> GpuMark:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return event
+        """A mark that is set where the present stream is now."""
+        mark = GpuMark(self.device)
+        mark.record()
+        return mark
 
-    def shared_mark(self) -> SharedMark:
-        return _CudaMark(self.device)
+    def shared_mark(self) -> GpuMark:
+        return GpuMark(self.device, is_shared=True)
 
     def open_mark(self, handle: str) -> GpuMark:
-        events: Any = torch.cuda.Event
-        return events.from_ipc_handle(self.device, bytes.fromhex(handle))
-
-
-class _CudaMark:
-    """An event; CUDA counts one that was never recorded as reached."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        with torch.cuda.device(device):
-            event: Any = torch.cuda.Event(interprocess=True)
-            self.handle: str = event.ipc_handle().hex()
-        self._event = event
-
-    def record(self) -> None:
-        self._event.record(torch.cuda.current_stream(self._device))
-
-    def precede(self) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._event)
-
-    def query(self) -> bool:
-        return self._event.query()
+        return GpuMark.opened(self.device, handle)
 
 
 # ---------------------------------------------------------------------- sums
@@ -287,7 +249,7 @@ class WindowOrder:
         self._store = store
         self._control = control
         self._stop = stop
-        self._own: SharedMark | None = None
+        self._own: GpuMark | None = None
         self._is_shared = True
         self._marks: dict[int, GpuMark] = {}
 

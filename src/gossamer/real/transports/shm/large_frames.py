@@ -19,13 +19,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gossamer.real.transports.shm.memory import (
-    DEAD,
-    LARGE_FRAMES,
-    Control,
-    FreeList,
-    SharedMemory,
-)
+from gossamer.real.transports.buffers import copy_parts
+from gossamer.real.transports.shm.memory import DEAD, LARGE_FRAMES, Control, FreeList, SharedMemory
 from gossamer.real.transports.transport import Part
 
 LARGE_BYTES = 1 << 18
@@ -67,14 +62,7 @@ class LargeFrameSender:
             number = self._number
             self._sent[to, slot] = (number, offset)
         target = np.frombuffer(self._memory.region(offset, length), dtype=np.uint8)
-        at = 0
-        for part in parts:
-            if not memoryview(part).nbytes:
-                continue
-            # numpy lets other threads work while it copies.
-            source = np.frombuffer(part, dtype=np.uint8)
-            target[at : at + len(source)] = source
-            at += len(source)
+        copy_parts(parts, target)
         return _NOTICE.pack(slot, number, offset, length)
 
     def _reclaim(self) -> None:

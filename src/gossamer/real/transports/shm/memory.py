@@ -35,7 +35,6 @@ FRESH, OPEN, CLOSED, DEAD = range(4)
 _NAME = "gossamer"
 _WORDS_PER_PROCESS = 4 * CACHE_LINE // 8
 _LAUNCHER = 1023
-_TENSORS = 256
 _REDUCTION_MIN_BYTES = 1 << 30
 _REDUCTIONS = 16
 _LARGE_FRAME_MIN_BYTES = 1 << 28
@@ -185,22 +184,14 @@ def lay_out(process: int, size: int, windows: Mapping[int, Window]) -> MemoryLay
 
 
 class TensorBlock:
-    """A block of bytes, in main memory or in a GPU's, seen as tensors."""
+    """A block of bytes, in main memory or on a GPU, that is seen as tensors."""
 
     def __init__(self, whole: Tensor) -> None:
         self._bytes = whole
-        self._tensors: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """The same few tensors are asked for in every step, so they are kept."""
-        key = (start, count, dtype)
-        known = self._tensors.get(key)
-        if known is None:
-            if len(self._tensors) >= _TENSORS:
-                self._tensors.clear()
-            known = self._bytes[start : start + count * dtype.itemsize].view(dtype)
-            self._tensors[key] = known
-        return known
+        """So many elements of that type from byte `start` on."""
+        return self._bytes[start : start + count * dtype.itemsize].view(dtype)
 
 
 class SharedMemory(TensorBlock):

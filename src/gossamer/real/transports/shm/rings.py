@@ -7,7 +7,6 @@ have: so a writer that dies leaves whole frames and at most the beginning of one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from gossamer.real.transports.buffers import take
 from gossamer.real.transports.shm.memory import CACHE_LINE, RING_BYTES, RING_HEAD_BYTES
@@ -17,15 +16,6 @@ _WRITTEN, _TAKEN, _STARVED = 0, CACHE_LINE // 8, 2 * CACHE_LINE // 8
 LENGTH_BYTES = 8
 NOTICE = 1 << 63
 """In the length of a frame: it is the notice of one that lies elsewhere."""
-_LARGE = 1 << 16
-
-
-def room_for(length: int) -> memoryview:
-    """That many bytes; large ones are those of an earlier frame that nobody holds any more."""
-    if length < _LARGE:
-        return memoryview(bytearray(length))
-    used: Any = take(length).numpy()
-    return memoryview(used)
 
 
 class RingWriter:
@@ -82,7 +72,7 @@ class RingReader:
             if self._in_length:
                 length = int.from_bytes(whole, "little")
                 self._is_notice = bool(length & NOTICE)
-                self._target = room_for(length & ~NOTICE)
+                self._target = take(length & ~NOTICE).numpy().data
                 self._in_length = False
                 continue
             self._target = memoryview(bytearray(LENGTH_BYTES))

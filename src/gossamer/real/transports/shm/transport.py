@@ -230,6 +230,6 @@ def _gpu_for(device: torch.device) -> Gpu | None:
     """What is asked for memory on that device, if it is a GPU."""
     if device.type != "cuda":
         return None
-    from gossamer.real.transports.shm.gpu import Cuda
+    from gossamer.real.transports.shm.gpu import Gpu
 
-    return Cuda(device)
+    return Gpu(device)

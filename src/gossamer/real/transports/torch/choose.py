@@ -115,16 +115,12 @@ def agree_on_reduction(
 def tell_all(what: str, own: str, rank: int, size: int, store: Store, check: Check) -> list[str]:
     """Collective: what each process has to say to all of them, by rank."""
     store.agree(f"{what}/{rank}", own)
+    return [wait_for(f"{what}/{other}", other, store, check) for other in range(size)]
+
+
+def wait_for(key: str, rank: int, store: Store, check: Check) -> str:
+    """Return what that process has put into the store under that key, once it has."""
     until = time.monotonic() + _PATIENCE_S
-    return [wait_for(f"{what}/{other}", other, store, check, until) for other in range(size)]
-
-
-def wait_for(
-    key: str, rank: int, store: Store, check: Check, until: float | None = None
-) -> str:  # fmt: skip
-    """What that process has put there, or will."""
-    if until is None:
-        until = time.monotonic() + _PATIENCE_S
     while (text := store.get(key)) is None:
         check()
         if time.monotonic() > until:

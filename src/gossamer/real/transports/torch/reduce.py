@@ -17,7 +17,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,40 +26,38 @@ from gossamer.errors import PeerLost
 from gossamer.pending import Pending
 from gossamer.real.transports.buffers import joined
 from gossamer.real.transports.torch.departures import Departure, DepartureLog
+from gossamer.real.transports.torch.links import Links
 from gossamer.real.transports.torch.reduce_state import (
     Attempt,
     Finished,
     Head,
     Mean,
     ReduceState,
-    mean_into,
 )
-from gossamer.real.transports.torch.wire import Wire, finish_stream, host_copy, raw
+from gossamer.real.transports.torch.wire import finish_stream, host_copy, raw
 from gossamer.real.transports.transport import StopToken
+from gossamer.rules import mean_into
+
+if TYPE_CHECKING:
+    from gossamer.real.transports.torch.nccl import NcclMeans
 
 CONTRIBUTION, MEAN, FINISHED, GIFT = range(32, 36)
 KINDS = range(32, 48)
 _HEAD = struct.Struct("<QIIII")
 
 
-class Nccl(Protocol):
-    """Makes means of vectors on GPUs, each in the memory of its attempt."""
-
-    def start(self, reduction: MessageAllReduce, mean: Mean, attempt: Attempt) -> None: ...
-
-
 class MessageAllReduce:
     """The means that this process takes part in."""
 
     def __init__(
-        self, wire: Wire, log: DepartureLog, stop: StopToken, nccl: Nccl | None = None
-    ) -> None:  # fmt: skip
-        self._wire = wire
+        self, links: Links, log: DepartureLog, stop: StopToken, nccl: NcclMeans | None = None
+    ) -> None:
+        self._links = links
         self._log = log
         self._stop = stop
         self._nccl = nccl
         self._lock = threading.RLock()
-        self._state = ReduceState(wire.rank, wire.size)
+        self._state = ReduceState(links.rank, links.size)
 
     def start(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
         """Replace the tensors by their mean; see `Transport.all_reduce`."""
@@ -122,7 +120,7 @@ class MessageAllReduce:
         """A line of the log: stop what it touches, then do it again."""
         with self._lock:
             again, finished = self._state.depart(departure)
-        if departure.process == self._wire.rank:
+        if departure.process == self._links.rank:
             return
         if finished is not None:
             self._tell(epoch, finished)
@@ -199,8 +197,8 @@ class MessageAllReduce:
             return
         for owner, body, part in attempt.contributions():
             with suppress(PeerLost):  # its death will be in the log
-                room = self._wire.expect(owner, part)
-                self._wire.post(owner, CONTRIBUTION, self._head(mean, attempt, room), body)
+                room = self._links[owner].expect(part)
+                self._links[owner].post(CONTRIBUTION, self._head(mean, attempt, room), body)
         self._add_up(mean)
 
     def _add_up(self, mean: Mean) -> None:
@@ -211,10 +209,11 @@ class MessageAllReduce:
                 work = None if attempt is None else attempt.next_addition()
             if attempt is None or work is None:
                 return
+            target, values = work
             # Without the lock: other threads go on receiving. If a departure comes meanwhile this
             # goes into memory, and to rooms, of an attempt that nobody looks at any more.
-            mean_into(work.target, work.values)
-            self._pass_on(mean, attempt, work.target)
+            mean_into(target, values, len(values))
+            self._pass_on(mean, attempt, target)
             with self._lock:
                 attempt.added()
                 is_complete = attempt.is_complete
@@ -225,12 +224,12 @@ class MessageAllReduce:
         if attempt.is_by_each:
             return
         if not attempt.streams:
-            length = attempt.part(self._wire.rank, attempt.mean).numel()
+            length = attempt.part(self._links.rank, attempt.mean).numel()
             for peer in attempt.others:
                 room = attempt.rooms.get(peer, 0)
                 head = self._head(mean, attempt)
                 with suppress(PeerLost):
-                    attempt.streams[peer] = self._wire.begin(peer, MEAN, head, length, room)
+                    attempt.streams[peer] = self._links[peer].begin(MEAN, head, length, room)
         for stream in attempt.streams.values():
             with suppress(PeerLost):
                 stream.push(raw(piece))
@@ -238,9 +237,9 @@ class MessageAllReduce:
     def _settle(self) -> None:
         with self._lock:
             again, gifts = self._state.settle()
-        for gift in gifts:
-            # Copied: the memory of means is used again once everybody has them.
-            self._send(gift.to, GIFT, _HEAD.pack(*gift.head), raw(host_copy([gift.mean])))
+        for to, head, mean in gifts:
+            # A copy, because the memory of a mean is used again once everybody has it.
+            self._send(to, GIFT, _HEAD.pack(*head), raw(host_copy([mean])))
         for mean in again:
             self._open(mean)
 
@@ -256,9 +255,9 @@ class MessageAllReduce:
         with self._lock:
             alive = self._state.alive
         for peer in alive:
-            if peer != self._wire.rank:
+            if peer != self._links.rank:
                 self._send(peer, FINISHED, b"", body)
 
     def _send(self, to: int, kind: int, head: bytes, body: Tensor) -> None:
         with suppress(PeerLost):  # its death will be in the log
-            self._wire.post(to, kind, head, body)
+            self._links[to].post(kind, head, body)

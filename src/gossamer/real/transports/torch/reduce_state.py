@@ -35,15 +35,16 @@ from torch import Tensor
 
 from gossamer.pending import Pending
 from gossamer.real.transports.torch.departures import Departure
-from gossamer.real.transports.torch.wire import PIECE, SLOT, Stream, host_copy, host_empty, raw
+from gossamer.real.transports.torch.links import LinkStream
+from gossamer.real.transports.torch.wire import PIECE, SLOT, host_copy, host_empty, raw
 
 _FEW, _BY_EACH = 8, 1 << 16
 """Members up to which, and bytes to receive up to which, all add up everything by themselves."""
 _BY_BOTH = 1 << 20
 """Bytes up to which two do: beyond it adding up takes longer than waiting for the other's half."""
-_BLOCK = 1 << 16
-"""Elements that a second pass finds in the cache."""
 
+Gift = tuple[int, "Head", Tensor]
+"""A mean for a process that lacks it: to whom, the head of its message, the mean."""
 Finished = Mapping[int, tuple[int, frozenset[int]]]
 """Which means a process has finished: in each group all numbers below the first, and the others."""
 
@@ -98,29 +99,6 @@ def parts_of(length: int, size: int, members: Sequence[int], turn: int) -> dict[
     }
 
 
-def mean_into(target: Tensor, values: Sequence[Tensor]) -> None:
-    """`rules.mean_in_order`, the same bits, into memory that is there."""
-    if len(values) == 1:
-        target.copy_(values[0])
-        return
-    if target.numel() > _BLOCK:
-        for start in range(0, target.numel(), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            mean_into(target[block], [value[block] for value in values])
-        return
-    torch.add(values[0], values[1], out=target)
-    for value in values[2:]:
-        target.add_(value)
-    target.div_(len(values))
-
-
-class Addition(NamedTuple):
-    """A piece of our own part of which all contributions are here, in order of rank."""
-
-    target: Tensor
-    values: list[Tensor]
-
-
 class Attempt:
     """One try to make a mean, with certain contributors and in memory of its own."""
 
@@ -135,7 +113,7 @@ class Attempt:
         self.others = [member for member in contributors if member != rank]
         self.is_open = False
         """It sends, and adds up."""
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, LinkStream] = {}
         """To whom the mean of our part is on its way."""
         self.rooms: dict[int, int] = {}
         """Where others have made room for the mean of our part."""
@@ -168,7 +146,7 @@ class Attempt:
         self.rooms[source] = room
         self._arrived.setdefault(start, {})[source] = data
 
-    def next_addition(self) -> Addition | None:
+    def next_addition(self) -> tuple[Tensor, list[Tensor]] | None:
         """What is to be added up next, by the one who asks; he says `added` before anybody is given
         another piece, so pieces come into being in order."""
         mine = self.part(self._rank, self.value)
@@ -183,7 +161,7 @@ class Attempt:
         target = self.part(self._rank, self.mean)[start : start + PIECE]
         kind = self.mean.dtype
         values = [arrived[member].view(kind) for member in self.contributors]
-        return Addition(target.view(kind), values)
+        return target.view(kind), values
 
     def added(self) -> None:
         self._is_adding = False
@@ -272,14 +250,6 @@ class MeanGroup:
         floor = min((self._heard.get(member, 0) for member in others), default=self.low)
         for number in [number for number in self.kept if number < floor]:
             del self.kept[number]
-
-
-class Gift(NamedTuple):
-    """A mean for somebody who lacks it."""
-
-    to: int
-    head: Head
-    mean: Tensor
 
 
 class ReduceState:
@@ -433,7 +403,7 @@ class ReduceState:
         _, epoch = contributors_of(group.key, group.members, number, self._departures)
         head = Head(group.key, number, epoch, group.low)
         lacking = [peer for peer in group.members if peer in alive and peer not in holders]
-        return [Gift(peer, head, mean) for peer in lacking]
+        return [(peer, head, mean) for peer in lacking]
 
     # --- inside
 

@@ -1,7 +1,7 @@
 """`TorchTransport`: links to all peers, and on top of them windows and means.
 
     TorchTransport      the transport; it puts the parts together
-      Links, Link       the wire: messages between processes, over Gloo
+      Links             messages between processes, over Gloo
       OneSidedByMessages    windows: read, accumulate, average
       MessageAllReduce      means, with `NcclMeans` for GPUs
       DepartureLog      who has died or left, in the same order everywhere
@@ -24,7 +24,7 @@ from torch import Tensor
 from gossamer.errors import PeerLost
 from gossamer.pending import Pending
 from gossamer.real.transports.checked_values import numbers_from
-from gossamer.real.transports.death_notices import Attendance, Notices
+from gossamer.real.transports.death_notices import DeathWatch, StartupCheck
 from gossamer.real.transports.store import TcpStore
 from gossamer.real.transports.torch import one_sided, reduce
 from gossamer.real.transports.torch.choose import (
@@ -83,7 +83,7 @@ class TorchTransport:
         self._stop = stop
         device = windows[self.rank].home
         notices = TcpStore(self._engine) if self._meeting.has_notices else None
-        check = Attendance(stop, notices).check
+        check = StartupCheck(stop, notices).check
         place = ReductionPlace(own_gpu(device), self._meeting.neighbours)
         chosen = agree_on_reduction(
             self._reduction_name, place, self.rank, self.size, self.store, check
@@ -99,7 +99,7 @@ class TorchTransport:
         self._links.open(
             lanes, [(one_sided.KINDS, self._one_sided), (reduce.KINDS, self._reduction)]
         )
-        self._notices = Notices(
+        self._notices = DeathWatch(
             lambda: TcpStore(self._meeting.connect_again()), self._links.peers, self._noticed
         )
         if self._meeting.has_notices:
@@ -211,7 +211,7 @@ class TorchTransport:
             return
         error = PeerLost(process, "it died" if departure.is_dead else "it has left")
         if departure.is_dead:
-            self._links.give_up(process, error)
+            self._links[process].give_up(error)
         self._one_sided.lost(process, error)
         self._reduction.depart(epoch, departure)
         if departure.is_dead:
