@@ -110,7 +110,7 @@ def open_transport(meeting: Meeting) -> None:
 
 def only_meet(meeting: Meeting) -> None:
     engine = meeting.connect()
-    meet(meeting, engine, StartupCheck(StopToken(), TcpStore(engine)).check)
+    meet(meeting, StartupCheck(StopToken(), TcpStore(engine)).check)
 
 
 @pytest.mark.parametrize("come", [open_transport, only_meet])

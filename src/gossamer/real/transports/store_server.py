@@ -82,7 +82,7 @@ class Keeper:
         self._thread.start()
 
     def close(self) -> None:
-        """End the store; clients that are still connected find it gone. A second call does nothing."""
+        """End the store; connected clients find it gone. A second call does nothing."""
         if self._thread.is_alive():
             self._waker.send(b"\0")
             self._thread.join()

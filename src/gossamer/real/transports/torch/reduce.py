@@ -1,12 +1,12 @@
-"""Means over processes by messages: the same bits as in the simulator, and they survive deaths.
+"""All-reduces by messages. They give the same bits as the simulator, and survive deaths.
 
-`reduce_state` decides; here the bytes are moved.
+`reduce_state` decides what happens; this module moves the bytes, by these messages:
 
-    CONTRIBUTION    My piece of the part that you add up.
-    MEAN            The part that I have added up. It is sent behind its last byte, so nobody waits
-                    for the rest where a death stops it halfway.
-    FINISHED        After a death: which means I have finished.
-    GIFT            After a death: a mean that you lack.
+    CONTRIBUTION    The sender's piece of the part that the receiver adds up.
+    MEAN            The part that the sender has added up. The message follows the last byte, so
+                    that nobody waits for the rest if a death stops it halfway.
+    FINISHED        After a death: which means the sender has finished.
+    GIFT            After a death: a mean that the receiver lacks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _HEAD = struct.Struct("<QIIII")
 
 
 class MessageAllReduce:
-    """The means that this process takes part in."""
+    """The means to which this process contributes."""
 
     def __init__(
         self, links: Links, log: DepartureLog, stop: StopToken, nccl: NcclMeans | None = None
@@ -80,7 +80,7 @@ class MessageAllReduce:
             self._open(mean)
 
         def forget() -> None:
-            pending.settle = None  # nothing is written then, and no circle keeps the memory
+            pending.settle = None  # so that nothing is written, and no cycle keeps the memory
 
         pending.settle = partial(self._put_in_place, mean.result, list(tensors), pending)
         pending.on_cancel = forget
@@ -95,29 +95,29 @@ class MessageAllReduce:
             self._stop.check()
         if pending.done:
             return  # cancelled meanwhile
-        pending.settle = pending.on_cancel = None  # a circle would keep the memory of the mean
+        pending.settle = pending.on_cancel = None  # a cycle would keep the memory of the mean
         try:
             parts = found.result().split([tensor.numel() for tensor in tensors])
             with torch.no_grad():
                 for tensor, part in zip(tensors, parts, strict=True):
                     tensor.copy_(part.view_as(tensor))
-            finish_stream(tensors[0])  # the memory of the mean may be used again
+            finish_stream(tensors[0])  # then the memory of the mean may be used again
         except PeerLost as lost:
             pending.fail(lost)
         else:
             pending.resolve(None)
 
     def own_finished(self) -> tuple[bool, Mapping[str, int]]:
-        """Whether no mean is open here, and how many of each group are finished."""
+        """See `ReduceState.own_finished`."""
         with self._lock:
             return self._state.own_finished()
 
     def announce(self, epoch: int) -> None:
-        """Tell the others of the line by which this process has left the sums."""
+        """Tell the others of the line in the log by which this process has left the sums."""
         self._tell(epoch, {})
 
     def depart(self, epoch: int, departure: Departure) -> None:
-        """A line of the log: stop what it touches, then do it again."""
+        """Apply a line of the log: stop the means that it changes, then begin them again."""
         with self._lock:
             again, finished = self._state.depart(departure)
         if departure.process == self._links.rank:
@@ -131,8 +131,8 @@ class MessageAllReduce:
     # --- for NCCL
 
     def is_current(self, mean: Mean, attempt: Attempt) -> bool:
-        """False once a departure has changed the mean. It must not be begun by NCCL then: who
-        begins one says by that that it has finished those before."""
+        """Whether no departure has changed the mean. Otherwise NCCL must not begin it: a process
+        that begins a mean by NCCL implies that it has finished those before."""
         with self._lock:
             return mean.attempt is attempt
 
@@ -173,7 +173,7 @@ class MessageAllReduce:
             mean.result.resolve(mean.attempt.mean)
 
     def _caught_up(self, head: bytes) -> Head:
-        """What a message says, once this process knows as much as its sender."""
+        """Return the head of a message, once this process has read the log as far as the sender."""
         found = Head(*_HEAD.unpack(head))
         if found.attempt > self._log.epoch:
             self._log.catch_up(found.attempt)
@@ -187,10 +187,10 @@ class MessageAllReduce:
             self._state.tell(source, epoch, finished)
         self._settle()
 
-    # --- making a mean
+    # --- computing a mean
 
     def _open(self, mean: Mean) -> None:
-        """Send our contributions, if nothing forbids it, and add up what has come."""
+        """Open the present attempt, if that is allowed: send our contributions, and add up."""
         with self._lock:
             attempt = self._state.opened(mean)
         if attempt is None:
@@ -202,7 +202,7 @@ class MessageAllReduce:
         self._add_up(mean)
 
     def _add_up(self, mean: Mean) -> None:
-        """Add the pieces of our own part that are complete, and pass their means on."""
+        """Add up the complete pieces of our own part, and send their means to the others."""
         while True:
             with self._lock:
                 attempt = mean.attempt
@@ -210,8 +210,8 @@ class MessageAllReduce:
             if attempt is None or work is None:
                 return
             target, values = work
-            # Without the lock: other threads go on receiving. If a departure comes meanwhile this
-            # goes into memory, and to rooms, of an attempt that nobody looks at any more.
+            # The lock is free, so other threads go on receiving. If a departure comes now, this
+            # writes into memory and rooms of an attempt that nobody uses any more.
             mean_into(target, values, len(values))
             self._pass_on(mean, attempt, target)
             with self._lock:
