@@ -32,7 +32,7 @@ from gossamer.real.join.replica import LoopReplica
 from gossamer.real.join.server import OwnOptimiserReplica, server_replica, worker_replica
 from gossamer.real.join.server_state import ServerState, packed_state
 from gossamer.real.join.step_guard import StepGuard
-from gossamer.real.launch.signals import explain_no_more, explain_on_signal
+from gossamer.real.launch.explanation import explain_no_more, explain_on_signal
 from gossamer.real.lost_peer import last_words
 from gossamer.real.output_model import Contribution, pack_bytes, unpack_bytes_, untrained
 from gossamer.real.router import Addresses, Router

@@ -28,7 +28,7 @@ from gossamer.real.faults.fault_plan import own_fault_plan
 from gossamer.real.faults.slow_worker import Slowness
 from gossamer.real.grouping import grouping_of
 from gossamer.real.launch.console import say
-from gossamer.real.launch.signals import explain_on_signal
+from gossamer.real.launch.explanation import explain_on_signal
 from gossamer.real.output_model import Contribution
 from gossamer.real.replicas import WindowReplica
 from gossamer.real.router import Addresses, Router
