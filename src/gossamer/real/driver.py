@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 from gossamer.errors import PeerLost, RunFailed, RunOver
 from gossamer.mailbox import Receive
+from gossamer.observe.observer import SECOND, Span
 from gossamer.pending import Pending
 from gossamer.real.transports.transport import Stopped, StopToken
 
@@ -89,8 +90,8 @@ class Driver:
     def __init__(self, stop: StopToken) -> None:
         self.stop = stop
         self.waiting = Waiting()
-        self.on_wait: Callable[[Pending[Any], float, float], None] = lambda what, began, ended: None
-        """Called with what the main coroutine waited for, from when and until when."""
+        self.on_wait: Callable[[str, int | None, Span], None] = lambda what, peer, span: None
+        """Called with what the main coroutine waited for, from whom, from when and until when."""
         self.turns: Turns = Free()
         self.is_replayed = False
         """In a replay the record says when a free loop goes on."""
@@ -105,7 +106,8 @@ class Driver:
     def check(self) -> None:
         if self._failure is not None:
             raise RunFailed(f"a side task failed: {self._failure}") from self._failure
-        self.stop.check()
+        if self.stop.is_set or self.stop.failure is not None:
+            self.stop.check()
 
     def drive(self, coroutine: Coroutine[Any, Any, T], task: str, at_end: Callable[[], None]) -> T:
         """Run it to its end in this thread; `at_end` belongs to its last turn."""
@@ -149,19 +151,21 @@ class Driver:
         """
         if pending.done:
             return
-        began = time.monotonic()
-        self.waiting.begin(task, pending, began)
+        began_ns = time.monotonic_ns()
+        self.waiting.begin(task, pending, began_ns / SECOND)
         try:
             if pending.settle is not None:
                 pending.settle()
             if not pending.done:
-                self._block(pending)
+                self.block(pending)
         finally:
             self.waiting.end(task)
-            if is_booked:
-                self.on_wait(pending, began, time.monotonic())
+            # A gradient is computed by the thread that awaits it, which is no wait.
+            if is_booked and pending.label != "gradient":
+                self.on_wait(pending.label, pending.peer, (began_ns, time.monotonic_ns()))
 
-    def _block(self, pending: Pending[Any]) -> None:
+    def block(self, pending: Pending[Any]) -> None:
+        """Wait for what other threads or processes bring."""
         gate = threading.Lock()
         gate.acquire()
         pending.when_done(gate.release)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.payload import payload
+from gossamer.real.replicas import PublishedReplica
 from gossamer.rules import mean_of_models
 from gossamer.tasks.evaluator import output_parameters
 
@@ -23,6 +24,11 @@ class Contribution:
     buffers: Tensor
     counters: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
     """Buffers that no mean can be made of, as bytes."""
+
+    @staticmethod
+    def of_server(replica: PublishedReplica) -> Contribution:
+        value = replica.snapshot() if replica.output is None else replica.output
+        return Contribution(value, 1.0, torch.empty(0))
 
 
 def combined(

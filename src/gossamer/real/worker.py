@@ -13,10 +13,9 @@ from torch import Tensor
 from gossamer.errors import Late, PeerLost, ProtocolError
 from gossamer.groups import Grouping, mapped
 from gossamer.mailbox import Receive, Reply
-from gossamer.observe.observer import SECOND, Observer, end_name
+from gossamer.observe.observer import Observer, end_name
 from gossamer.payload import tensor_bytes
 from gossamer.pending import Gathered, Pending
-from gossamer.real.driver import Driver
 from gossamer.real.router import Router
 from gossamer.real.silent_peers import Silence
 from gossamer.real.transports.buffers import joined
@@ -37,6 +36,16 @@ class Pace(Protocol):
     def open_step(self, step: int) -> bool:
         """Whether this step is to be made."""
         ...
+
+
+class LoopPace:
+    """The pace of a user's loop, which decides itself when it is over."""
+
+    def __init__(self, expected_steps: int) -> None:
+        self.expected_steps = expected_steps
+
+    def open_step(self, step: int) -> bool:
+        return True
 
 
 class RealWorker:
@@ -397,18 +406,6 @@ class RealWorker:
 def _is_computed(pending: Pending[Any]) -> bool:
     """Whether it is a gradient that its awaiter computes."""
     return isinstance(pending, Gradient) and pending.settle is not None
-
-
-def tell_waits(driver: Driver, observer: Observer, rank: int) -> None:
-    """Tell of the waits of this process's worker; a gradient is computed by the thread that awaits
-    it."""
-
-    def waited(pending: Pending[Any], began: float, ended: float) -> None:
-        if pending.label != "gradient":
-            span = (round(began * SECOND), round(ended * SECOND))
-            observer.waited(rank, pending.label, pending.peer, span)
-
-    driver.on_wait = waited
 
 
 _WAYS = {

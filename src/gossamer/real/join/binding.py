@@ -26,10 +26,6 @@ Step = Callable[[], object]
 """One step of the user's optimiser."""
 
 
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
-
-
 class ModuleBinding:
     """Moves one module's parameters between the user's loop and a flat window."""
 
@@ -54,13 +50,14 @@ class ModuleBinding:
         """Where a vector of them all belongs."""
         self.is_uniform = self.is_alike and self.device.type == "cpu"
         """Alike, and where the window is."""
+        self.is_private = not self.is_uniform
+        """Whether the module trains elsewhere than in the window."""
         self._sizes = list(self.layout.sizes)
-        self._flat: Tensor | None = None
         self._private: Tensor | None = None
         self._own: Views = [parameter.data for parameter in self.parameters]
         """Where the parameters lay before; they lie there again in the end."""
-        self._places: Views = []
-        """The parameters' memory as plain tensors; to torch a change there is one of theirs."""
+        self.places: Views = []
+        """The parameters' memory, where the module was pointed to, as plain tensors."""
         self._window_views: Views = []
         self._private_views: Views = []
 
@@ -77,22 +74,20 @@ class ModuleBinding:
 
     def attach(self, window: Tensor, *, is_private: bool) -> None:
         """From now on the module trains coupled to this window."""
-        self._window = window
+        self.window = window
         self.is_uniform = self.is_alike and self.device == window.device
+        self.is_private = not self.is_uniform
         self._window_views = self._views(window)
         if is_private or not self.is_uniform:
             self.make_private()
         else:
             self._point(self._window_views)
 
-    @property
-    def is_private(self) -> bool:
-        return self._private is not None or not self.is_uniform
-
     def make_private(self) -> None:
-        if not self.is_uniform or self._private is not None:
-            return  # parameters on another device, or of several types, are private as they are
-        self._private = self._window.clone()
+        if self.is_private:
+            return  # as are all parameters on another device, or of several types
+        self.is_private = True
+        self._private = self.window.clone()
         self._private_views = self._views(self._private)
         self._point(self._private_views)
 
@@ -105,14 +100,7 @@ class ModuleBinding:
     def _point(self, views: Views) -> None:
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view
-        self._places = [parameter.detach() for parameter in self.parameters]
-
-    def is_in_place(self, number: int) -> bool:
-        """Whether a parameter lies where the module was pointed to."""
-        return (
-            not self.is_uniform
-            or self.parameters[number].data_ptr() == self._places[number].data_ptr()
-        )
+        self.places = [parameter.detach() for parameter in self.parameters]
 
     def note_move(self) -> None:
         """The window has changed, which to torch is not the parameters' memory: where it is, a
@@ -125,7 +113,7 @@ class ModuleBinding:
         if self._private is not None:
             self._private.copy_(flat)
         elif self.is_uniform:
-            self._window.copy_(flat)
+            self.window.copy_(flat)
         else:
             with torch.no_grad():
                 pieces = self.layout.unpack(flat).values()
@@ -135,45 +123,12 @@ class ModuleBinding:
     def restore(self, point: Views, *, is_private: bool) -> None:
         """Undo a visit of another point."""
         if self._private is not None and not is_private:
-            self._private = None
+            self._private, self.is_private = None, False
             self._point(self._window_views)
             return
         with torch.no_grad():
             for parameter, value in zip(self.parameters, point, strict=True):
                 parameter.data.copy_(value)
-
-    def flat_gradient(self) -> Tensor:
-        """All `.grad`s as one new vector; a parameter without one counts as zero."""
-        if self._flat is None:
-            pieces = [
-                self._window.new_zeros(p.numel()) if p.grad is None
-                else _dense(p.grad.detach()).reshape(-1).to(self._window.device, self.dtype)
-                for p in self.parameters
-            ]  # fmt: skip
-            self._flat = joined(pieces)
-        return self._flat
-
-    def forget_flat_gradient(self) -> None:
-        """The `.grad`s have changed, or nobody needs the vector any more."""
-        self._flat = None
-
-    def gradients(self, numbers: range) -> Views:
-        """What an all-reduce replaces: the `.grad`s of these parameters themselves, or a copy of
-        each that is not there or is not a plain tensor like its parameter."""
-        if not self.is_alike:
-            # Of several types or in several places: as pieces of one vector.
-            pieces = self.cut(self.flat_gradient())
-            return [pieces[number] for number in numbers]
-        found: Views = []
-        for number in numbers:
-            parameter = self.parameters[number]
-            gradient = parameter.grad
-            if gradient is None:
-                gradient = torch.zeros_like(parameter.detach())
-            elif gradient.is_sparse or gradient.requires_grad or gradient.dtype != self.dtype:
-                gradient = _dense(gradient.detach()).to(self.dtype, copy=True)
-            found.append(gradient)
-        return found
 
     def cut(self, flat: Tensor) -> Views:
         pieces = zip(flat.split(self._sizes), self.layout.shapes, strict=True)
@@ -181,7 +136,6 @@ class ModuleBinding:
 
     def set_gradient(self, pieces: Sequence[Tensor], *, is_sparse: bool = False) -> None:
         """As the `.grad`s; `is_sparse` for an optimiser that takes rows only."""
-        self._flat = None
         for parameter, piece in zip(self.parameters, pieces, strict=True):
             if parameter.grad is None and not self.is_server and not piece.any():
                 continue  # nobody used it: an optimiser would decay its weights
@@ -217,7 +171,7 @@ class ModuleBinding:
         there = joined([at])
         self._step_there(step, self._views(there))
         with guard:
-            self._window.add_(there.sub_(at))
+            self.window.add_(there.sub_(at))
         self.note_move()
 
     def _descend_elsewhere(
@@ -225,10 +179,10 @@ class ModuleBinding:
     ) -> None:
         """The optimiser must work where the parameters are: step there and publish the change."""
         with guard:
-            self.load(self._window if at is None else at)
+            self.load(self.window if at is None else at)
             before = self.initial()
             step()
-            self._window.add_(self.initial().sub_(before))
+            self.window.add_(self.initial().sub_(before))
 
     def detach(self, output: Tensor) -> None:
         """The module owns its memory again and holds the given model."""

@@ -54,6 +54,8 @@ class LoopGradient(Tensor):
     """Their gradients, where these are no longer the `.grad`s."""
     check_look: Callable[[], None] | None = None
     """Raises where it is too early to look."""
+    looked_at: Tensor | None = None
+    """The loop's gradient as one vector, once somebody has looked at it."""
 
     @staticmethod
     def of(
@@ -80,13 +82,48 @@ class LoopGradient(Tensor):
 
     def vector(self) -> Tensor:
         """All of it in one piece."""
-        if self.kept is None:
-            if self.check_look is not None:
-                self.check_look()
-            if self.is_whole:
-                return self.binding.flat_gradient()
-        pieces = self.binding.gradients(self.numbers) if self.kept is None else self.kept
-        return joined([piece.reshape(-1) for piece in pieces])
+        if self.kept is not None:
+            return joined([piece.reshape(-1) for piece in self.kept])
+        if self.check_look is not None:
+            self.check_look()
+        if not self.is_whole:
+            return joined([piece.reshape(-1) for piece in self.pieces()])
+        if self.looked_at is None:
+            self.looked_at = _vector(self.binding)
+        return self.looked_at
+
+    def pieces(self) -> Sequence[Tensor]:
+        """What an all-reduce replaces: the `.grad`s of these parameters themselves, or a copy of
+        each that is not there or is not a plain tensor like its parameter."""
+        binding, numbers = self.binding, self.numbers
+        if self.kept is not None:
+            return self.kept
+        if not binding.is_alike:
+            # Parameters of several types, or in several places, are reduced as pieces of a vector.
+            return binding.cut(_vector(binding))[numbers.start : numbers.stop]
+        found: list[Tensor] = []
+        for parameter in binding.parameters[numbers.start : numbers.stop]:
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = torch.zeros_like(parameter.detach())
+            elif gradient.is_sparse or gradient.requires_grad or gradient.dtype != binding.dtype:
+                gradient = _dense(gradient.detach()).to(binding.dtype, copy=True)
+            found.append(gradient)
+        return found
+
+
+def _vector(binding: ModuleBinding) -> Tensor:
+    """All `.grad`s as one new vector; a parameter without one counts as zero."""
+    window = binding.window
+    return joined([
+        window.new_zeros(p.numel()) if p.grad is None
+        else _dense(p.grad.detach()).reshape(-1).to(window.device, binding.dtype)
+        for p in binding.parameters
+    ])  # fmt: skip
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _put_together(values: Sequence[Any]) -> LoopGradient | None:
@@ -102,7 +139,7 @@ def _put_together(values: Sequence[Any]) -> LoopGradient | None:
     if any(part.kept is not None for part in parts):
         kept = []
         for part in parts:
-            kept += binding.gradients(part.numbers) if part.kept is None else part.kept
+            kept += part.pieces()
     return LoopGradient.of(binding, range(len(numbers)), kept)
 
 
@@ -124,7 +161,7 @@ class LoopWorker(RealWorker):
             return super().all_reduce(value, over=over)
         members = range(self.size) if over is None else over
         binding, numbers = value.binding, value.numbers
-        count = sum(binding.layout.sizes[number] for number in numbers)
+        count = sum(binding.layout.sizes[numbers.start : numbers.stop])
         # The buckets of a gradient are one exchange; that of the last parameters comes first.
         is_first = numbers.stop == len(binding.parameters)
         self._count_sum(members, count * binding.dtype.itemsize, is_first=is_first)
@@ -193,11 +230,15 @@ class LoopGradients:
             self._started = [one for one in self._started if not one.mean.done]
             for one in self._started:
                 one.part_from_loop()
-        self._forget()
-        return _InBuckets(self) if self._hooks else Gradient("gradient")
+        if self._promised:
+            self._forget()
+        self._whole.looked_at = None
+        return _NextGradient(self)
 
-    def promise(self) -> Sequence[Pending[Tensor]]:
-        """The method wants the buckets as they come."""
+    def promise(self, whole: Gradient) -> Sequence[Pending[Tensor]]:
+        """The method wants the buckets of its next gradient as they come."""
+        if not self._hooks:
+            return [whole]
         self._promised = [Gradient("gradient") for _ in self._buckets]
         self._missing = [len(bucket.numbers) for bucket in self._buckets]
         self._sent = 0
@@ -224,16 +265,15 @@ class LoopGradients:
     def _finish(self, reduction: _Reduction, *, is_bucket: bool) -> None:
         if is_bucket:
             self._conclude()
-        self._driver.wait(reduction.under_way, "all_reduce", is_booked=False)
+        under_way = reduction.under_way
+        if under_way.settle is not None and not under_way.done:
+            under_way.settle()
+        if not under_way.done:
+            self._driver.block(under_way)
         reduction.finish()
-        self._binding.forget_flat_gradient()
+        self._started.remove(reduction)
 
     # ------------------------------------------------------------------ the loop's side
-
-    def completed(self) -> LoopGradient:
-        """The whole gradient, which the loop has made."""
-        self._binding.forget_flat_gradient()
-        return self._whole
 
     def _arrived(self, number: int, parameter: nn.Parameter) -> None:
         """Backward has made this parameter's gradient."""
@@ -276,17 +316,20 @@ class LoopGradients:
         self._sent += 1
         self._promised[self._sent - 1].resolve(bucket)
 
-    def complete(self, *, is_changed: bool) -> None:
-        """The loop makes its step: what has not been handed over is as it is now. `is_changed`:
-        gradients have been unscaled, which torch does not count as a change."""
+    def complete(self, *, is_changed: bool = False) -> LoopGradient:
+        """The loop makes its step. Returns its gradient; buckets that the method has not got yet
+        are handed over. `is_changed` says that gradients have been unscaled, which torch does not
+        count as a change."""
+        self._whole.looked_at = None
         if not self._promised:
-            return
+            return self._whole
         if self._failure is not None:
             raise self._failure
         self._is_changed = self._is_changed or is_changed or self._has_changed()
         self._is_first, self._is_complete = False, True
         while self._sent < len(self._buckets):
             self._hand_over()
+        return self._whole
 
     def _has_changed(self) -> bool:
         parameters = self._binding.parameters
@@ -345,15 +388,15 @@ class LoopGradients:
             )
 
 
-class _InBuckets(Gradient):
-    """The gradient of the next batch; a method may take it in one piece all the same."""
+class _NextGradient(Gradient):
+    """The gradient of the loop's next batch."""
 
     def __init__(self, gradients: LoopGradients) -> None:
         super().__init__("gradient")
         self._gradients = gradients
 
     def buckets(self) -> Sequence[Pending[Tensor]]:
-        return self._gradients.promise()
+        return self._gradients.promise(self)
 
 
 class _Reduction:
@@ -369,9 +412,7 @@ class _Reduction:
         self._start()
 
     def _start(self) -> None:
-        gradient = self._gradient
-        kept, binding = gradient.kept, gradient.binding
-        self._tensors = binding.gradients(gradient.numbers) if kept is None else kept
+        self._tensors = self._gradient.pieces()
         self.under_way = self._transport.all_reduce(self._tensors, self._members)
         self.mean.on_cancel = self.under_way.cancel
 
@@ -405,6 +446,7 @@ class _Reduction:
         # made, that one is made in the same memory, which is still in the cache.
         are_those_of_loop = all(parameters[number].grad is tensor for number, tensor in pairs)
         if are_those_of_loop and self._gradient.is_whole:
+            self._gradient.looked_at = None
             return self._gradient
         return LoopGradient.of(binding, numbers, None if are_those_of_loop else self._tensors)
 

@@ -20,13 +20,16 @@ from gossamer.methods import MethodSpec, parse_method
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.observer import SECOND
 from gossamer.observe.run_observer import RunObserver
-from gossamer.real.join.binding import ModuleBinding
-from gossamer.real.join.checks import check_apart, check_joinable
+from gossamer.real.join.checks import (
+    check_alone,
+    check_apart,
+    check_joinable,
+    check_one_optimiser,
+)
 from gossamer.real.join.loader import Passes, shard_of
 from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.recalibration import BATCHES
-from gossamer.real.join.server import momentum_left_out
-from gossamer.real.join.step_guard import check_alone, check_one_optimiser
+from gossamer.real.join.servers import momentum_left_out
 from gossamer.real.launch.console import say
 from gossamer.real.launch.environment import connect, discover
 from gossamer.real.transports.transport import Transport
@@ -85,15 +88,27 @@ def join(
     if connected is None or is_alone or spec is None:
         alone = RunObserver(1, callbacks=callbacks)
         return JoinedWorker(model, optimizer, spec, None, given, alone)
-    named = trainable(model)
-    check_apart(named)
-    binding = ModuleBinding(named)
-    observer = RunObserver(connected.size, [connected.rank], callbacks=callbacks)
+    check_apart(trainable(model))
+    return coupled(
+        connected, model, optimizer, spec, seed=given, steps=steps, callbacks=callbacks,
+        statistics_batches=statistics_batches,
+    )  # fmt: skip
+
+
+def coupled(
+    transport: Transport, model: nn.Module, optimizer: torch.optim.Optimizer, spec: MethodSpec, *,
+    seed: int = 0, steps: int = 1000, callbacks: Sequence[Callback] = (),
+    statistics_batches: int = BATCHES,
+) -> JoinedWorker:  # fmt: skip
+    """Couple a loop that `join` has checked, over a transport of any size."""
+    observer = RunObserver(transport.size, [transport.rank], callbacks=callbacks)
     coupling = LoopSession(
-        connected, spec, model, binding, optimizer, given, steps, observer, statistics_batches
-    )
-    notices = momentum_left_out(spec, optimizer, is_synchronous=coupling.is_synchronous)
-    return JoinedWorker(model, optimizer, spec, coupling, given, observer, notices)
+        transport, spec, model, optimizer, observer, seed=seed, steps=steps,
+        statistics_batches=statistics_batches,
+    )  # fmt: skip
+    is_synchronous = coupling.session.is_synchronous
+    notices = momentum_left_out(spec, optimizer, is_synchronous=is_synchronous)
+    return JoinedWorker(model, optimizer, spec, coupling, seed, observer, notices)
 
 
 def _chosen(method: str | MethodSpec | None) -> MethodSpec | None:
@@ -121,16 +136,16 @@ class JoinedWorker:
 
     @property
     def rank(self) -> int:
-        return 0 if self.coupling is None else self.coupling.rank
+        return 0 if self.coupling is None else self.coupling.session.rank
 
     @property
     def size(self) -> int:
-        return 1 if self.coupling is None else self.coupling.size
+        return 1 if self.coupling is None else self.coupling.session.size
 
     @property
     def is_main(self) -> bool:
         """Whether this worker does what is done once: printing, saving."""
-        return self.coupling is None or self.coupling.is_main
+        return self.coupling is None or self.coupling.session.is_lowest
 
     @property
     def device(self) -> torch.device:
@@ -147,7 +162,7 @@ class JoinedWorker:
             try:
                 self.coupling.begin()
             except PeerLost as lost:
-                raise self.coupling.last_words(lost) from None
+                raise self.coupling.session.last_words(lost) from None
             for notice in self.notices if self.rank == 0 else ():
                 say(notice)
         else:
@@ -167,7 +182,7 @@ class JoinedWorker:
                 try:
                     self.coupling.finish()
                 except PeerLost as lost:
-                    raise self.coupling.last_words(lost) from None
+                    raise self.coupling.session.last_words(lost) from None
             self.observer.ended(self._summary())
             return
         if self.coupling is not None:
@@ -186,7 +201,7 @@ class JoinedWorker:
             "seed": self.seed,
             "seconds": seconds,
             "notices": list(self.notices),
-            **({"steps": own.steps} if self.coupling is None else self.coupling.summary()),
+            **({"steps": own.steps} if self.coupling is None else self.coupling.session.summary()),
         }
 
     def _open_for(self, what: str) -> None:
@@ -206,16 +221,17 @@ class JoinedWorker:
             return
         if scaler is not None:
             _check_scaler(scaler)
-        now_ns = time.monotonic_ns()
-        self.observer.computed(self.rank, (now_ns, now_ns), 0, 0, None)
-        if self.coupling is not None:
+        now_ns, coupling = time.monotonic_ns(), self.coupling
+        rank = 0 if coupling is None else coupling.session.rank
+        self.observer.computed(rank, (now_ns, now_ns), 0, 0, None)
+        if coupling is not None:
             is_scaled = scaler is not None and scaler.is_enabled()
             if is_scaled:
                 _unscale(scaler, self.optimizer)
             try:
-                self.coupling.step(skips_infinite=is_scaled)
+                coupling.step(skips_infinite=is_scaled)
             except PeerLost as lost:
-                raise self.coupling.last_words(lost) from None
+                raise coupling.session.last_words(lost) from None
             if is_scaled:
                 _note_step(scaler, self.optimizer)
         elif scaler is None:
@@ -247,9 +263,10 @@ class JoinedWorker:
         if scope == "local" or self.coupling is None:
             return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         self._open_for("clip_grad_norm_")
-        if self.coupling.method.server is not None:
+        method = self.coupling.session.method
+        if method.server is not None:
             raise ConfigurationError(
-                f"{self.coupling.method.name} combines gradients on its servers, each of which "
+                f"{method.name} combines gradients on its servers, each of which "
                 "sees a slice; clip with scope='local'"
             )
         self.coupling.replica.clip = max_norm
@@ -261,7 +278,8 @@ class JoinedWorker:
         Synchronous methods get equal numbers of batches; with asynchronous ones whoever is ready
         takes the next batch, so that fast workers do more.
         """
-        return shard_of(loader, self.coupling, self.seed, self._passes)
+        session = None if self.coupling is None else self.coupling.session
+        return shard_of(loader, session, self.seed, self._passes)
 
     def manual_seed(self, seed: int) -> None:
         """Seed torch's, numpy's and Python's common generators, on each worker otherwise: after the
@@ -290,9 +308,9 @@ class JoinedWorker:
         self._open_for("consensus")
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(self.coupling.handout.in_place())
+                stack.enter_context(self.coupling.output.in_place())
             except PeerLost as lost:
-                raise self.coupling.last_words(lost) from None
+                raise self.coupling.session.last_words(lost) from None
             yield self.model
 
     def recalibrate(
@@ -309,9 +327,9 @@ class JoinedWorker:
             return  # alone, the statistics are those of the model that is trained
         if not self._was_open:
             self._open_for("recalibrate")
-        recalibration = self.coupling.handout.recalibration
+        recalibration = self.coupling.output.recalibration
         recalibration.take(batches, forward)
-        if self._was_open and (not self._is_open or self.coupling.handout.is_visiting):
+        if self._was_open and (not self._is_open or self.coupling.output.is_visiting):
             recalibration.recompute(warns=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -345,7 +363,7 @@ class JoinedWorker:
                     f"{value!r}; each worker saves and loads its own"
                 )
         if self.coupling is not None:
-            self.coupling.load_state_dict(state)
+            self.coupling.loaded = state
             self._passes.before = list(state["passes"])
         self.observer.callbacks.steps[self.rank] = int(state.get("step", 0))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gossamer.optim.optimisers import clip_one
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.gradient import LoopGradient
-from gossamer.real.replicas import PublishedReplica, WindowReplica
+from gossamer.real.replicas import Place, PublishedReplica, WindowReplica
 
 Momentum = Callable[[float], float]
 """What is left of the momentum of an SGD."""
@@ -51,15 +51,10 @@ class LoopReplica(PublishedReplica):
     """The `Replica` of a worker whose loop is the user's own."""
 
     def __init__(
-        self,
-        binding: ModuleBinding,
-        window: Tensor,
-        optimizer: torch.optim.Optimizer,
-        guard: AbstractContextManager[None] | None = None,
-        on_descend: Callable[[int], None] = lambda staleness: None,
+        self, binding: ModuleBinding, place: Place, optimizer: torch.optim.Optimizer,
         before_step: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__(window, guard, on_descend)
+    ) -> None:  # fmt: skip
+        super().__init__(place)
         self.clip: float | None = None
         """Set by a loop for one step: to clip the gradient when it is applied, combined or not."""
         self.skips_infinite = False
@@ -82,16 +77,7 @@ class LoopReplica(PublishedReplica):
         group = self._optimizer.param_groups[0]
         return -float(group["lr"]) if group.get("maximize") else float(group["lr"])
 
-    def add_(self, delta: Tensor, scale: float = 1.0) -> None:
-        super().add_(delta, scale)
-        self._binding.note_move()
-
-    def mix_(self, theirs: Tensor, beta: float) -> None:
-        super().mix_(theirs, beta)
-        self._binding.note_move()
-
-    def assign_(self, value: Tensor) -> None:
-        super().assign_(value)
+    def _moved(self) -> None:
         self._binding.note_move()
 
     def replace_(self, number: int, value: Tensor, before: Tensor | None) -> None:
@@ -104,11 +90,7 @@ class LoopReplica(PublishedReplica):
             else:
                 own.add_(value.to(own) - before.to(own), alpha=self._weight)
 
-    def descend_(
-        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None,
-        share: float = 1.0,
-    ) -> None:  # fmt: skip
-        self._tell_staleness(read)
+    def _descend(self, gradient: Tensor, at: Tensor | None, share: float) -> None:
         clip, self.clip = self.clip, None
         is_infinite = self.skips_infinite and not bool(torch.isfinite(gradient).all())
         if self.skips_this or is_infinite:
@@ -214,20 +196,17 @@ class LoopReplica(PublishedReplica):
     def reset_optimiser_(self) -> None:
         self._optimizer.state.clear()
 
-    def state_dict(self) -> dict[str, Any]:
-        """A server's part of a checkpoint; a worker's optimiser is saved by its loop."""
-        return {
-            "value": self.snapshot(),
-            "version": self.version,
-            "optimiser": self._optimizer.state_dict(),
-            "memory": {name: tensor.clone() for name, tensor in self.memory.items()},
-        }
+    def _state(self) -> dict[str, Any]:
+        """With a server's optimiser; a worker's is saved by its loop."""
+        is_server = self._binding.is_server
+        return super()._state() | (
+            {"optimiser": self._optimizer.state_dict()} if is_server else {}
+        )  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """All but the value, which lies in the window before anybody can reach it."""
-        self.version = int(state["version"])
-        self._optimizer.load_state_dict(state["optimiser"])
-        self.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}
+        super().load_state_dict(state)
+        if self._binding.is_server:
+            self._optimizer.load_state_dict(state["optimiser"])
 
 
 def _copied(value: Any) -> Any:

@@ -22,8 +22,9 @@ from gossamer.errors import ConfigurationError
 from gossamer.observe.metrics import Metrics
 from gossamer.quantities import seconds
 from gossamer.real.launch.console import say
-from gossamer.real.replicas import WindowReplica
+from gossamer.real.replicas import PublishedReplica
 from gossamer.real.router import Router
+from gossamer.real.session import Session
 from gossamer.real.train import checkpoint_files
 from gossamer.real.train.batches import Batches, LeasedBatches, RoundBatches
 from gossamer.real.train.checkpoint_files import Checkpoint, Facts
@@ -54,15 +55,15 @@ class WorkerParts:
     """All that a checkpoint holds of one process."""
 
     worker: RealWorker
-    replica: WindowReplica
-    servers: Mapping[int, WindowReplica]
+    replica: PublishedReplica
+    servers: Mapping[int, PublishedReplica]
     batches: Batches
     metrics: Metrics
     buffers: Tensor
     counts: WorkerCounts
 
     @property
-    def named(self) -> dict[str, WindowReplica]:
+    def named(self) -> dict[str, PublishedReplica]:
         return {_WORKER: self.replica} | {str(end): held for end, held in self.servers.items()}
 
 
@@ -119,7 +120,7 @@ class WorkerState:
         """What a worker or server of this process publishes from its first moment on."""
         return self._tensors[f"{_WORKER if end < size else end}/value"]
 
-    def load(self, replica: WindowReplica, end: int | None = None) -> None:
+    def load(self, replica: PublishedReplica, end: int | None = None) -> None:
         """Restore all of a replica but its value. `end=None` means the worker's own replica."""
         name = _WORKER if end is None else str(end)
         prefix = f"{name}/memory/"
@@ -310,18 +311,15 @@ class CheckpointWriter:
     """Writes one worker's checkpoints."""
 
     def __init__(
-        self, request: TrainRequest, router: Router, has_server: bool, options: Mapping[str, Any],
-        parts: Callable[[], WorkerParts],
-    ) -> None:  # fmt: skip
+        self, request: TrainRequest, session: Session, parts: Callable[[], WorkerParts]
+    ) -> None:
         self._request = request
-        self._router = router
-        self._has_server = has_server
-        self._options = options
+        self._session = session
+        self._router = session.router
         self._parts = parts
-        self._is_synchronous = False
         self.count = 0
         self.seconds = 0.0
-        """That the worker stood still for them."""
+        """How long the worker stood still for them."""
 
     def between_steps(self, batches: Batches) -> Batches | CheckpointedBatches:
         """The batches with checkpoints where they are wanted."""
@@ -331,7 +329,6 @@ class CheckpointWriter:
         start = self._request.checkpoint
         begin = 0 if start is None else int(start.name)
         if isinstance(batches, RoundBatches):
-            self._is_synchronous = True
             timer = SynchronousTimer(every, store, begin)
         else:
             router = self._router
@@ -342,12 +339,12 @@ class CheckpointWriter:
 
     def _save(self, name: int) -> None:
         began = time.monotonic()
-        if self._is_synchronous and self._has_server:
+        if self._session.is_synchronous and self._session.method.server is not None:
             self._let_servers_catch_up()
         folder = self._request.place / "checkpoint" / str(name)
         addresses = self._router.addresses
         try:
-            save(folder, self._parts(), self._options)
+            save(folder, self._parts(), self._session.options)
             servers = range(addresses.size, addresses.ends)
             if checkpoint_files.complete(folder, self._router.live, servers, addresses.size):
                 checkpoint_files.prune(folder.parent)

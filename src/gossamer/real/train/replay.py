@@ -213,7 +213,7 @@ def replay(
     switch = Switch(workers)
     trainings = [Training(request, ReplayTransport(switch, rank)) for rank in range(workers)]
     for training in trainings:
-        training.driver.is_replayed = True
+        training.session.driver.is_replayed = True
         training.open()
     for number, kind, source, rank in turns:
         match kind:
@@ -222,7 +222,7 @@ def replay(
             case "run":
                 trainings[rank].take_turn()
             case "free":
-                trainings[rank].driver.go_on_freely(source)
+                trainings[rank].session.driver.go_on_freely(source)
             case "deliver":
                 switch.deliver(source, rank)
             case _:
