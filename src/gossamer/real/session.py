@@ -50,13 +50,13 @@ from gossamer.real.output_model import Contribution
 from gossamer.real.replicas import Place, PublishedReplica
 from gossamer.real.router import Addresses, Router
 from gossamer.real.transports.transport import Stopped, StopToken, Store, Transport, Window
-from gossamer.real.worker import Pace, RealWorker
+from gossamer.real.worker import MakeGradient, Pace, RealWorker, Reduce
 from gossamer.replica import Replica, cut
 
 _CPU = torch.device("cpu")
 _LOOK_S = 0.01
 _PATIENCE_S = 300.0
-"""How long a worker waits for hosts that start late."""
+"""For hosts that start late, and for worker 0, which may have large checkpoints to check."""
 
 
 class Session:
@@ -144,15 +144,16 @@ class Session:
         return Place(self.transport.window(end), guard, partial(self.observer.stale, end))
 
     def make_worker(
-        self, end: int, pace: Pace, gradient: Callable[..., Any] | None = None,
-        kind: type[RealWorker] = RealWorker,
+        self, end: int, pace: Pace, gradient: MakeGradient | None = None,
+        reduce: Reduce | None = None,
     ) -> RealWorker:  # fmt: skip
         is_server = end >= self.size
-        return kind(
+        return RealWorker(
             self.router, end, seed=self._seed, pace=pace, observer=self.observer,
             gradient=gradient, grouping=self.grouping,
             # An asynchronous worker goes on exchanging with those that left: they still answer.
             forgets_leavers=self._has_leavers and (is_server or self.is_synchronous),
+            reduce=reduce,
         )  # fmt: skip
 
     def start(
@@ -276,18 +277,23 @@ def _grouping(groups: int | str, transport: Transport) -> Grouping:
 def groups_by_host(store: Store, rank: int, size: int) -> Groups:
     """Every worker writes down where it is, and reads where the others are."""
     store.agree(f"host/{rank}", host_of(discover()))
-    until = time.monotonic() + _PATIENCE_S
     members: dict[str, list[int]] = {}
     for other in range(size):
-        while (host := store.get(f"host/{other}")) is None:
-            if time.monotonic() > until:
-                raise Late(
-                    f"worker {other} did not say within {_PATIENCE_S:.0f} s which host it is on; "
-                    "see why it did not start"
-                )
-            time.sleep(_LOOK_S)
+        host = heard(store, f"host/{other}", f"worker {other}", "which host it is on")
         members.setdefault(host, []).append(other)
     return tuple(tuple(group) for group in members.values())
+
+
+def heard(store: Store, key: str, whose: str, what: str) -> str:
+    """Wait until a worker has written something into the store."""
+    until = time.monotonic() + _PATIENCE_S
+    while (found := store.get(key)) is None:
+        if time.monotonic() > until:
+            raise Late(
+                f"{whose} did not say within {_PATIENCE_S:.0f} s {what}; see why it did not start"
+            )
+        time.sleep(_LOOK_S)
+    return found
 
 
 def host_of(here: Environment) -> str:

@@ -86,7 +86,7 @@ def test_a_point_is_loaded_from_a_window_that_is_being_changed() -> None:
         replica=replica,
         gradients=gradients,
         _watch=watch,
-        _main_reads=True,
+        _is_watched=False,
     )
     gradient = LoopSession._gradient(coupling, cast(Any, replica), None)  # pyright: ignore[reportPrivateUsage]
     assert torch.equal(binding.initial(), window)

@@ -1,10 +1,10 @@
-"""A user's module and optimiser seen as one flat replica.
+"""A user's module as one flat vector of parameters.
 
 The module's parameters are views of one flat buffer. Where nobody else changes a worker's
-parameters that buffer is the published window itself: peers only read it, and reading disturbs
-nobody. Where others do (AD-PSGD), or where the gradient is taken elsewhere than at the replica,
-the buffer is private and refreshed at each step, because a change between forward and backward
-would silently mix two points; the optimiser then works on the window.
+parameters, that buffer is the published window itself: peers only read it. Where others change it
+(AD-PSGD), or where the gradient is taken at another point than the replica, the buffer is private
+and is refreshed at each step, because a change between forward and backward would silently mix two
+points. The optimiser then works on the window.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class ModuleBinding:
         self.is_alike = all(
             p.dtype == first.dtype and p.device == first.device for p in self.parameters
         )
-        """One type, one place: then one flat buffer can hold them all."""
+        """Whether all have one type and one device, so that one flat buffer can hold them."""
         self.device = first.device
         self.home = self.device if self.is_alike else torch.device("cpu")
-        """Where a vector of them all belongs."""
+        """The device of a vector of all parameters."""
         self.is_uniform = self.is_alike and self.device.type == "cpu"
-        """Alike, and where the window is."""
+        """Whether the parameters are alike, and on the device of the window."""
         self.is_private = not self.is_uniform
         """Whether the module trains elsewhere than in the window."""
         self._sizes = list(self.layout.sizes)
         self._private: Tensor | None = None
         self._own: Views = [parameter.data for parameter in self.parameters]
-        """Where the parameters lay before; they lie there again in the end."""
+        """The memory in which the parameters lay before, and lie again in the end."""
         self.places: Views = []
         """The parameters' memory, where the module was pointed to, as plain tensors."""
         self._window_views: Views = []
@@ -68,7 +68,7 @@ class ModuleBinding:
         return torch.cat([p.detach().reshape(-1).to("cpu", self.dtype) for p in self.parameters])
 
     def let_gpu_finish(self) -> None:
-        """What was asked of it may still be to do; in other streams than this thread's, too."""
+        """Wait for all work that was given to the GPU, in whatever stream."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -92,8 +92,8 @@ class ModuleBinding:
         self._point(self._private_views)
 
     def _views(self, flat: Tensor) -> Views:
-        """Each with a storage of its own: whoever saves a parameter saves its whole storage, and
-        that of a window may be all the memory that processes share."""
+        """Views that have a storage of their own each: saving a parameter saves its whole storage,
+        and that of a window may be all the memory that processes share."""
         pieces = zip(flat.split(list(self.layout.sizes)), self.layout.shapes, strict=True)
         return [torch.from_dlpack(piece).view(shape) for piece, shape in pieces]
 
@@ -103,8 +103,8 @@ class ModuleBinding:
         self.places = [parameter.detach() for parameter in self.parameters]
 
     def note_move(self) -> None:
-        """The window has changed, which to torch is not the parameters' memory: where it is, a
-        graph from before must not be gone back through."""
+        """Torch does not know that the window is the parameters' memory. Where it is, tell torch
+        that they have changed, so that it refuses a backward pass through an older graph."""
         if not self.is_server and not self.is_private:
             increment_version(self.parameters)
 
@@ -121,7 +121,7 @@ class ModuleBinding:
                     parameter.data.copy_(piece)
 
     def restore(self, point: Views, *, is_private: bool) -> None:
-        """Undo a visit of another point."""
+        """Put the parameters back to where they were before a visit of another point."""
         if self._private is not None and not is_private:
             self._private, self.is_private = None, False
             self._point(self._window_views)
@@ -135,18 +135,18 @@ class ModuleBinding:
         return [piece.view(shape) for piece, shape in pieces]
 
     def set_gradient(self, pieces: Sequence[Tensor], *, is_sparse: bool = False) -> None:
-        """As the `.grad`s; `is_sparse` for an optimiser that takes rows only."""
+        """Set the `.grad`s; `is_sparse` for an optimiser that takes sparse gradients only."""
         for parameter, piece in zip(self.parameters, pieces, strict=True):
             if parameter.grad is None and not self.is_server and not piece.any():
-                continue  # nobody used it: an optimiser would decay its weights
+                continue  # no batch used the parameter, and an optimiser would decay its weights
             own = piece.to(parameter.device, parameter.dtype)
             parameter.grad = own.to_sparse(1) if is_sparse else own
 
     def descend(
         self, step: Step, guard: AbstractContextManager[None], at: Tensor | None = None
     ) -> None:
-        """One step of the user's optimiser on the window; or `at` another point, and the window
-        moves by as much."""
+        """Make one step of the user's optimiser on the window; or `at` another point, and move the
+        window by as much."""
         if not self.is_uniform:
             self._descend_elsewhere(step, guard, at)
             return
@@ -167,7 +167,7 @@ class ModuleBinding:
             self._point(self._window_views if self._private is None else self._private_views)
 
     def _descend_apart(self, step: Step, guard: AbstractContextManager[None], at: Tensor) -> None:
-        """In memory that nobody sees."""
+        """Make the step at another point, in memory that nobody sees."""
         there = joined([at])
         self._step_there(step, self._views(there))
         with guard:
@@ -195,8 +195,8 @@ class ModuleBinding:
 
 
 def lay_out_state(optimizer: Any) -> None:
-    """The optimiser's vectors lie in memory as their parameters do, which have moved: fused kernels
-    go through both from the first number to the last, whatever their strides say."""
+    """Lay the optimiser's vectors out in memory as their parameters, which have moved: fused
+    kernels go through both from the first number to the last and ignore strides."""
     for parameter, state in optimizer.state.items():
         if not isinstance(parameter, Tensor) or not isinstance(state, dict):
             continue

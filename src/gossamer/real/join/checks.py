@@ -59,7 +59,7 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
 
 
 def check_apart(named: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """No two may lie in the same memory: each gets memory of its own, and they would come apart."""
+    """No two parameters may share memory: each gets its own, and they would come apart."""
     extents = sorted(
         ((*_extent(parameter), name) for name, parameter in named if parameter.numel()),
         key=lambda extent: extent[:2],
@@ -73,14 +73,14 @@ def check_apart(named: Sequence[tuple[str, nn.Parameter]]) -> None:
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """The addresses from the first element to behind the last one."""
+    """The addresses of the first element and behind the last one."""
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return start, start + (last + 1) * tensor.element_size()
 
 
 def check_alike(model: nn.Module, binding: ModuleBinding, store: Store) -> None:
-    """Everybody's model has the same parameters and buffers: they are averaged by their place."""
+    """All models must have the same parameters and buffers, which are averaged by position."""
     parts = [f"{name} {tuple(shape)}" for name, shape in zip(
         binding.layout.names, binding.layout.shapes, strict=True
     )]  # fmt: skip
@@ -102,12 +102,12 @@ def check_alike(model: nn.Module, binding: ModuleBinding, store: Store) -> None:
 def check_one_optimiser(
     optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
 ) -> None:
-    """What the optimiser does not hold another one may, whose step was left out like its own:
-    nobody would train it."""
+    """A parameter that this optimiser does not hold may belong to a second one, whose step a user
+    leaves out as well. Then nobody would train it."""
     held = {id(parameter) for parameter in parameters_of(optimizer)}
     names = {id(parameter): name for name, parameter in named if id(parameter) not in held}
     if names:
-        gc.collect()  # one that nobody can use any more is none
+        gc.collect()  # an optimiser that nobody can reach any more does not count
     for other in _instances(torch.optim.Optimizer) if names else ():
         for parameter in parameters_of(other):
             if id(parameter) in names:
@@ -124,7 +124,7 @@ def second_optimiser(other: torch.optim.Optimizer, name: str) -> ConfigurationEr
 
 def check_not_wrapped(parameters: Sequence[nn.Parameter]) -> None:
     """DistributedDataParallel around the model would couple it a second time. It needs a process
-    group, so that without one nobody has to look for it."""
+    group; without one there is nothing to look for."""
     if not _is_in_a_process_group():
         return
     own = {id(parameter) for parameter in parameters}
@@ -137,7 +137,7 @@ def check_not_wrapped(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def check_alone() -> None:
-    """A process of a group that no launcher's variables speak of would train alone."""
+    """Refuse a process of a group of which no launcher's variables tell: it would train alone."""
     if not _is_in_a_process_group():
         return
     size = torch.distributed.get_world_size()
@@ -161,7 +161,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
 
 
 def _instances(kind: type[T]) -> Iterator[T]:
-    """Of all objects; their own word for what they are is not asked, which may be code."""
+    """All objects of a type; `isinstance` would run code of proxies that pretend to be one."""
     for found in gc.get_objects():
         if issubclass(type(found), kind):
             yield found

@@ -1,4 +1,4 @@
-"""The first door: keep your loop. The method's coroutine runs between the user's own steps."""
+"""The first door: users keep their loop, and `worker.step()` runs the method between its steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -119,7 +118,7 @@ def _chosen(method: str | MethodSpec | None) -> MethodSpec | None:
 
 @dataclass
 class JoinedWorker:
-    """What a user's loop holds on to. With one worker it touches nothing."""
+    """What a user's loop works with. With one worker it touches nothing."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -128,7 +127,7 @@ class JoinedWorker:
     seed: int
     observer: RunObserver
     notices: Sequence[str] = ()
-    """What the user must be told; worker 0 says it when the loop begins."""
+    """Sentences that the user must be told; worker 0 prints them when the loop begins."""
     _is_accumulating: bool = field(default=False, init=False)
     _was_open: bool = field(default=False, init=False)
     _is_open: bool = field(default=False, init=False)
@@ -159,10 +158,8 @@ class JoinedWorker:
             )
         self._was_open = True
         if self.coupling is not None:
-            try:
+            with _last_words(self.coupling):
                 self.coupling.begin()
-            except PeerLost as lost:
-                raise self.coupling.session.last_words(lost) from None
             for notice in self.notices if self.rank == 0 else ():
                 say(notice)
         else:
@@ -170,23 +167,17 @@ class JoinedWorker:
         self._is_open = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         self._is_open = False
+        coupling = self.coupling
         if error is None:
-            if self.coupling is not None:
-                try:
-                    self.coupling.finish()
-                except PeerLost as lost:
-                    raise self.coupling.session.last_words(lost) from None
+            if coupling is not None:
+                with _last_words(coupling):
+                    coupling.finish()
             self.observer.ended(self._summary())
             return
-        if self.coupling is not None:
-            self.coupling.abandon()
+        if coupling is not None:
+            coupling.abandon()
         self.observer.callbacks.close()
 
     def _summary(self) -> dict[str, Any]:
@@ -282,9 +273,9 @@ class JoinedWorker:
         return shard_of(loader, session, self.seed, self._passes)
 
     def manual_seed(self, seed: int) -> None:
-        """Seed torch's, numpy's and Python's common generators, on each worker otherwise: after the
-        same `torch.manual_seed` all workers would drop the same units and augment alike. On worker
-        0 it is the given seed."""
+        """Seed torch's, numpy's and Python's common generators differently on each worker. After
+        the same `torch.manual_seed` all workers would drop the same units and augment alike. Worker
+        0 gets the given seed itself."""
         own = random.Random(f"{seed}/{self.rank}").getrandbits(62) if self.rank else seed
         torch.manual_seed(own)
         np.random.seed(own % (1 << 32))
@@ -307,10 +298,8 @@ class JoinedWorker:
             return
         self._open_for("consensus")
         with contextlib.ExitStack() as stack:
-            try:
+            with _last_words(self.coupling):
                 stack.enter_context(self.coupling.output.in_place())
-            except PeerLost as lost:
-                raise self.coupling.session.last_words(lost) from None
             yield self.model
 
     def recalibrate(
@@ -350,7 +339,7 @@ class JoinedWorker:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Before the `with`. The model and the optimiser are loaded by their own."""
+        """Load what `state_dict` returned, before the `with`; not the model or the optimiser."""
         if self._was_open:
             raise ConfigurationError(
                 "worker.load_state_dict() comes too late; call it before `with worker`"
@@ -368,6 +357,15 @@ class JoinedWorker:
         self.observer.callbacks.steps[self.rank] = int(state.get("step", 0))
 
 
+@contextlib.contextmanager
+def _last_words(coupling: LoopSession) -> Generator[None]:
+    """A loss that ends the loop is told in one sentence."""
+    try:
+        yield
+    except PeerLost as lost:
+        raise coupling.session.last_words(lost) from None
+
+
 def _check_scaler(scaler: Any) -> None:
     if not hasattr(scaler, "is_enabled"):
         raise ConfigurationError(
@@ -377,7 +375,7 @@ def _check_scaler(scaler: Any) -> None:
 
 
 def _unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Unless the loop has done so, to clip; torch has no public way of asking."""
+    """Unscale unless the loop has done so, to clip; torch has no public way of asking."""
     stage = scaler._per_optimizer_states[id(optimizer)]["stage"].name
     if stage == "STEPPED":
         raise ConfigurationError(
@@ -389,6 +387,6 @@ def _unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _note_step(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """What `scaler.step` would have noted; `scaler.update` makes it ready again."""
+    """Note what `scaler.step` would have noted; `scaler.update` makes the scaler ready again."""
     state = scaler._per_optimizer_states[id(optimizer)]
     state["stage"] = type(state["stage"]).STEPPED

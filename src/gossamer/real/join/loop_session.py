@@ -15,7 +15,7 @@ from gossamer.observe.run_observer import RunObserver
 from gossamer.pending import Pending
 from gossamer.real.join.binding import ModuleBinding, lay_out_state
 from gossamer.real.join.checks import check_alike
-from gossamer.real.join.gradient import LoopGradients, LoopWorker, can_send_buckets
+from gossamer.real.join.gradient import LoopGradients, can_send_buckets
 from gossamer.real.join.loop_watch import LoopWatch
 from gossamer.real.join.output import LoopOutput
 from gossamer.real.join.recalibration import BATCHES
@@ -45,7 +45,8 @@ class LoopSession:
             transport, spec, observer, binding.layout.sizes, seed=seed, steps=steps,
             has_leavers=True,
         )  # fmt: skip
-        self._main_reads = not spec.method.servers_hold_model
+        self._is_watched = spec.method.servers_hold_model
+        """Whether the loop may not change its parameters between two steps."""
         self._has_servers = bool(self.session.addresses.slices)
         self._pace = LoopPace(steps)
         self._wanted: Gradient | None = None
@@ -133,8 +134,9 @@ class LoopSession:
 
     def _start(self) -> None:
         session = self.session
-        self.worker = session.make_worker(session.rank, self._pace, self._gradient, LoopWorker)
-        cast(LoopWorker, self.worker).gradients = self.gradients
+        self.worker = session.make_worker(
+            session.rank, self._pace, self._gradient, self.gradients.reduce
+        )
         if self.loaded is not None:
             self._resume(self.loaded)
         session.start(self.worker, self.replica, self._pace, self._server)
@@ -238,10 +240,11 @@ class LoopSession:
             # The guard is not taken: while others make an average, each element is the old or the
             # new one, and no step waits for them.
             binding.load(replica.window)
-        self._watch.given(point)
+        if self._is_watched or binding.is_private:
+            self._watch.given(point)
         if replica.uses_weight:
             self.output.weighted = (replica.snapshot(), replica.weight)
-        if self._main_reads:
+        if not self._is_watched:
             replica.read = (replica.version,)
         self._wanted = self.gradients.next()
         return self._wanted

@@ -95,14 +95,13 @@ class LoopWatch:
 
     def given(self, point: Tensor | None) -> None:
         """The loop has got its parameters for the next step: at a point that the method has chosen,
-        or at the replica itself."""
+        or at the replica itself. Called where they are a private copy, or servers hold the
+        model."""
         binding = self._binding
         if binding.is_private:
             # Torch has not seen the parameters move; without this, a backward pass through a graph
             # from before would be let through.
             increment_version(binding.parameters)
-        elif self._holder is None:
-            return
         if self._is_shared and point is None and (self._has_changed or self._left > 0):
             # Others change the replica meanwhile, so only the difference may be added. A loop that
             # changes nothing does not pay for the copy; its first late change undoes theirs.

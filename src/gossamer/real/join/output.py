@@ -94,7 +94,7 @@ class LoopOutput:
                 answer.resolve(own)
 
     def _asked(self, step: int = 0) -> Contribution | Pending[Contribution]:
-        """May be called in the receiving thread at any moment, in the middle of a step too."""
+        """Answer a call; the receiving thread may make it at any moment, also during a step."""
         with self._lock:
             if step in self._kept:
                 return self._kept[step]
@@ -122,7 +122,7 @@ class LoopOutput:
 
     @contextmanager
     def in_place(self) -> Generator[None]:
-        """Inside, the model is the output."""
+        """Inside this context the model is the output."""
         step = 0
         if self._most_behind is not None:
             step, own = self._made, self._contribution()
@@ -134,8 +134,8 @@ class LoopOutput:
             yield
 
     def final(self) -> tuple[Contribution, Averages | None]:
-        """All have ended: the output, and its statistics on everybody's batches where they are not
-        those that the workers have gathered."""
+        """All have ended: return the output, and its statistics on everybody's batches if they must
+        be recomputed."""
         output = self._output()
         if not self.recalibration.is_needed:
             return output, None
@@ -148,7 +148,7 @@ class LoopOutput:
         return output, found if found.count else None
 
     def put(self, output: Contribution, averages: Averages | None) -> None:
-        """The loop is over: the module owns its memory again and is the output."""
+        """The loop is over: the module owns its memory again and holds the output."""
         self._binding.detach(output.value)
         Untrained(output.buffers, output.counters).load(self._model)
         if averages is not None:
@@ -156,7 +156,7 @@ class LoopOutput:
 
     @property
     def _warns(self) -> bool:
-        """Once is enough for all workers, and a model that nobody has trained yet is what it is."""
+        """Whether to warn: one worker does it for all, and not before the first step."""
         return self._made > 0 and self._session.is_lowest
 
     @contextmanager
@@ -229,8 +229,8 @@ class Leavers:
 
     @property
     def standing(self) -> frozenset[int]:
-        """Those of the living whose models count: of a synchronous method all but those who lack a
-        whole period of steps, so that the others have met without them."""
+        """The living workers whose models count. With a synchronous method these are all but those
+        that lack a whole period of steps, because the others have met without them."""
         router = self._router
         if not router.members.left or not self._is_synchronous:
             return router.live

@@ -30,7 +30,7 @@ _LENGTH = 8
 def momentum_left_out(
     spec: MethodSpec, optimizer: torch.optim.Optimizer, *, is_synchronous: bool
 ) -> list[str]:
-    """What the user must be told of this optimiser's momentum."""
+    """What the user must be told about this optimiser's momentum."""
     is_sgd = isinstance(optimizer, torch.optim.SGD)
     spec.check_kind(is_sgd, type(optimizer).__name__)
     groups = optimizer.param_groups if is_sgd else []
@@ -95,7 +95,7 @@ def server_replica(
     groups = [{**options_of(group), "params": twins_of(group)} for group in followed]
     twin_optimizer = _another(optimizer, groups) if groups else None
     if twin_optimizer is not None:
-        # A checkpoint of the loop's own brings what the server's had been.
+        # A checkpoint of the loop's optimiser brings what the server's remembered.
         for parameter, twin in made.items():
             if optimizer.state.get(parameter):
                 twin_optimizer.state[twin] = deepcopy(optimizer.state[parameter])
@@ -118,21 +118,21 @@ def server_replica(
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """What a schedule may change; names of parameters are not."""
+    """The options of a group that a schedule may change."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
 def _another(
     optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]
 ) -> torch.optim.Optimizer:
-    """One more of the same class. Some defaults are the class's own business (AdamW's
-    decoupling), and its constructor would not take them."""
+    """Another optimiser of the same class. Some defaults, such as AdamW's decoupling, are set by
+    the class itself, and its constructor does not take them."""
     kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
     taken = inspect.signature(kind).parameters
     defaults = {key: value for key, value in optimizer.defaults.items() if key in taken}
     try:
         return kind(groups, **defaults)
-    except Exception as error:  # whatever a class of the user's own makes of such arguments
+    except Exception as error:  # a class of the user's own may raise anything
         raise ConfigurationError(
             f"the server cannot make another {type(optimizer).__name__} ({error}); name its "
             "optimiser in the method, as in server_optimiser=sgd"
@@ -140,7 +140,7 @@ def _another(
 
 
 def _add(twin_optimizer: torch.optim.Optimizer | None, group: dict[str, Any]) -> None:
-    """A group that the user's optimiser got while training."""
+    """Follow a group that the user's optimiser got while training."""
     if not group["params"]:
         return
     if twin_optimizer is None:
@@ -152,7 +152,7 @@ def _add(twin_optimizer: torch.optim.Optimizer | None, group: dict[str, Any]) ->
 
 
 def _idle() -> torch.optim.Optimizer:
-    """For a slice of which the user's optimiser trains nothing."""
+    """An optimiser for a slice of which the user's optimiser trains nothing."""
     return torch.optim.SGD([nn.Parameter(torch.zeros(0))], lr=0.0)
 
 
@@ -160,7 +160,8 @@ def _idle() -> torch.optim.Optimizer:
 
 
 def packed_state(replica: LoopReplica) -> Tensor:
-    """By name of the parameter: a head in JSON with what is a number, then the tensors."""
+    """A replica's optimiser as bytes: a head in JSON with the numbers of each parameter by name,
+    then the tensors."""
     head: dict[str, dict[str, Any]] = {}
     tensors: list[Tensor] = []
     for name, state in replica.optimiser_states():
@@ -178,7 +179,7 @@ def packed_state(replica: LoopReplica) -> Tensor:
 
 
 def unpacked_state(packed: Tensor) -> dict[str, dict[str, Any]]:
-    """The inverse."""
+    """The inverse of `packed_state`."""
     at = _LENGTH + int.from_bytes(packed[:_LENGTH].numpy().tobytes(), "little")
     head: dict[str, dict[str, Any]] = json.loads(packed[_LENGTH:at].numpy().tobytes())
     for row in head.values():

@@ -1,4 +1,4 @@
-"""The second door on real workers: one worker of `gossamer train` from its request to its end.
+"""One worker of `gossamer train`, from its request to its end.
 
 Model, batches, keys and arithmetic are the simulator's, so a method whose result does not depend
 on timing ends with the same bits in both worlds.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from gossamer.real.output_model import Contribution
 from gossamer.real.replicas import WindowReplica
 from gossamer.real.session import Session
 from gossamer.real.train.batches import make_batches
-from gossamer.real.train.checkpoint import CheckpointWriter, WorkerCounts, WorkerParts, WorkerState
+from gossamer.real.train.checkpoint import CheckpointWriter, WorkerCounts, WorkerState, save
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.worker_log import WorkerLog
 from gossamer.real.transports.transport import Transport
@@ -78,14 +79,14 @@ class Training:
         )  # fmt: skip
         self._gradients = 0
         self._reported = self._next_evaluation = 0.0
-        self._checkpoints = CheckpointWriter(request, session, self._parts)
+        self._checkpoints = CheckpointWriter(request, session, self._save)
         self._awaited: Pending[Any] | None = None
         self.has_ended = False
 
     # ------------------------------------------------------------------ the run
 
     def run(self) -> None:
-        """To the end of the run, and until nobody needs an answer from here."""
+        """Run to the end, and until nobody needs an answer from here."""
         driver = self.session.driver
         self.open()
         driver.turns.enter("start")
@@ -112,7 +113,7 @@ class Training:
         self.session.router.announce_end()
 
     def open(self) -> None:
-        """Connect to the others, each with a window of its own."""
+        """Connect to the others, with the initial model or that of a checkpoint."""
         session, saved = self.session, dict[int, Tensor]()
         if self._kept is not None:
             hosted = session.addresses.hosted_by(self.rank)
@@ -130,7 +131,7 @@ class Training:
         return replica
 
     def start(self) -> None:
-        """Make the coroutines; servers run until they wait, the worker's own has not begun."""
+        """Make the coroutines. Servers run until they wait; the worker's own has not begun."""
         session = self.session
         self._pace = make_batches(
             self._settings, session.store, session.grouping,
@@ -181,26 +182,23 @@ class Training:
     # ------------------------------------------------------------------ checkpoints
 
     def _go_on(self, kept: WorkerState) -> None:
-        """From a checkpoint."""
-        kept.restore(self.worker, self._pace, self._metrics, self.session.router)
+        """Go on from a checkpoint."""
+        kept.restore(self.session, self.worker, self._pace)
         self._buffers = kept.buffers
         self._gradients = kept.counts.gradients
         self._next_evaluation = kept.counts.next_evaluation
 
-    def _parts(self) -> WorkerParts:
-        return WorkerParts(
-            self.worker, self.replica, self.session.servers, self._pace, self._metrics,
-            self._buffers,
-            WorkerCounts(
-                self._gradients, self.session.router.bytes_sent,
-                time.monotonic() - self._began, self._next_evaluation,
-            ),
+    def _save(self, folder: Path) -> None:
+        counts = WorkerCounts(
+            self._gradients, self.session.router.bytes_sent, time.monotonic() - self._began,
+            self._next_evaluation,
         )  # fmt: skip
+        save(folder, self.session, self.worker, self.replica, self._pace, self._buffers, counts)
 
     # ------------------------------------------------------------------ gradients
 
     def _gradient(self, at: Tensor | Replica, batch: Tensor | None) -> Gradient:
-        """Reads its point and its batch now; computed in the thread that awaits it."""
+        """Read the point and the batch now; the thread that awaits the gradient computes it."""
         self.session.driver.check()
         self.replica.begin_step()
         if not self.session.method.servers_hold_model:
@@ -226,14 +224,14 @@ class Training:
         gradient.resolve(value)
 
     def _report(self) -> None:
-        """A line now and then for whoever watches."""
+        """Write a line of progress now and then, and evaluate when it is time."""
         now = time.monotonic()
         if self._log is None or now - self._reported < _REPORT_S:
             return
         self._reported = now
         self._log.write("progress", self._progress())
         if self._speaks_for_all and self._pace.epoch >= self._next_evaluation:
-            # One who evaluates since the others' death goes on from here.
+            # A worker that evaluates only since the death of another one skips what is past.
             while self._next_evaluation <= self._pace.epoch:
                 self._next_evaluation += self._evaluate_every
             self._evaluate("row")
