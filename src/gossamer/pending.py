@@ -22,7 +22,9 @@ _OPEN, _RESOLVED, _FAILED, _CANCELLED = range(4)
 class Pending(Generic[T]):
     """The result of an operation that has been started and may not have finished yet."""
 
-    __slots__ = ("_callbacks", "_error", "_state", "_value", "label", "on_cancel", "peer", "settle")
+    __slots__ = (
+        "_callbacks", "_error", "_state", "_value", "done", "label", "on_cancel", "peer", "settle",
+    )  # fmt: skip
 
     def __init__(self, label: str, peer: int | None = None) -> None:
         self.label = label
@@ -31,6 +33,8 @@ class Pending(Generic[T]):
         self.on_cancel: Callable[[], None] | None = None
         self.settle: Callable[[], None] | None = None
         """On real workers, a function that finishes the operation in the thread that awaits it."""
+        self.done = False
+        """Whether the operation has ended; set last, because other threads look at it."""
         self._state = _OPEN
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -51,10 +55,6 @@ class Pending(Generic[T]):
         return pending
 
     @property
-    def done(self) -> bool:
-        return self._state != _OPEN
-
-    @property
     def cancelled(self) -> bool:
         return self._state == _CANCELLED
 
@@ -71,6 +71,7 @@ class Pending(Generic[T]):
             # The value is set first, because another thread may read it once the state is set.
             self._value = value
             self._state = _RESOLVED
+            self.done = True
             if self._callbacks is not None:
                 self._call_back()
 
@@ -78,14 +79,16 @@ class Pending(Generic[T]):
         if self._state == _OPEN:
             self._error = error
             self._state = _FAILED
+            self.done = True
             if self._callbacks is not None:
                 self._call_back()
 
     def cancel(self) -> None:
         """Give up the operation. Receives and sleeps lose nothing; a message may still arrive."""
         if self._state == _OPEN:
-            self._state = _CANCELLED
             self._error = ProtocolError(f"{self.label!r} was cancelled and then awaited")
+            self._state = _CANCELLED
+            self.done = True
             if self.on_cancel is not None:
                 self.on_cancel()
 
@@ -94,14 +97,14 @@ class Pending(Generic[T]):
 
         No lock is needed if the operation ends in another thread: whoever pops a callback calls it.
         """
-        if self._state != _OPEN:
+        if self.done:
             callback()
             return
         if self._callbacks is None:
             self._callbacks = [callback]
         else:
             self._callbacks.append(callback)
-        if self._state != _OPEN:
+        if self.done:
             self._call_back()
 
     def _call_back(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.plan.probe.findings import Inquiry, Steps
 from gossamer.real.faults.slow_worker import Slowness
-from gossamer.real.replicas import WindowReplica
+from gossamer.real.replicas import Place, WindowReplica
 from gossamer.tasks import make_sampler, make_task
 from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.keyed import key_of
@@ -33,7 +33,7 @@ class Stepper:
         self._model = FlatModel(task, torch.device("cpu"), seed=0)
         self._buffers = self._model.initial_buffers.clone()
         optimiser, rate = make_optimiser(inquiry.optimiser), inquiry.learning_rate
-        self._replica = WindowReplica(self._model.initial.clone(), optimiser, lambda: rate)
+        self._replica = WindowReplica(Place(self._model.initial.clone()), optimiser, lambda: rate)
         self._sampler = make_sampler(
             task.train.targets, size, inquiry.batch, "shuffled", 0, synchronous=True
         )
