@@ -23,7 +23,7 @@ task = Task(
     loss=lambda output, targets: (output - targets).square().mean(),
     train=noisy_sine(1024, seed=0),
     test=noisy_sine(256, seed=1),
-    correct=None,  # a regression knows a loss, but no accuracy
+    metric=None,  # a regression knows a loss, but no accuracy
     batch=16,
     epochs=40.0,
     learning_rates=(0.03, 0.1, 0.3),  # the grid that `gossamer compare` would try

@@ -84,7 +84,7 @@ def advise(
         loaded, "all_reduce", where.described(), seed=seed, epochs=epochs, batch=length.batch,
         evaluations=evaluations(epochs), **running.settings(),
     )  # fmt: skip
-    target = given.target_from(target, has_accuracy=loaded.correct is not None) or 0.0
+    target = given.target_from(target, score=loaded.score) or 0.0
     rates = given.rates_from(lr) or loaded.learning_rates
     found, left_out = candidates(base, rates)
     changed = scenes(base.cluster)

@@ -82,7 +82,7 @@ def compare(
     settings = _grid(
         loaded, methods, where.described(), given.rates_from(lr), base | running.settings()
     )
-    goal = given.target_from(target, has_accuracy=loaded.correct is not None)
+    goal = given.target_from(target, score=loaded.score)
     comparison = Comparison(settings, looks, goal)
     name = f"compare-{slug(loaded.name)}"
     with kept_run(keeping.runs, name, live=keeping.live, picture="comparison.png") as folder:
@@ -209,7 +209,7 @@ class Comparison:
             reached = row["seconds_to_target"]
             table.add_row(
                 row["method"], f"{row['learning_rate']:g}",
-                show_share(row["accuracy"]) if score == "accuracy" else f"{row['loss']:.4g}",
+                _score(row[score], score),
                 _between(row) if reached is not None else _count(row),
                 self._times(row), f"{row['virtual_seconds']:.2f} s",
                 show_share(row["waiting_fraction"]), show_stale(row),
@@ -268,6 +268,12 @@ class Comparison:
 def _between(row: dict[str, Any]) -> str:
     mean, low, high = row["seconds_to_target"], row["low"], row["high"]
     return f"{mean:.2f} s" if low == high else f"{mean:.2f} ({low:.2f}-{high:.2f}) s"
+
+
+def _score(value: float | None, score: str) -> str:
+    if value is None:
+        return "-"
+    return show_share(value) if score == "accuracy" else f"{value:.4g}"
 
 
 def _count(row: dict[str, Any]) -> str:

@@ -177,6 +177,14 @@ def show_share(value: float | None) -> str:
     return "-" if value is None or value != value else f"{100 * value:.1f} %"
 
 
+def metric_of(row: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The name of the metric that a row has, and its value in words; None: it has a loss alone."""
+    name = row.get("score")
+    if name is not None and row.get(name) is not None:
+        return name, f"{row[name]:.4g}"
+    return None if row.get("accuracy") is None else ("accuracy", show_share(row["accuracy"]))
+
+
 def show_stale(row: Mapping[str, Any]) -> str:
     """Updates that gradients missed; in brackets those of all workers; nothing where there is
     nothing to measure."""

@@ -213,7 +213,7 @@ def _workload(task: Task | None, model_bytes: int | None, batch: int | None) -> 
 def _layers(task: Task | None, batch: int) -> list[LayerCost]:
     if task is None:
         raise ConfigurationError("--layers needs the layers of a task; give one with --task")
-    return layer_costs(task.make_model(), task.train.inputs[:batch])
+    return layer_costs(task.make_model(), task.train.first(batch))
 
 
 def _summary(

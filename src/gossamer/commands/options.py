@@ -399,10 +399,15 @@ def looks_from(text: str) -> tuple[int, ...]:
     return (seeds,)
 
 
-def target_from(target: float | None, *, has_accuracy: bool) -> float | None:
+def target_from(target: float | None, *, score: str) -> float | None:
     """What a run must reach; accuracies are shares, and a number above 1 is one in per cent."""
     if target is None:
         return None
+    has_accuracy = score == "accuracy"
+    if score not in ("accuracy", "loss"):
+        if not math.isfinite(target):
+            raise ConfigurationError(f"--target must be a finite {score}, got {target:g}")
+        return target
     if has_accuracy and 1 < target <= 100:
         return target / 100
     if not math.isfinite(target) or target <= 0 or (has_accuracy and target > 1):

@@ -13,6 +13,7 @@ from gossamer.commands import options as given
 from gossamer.commands.console import (
     Reporter,
     command_line,
+    metric_of,
     out,
     print_json,
     say,
@@ -99,8 +100,8 @@ def progress_line(what: str, row: Row) -> str:
     parts = [what, f"epoch {row['epochs']:.1f}", f"{row['virtual_seconds']:.2f} virtual s"]
     if row.get("loss") is not None:
         parts.append(f"loss {row['loss']:.3f}")
-    if row.get("accuracy") is not None:
-        parts.append(f"accuracy {show_share(row['accuracy'])}")
+    if (metric := metric_of(row)) is not None:
+        parts.append(" ".join(metric))
     return "  ".join(parts)
 
 
@@ -146,6 +147,9 @@ def _show(summary: Row, settings: Settings) -> None:
     add(f"loss of the {summary['output']}", "loss", "{:.4f}".format)
     add(f"accuracy of the {summary['output']}", "accuracy", show_share)
     add("accuracy of a worker", "worker_accuracy", show_share)
+    if (own := summary.get("score")) is not None:
+        add(f"{own} of the {summary['output']}", own, "{:.4g}".format)
+        add(f"{own} of a worker", f"worker_{own}", "{:.4g}".format)
     add("virtual time", "virtual_seconds", "{:.3f} s".format)
     add("wall time", "wall_seconds", "{:.2f} s".format)
     add("epochs", "epochs", "{:.2f}".format)

@@ -41,7 +41,7 @@ from gossamer.real.train.progress import RunListener
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.resume import saved_options
 from gossamer.real.train.train import check, cluster_here, launch
-from gossamer.real.train.worker_main import INTERRUPTED
+from gossamer.real.train.worker_main import INTERRUPTED, REFUSED
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
 from gossamer.tasks import make_task
@@ -198,8 +198,11 @@ def _follow(request: TrainRequest, folder: RunFolder | None, config: Row, *, as_
         say_line(f"kept in {folder.path}")
         if result is not None:
             keep_report(folder, has_failed=result.status == 1)
-    if result is not None and result.status == 1 and result.failure is not None:
-        raise RunFailed(result.failure)
+    if result is not None and result.failure is not None:
+        if result.status == REFUSED:
+            raise ConfigurationError(result.failure)
+        if result.status == 1:
+            raise RunFailed(result.failure)
     return INTERRUPTED if result is None else result.status
 
 
@@ -281,6 +284,9 @@ def _show(result: Result) -> None:
     add(f"loss of the {output}", "loss", "{:.4f}".format)
     add(f"accuracy of the {output}", "accuracy", show_share)
     add("accuracy of a worker", "worker_accuracy", show_share)
+    if (own := summary.get("score")) is not None:
+        add(f"{own} of the {output}", own, "{:.4g}".format)
+        add(f"{own} of a worker", f"worker_{own}", "{:.4g}".format)
     add("wall time", "wall_seconds", "{:.2f} s".format)
     add("steps", "steps", "{:.0f}".format)
     by_worker = ", ".join(f"{rank}: {n}" for rank, n in summary["steps_by_worker"].items())

@@ -88,7 +88,10 @@ class Contest(Generic[One]):
         ]
         finite = [end for end in ends if end == end]
         if is_lower_better(self.key):
-            return 1.1 * min(finite, default=0.0)
+            best = min(finite, default=0.0)
+            return best + 0.1 * abs(best)
+        if self.key != "accuracy" and finite:
+            return max(finite) - 0.02 * abs(max(finite))
         # Where all diverged, what the untrained model scored must not count as reached.
         return int(98 * max(finite)) / 100 if finite else 1.0
 
@@ -166,7 +169,8 @@ class Contest(Generic[One]):
                 "may_be_first": place.is_close,
                 "seconds_of_seeds": list(place.arrival.seconds),
             }
-            rows.append(row | {name: entry.mean(rate, name) for name in _FIGURES})
+            figures = dict.fromkeys((*_FIGURES, str(self.key)))
+            rows.append(row | {name: entry.mean(rate, name) for name in figures})
         return rows
 
     def tried(self, label: str, rate: float) -> tuple[float | None, float]:

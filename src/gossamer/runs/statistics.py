@@ -1,7 +1,8 @@
 """What is read off runs: intervals, scores at the end, mean curves, the best learning rate.
 
 Nothing here knows how a run came about; a history is its list of evaluations in order of time.
-Whatever is read off a history is accuracy where the task has one, loss (lower is better) elsewhere.
+Whatever is read off a history is accuracy where the task has one, a metric of the task's own where
+its rows name one, loss (lower is better) elsewhere.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from gossamer.errors import ConfigurationError
 from gossamer.runs.arrival import History, Vector, arrival, is_lower_better, smoothed
 from gossamer.runs.ranking import Interval, t_quantile
+from gossamer.tasks.metric import ScoreKey
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -32,8 +34,12 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def measure(histories: Sequence[History]) -> str:
-    """What these runs are judged by: accuracy if the task has one, else loss."""
+    """What these runs are judged by: the metric that the task names, accuracy if it has one, else
+    loss."""
     rows = [row for history in histories for row in history]
+    for row in rows:
+        if row.get("score") is not None:
+            return ScoreKey(row["score"], bool(row.get("lower_is_better")))
     return "accuracy" if any(row.get("accuracy") is not None for row in rows) else "loss"
 
 
@@ -75,7 +81,7 @@ def seed_curves(histories: Sequence[History], key: str, along: str) -> tuple[Vec
     run that stops at its target has it from then on. Scores that were taken often are averaged
     around each evaluation as the rule for reaching a target does it: one alone is mostly noise.
     """
-    is_score = key in ("accuracy", "loss")
+    is_score = key in ("accuracy", "loss") or isinstance(key, ScoreKey)
     drawn = [
         (averaged_curve if is_score and len(one) >= _MANY else curve)(one, key, along)
         for one in histories

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +196,7 @@ class Simulation:
         row["epochs"] = world.budget.epochs_of(row["samples"])
         if self.settings.engine != "none":
             scores = self._evaluator.score(self._held() if found is None else self._left(found))
-            row |= asdict(scores)
+            row |= scores.row(self.settings.task)
         return row
 
     def _held(self) -> Held:

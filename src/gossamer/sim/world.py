@@ -63,7 +63,7 @@ class World:
         own_bytes = model.layout.total * model.initial.element_size()
         self._byte_scale = settings.model_bytes / own_bytes if settings.model_bytes else 1.0
         """Bytes charged per byte of tensor, for questions about larger models than this one."""
-        sample = settings.task.train.inputs[:1].to(model.device)
+        sample = settings.task.train.first(1).to(model.device)
         self.buckets = make_buckets(model.module, sample, self._byte_scale)
         cards = [cluster.machine_of(rank) for rank in range(self.size)]
         cards += self._server_machines(settings.method.placement)
@@ -100,7 +100,7 @@ class World:
 
     def _plan_samples(self, settings: Settings, *, is_synchronous: bool) -> None:
         assert settings.batch
-        targets = settings.task.train.targets
+        targets = settings.task.train.labels
         self.budget = Budget(
             settings.samples, settings.batch, len(settings.task.train), synchronous=is_synchronous,
             living=lambda: self.alive - self.ended, groups=self.groups,

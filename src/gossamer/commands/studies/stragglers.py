@@ -104,7 +104,7 @@ def _run(jobs: list[StragglerRun], folder: RunFolder | None) -> Found:
                     entry.histories.setdefault(job.rate, []).append(result.history)
                     row |= {"learning_rate": job.rate, "history": result.history}
                     last = result.summary
-                    score = last["accuracy"] if last["accuracy"] is not None else last["loss"]
+                    score = last[entry.key]
                     reporter.finished(f"{name}, rate {job.rate:g}: {entry.key} {score:.4f}")
                 if folder is not None:
                     folder.add_row(row)

@@ -7,7 +7,7 @@ import time
 from rich.live import Live
 from rich.table import Table
 
-from gossamer.commands.console import err, fit, show_share, show_stale, warn
+from gossamer.commands.console import err, fit, metric_of, show_share, show_stale, warn
 from gossamer.quantities import counted
 from gossamer.runs.result import Row
 
@@ -58,8 +58,8 @@ class TrainView:
         parts = [self._method, f"epoch {row['epochs']:.1f}", f"{row['seconds']:.2f} s"]
         if row.get("loss") is not None:
             parts.append(f"loss {row['loss']:.3f}")
-        if row.get("accuracy") is not None:
-            parts.append(f"accuracy {show_share(row['accuracy'])}")
+        if (metric := metric_of(row)) is not None:
+            parts.append(" ".join(metric))
         return "  ".join(parts)
 
     def _table(self) -> Table:

@@ -91,7 +91,7 @@ class Search:
         self.base = base
         self.plan = plan
         self.target = target
-        self.key = "loss" if base.task.correct is None else "accuracy"
+        self.key = base.task.score
         self.candidates = list(candidates[: plan.candidates])
         self.halving: Halving[Candidate] = Halving(self.candidates, self._sign * target, self.kind)
         self.widened: list[Candidate] = []
@@ -111,7 +111,7 @@ class Search:
 
     @property
     def _sign(self) -> float:
-        return -1.0 if self.key == "loss" else 1.0
+        return -1.0 if is_lower_better(self.key) else 1.0
 
     def run(self, scenes: Sequence[ChangedCluster]) -> None:
         """To the end, or as far as Ctrl-C or the clock allow; `ended` says which."""

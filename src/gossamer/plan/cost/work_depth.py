@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from gossamer.errors import ConfigurationError
 from gossamer.plan.cost import convolution, sequences
+from gossamer.tasks.data import Data, call, device_of
 from gossamer.tasks.flat_model import drawing_from
 
 NOT_COUNTED = "not counted"
@@ -101,7 +102,7 @@ def model_work_depth(layers: Sequence[LayerCost]) -> WorkDepth:
     return WorkDepth(sum(layer.work for layer in layers), forward + backward)
 
 
-def layer_costs(model: nn.Module, inputs: Tensor) -> list[LayerCost]:
+def layer_costs(model: nn.Module, inputs: Tensor | Data) -> list[LayerCost]:
     """What each layer of a model computes for this batch, in order of execution.
 
     Counted are the layers of torch.nn. A module that computes in another way is there, too, as not
@@ -135,8 +136,8 @@ def layer_costs(model: nn.Module, inputs: Tensor) -> list[LayerCost]:
     model.eval()
     torch.backends.mha.set_fastpath_enabled(False)  # a fused encoder calls no layer
     try:
-        with torch.no_grad(), drawing_from(0, inputs.device), products:
-            model(inputs)
+        with torch.no_grad(), drawing_from(0, device_of(inputs)), products:
+            call(model, inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(was_fast)
         model.train(was_training)

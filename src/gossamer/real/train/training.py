@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any, cast
 
 import torch
@@ -378,7 +377,7 @@ class Training:
             "seconds": time.monotonic() - self._began,
             "epochs": self._pace.epoch,
             "output": self._method.output,
-            **asdict(self._evaluator.score(held)),
+            **self._evaluator.score(held).row(self._settings.task),
         })  # fmt: skip
         if kind == "result":
             output = self._evaluator.output_parameters(held)

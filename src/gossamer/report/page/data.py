@@ -22,6 +22,8 @@ class Curve(TypedDict):
 class Curves(TypedDict):
     """What was measured on the way, against one of the two axes."""
 
+    metric: Curve | None
+    """A metric of the task's own, by which it is judged."""
     accuracy: Curve | None
     loss: Curve | None
     training_loss: Curve | None
@@ -97,6 +99,7 @@ class TopologyData(TypedDict):
 class Figures(TypedDict):
     """The figures of a method at the end, means over its seeds."""
 
+    metric: float | None
     accuracy: float | None
     loss: float | None
     seconds: float | None
@@ -252,7 +255,9 @@ class PageData(TypedDict):
     is_growing: bool
     """Whether the run still goes on, so that the page asks for more."""
     score: str
-    """What methods are judged by: accuracy or loss."""
+    """What methods are judged by: accuracy, loss or the name of the task's own metric."""
+    lower_is_better: bool
+    """Of that score."""
     target: float | None
     rule: str
     """When a target counts as reached."""

@@ -235,13 +235,16 @@ def _staleness(parts: LabParts, summary: Row) -> None:
 
 def _histogram(label: str, tally: dict[str, int], mean: float | None) -> MethodData:
     """A method of which nothing but staleness is known."""
-    nothing = Curves(accuracy=None, loss=None, training_loss=None, consensus_distance=None)
+    nothing = Curves(
+        metric=None, accuracy=None, loss=None, training_loss=None, consensus_distance=None
+    )
     return MethodData(
         label=label, learning_rate=None, seeds=1, output="", status="finished",
         curves=CurveViews(time=nothing, epochs=nothing), arrival=None, look=places([label])[label],
         shares=None, workers=[], strip=None, staleness=tally, cards=[], topology=None,
         figures=Figures(
-            accuracy=None, loss=None, seconds=None, waiting_fraction=None, mean_staleness=mean,
+            metric=None, accuracy=None, loss=None, seconds=None, waiting_fraction=None,
+            mean_staleness=mean,
             max_staleness=max(float(updates) for updates in tally), mean_global_staleness=None,
             bytes_per_step=None,
             consensus_distance=None, exchanges_per_step=None, steps=None, wall_seconds=None,

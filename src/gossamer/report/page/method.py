@@ -25,7 +25,7 @@ from gossamer.runs.json_files import count, members, number, numbers, objects, t
 from gossamer.runs.kept_runs import Run
 from gossamer.runs.ranking import RankedMethod
 from gossamer.runs.result import Row
-from gossamer.runs.statistics import interval, seed_curves
+from gossamer.runs.statistics import interval, measure, seed_curves
 
 _MOST_POINTS = 300
 _MOST_SEGMENTS = 3000
@@ -88,11 +88,18 @@ def _status(runs: Sequence[Run], *, is_growing: bool) -> str:
 
 def _curves(runs: Sequence[Run], along: str) -> Curves:
     return Curves(
+        metric=_curve(runs, own, along) if (own := _own_metric(runs)) else None,
         accuracy=_curve(runs, "accuracy", along),
         loss=_curve(runs, "loss", along),
         training_loss=_curve(runs, "training_loss", along),
         consensus_distance=_curve(runs, "consensus_distance", along),
     )
+
+
+def _own_metric(runs: Sequence[Run]) -> str:
+    """What these runs are judged by, where it is a metric of the task's own."""
+    key = measure([run.history for run in runs])
+    return "" if key in ("accuracy", "loss") else key
 
 
 def _curve(runs: Sequence[Run], key: str, along: str) -> Curve | None:
@@ -271,6 +278,7 @@ def _topology(run: Run) -> TopologyData | None:
 def _figures(ends: Sequence[Row], runs: Sequence[Run]) -> Figures:
     shares = shares_of(runs)
     return Figures(
+        metric=mean_of(ends, own) if (own := _own_metric(runs)) else None,
         accuracy=mean_of(ends, "accuracy"),
         loss=mean_of(ends, "loss"),
         seconds=mean_of(ends, "virtual_seconds"),

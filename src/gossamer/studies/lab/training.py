@@ -9,6 +9,7 @@ to apply are always the first ones.
 from __future__ import annotations
 
 import bisect
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from gossamer.optim.optimisers import make_optimiser
 from gossamer.sim.engine import VectorEngine
 from gossamer.studies.lab.grid import Grid, GridGroup, steps_of
 from gossamer.tasks import Order, Task
+from gossamer.tasks.evaluator import Answers, judged, whole
 from gossamer.tasks.flat_model import FlatModel, drawing_from
 from gossamer.tasks.keyed import key_of
 
@@ -186,39 +188,35 @@ class Models:
     def scores(self, parameters: Tensor, buffers: Tensor) -> GroupScores:
         """Loss and accuracy of every row on the test set."""
         width = self.rows_at_once(_EVALUATED_AT_ONCE)
-        losses: list[Tensor] = []
-        accuracies: list[Tensor] = []
+        losses: list[float] = []
+        accuracies: list[float] = []
         self.first.module.eval()
         with torch.no_grad(), drawing_from(0, self.first.device):
             for rows, own in zip(parameters.split(width), buffers.split(width), strict=True):
-                outputs = self._outputs(rows, own)
-                for output in outputs:
-                    loss, accuracy = self._score(output)
+                for answers in self._outputs(rows, own):
+                    loss, accuracy = self._score(answers)
                     losses.append(loss)
                     accuracies.append(accuracy)
         self.first.module.train()
-        return GroupScores(torch.stack(losses).tolist(), torch.stack(accuracies).tolist())
+        return GroupScores(losses, accuracies)
 
-    def _outputs(self, rows: Tensor, buffers: Tensor) -> Tensor:
+    def _outputs(self, rows: Tensor, buffers: Tensor) -> list[Answers]:
         predict = self.first.predict
-        parts = self.first.task.test.inputs.split(_EVALUATED_AT_ONCE)
-        if len(rows) == 1 or self.first.has_buffers:
-            outputs = [
-                torch.cat([predict(row, own, part) for part in parts])
+        test = self.first.task.test
+        parts = list(test.parts(_EVALUATED_AT_ONCE))
+        # One that computes its own loss returns an object, which cannot be batched.
+        if len(rows) == 1 or self.first.has_buffers or self.first.task.place:
+            return [
+                whole([predict(row, own, one.inputs, one.targets) for one in parts], test, parts)
                 for row, own in zip(rows, buffers, strict=True)
             ]
-            return torch.stack(outputs)
-        together = vmap(predict, in_dims=(0, 0, None))
-        return torch.cat([together(rows, buffers, part) for part in parts], dim=1)
+        together = vmap(predict, in_dims=(0, 0, None, None))
+        found = [together(rows, buffers, one.inputs, one.targets) for one in parts]
+        return [[(output, test)] for output in torch.cat(found, dim=1)]
 
-    def _score(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        task = self.first.task
-        loss = task.loss(output, task.test.targets)
-        if task.correct is None:
-            return loss, torch.full_like(loss, torch.nan)
-        accuracy = task.correct(output, task.test.targets).float().mean()
-        # The largest of nothing is the first class: a diverged model would seem to know it.
-        return loss, torch.where(output.isnan().any(), torch.nan, accuracy)
+    def _score(self, answers: Answers) -> tuple[float, float]:
+        loss, metric = judged(self.first, answers)
+        return loss, metric if metric is not None and self.first.task.has_accuracy else math.nan
 
 
 def _largest_output_bytes(model: FlatModel) -> int:
@@ -233,7 +231,7 @@ def _largest_output_bytes(model: FlatModel) -> int:
     handles = [module.register_forward_hook(watch) for module in model.module.modules()]
     model.module.eval()
     with torch.no_grad(), drawing_from(0, model.device):
-        model.module(model.task.train.inputs[:1])
+        model.task.train.first(1).call(model.module)
     model.module.train()
     for handle in handles:
         handle.remove()
