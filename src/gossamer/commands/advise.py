@@ -26,7 +26,7 @@ from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
 from gossamer.observe.observer import Observer
 from gossamer.plan.advise.budget import SearchPlan, make_plan, nominal_seconds
-from gossamer.plan.advise.candidates import candidates
+from gossamer.plan.advise.candidates import candidates, menu_with
 from gossamer.plan.advise.findings import SearchFindings
 from gossamer.plan.advise.search import OutOfTime, Run, Search, SearchStep, Stop
 from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
@@ -61,6 +61,14 @@ _KINDS = 6
 def advise(
     target: GoalOption,
     task: given.TaskOption = "digits-mlp",
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            metavar="METHOD",
+            help="Also try this one, such as one of your own: my.py:name; may be repeated.",
+        ),
+    ] = None,
     budget: BudgetOption = "5m",
     where: given.ClusterOptions = given.ClusterOptions(cluster="one-slow-of-8"),
     seed: given.SeedOption = 0,
@@ -86,7 +94,7 @@ def advise(
     )  # fmt: skip
     target = given.target_from(target, score=loaded.score) or 0.0
     rates = given.rates_from(lr) or loaded.learning_rates
-    found, left_out = candidates(base, rates)
+    found, left_out = candidates(base, rates, menu_with(method or ()))
     changed = scenes(base.cluster)
     plan = make_plan(
         allowed, nominal_seconds(base), epochs=epochs, candidates=len(found),

@@ -54,6 +54,7 @@ LooksOption = Annotated[
 @given.with_groups
 def compare(
     methods: given.MethodsOption = DEFAULT_METHODS,
+    method: given.OneMethodOption = None,
     task: given.TaskOption = "digits-mlp",
     where: given.ClusterOptions = given.ClusterOptions(cluster="one-slow-of-8"),
     seed: given.SeedOption = 0,
@@ -73,6 +74,7 @@ def compare(
     there, and the run ends there too.
     """
     looks = given.looks_from(seeds)
+    chosen = given.methods_from(methods, method, DEFAULT_METHODS)
     if running.engine == "none":
         raise ConfigurationError("compare needs gradients; use --engine vector or loop")
     loaded = make_task(task, data=running.data)
@@ -80,7 +82,7 @@ def compare(
     asked = frequency(epochs or loaded.epochs) if evaluations is None else evaluations
     base = {"seed": seed, "epochs": epochs, "batch": length.batch, "evaluations": asked}
     settings = _grid(
-        loaded, methods, where.described(), given.rates_from(lr), base | running.settings()
+        loaded, chosen, where.described(), given.rates_from(lr), base | running.settings()
     )
     goal = given.target_from(target, score=loaded.score)
     comparison = Comparison(settings, looks, goal)
@@ -93,25 +95,18 @@ def compare(
 
 
 def _grid(
-    task: Task, methods: str, machines: Cluster, rates: Sequence[float], base: dict[str, Any]
+    task: Task,
+    methods: Sequence[str],
+    machines: Cluster,
+    rates: Sequence[float],
+    base: dict[str, Any],
 ) -> list[Settings]:
     """Every method at every rate, all of them checked."""
     return [
         make_settings(task, method, machines, learning_rate=rate, **base)
-        for method in _split_methods(methods)
+        for method in methods
         for rate in rates or task.learning_rates
     ]
-
-
-def _split_methods(text: str) -> list[str]:
-    names = text.split()
-    if not names:
-        raise ConfigurationError("--methods names no method; see `gossamer methods`")
-    if len(names) == 1 and "," in text and ":" not in text:
-        names = text.split(",")
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"--methods names a method twice: {text!r}")
-    return names
 
 
 class Comparison:

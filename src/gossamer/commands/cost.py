@@ -60,6 +60,7 @@ def cost(
     model_bytes: given.ModelBytesOption = None,
     cluster: given.ClusterOption = "ethernet-10g-16",
     methods: given.MethodsOption = _METHODS,
+    method: given.OneMethodOption = None,
     workers: Annotated[
         str, typer.Option("--workers", help="Numbers of workers, such as 2,4,8 or 2,4,...,256.")
     ] = _WORKERS,
@@ -91,7 +92,11 @@ def cost(
     closed form (slow workers, shared network cards) is simulated in time only.
     """
     if check:
-        rows = check_agreement(None if methods == _METHODS else _names(methods))
+        rows = check_agreement(
+            None
+            if methods == _METHODS and not method
+            else given.methods_from(methods, method, _METHODS)
+        )
         if keeping.as_json:
             print_json({"agreement": rows})
         return
@@ -99,7 +104,7 @@ def cost(
     loaded = None if task == "none" else make_task(task, data=data)
     where = _cluster(cluster, bandwidth, latency, compute)
     what = _workload(loaded, model_bytes, batch)
-    counts, names = _counts(workers), _names(methods)
+    counts, names = _counts(workers), given.methods_from(methods, method, _METHODS)
     found = _answers(names, where, what, loaded, counts)
     _check_any(found)
     costs = _layers(loaded, what.batch) if layers else []
@@ -157,13 +162,6 @@ def _config(
         "task": task, "methods": list(names), "workers": list(counts), "batch": what.batch,
         "model_bytes": what.model_bytes, "cluster": where.as_dict(),
     }  # fmt: skip
-
-
-def _names(methods: str) -> list[str]:
-    names = list(dict.fromkeys(methods.split()))
-    if not names:
-        raise ConfigurationError("--methods names no method; give some, separated by spaces")
-    return names
 
 
 def _counts(text: str) -> list[int]:

@@ -10,9 +10,11 @@ from rich.table import Table
 from gossamer.commands.console import out, print_json, say, say_line, show_table
 from gossamer.commands.options import JsonOption
 from gossamer.config.cluster import clusters as presets
-from gossamer.errors import unknown_name
-from gossamer.methods import METHODS, Method
+from gossamer.methods import METHODS, Method, find_method
+from gossamer.methods.spec import GROUP as METHOD_GROUP
+from gossamer.own_code import entry_points
 from gossamer.specs import print_spec
+from gossamer.tasks import GROUP as TASK_GROUP
 from gossamer.tasks import TASKS
 
 # Workers and steps of a short run and of a long one: an option that suits its run shows in one.
@@ -55,9 +57,10 @@ NameArgument = Annotated[
 
 def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the methods with their promises and options."""
-    if name is not None and name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    rows = [described(method) for method in METHODS.values() if name in (None, method.name)]
+    brought = entry_points(METHOD_GROUP)
+    names = [*METHODS, *brought] if name is None else [name]
+    found = [find_method(one) for one in names]
+    rows = [described(method) for method in found]
     table = Table(title="Methods", title_justify="left")
     table.add_column("method", no_wrap=True)
     for column in ("output", "keeps the mean", "waits for", "staleness", "survives a death",
@@ -70,9 +73,9 @@ def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
         )  # fmt: skip
     show_table(table)
     out.print("\nOptions and their defaults:")
-    for row in rows:
+    for method, row in zip(found, rows, strict=True):
         say_line(f"  {print_spec(row['name'], row['options'])}")
-        if suited := _chosen_for_the_run(METHODS[row["name"]]):
+        if suited := _chosen_for_the_run(method):
             say(f"      left out, chosen to suit the run: {suited}")
         say(f"      {row['summary']}", style="dim")
     out.print()
@@ -95,11 +98,18 @@ def tasks(as_json: JsonOption = False) -> None:
         table.add_column(column, overflow="fold")
     for name, entry in TASKS.items():
         table.add_row(name, entry.description, entry.origin or "comes with the package")
+    brought = entry_points(TASK_GROUP)
+    for name, point in brought.items():
+        table.add_row(name, point.value, "an installed package")
     out.print(table)
     if as_json:
         rows = [
             {"name": name, "description": entry.description, "needs_data": entry.needs_data}
             for name, entry in TASKS.items()
+        ]
+        rows += [
+            {"name": name, "description": point.value, "needs_data": False}
+            for name, point in brought.items()
         ]
         print_json({"tasks": rows})
 

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
@@ -78,7 +78,11 @@ def with_groups(command: Callable[..., Answer]) -> Callable[..., Answer]:
 # ---------------------------------------------------------------------- single options
 
 MethodOption = Annotated[
-    str, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
+    str,
+    typer.Option(
+        "--method",
+        help="NAME or NAME:KEY=VALUE,...; `gossamer methods`; your own is FILE.py:NAME.",
+    ),
 ]
 RateOption = Annotated[
     float | None, typer.Option("--lr", help="Learning rate; default: the task's.")
@@ -86,8 +90,20 @@ RateOption = Annotated[
 MethodsOption = Annotated[
     str, typer.Option("--methods", help="Methods separated by spaces: NAME or NAME:KEY=VALUE,...")
 ]
+OneMethodOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--method",
+        metavar="METHOD",
+        help="One method, also of your own (my.py:name:KEY=VALUE,...); may be repeated.",
+    ),
+]
 TaskOption = Annotated[
-    str, typer.Option("--task", help="What to train; `gossamer tasks` lists them.")
+    str,
+    typer.Option(
+        "--task",
+        help="What to train: `gossamer tasks` lists them; your own is FILE.py:NAME or MODULE:NAME.",
+    ),
 ]
 ClusterOption = Annotated[
     str, typer.Option("--cluster", help="A preset (`gossamer clusters`) or a TOML file.")
@@ -372,6 +388,22 @@ class RealFaultOptions:
 
 
 # ---------------------------------------------------------------------- what a value means
+
+
+def methods_from(methods: str, single: Sequence[str] | None, usual: str) -> list[str]:
+    """Those of `--methods`, then each `--method`; without the usual ones if any is named."""
+    if not methods.split():
+        raise ConfigurationError("--methods names no method; see `gossamer methods`")
+    if single and methods == usual:
+        methods = ""
+    names = methods.split()
+    if len(names) == 1 and "," in methods and ":" not in methods:
+        names = methods.split(",")
+    names += single or ()
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigurationError(f"--methods names a method twice: {twice!r}")
+    return names
 
 
 def rates_from(text: str | None) -> tuple[float, ...]:

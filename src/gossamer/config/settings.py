@@ -147,7 +147,6 @@ class Settings:
         """For the run folder: plain values, and what follows from them for the method."""
         return self.to_json() | {
             "task": self.task.spec or self.task.name,
-            "task_title": self.task.title,
             "method": str(self.method),
             "method_options": self.method_options(),
             "test_samples": len(self.task.test),

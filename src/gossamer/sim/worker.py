@@ -20,7 +20,7 @@ from gossamer.sim.kernel import SECOND
 from gossamer.sim.replica_matrix import Point, SimulatedReplica
 from gossamer.sim.world import World
 from gossamer.tasks.keyed import key_of
-from gossamer.worker import Message, Tag
+from gossamer.worker import Message, Tag, check_idle
 
 T = TypeVar("T")
 
@@ -40,6 +40,7 @@ class SimulatedWorker:
         self._peers_of: frozenset[int] | None = None
         self._peers: list[int] = []
         self._gradients = 0
+        self._idle = 0
         self._seen: int | None = None
         """The updates of all that a server's parameters held when they were read last."""
 
@@ -97,7 +98,10 @@ class SimulatedWorker:
             world.epochs[self.rank] = epoch
             world.ending.between.add(self.rank)
             self.step = self._next
+            before = self._gradients
             yield self.step
+            self._idle = self._idle + 1 if self._gradients == before else 0
+            check_idle(self.rank, self._idle)
             world.on_step_end(self.rank, self.step)
             self._next += 1
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import parse_method
+from gossamer.own_code import parse_reference
 from gossamer.quantities import counted
 
 MENU = (
@@ -82,7 +83,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """The method without its options."""
-        return self.method.partition(":")[0]
+        return parse_reference(self.method, "method")[0]
 
     def __str__(self) -> str:
         return f"{self.method} at {self.learning_rate:g}"
@@ -92,6 +93,13 @@ class Candidate:
         return dataclasses.replace(
             base, method=parse_method(self.method), learning_rate=self.learning_rate
         ).resolved()
+
+
+def menu_with(own: Sequence[str]) -> tuple[str, ...]:
+    """The menu with what the user names before all else; a name that does not exist is refused."""
+    for method in own:
+        parse_method(method)
+    return tuple(dict.fromkeys((*own, *MENU)))
 
 
 def candidates(

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from gossamer.errors import ConfigurationError, Error, PeerLost
+from gossamer.methods.method import blamed_method
 from gossamer.real.launch.environment import connect, discover
 from gossamer.real.lost_peer import server_lost
 from gossamer.real.train.replay import EventOrder
@@ -66,7 +67,8 @@ def run_worker(
     torch.set_num_threads(request.settings.threads)
     order = EventOrder(request.place, transport.rank) if request.is_recorded else None
     try:
-        Training(request, transport, log, order).run()
+        with blamed_method(request.settings.method.method, is_worker=True):
+            Training(request, transport, log, order).run()
     except (KeyboardInterrupt, Stopped):
         return INTERRUPTED
     except (Error, OSError) as error:
