@@ -223,6 +223,7 @@ def is_plain_alone(spec: MethodSpec) -> str:
         task.loss(model(inputs), targets).backward()
         optimiser.step()
     plain: Tensor = nn.utils.parameters_to_vector(model.parameters()).detach()
+    assert result.parameters is not None
     apart = float((result.parameters - plain).abs().max())
     _require(
         torch.equal(result.parameters, plain),

@@ -177,7 +177,7 @@ def method(
     """
 
     def decorate(worker: Role) -> Method:
-        models = models_per_step
+        models, in_rounds = models_per_step, is_synchronous
         own = name or getattr(worker, "__name__", "method")
         found = Method(
             own, family, paper, output, worker,
@@ -188,9 +188,7 @@ def method(
                 is_traffic_a_bound, is_plain_alone,
             ),
             server=server, has_server=has_server or server is not None,
-            is_synchronous=(
-                is_synchronous if callable(is_synchronous) else lambda options: is_synchronous
-            ),
+            is_synchronous=in_rounds if callable(in_rounds) else lambda options: bool(in_rounds),
             reference=_reference(worker), **row,
         )  # fmt: skip
         check_row(found)

@@ -163,7 +163,7 @@ class VectorEngine:
 @contextmanager
 def _without_fallback_warnings() -> Generator[None]:
     """Torch warns of operations that it batches one by one; they are right all the same."""
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportPrivateUsage]
+    functorch: Any = getattr(getattr(torch, "_C"), "_functorch")  # noqa: B009  (no stub)
     functorch._set_vmap_fallback_warning_enabled(False)
     try:
         yield

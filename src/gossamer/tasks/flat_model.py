@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -172,7 +172,7 @@ def blamed_on(task: Task) -> AbstractContextManager[None]:
 
 def made_model(task: Task) -> nn.Module:
     """A new model of a task."""
-    model: object = task.make_model()
+    model: Any = cast(Any, task.make_model)()
     if not isinstance(model, nn.Module):
         raise ConfigurationError(
             f"task {task.name} ({task.place}) makes a {type(model).__name__}, expected a "
@@ -188,7 +188,7 @@ def made_model(task: Task) -> nn.Module:
 
 def checked_loss(task: Task, output: Any, targets: Tensors) -> Tensor:
     """The loss, which must be one number: a sum or a mean is the user's to choose."""
-    loss: object = task.loss(output, targets)
+    loss: Any = cast(Any, task.loss)(output, targets)
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return loss
     got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)

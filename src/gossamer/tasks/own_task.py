@@ -29,9 +29,8 @@ def own_task(
     """The task that a user's object is or makes, with these options."""
     task = _made(found, name, given, data)
     place = place_of(found) or task.place or name
-    known = {"name": task.name, "title": task.title}
-    if task.name == NAMELESS:
-        known = dict.fromkeys(known, name.rpartition(":")[2])
+    own = name.rpartition(":")[2]
+    known = {key: own for key in ("name", "title") if getattr(task, key) == NAMELESS}
     task = dataclasses.replace(task, spec=spec, place=place, data=data and data.resolve(), **known)
     try_out(task)
     return task
@@ -51,7 +50,7 @@ def _made(found: object, name: str, given: Mapping[str, str], data: Path | None)
             f"{name} is {_kind(found)}, expected a Task or a function that returns one; make one "
             "by gossamer.Task.of(model, loss, train, test)"
         )
-    make = cast(Callable[..., object], found)
+    make: Callable[..., object] = found
     options = bind_own("task", name, make, _with_data(make, name, given, data))
     where = place_of(make)
     with blamed(f"task {name}"):

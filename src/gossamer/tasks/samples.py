@@ -238,11 +238,10 @@ def _from_items(items: _Items, what: str, reading: Reading) -> Data:
         columns = cast(dict[str, Tensor], whole)
         return _named(columns, what, reading, is_table=items.is_table)
     if isinstance(whole, tuple):
-        parts = cast(tuple[Tensors, ...], whole)
-        if len(parts) >= 2:
-            inputs = parts[0] if len(parts) == 2 else parts[:-1]
-            return _data(inputs, parts[-1], what, reading)
-        whole = parts[0]
+        *parts, last = cast(tuple[Tensors, ...], whole)
+        if parts:
+            return _data(parts[0] if len(parts) == 1 else tuple(parts), last, what, reading)
+        whole = last
     return _data(whole, whole, what, reading)
 
 

@@ -89,7 +89,7 @@ class Task:
         batch: int = 32,
         epochs: float = 10.0,
         optimiser: str = "adamw",
-        learning_rates: Sequence[float] = (3e-4, 1e-3, 3e-3),
+        learning_rates: Sequence[float] = (1e-3, 3e-3, 1e-2),
         augment: Callable[[Any, Tensor], Any] | None = None,
         inputs: Sequence[str] = (),
         targets: str = "",
