@@ -36,9 +36,8 @@ class Classifier(nn.Module):
         hidden = self.encoder(self.embedding(input_ids), src_key_padding_mask=attention_mask == 0)
         mask = attention_mask.unsqueeze(-1)
         logits = self.scores((hidden * mask).sum(1) / mask.sum(1))
-        return Output(
-            None if labels is None else nn.functional.cross_entropy(logits, labels), logits
-        )
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        return Output(loss, logits)
 
 
 def texts(samples: int, seed: int) -> dict[str, Tensor]:
@@ -57,4 +56,5 @@ if __name__ == "__main__":
         print(f"{method:10} {result.accuracy:.3f} right after {result.virtual_seconds:.2f} s")
 
 # Prints:
-# all_reduce 0.9 right after 1 s
+# all_reduce 1.000 right after 1.01 s
+# ad_psgd    1.000 right after 0.26 s
