@@ -23,8 +23,8 @@ from gossamer.tasks.samples import Reading, held_out, read_samples
 
 __all__ = ["ACCURACY", "Data", "Metric", "Task", "cross_entropy", "fraction_correct"]
 
-NAMELESS = "lambda"
-"""What Python calls a function that has no name."""
+NAMELESS = "own"
+"""What a task is called that nobody has named."""
 _LABELS = "labels"
 """The parameter by which a model that computes its own loss takes the targets."""
 
@@ -156,7 +156,8 @@ def _factory(model: Callable[[], nn.Module] | nn.Module) -> tuple[Callable[[], n
         if parameter.default is parameter.empty
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    named = getattr(model, "__name__", NAMELESS).strip("<>")
+    named = getattr(model, "__name__", NAMELESS)
+    named = NAMELESS if named == "<lambda>" else named
     if needed:
         raise ConfigurationError(
             f"model {named} needs {', '.join(needed)}; give a function without arguments, such as "
