@@ -30,6 +30,7 @@ from gossamer.contract.small_worlds import (
     total,
     watch_end,
 )
+from gossamer.contract.storms import random_faults
 from gossamer.mailbox import Mailbox, Receive
 from gossamer.methods import METHODS, Method, MethodSpec
 from gossamer.methods.shards import Push
@@ -51,6 +52,7 @@ __all__ = [
     "digits",
     "pieces",
     "racing",
+    "random_faults",
     "rows",
     "scatter",
     "total",

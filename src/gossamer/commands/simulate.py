@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
-
-import typer
-from rich.table import Table
 
 from gossamer.commands import options as given
 from gossamer.commands.console import (
     Reporter,
-    command_line,
-    metric_of,
-    out,
     print_json,
+    progress_line,
     say,
+    shared_figures,
     show_bytes,
-    show_share,
+    show_figures,
 )
-from gossamer.commands.kept_run import EngineCache, execute, kept_run, slug
+from gossamer.commands.kept_run import kept_run
+from gossamer.commands.work.jobs import JobWatch, SimulationJob, run_jobs
+from gossamer.commands.work.simulations import command_line, slug
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import RunFailed
 from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
-from gossamer.runs.result import Row
+from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import interval
 from gossamer.tasks import make_task
 
@@ -40,9 +38,7 @@ def simulate(
     length: given.LengthOptions = given.LengthOptions(),
     lr: given.RateOption = None,
     running: given.RunOptions = given.RunOptions(),
-    evaluations: Annotated[
-        int, typer.Option("--evaluations", help="Number of evaluations on the way.")
-    ] = 20,
+    evaluations: Annotated[int, given.shown("Number of evaluations on the way.")] = 20,
     keeping: given.KeepOptions = given.KeepOptions(),
 ) -> None:
     """Train with one method on a simulated cluster, in virtual time.
@@ -69,24 +65,26 @@ def simulate(
 
 
 def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
-    """One run for each seed; several have folders of their own inside the command's."""
-    engines = EngineCache()
-    summaries: list[Row] = []
+    """Run every seed; several seeds have their own folders inside the command's."""
     is_one, first = len(settings) == 1, settings[0]
     if folder is not None and not is_one:
         seeds = [own.seed for own in settings]
         folder.write_config({**first.as_dict(), "seeds": seeds, "command_line": command_line()})
         folder.defer_failures()
 
-    def watch(row: Row) -> None:
-        reporter.at(progress_line(str(first.method), row), row["epochs"] / (first.epochs or 1.0))
-
-    with Reporter(len(settings), str(first.method)) as reporter:
+    def jobs() -> Iterator[SimulationJob]:
         for own in settings:
             place = folder if folder is None or is_one else folder.child(f"seed-{own.seed}")
-            result = execute(own, folder=place, on_row=watch, engines=engines, trace=True)
-            summaries.append(result.summary)
-            reporter.finished(progress_line(f"seed {own.seed}", result.summary))
+            yield SimulationJob(f"seed {own.seed}", own, place, trace=True)
+
+    def at(_job: SimulationJob, row: Row) -> None:
+        reporter.at(progress_line(str(first.method), row), row["epochs"] / (first.epochs or 1.0))
+
+    def done(job: SimulationJob, result: Result) -> None:
+        reporter.finished(progress_line(job.label, result.summary))
+
+    with Reporter(len(settings), str(first.method)) as reporter:
+        summaries = [result.summary for result in run_jobs(jobs(), JobWatch(at, done))]
     if is_one:
         return summaries[0]
     merged = over_seeds(summaries)
@@ -95,21 +93,11 @@ def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
     return merged
 
 
-def progress_line(what: str, row: Row) -> str:
-    """Where a run is, in a few words."""
-    parts = [what, f"epoch {row['epochs']:.1f}", f"{row['virtual_seconds']:.2f} virtual s"]
-    if row.get("loss") is not None:
-        parts.append(f"loss {row['loss']:.3f}")
-    if (metric := metric_of(row)) is not None:
-        parts.append(" ".join(metric))
-    return "  ".join(parts)
-
-
 _GIVEN = ("seed", "workers", "learning_rate")
 
 
 def over_seeds(summaries: list[Row]) -> dict[str, Any]:
-    """Means over the seeds, with 95 % intervals beside them."""
+    """Merge the summaries of several seeds: the means of figures, and their 95 % intervals."""
     first = summaries[0]
     numbers = [
         key for key, value in first.items()
@@ -132,33 +120,20 @@ def over_seeds(summaries: list[Row]) -> dict[str, Any]:
 
 
 def _show(summary: Row, settings: Settings) -> None:
-    table = Table(
-        title=f"{settings.method} on {counted(settings.cluster.workers, 'worker')} "
+    scores, costs = shared_figures(summary)
+    show_figures(
+        f"{settings.method} on {counted(settings.cluster.workers, 'worker')} "
         f"(cluster {settings.cluster.name})",
-        title_justify="left", show_header=False, box=None,
-    )  # fmt: skip
-    bounds = summary.get("interval", {})
-
-    def add(label: str, key: str, show: Callable[[float], str]) -> None:
-        if summary.get(key) is not None:
-            between = "" if key not in bounds else " to ".join(map(show, bounds[key]))
-            table.add_row(label, show(summary[key]), between)
-
-    add(f"loss of the {summary['output']}", "loss", "{:.4f}".format)
-    add(f"accuracy of the {summary['output']}", "accuracy", show_share)
-    add("accuracy of a worker", "worker_accuracy", show_share)
-    if (own := summary.get("score")) is not None:
-        add(f"{own} of the {summary['output']}", own, "{:.4g}".format)
-        add(f"{own} of a worker", f"worker_{own}", "{:.4g}".format)
-    add("virtual time", "virtual_seconds", "{:.3f} s".format)
-    add("wall time", "wall_seconds", "{:.2f} s".format)
-    add("epochs", "epochs", "{:.2f}".format)
-    add("steps", "steps", "{:.0f}".format)
-    add("waiting", "waiting_fraction", show_share)
-    add("mean staleness", "mean_staleness", "{:.2f}".format)
-    add("mean global staleness", "mean_global_staleness", "{:.2f}".format)
-    add("consensus distance", "consensus_distance", "{:.4f}".format)
-    add("bytes per step", "bytes_per_step", show_bytes)
-    add("exchanges per step", "exchanges_per_step", "{:.2f}".format)
-    table.add_row("digest", str(summary["digest"]), "")
-    out.print(table)
+        summary,
+        [
+            *scores,
+            ("virtual time", "virtual_seconds", "{:.3f} s".format),
+            ("wall time", "wall_seconds", "{:.2f} s".format),
+            ("epochs", "epochs", "{:.2f}".format),
+            ("steps", "steps", "{:.0f}".format),
+            *costs,
+            ("bytes per step", "bytes_per_step", show_bytes),
+            ("exchanges per step", "exchanges_per_step", "{:.2f}".format),
+            ("digest", "digest", str),
+        ],
+    )

@@ -7,10 +7,11 @@ nobody hangs, and the same seed tells the same story twice.
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 from gossamer.config.cluster import Cluster, Compute, Wires
-from gossamer.config.faults import FOREVER, random_faults
+from gossamer.config.faults import FOREVER, KINDS, Fault
 from gossamer.contract.small_worlds import bowl, build
 from gossamer.errors import Error, PeerLost
 from gossamer.methods import MethodSpec
@@ -42,6 +43,35 @@ def storm(seed: int, *, kills: int, heals: bool = True) -> Cluster:
         deadline=DEADLINE if heals else DEADLINE * (seed % 2),
         faults=tuple(faults),
     )
+
+
+def random_faults(seed: int, workers: int, horizon_s: float, *, kills: int = 1) -> list[Fault]:
+    """Faults drawn from a seed. All but deaths heal before three quarters of the horizon."""
+    rng = random.Random(f"{seed}/faults")
+    plan: list[Fault] = []
+    for _ in range(rng.randint(1, 4)):
+        kind = rng.choice([kind for kind in KINDS if kind != "kill"])
+        at = rng.uniform(0.0, 0.5 * horizon_s)
+        lasts = rng.uniform(0.02, 0.25) * horizon_s
+        worker = rng.randrange(workers)
+        if kind in ("slow", "slow-link"):
+            plan.append(Fault(kind, at, lasts, worker, amount=rng.choice([2.0, 10.0, 100.0])))
+        elif kind == "drop":
+            plan.append(Fault(kind, at, lasts, amount=rng.uniform(0.01, 0.3)))
+        elif kind == "delay":
+            plan.append(Fault(kind, at, lasts, amount=rng.uniform(0.0, 0.05) * horizon_s))
+        elif kind == "pause":
+            plan.append(Fault(kind, at, lasts, worker))
+        elif workers > 1:
+            ranks = list(range(workers))
+            rng.shuffle(ranks)
+            cut = rng.randint(1, workers - 1)
+            plan.append(
+                Fault(kind, at, lasts, sides=(frozenset(ranks[:cut]), frozenset(ranks[cut:])))
+            )
+    for worker in rng.sample(range(workers), rng.randint(0, min(kills, workers - 2))):
+        plan.append(Fault("kill", rng.uniform(0.0, horizon_s), worker=worker))
+    return plan
 
 
 def weather(
