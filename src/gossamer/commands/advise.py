@@ -78,7 +78,7 @@ def advise(
     ] = given.RunOptions(),
     keeping: Annotated[given.KeepOptions, given.Without(("live",))] = given.KeepOptions(),
 ) -> None:
-    """Say which method reaches a target first on a cluster, and why.
+    """Say which method reaches a target first, and why.
 
     Searches methods and settings in virtual time; the same seed gives the same answer.
     """
@@ -92,7 +92,7 @@ def advise(
     )  # fmt: skip
     target = given.target_from(target, score=loaded.score) or 0.0
     rates = given.rates_from(lr) or loaded.learning_rates
-    found, left_out = candidates(base, rates, menu_with(method or ()))
+    found, left_out = candidates(base, rates, **menu_with(method or ()))
     changed = scenes(base.cluster)
     plan = make_plan(
         allowed, nominal_seconds(base), epochs=epochs, candidates=len(found),

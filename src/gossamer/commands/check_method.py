@@ -24,14 +24,14 @@ def check_method(
     ],
     as_json: JsonOption = False,
 ) -> int:
-    """Check every promise of a method's row, in virtual time.
+    """Check every promise of a method's row.
 
     \b
     gossamer check-method my.py:pair_gossip
     gossamer check-method my.py:pair_gossip:period=4 --json
 
-    These are the laws that the project checks of its own methods, and storms of random faults. The
-    exit code is 1 if a promise is broken.
+    In virtual time, by the laws that the project checks of its own methods, and in storms of random
+    faults. The exit code is 1 if a promise is broken.
     """
     spec = parse_method(method)
     findings: list[PromiseFinding] = []

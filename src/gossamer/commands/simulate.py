@@ -41,7 +41,7 @@ def simulate(
     evaluations: Annotated[int, given.shown("Number of evaluations on the way.")] = 20,
     keeping: given.KeepOptions = given.KeepOptions(),
 ) -> None:
-    """Train with one method on a simulated cluster, in virtual time.
+    """Train with one method on a simulated cluster.
 
     The gradients are true ones; time and network are simulated.
     """

@@ -123,7 +123,7 @@ class Simulation:
         if self.settings.engine != "none" and self._is_due(0):
             self._tell(self._row())
         self.world.kernel.run()
-        if self.world.alive and not self.world.budget.processed:
+        if self._method.reference and self.world.alive and not self.world.budget.processed:
             raise ProtocolError("no worker asked for a gradient: `await w.gradient(x)` is missing")
         last = self._row()
         if self.settings.engine != "none":

@@ -96,11 +96,11 @@ class Candidate:
         ).resolved()
 
 
-def menu_with(own: Sequence[str]) -> tuple[str, ...]:
-    """The menu with what the user names before all else; a name that does not exist is refused."""
+def menu_with(own: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """What `candidates` needs to try the user's methods first; unknown ones are refused."""
     for method in own:
         parse_method(method)
-    return tuple(dict.fromkeys((*own, *MENU)))
+    return {"menu": tuple(dict.fromkeys((*own, *MENU)))} if own else {}
 
 
 def candidates(
