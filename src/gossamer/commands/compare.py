@@ -50,6 +50,7 @@ LooksOption = Annotated[
 @given.with_groups
 def compare(
     methods: given.MethodsOption = DEFAULT_METHODS,
+    method: given.OneMethodOption = None,
     task: given.TaskOption = "digits-mlp",
     where: given.ClusterOptions = given.ClusterOptions(cluster="one-slow-of-8"),
     seed: given.SeedOption = 0,
@@ -69,6 +70,7 @@ def compare(
     there, and the run ends there too.
     """
     looks = given.looks_from(seeds)
+    chosen = given.methods_from(methods, method, DEFAULT_METHODS)
     if running.engine == "none":
         raise ConfigurationError("compare needs gradients; use --engine vector or loop")
     loaded = make_task(task, data=running.data)
@@ -76,9 +78,9 @@ def compare(
     asked = frequency(epochs or loaded.epochs) if evaluations is None else evaluations
     base = {"seed": seed, "epochs": epochs, "batch": length.batch, "evaluations": asked}
     settings = _grid(
-        loaded, methods, where.described(), given.rates_from(lr), base | running.settings()
+        loaded, chosen, where.described(), given.rates_from(lr), base | running.settings()
     )
-    goal = given.target_from(target, has_accuracy=loaded.correct is not None)
+    goal = given.target_from(target, score=loaded.score)
     tournament = Tournament(settings, looks, goal)
     name = f"compare-{slug(loaded.name)}"
     with kept_run(keeping.runs, name, live=keeping.live, picture="comparison.png") as folder:
@@ -96,25 +98,18 @@ def compare(
 
 
 def _grid(
-    task: Task, methods: str, machines: Cluster, rates: Sequence[float], base: dict[str, Any]
+    task: Task,
+    methods: Sequence[str],
+    machines: Cluster,
+    rates: Sequence[float],
+    base: dict[str, Any],
 ) -> list[Settings]:
     """Make and check the settings of every method at every rate."""
     return [
         make_settings(task, method, machines, learning_rate=rate, **base)
-        for method in _split_methods(methods)
+        for method in methods
         for rate in rates or task.learning_rates
     ]
-
-
-def _split_methods(text: str) -> list[str]:
-    names = text.split()
-    if not names:
-        raise ConfigurationError("--methods names no method; see `gossamer methods`")
-    if len(names) == 1 and "," in text and ":" not in text:
-        names = text.split(",")
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"--methods names a method twice: {text!r}")
-    return names
 
 
 def _show(tournament: Tournament) -> None:
@@ -156,7 +151,7 @@ def _ranking(contest: Contest[Result]) -> Table:
         is_open = contest.ranking.can_tell and row["may_be_first"] and not contest.ranking.winner
         table.add_row(
             row["method"], f"{row['learning_rate']:g}",
-            show_share(row["accuracy"]) if score == "accuracy" else f"{row['loss']:.4g}",
+            _score(row[score], score),
             _between(row) if reached is not None else _count(row),
             ("" if times is None else f"{times:.1f}") + (" ~" if is_open else ""),
             f"{row['virtual_seconds']:.2f} s",
@@ -185,6 +180,12 @@ def _rates(contest: Contest[Result]) -> Table:
 def _between(row: dict[str, Any]) -> str:
     mean, low, high = row["seconds_to_target"], row["low"], row["high"]
     return f"{mean:.2f} s" if low == high else f"{mean:.2f} ({low:.2f}-{high:.2f}) s"
+
+
+def _score(value: float | None, score: str) -> str:
+    if value is None:
+        return "-"
+    return show_share(value) if score == "accuracy" else f"{value:.4g}"
 
 
 def _count(row: dict[str, Any]) -> str:

@@ -191,8 +191,8 @@ def progress_line(what: str, row: Mapping[str, Any]) -> str:
     parts = [what, f"epoch {row['epochs']:.1f}", f"{seconds:.2f} {'s' if is_real else 'virtual s'}"]
     if row.get("loss") is not None:
         parts.append(f"loss {row['loss']:.3f}")
-    if row.get("accuracy") is not None:
-        parts.append(f"accuracy {show_share(row['accuracy'])}")
+    if (metric := metric_of(row)) is not None:
+        parts.append(" ".join(metric))
     return "  ".join(parts)
 
 
@@ -211,12 +211,15 @@ def show_figures(title: str, summary: Mapping[str, Any], figures: Figures) -> No
     out.print(table)
 
 
-def shared_figures(output: str) -> tuple[Figures, Figures]:
+def shared_figures(summary: Mapping[str, Any]) -> tuple[Figures, Figures]:
     """The figures that simulated and real runs both have: first the scores, then the costs."""
+    output, own = summary.get("output", "model"), summary.get("score")
     return (
         (f"loss of the {output}", "loss", "{:.4f}".format),
         (f"accuracy of the {output}", "accuracy", show_share),
         ("accuracy of a worker", "worker_accuracy", show_share),
+        (f"{own} of the {output}", str(own), "{:.4g}".format),
+        (f"{own} of a worker", f"worker_{own}", "{:.4g}".format),
     ), (
         ("waiting", "waiting_fraction", show_share),
         ("mean staleness", "mean_staleness", "{:.2f}".format),
@@ -227,6 +230,14 @@ def shared_figures(output: str) -> tuple[Figures, Figures]:
 
 def show_share(value: float | None) -> str:
     return "-" if value is None or value != value else f"{100 * value:.1f} %"
+
+
+def metric_of(row: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The name of the metric that a row has, and its value in words; None: it has a loss alone."""
+    name = row.get("score")
+    if name is not None and row.get(name) is not None:
+        return name, f"{row[name]:.4g}"
+    return None if row.get("accuracy") is None else ("accuracy", show_share(row["accuracy"]))
 
 
 def show_stale(row: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ def simulate(
     evaluations: Annotated[int, given.shown("Number of evaluations on the way.")] = 20,
     keeping: given.KeepOptions = given.KeepOptions(),
 ) -> None:
-    """Train with one method on a simulated cluster, in virtual time.
+    """Train with one method on a simulated cluster.
 
     The gradients are true ones; time and network are simulated.
     """
@@ -120,7 +120,7 @@ def over_seeds(summaries: list[Row]) -> dict[str, Any]:
 
 
 def _show(summary: Row, settings: Settings) -> None:
-    scores, costs = shared_figures(summary["output"])
+    scores, costs = shared_figures(summary)
     show_figures(
         f"{settings.method} on {counted(settings.cluster.workers, 'worker')} "
         f"(cluster {settings.cluster.name})",

@@ -65,7 +65,7 @@ class World:
         )
         own_bytes = model.layout.total * model.initial.element_size()
         byte_scale = settings.model_bytes / own_bytes if settings.model_bytes else 1.0
-        sample = settings.task.train.inputs[:1].to(model.device)
+        sample = settings.task.train.first(1).to(model.device)
         self.buckets = make_buckets(model.module, sample, byte_scale)
         self.post = Delivery(
             self.kernel, cluster, cards_of(cluster, len(self.servers), settings.method.placement),
@@ -86,7 +86,7 @@ class World:
 
     def _plan_samples(self, settings: Settings, *, is_synchronous: bool) -> None:
         assert settings.batch
-        targets = settings.task.train.targets
+        targets = settings.task.train.labels
         self.budget = Budget(
             settings.samples, settings.batch, len(settings.task.train), synchronous=is_synchronous,
             working=self.working, groups=self.groups,

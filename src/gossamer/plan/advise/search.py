@@ -18,7 +18,15 @@ from gossamer.plan.advise.candidates import Candidate, kind_of
 from gossamer.plan.advise.collecting import collecting_seconds, model_bytes
 from gossamer.plan.advise.halving import Halving, LearningCurve, Rung, curve, order
 from gossamer.plan.advise.sensitivity import ChangedCluster, SceneOutcome
-from gossamer.runs.arrival import Arrival, arrival, charged, has_lasted, seconds_to, smoothed
+from gossamer.runs.arrival import (
+    Arrival,
+    arrival,
+    charged,
+    has_lasted,
+    is_lower_better,
+    seconds_to,
+    smoothed,
+)
 from gossamer.runs.statistics import best_rate, beyond
 from gossamer.sim.simulation import Result, Row
 
@@ -79,7 +87,7 @@ class Search:
         self.base = base
         self.plan = plan
         self.target = target
-        self.key = "loss" if base.task.correct is None else "accuracy"
+        self.key = base.task.score
         self.candidates = list(candidates[: plan.candidates])
         self.halving: Halving[Candidate] = Halving(self.candidates, self._sign * target, self.kind)
         self.widened: list[Candidate] = []
@@ -100,7 +108,7 @@ class Search:
     @property
     def _sign(self) -> float:
         """Times this, a larger score is the better one."""
-        return -1.0 if self.key == "loss" else 1.0
+        return -1.0 if is_lower_better(self.key) else 1.0
 
     def run(self, scenes: Sequence[ChangedCluster]) -> None:
         """Search to the end, or as far as Ctrl-C or the clock allow; `ended` says which."""

@@ -24,7 +24,7 @@ from gossamer.report.page.method import method_data
 from gossamer.report.page.settings import listed_settings
 from gossamer.report.page.text import page_subtitle, page_title, page_verdict
 from gossamer.report.page.topology import server_side
-from gossamer.runs.arrival import RULE
+from gossamer.runs.arrival import RULE, is_lower_better
 from gossamer.runs.contest import Contest
 from gossamer.runs.json_files import count, members, number, objects, text, texts
 from gossamer.runs.kept_runs import Folder, Run, read_folder
@@ -77,6 +77,7 @@ def build_page(
         version=_version(),
         is_growing=is_growing,
         score=contest.key,
+        lower_is_better=is_lower_better(contest.key),
         target=goal,
         rule=RULE,
         can_tell=contest.ranking.can_tell if contest.entries else False,

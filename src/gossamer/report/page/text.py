@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gossamer.own_code import is_own
 from gossamer.quantities import counted
 from gossamer.report.page.cluster import read_cluster
 from gossamer.report.page.gathered_runs import GatheredRuns
@@ -101,6 +102,8 @@ def page_title(
 
 
 def _task_title(name: str) -> str:
+    if is_own(name):
+        return name
     entry = TASKS.get(name.partition(":")[0])
     said = name if entry is None else entry.description.partition(";")[0]
     return f"{said[:1].upper()}{said[1:]}" or "An unknown task"
