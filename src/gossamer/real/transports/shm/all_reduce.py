@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _CUTS = 1024
 _KINDS = 256
-_FEW, _SMALL_BYTES = 8, 1 << 20
+_FEW, _SMALL_BYTES = 40, 1 << 20
 """Up to so many small contributions may be posted before the process looks which are over."""
 _BUSY_S = 0.02
 
