@@ -141,6 +141,9 @@ class EngineCache:
     def __init__(self) -> None:
         self._kept: dict[tuple[object, ...], tuple[Engine, FlatModel]] = {}
 
+    def place(self, folder: RunFolder | None) -> None:
+        """Where the next run is kept; an engine keeps nothing there."""
+
     def simulation(
         self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer]
     ) -> Simulation:
@@ -187,6 +190,7 @@ def execute(
             if trace:
                 folder.open_trace(settings.cluster.workers)
         strip = Strip(settings.cluster.workers, _shown_ns(settings.cluster))
+        engines.place(folder)
         simulation = engines.simulation(settings, record, _observers(folder, strip))
         result = simulation.run()
         result.summary.update(_ending(result))

@@ -80,6 +80,29 @@ def with_groups(command: Callable[..., Answer]) -> Callable[..., Answer]:
 MethodOption = Annotated[
     str, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
 ]
+MethodOrOwnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        help="NAME or NAME:KEY=VALUE,...; `gossamer methods`. Default: ad_psgd, or the script's.",
+    ),
+]
+ScriptArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[SCRIPT]", help="A Python script that calls gossamer.join."),
+]
+ArgumentsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGUMENTS]", help="All behind -- belongs to the script."),
+]
+ComputeOption = Annotated[
+    str,
+    typer.Option(
+        "--compute",
+        metavar="TIME",
+        help="Of a script's step: cluster (what the cluster says), measured, or a time: 12ms.",
+    ),
+]
 RateOption = Annotated[
     float | None, typer.Option("--lr", help="Learning rate; default: the task's.")
 ]

@@ -20,18 +20,24 @@ from gossamer.commands.console import (
     show_share,
 )
 from gossamer.commands.kept_run import EngineCache, execute, kept_run, slug
+from gossamer.commands.script_run import ScriptRuns, check_script_options
 from gossamer.config.settings import Settings, make_settings
-from gossamer.errors import RunFailed
+from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
 from gossamer.runs.statistics import interval
+from gossamer.sim.script.script_settings import Script
 from gossamer.tasks import make_task
+
+_DEFAULT_METHOD = "ad_psgd"
 
 
 @given.with_groups
 def simulate(
-    method: given.MethodOption = "ad_psgd",
+    script: given.ScriptArgument = None,
+    arguments: given.ArgumentsArgument = None,
+    method: given.MethodOrOwnOption = None,
     task: given.TaskOption = "digits-mlp",
     where: given.ClusterOptions = given.ClusterOptions(),
     seed: given.SeedOption = 0,
@@ -42,22 +48,44 @@ def simulate(
     evaluations: Annotated[
         int, typer.Option("--evaluations", help="Number of evaluations on the way.")
     ] = 20,
+    compute: given.ComputeOption = "cluster",
     keeping: given.KeepOptions = given.KeepOptions(),
 ) -> None:
     """Train with one method on a simulated cluster, in virtual time.
 
-    The gradients are true ones; time and network are simulated.
+    The gradients are true ones; time and network are simulated. With a SCRIPT that couples its loop
+    by `gossamer.join`, that one is trained instead of a task, as it is:
+
+    \b
+    gossamer simulate train.py --workers 16 --cluster one-slow-of-16 --method ad_psgd -- --epochs 3
     """
     given.check_seeds(seeds)
+    if script is not None:
+        check_script_options(script, task, length, lr, running, evaluations)
+        with ScriptRuns(Script(script, tuple(arguments or ())), shows_output=True) as runs:
+            (first,) = runs.settings(
+                [method], where.described(), seed=seed, compute=compute, threads=running.threads,
+                model_bytes=running.model_bytes,
+            )  # fmt: skip
+            _simulate([first.seeded(seed + number) for number in range(seeds)], keeping, runs)
+        return
+    if compute != "cluster":
+        raise ConfigurationError("--compute is for scripts; a task's compute time is the cluster's")
     loaded = make_task(task, data=running.data)
     settings = make_settings(
-        loaded, method, where.described(), seed=seed, epochs=length.epochs_of(loaded),
-        batch=length.batch, learning_rate=lr, evaluations=evaluations, **running.settings(),
+        loaded, method or _DEFAULT_METHOD, where.described(), seed=seed,
+        epochs=length.epochs_of(loaded), batch=length.batch, learning_rate=lr,
+        evaluations=evaluations, **running.settings(),
     )  # fmt: skip
     own = [dataclasses.replace(settings, seed=seed + number) for number in range(seeds)]
+    _simulate(own, keeping, EngineCache())
+
+
+def _simulate(own: Sequence[Settings], keeping: given.KeepOptions, engines: EngineCache) -> None:
+    settings = own[0]
     name = f"simulate-{slug(str(settings.method))}"
     with kept_run(keeping.runs, name, live=keeping.live) as folder:
-        summary = _run_seeds(own, folder)
+        summary = _run_seeds(own, folder, engines)
         for notice in summary["notices"]:
             say(f"notice: {notice}")
         _show(summary, settings)
@@ -67,9 +95,8 @@ def simulate(
         raise RunFailed(summary["ended"])
 
 
-def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
+def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None, engines: EngineCache) -> Row:
     """One run for each seed; several have folders of their own inside the command's."""
-    engines = EngineCache()
     summaries: list[Row] = []
     is_one, first = len(settings) == 1, settings[0]
     if folder is not None and not is_one:
@@ -78,7 +105,8 @@ def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
         folder.defer_failures()
 
     def watch(row: Row) -> None:
-        reporter.at(progress_line(str(first.method), row), row["epochs"] / (first.epochs or 1.0))
+        share = row["epochs"] / first.epochs if first.epochs else 0.0
+        reporter.at(progress_line(str(first.method), row), share)
 
     with Reporter(len(settings), str(first.method)) as reporter:
         for own in settings:

@@ -19,12 +19,17 @@ from gossamer.optim.schedules import make_schedule
 from gossamer.payload import tensor_bytes, wire_bytes
 from gossamer.pending import Gathered, Pending
 from gossamer.replica import cut
-from gossamer.sim.buckets import make_buckets
+from gossamer.sim.buckets import Bucket, make_buckets
 from gossamer.sim.budget import Budget
 from gossamer.sim.collectives import Collectives
 from gossamer.sim.delivery import Delivery
 from gossamer.sim.engine import Engine
-from gossamer.sim.gradients import GradientBatcher, SimulatedGradient, Updates
+from gossamer.sim.gradients import (
+    GradientBatcher,
+    GradientSource,
+    SimulatedGradient,
+    Updates,
+)
 from gossamer.sim.kernel import SECOND, Kernel, SimulatedTask
 from gossamer.sim.replica_matrix import ReplicaStore, SimulatedReplica
 from gossamer.sim.run_end import LABEL, RunEnd
@@ -57,14 +62,11 @@ class World:
         self.kernel.resume_at = self._paused_until
         self._plan_samples(settings, is_synchronous=self.method.is_synchronous(options))
         self._make_replicas(settings, options, model)
-        self.batcher = GradientBatcher(
-            engine, self.workers, model.initial_buffers.repeat(self.size, 1)
-        )
+        self.batcher = self._make_source(engine, model)
         own_bytes = model.layout.total * model.initial.element_size()
         self._byte_scale = settings.model_bytes / own_bytes if settings.model_bytes else 1.0
         """Bytes charged per byte of tensor, for questions about larger models than this one."""
-        sample = settings.task.train.inputs[:1].to(model.device)
-        self.buckets = make_buckets(model.module, sample, self._byte_scale)
+        self.buckets = self._make_buckets(settings, model)
         cards = [cluster.machine_of(rank) for rank in range(self.size)]
         cards += self._server_machines(settings.method.placement)
         listening = self.observer if observers else None
@@ -143,6 +145,14 @@ class World:
             SimulatedReplica(store, 0, self._rate_of_servers, self.updates.descended)
             for store in self.servers
         ]
+
+    def _make_source(self, engine: Engine, model: FlatModel) -> GradientSource:
+        buffers = model.initial_buffers.repeat(self.size, 1)
+        return GradientBatcher(engine, self.workers, buffers)
+
+    def _make_buckets(self, settings: Settings, model: FlatModel) -> tuple[Bucket, ...]:
+        sample = settings.task.train.inputs[:1].to(model.device)
+        return make_buckets(model.module, sample, self._byte_scale)
 
     def _rate_of(self, rank: int) -> float:
         return self._base_rate * self.schedule.factor(self.epochs[rank])

@@ -78,8 +78,14 @@ class Changes:
 
     def carry_over(self) -> None:
         """The loop makes its step: what it has changed since is to stay so."""
+        changed = self.noticed()
+        if changed:
+            self.publish(changed)
+
+    def noticed(self) -> list[int]:
+        """The numbers of the parameters that the loop has changed since they were given."""
         if not self._versions:
-            return
+            return []
         parameters = self._binding.parameters
         changed = {
             number for number, version in enumerate(self._versions)
@@ -92,10 +98,10 @@ class Changes:
                 self._left = _FIRST  # through `.data`, and perhaps others beside it
         if self._holder is not None:
             changed = {number for number in changed if not self._is_renormed[number]}
-        if changed:
-            self._publish(sorted(changed))
+        return sorted(changed)
 
-    def _publish(self, numbers: list[int]) -> None:
+    def publish(self, numbers: list[int]) -> None:
+        """They are to stay so."""
         if self._holder is not None:
             raise ConfigurationError(
                 f"parameter {self._binding.layout.names[numbers[0]]} was changed in place between"
