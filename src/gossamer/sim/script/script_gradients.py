@@ -13,7 +13,7 @@ moments. So neither the number of cores nor their speed can change a run.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError, ProtocolError, RunOver
+from gossamer.pending import Pending
 from gossamer.replica import Replica
 from gossamer.script.channel import Said
 from gossamer.sim.gradients import SimulatedGradient
@@ -74,6 +75,12 @@ class ScriptGradient(SimulatedGradient):
         elif outcome == "end":
             self.over()
         return outcome != "step"
+
+    def buckets(self) -> Sequence[Pending[Tensor]]:
+        pieces = super().buckets()
+        for piece in pieces if self.done else ():
+            piece.fail(RunOver())  # its loop has ended already
+        return pieces
 
     def over(self) -> None:
         """Its loop has ended instead of computing it."""
@@ -271,8 +278,9 @@ class ScriptWorker(SimulatedWorker):
         source.resume(rank, is_elsewhere=is_elsewhere)
         gradient.start(world, round(seconds * SECOND))
         if source.listen(gradient) == "end":
-            source.under_way[rank].remove(gradient)
-            raise RunOver
+            # As in a loop on real workers, where the method is told so when it awaits it: what it
+            # does until then, such as sending the point to its group, it does.
+            gradient.over()
         if world.kernel.current is not None:
             world.kernel.current.gradient = gradient
         return gradient

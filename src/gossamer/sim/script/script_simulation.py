@@ -81,6 +81,11 @@ class ScriptSimulation(Simulation):
         except RunOver:
             # Of a member of a group, whose leader goes on without it.
             self.world.end_worker(worker.rank)
+        if not self._script_world.source.loops[worker.rank].has_ended:
+            raise ConfigurationError(
+                f"the loop of worker {worker.rank} goes on, but the first worker of its group has "
+                "left its own; give every worker of a group as many batches as the others"
+            )
 
     def run(self) -> Result:
         try:
