@@ -20,7 +20,8 @@ from gossamer.commands.console import (
     show_stale,
     show_table,
 )
-from gossamer.commands.kept_run import kept_run, slug
+from gossamer.commands.kept_run import EngineCache, kept_run, slug
+from gossamer.commands.script_run import ScriptRuns, check_script_options
 from gossamer.commands.tournament import Tournament
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
@@ -31,6 +32,7 @@ from gossamer.runs.arrival import evaluations as frequency
 from gossamer.runs.contest import Contest, Entry
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result
+from gossamer.sim.script.script_settings import Script
 from gossamer.tasks import Task, make_task
 
 DEFAULT_METHODS = "all_reduce downpour easgd d_psgd ad_psgd push_sum local_sgd diloco"
@@ -53,6 +55,8 @@ LooksOption = Annotated[
 
 @given.with_groups
 def compare(
+    script: given.ScriptArgument = None,
+    arguments: given.ArgumentsArgument = None,
     methods: given.MethodsOption = DEFAULT_METHODS,
     task: given.TaskOption = "digits-mlp",
     where: given.ClusterOptions = given.ClusterOptions(cluster="one-slow-of-8"),
@@ -63,6 +67,7 @@ def compare(
     target: given.TargetOption = None,
     evaluations: EvaluationsOption = None,
     running: given.RunOptions = given.RunOptions(),
+    compute: given.ComputeOption = "cluster",
     keeping: given.KeepOptions = given.KeepOptions(),
 ) -> None:
     """Compare several ways of training on one cluster.
@@ -71,8 +76,28 @@ def compare(
     a seed of its own, and is ranked with further seeds at the rate that reached the target first.
     A target is reached when the score, averaged over the epochs within 15 % of a moment, is first
     there, and the run ends there too.
+
+    A SCRIPT that couples its loop by `gossamer.join` is compared at its own learning rate, by what
+    it reports (`worker.report(loss=..., accuracy=...)`):
+
+    \b
+    gossamer compare train.py --methods "all_reduce ad_psgd" --workers 8 -- --epochs 3
     """
     looks = given.looks_from(seeds)
+    if script is not None:
+        check_script_options(script, task, length, lr, running, evaluations)
+        if target is not None and not target > 0:
+            raise ConfigurationError(f"--target must be above 0, got {target:g}")
+        chosen = Script(script, tuple(arguments or ()))
+        with ScriptRuns(chosen, shows_output=False, needs_reports=True) as runs:
+            own = runs.settings(
+                _split_methods(methods), where.described(), seed=seed, compute=compute,
+                threads=running.threads, model_bytes=running.model_bytes,
+            )  # fmt: skip
+            _compare(Comparison(own, looks, target, runs), own[0].task.name, keeping)
+        return
+    if compute != "cluster":
+        raise ConfigurationError("--compute is for scripts; a task's compute time is the cluster's")
     if running.engine == "none":
         raise ConfigurationError("compare needs gradients; use --engine vector or loop")
     loaded = make_task(task, data=running.data)
@@ -83,8 +108,11 @@ def compare(
         loaded, methods, where.described(), given.rates_from(lr), base | running.settings()
     )
     goal = given.target_from(target, has_accuracy=loaded.correct is not None)
-    comparison = Comparison(settings, looks, goal)
-    name = f"compare-{slug(loaded.name)}"
+    _compare(Comparison(settings, looks, goal), loaded.name, keeping)
+
+
+def _compare(comparison: Comparison, task: str, keeping: given.KeepOptions) -> None:
+    name = f"compare-{slug(task)}"
     with kept_run(keeping.runs, name, live=keeping.live, picture="comparison.png") as folder:
         comparison.run(folder)
         comparison.report(folder, keeping.as_json)
@@ -118,10 +146,11 @@ class Comparison:
     """Runs the tournament, then says what came out."""
 
     def __init__(
-        self, settings: Sequence[Settings], looks: Sequence[int], target: float | None
-    ) -> None:
+        self, settings: Sequence[Settings], looks: Sequence[int], target: float | None,
+        engines: EngineCache | None = None,
+    ) -> None:  # fmt: skip
         self._settings = settings
-        self._tournament = Tournament(settings, looks, target)
+        self._tournament = Tournament(settings, looks, target, engines)
         self.entries: dict[str, Entry[Result]] = {}
 
     @property
@@ -162,10 +191,11 @@ class Comparison:
             say(f"notice: {name} failed: {error}")
         for notice, whose in self._notices().items():
             say(f"notice: {notice} ({', '.join(whose)})")
+        length = f"{counted(first.epochs, 'epoch')}, " if first.epochs else ""
+        length += f"batch {first.batch}, " if first.batch else ""
         say(
             f"{first.task.title} on {first.cluster.title or first.cluster.name}; "
-            f"{counted(first.cluster.workers, 'worker')}, {counted(first.epochs or 0.0, 'epoch')}, "
-            f"batch {first.batch}, "
+            f"{counted(first.cluster.workers, 'worker')}, {length}"
             f"{first.optimiser}; true gradients, virtual time"
         )
         show_table(self._ranking())

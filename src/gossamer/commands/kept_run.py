@@ -236,10 +236,8 @@ def _ending(result: Result) -> Row:
     summary = result.summary
     notices = list(summary["notices"])
     if summary["living"] == 0:
-        notices.append(
-            f"all workers died: {summary['samples']} of {result.settings.samples} samples "
-            "were processed"
-        )
+        of = f" of {result.settings.samples}" if result.settings.epochs else ""
+        notices.append(f"all workers died: {summary['samples']}{of} samples were processed")
     has_diverged = diverged(result.history)
     if has_diverged:
         notices.append("the run diverged: its loss grew beyond bounds; try a smaller learning rate")

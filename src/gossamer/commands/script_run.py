@@ -36,8 +36,9 @@ _LOOK_AGAIN = 0.1
 class ScriptRuns(EngineCache):
     """The runs of one command: they share a process that has imported torch."""
 
-    def __init__(self, script: Script, *, shows_output: bool) -> None:
+    def __init__(self, script: Script, *, shows_output: bool, needs_reports: bool = False) -> None:
         super().__init__()
+        self._needs_reports = needs_reports
         self._script = script
         self._shows_output = shows_output
         self._scratch = tempfile.TemporaryDirectory(prefix="gossamer-")
@@ -90,7 +91,10 @@ class ScriptRuns(EngineCache):
         self._shown.close()
         if self._shows_output:
             self._shown.enter_context(shown_while_it_grows(place / "worker-0.out"))
-        return ScriptSimulation(settings, self._server, place, on_row=on_row, observers=observers)
+        return ScriptSimulation(
+            settings, self._server, place, on_row=on_row, observers=observers,
+            needs_reports=self._needs_reports,
+        )  # fmt: skip
 
 
 def _computing(cluster: Cluster, compute: str, found: Scouted) -> Cluster:

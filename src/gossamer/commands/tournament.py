@@ -31,8 +31,9 @@ class Tournament:
     """Runs what is asked for and keeps what came out, also when it is cut short."""
 
     def __init__(
-        self, settings: Sequence[Settings], looks: Sequence[int], target: float | None
-    ) -> None:
+        self, settings: Sequence[Settings], looks: Sequence[int], target: float | None,
+        engines: EngineCache | None = None,
+    ) -> None:  # fmt: skip
         """`looks` are the numbers of seeds after which it is asked whether a winner is clear."""
         self._settings = settings
         self._looks = looks
@@ -45,7 +46,7 @@ class Tournament:
         self._out: set[str] = set()
         """Methods that failed with a seed that counts."""
         self._look = looks[0]
-        self._engines = EngineCache()
+        self._engines = engines or EngineCache()
         self._folder: RunFolder | None = None
         self.failures: dict[str, Error] = {}
         self.interrupted = False
@@ -113,7 +114,7 @@ class Tournament:
             place = self._folder.child(f"{slug(label)}-lr{rate:g}-seed{settings.seed}")
 
         def watch(row: Row) -> None:
-            dashboard.at(row, row["epochs"] / (settings.epochs or 1.0))
+            dashboard.at(row, row["epochs"] / settings.epochs if settings.epochs else 0.0)
 
         dashboard.begin(label, rate)
         try:

@@ -8,7 +8,6 @@ told to. It does not end with worker 0, for a simulated server is a machine of i
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import warnings
 from threading import RLock
@@ -63,7 +62,7 @@ def fork_server_host(
         return
     status = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.setsid()  # what ends worker 0 does not end its servers
         channel.close()
         torch.set_num_threads(1)
         host = ServerHost(spec, worker, binding, optimizer, memory, ends, is_synchronous)

@@ -227,6 +227,8 @@ class Crew:
 
     def _wait_for_end(self, member: Member) -> None:
         """Its end of the channel is closed, so its end is near."""
+        if member is self.host:
+            raise ScriptFailed("the process with the servers' optimisers has ended", 1)
         while member.status is None:
             self._notice_end()
         raise self._early_end(member)

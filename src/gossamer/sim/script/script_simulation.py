@@ -44,6 +44,7 @@ class ScriptSimulation(Simulation):
         on_row: Callable[[Row], None] | None = None,
         observers: Sequence[Observer] = (),
         callbacks: Sequence[Callback] = (),
+        needs_reports: bool = False,
     ) -> None:
         """`outputs` is a folder for what the processes print."""
         assert settings.script is not None
@@ -54,6 +55,7 @@ class ScriptSimulation(Simulation):
         self.history: list[Row] = []
         self._began = 0.0
         self._reported: dict[str, float] = {}
+        self._needs_reports = needs_reports
         size = settings.cluster.workers
         self._crew = Crew(
             server, settings.script, range(size), size, seed=settings.seed,
@@ -111,8 +113,14 @@ class ScriptSimulation(Simulation):
         }
         result["notices"] += self._crew.notices
         if not self.history:
+            if self._needs_reports:
+                raise ConfigurationError(_NOTHING_REPORTED)
             result["notices"].append(_NOTHING_REPORTED)
         self.world.observer.ended(result)
+        # What the run is judged by, it is judged by to its end.
+        score = "accuracy" if "accuracy" in self._reported else "loss"
+        while self.history and self.history[-1][score] is None:
+            self.history.pop()
         staleness = dict(sorted(self.world.metrics.histogram.items()))
         return Result(self.settings, result, self.history, parameters, staleness, state)
 
