@@ -40,7 +40,9 @@ class ScriptBudget:
     samples = 1
     batch = 1
 
-    def __init__(self, *, is_synchronous: bool) -> None:
+    def __init__(self, steps: int, *, is_synchronous: bool) -> None:
+        """`steps` are about those of all workers."""
+        self._steps = steps
         self.is_synchronous = is_synchronous
         self.processed = 0
         self.samples_of_pass = 0
@@ -51,7 +53,9 @@ class ScriptBudget:
         return self.epochs_of(self.processed)
 
     def epochs_of(self, samples: int) -> float:
-        return samples / self.samples_of_pass if self.samples_of_pass else 0.0
+        """Passes over the loader; where none is shared out, the share of the run, which has a
+        sample a step."""
+        return samples / (self.samples_of_pass or self._steps)
 
     def open_step(self, step: int) -> float:
         return self.epochs
@@ -100,7 +104,8 @@ class ScriptWorld(World):
     # ------------------------------------------------------------------ what is the script's
 
     def _plan_samples(self, settings: Settings, *, is_synchronous: bool) -> None:
-        self.budget = cast(Any, ScriptBudget(is_synchronous=is_synchronous))
+        steps = self.steps * self.size
+        self.budget = cast(Any, ScriptBudget(steps, is_synchronous=is_synchronous))
         self.sampler = cast(Any, _NoSampler())
 
     def _make_replicas(
