@@ -289,7 +289,7 @@ def train(device: torch.device, method: str) -> dict[str, Any]:
             optimizer.zero_grad()
             loss().backward()
             worker.step()
-        summary = coupling.summary()
+        summary = coupling.session.summary()
     after = loss().item()
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
     digest = hashlib.sha256(flat.cpu().numpy().tobytes()).hexdigest()

@@ -60,7 +60,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with gossamer.join(model, optimizer) as worker:
         coupled, loss = steps_per_second(model, optimizer, worker.step, shape)
-        metrics = worker.coupling.metrics if worker.coupling is not None else None
+        metrics = worker.coupling.session.metrics if worker.coupling is not None else None
         rate = metrics.exchanges / max(1, metrics.steps) if metrics is not None else 0.0
     digest = float(sum(parameter.double().abs().sum() for parameter in model.parameters()))
     plain, _ = steps_per_second(model, optimizer, optimizer.step, shape)

@@ -3,12 +3,12 @@
     python benchmarks/real.py                     an hour on two cores
     python benchmarks/real.py --quick --json      the main figures in under a minute
     python benchmarks/real.py --only shm/2 --models mlp --rounds 45    some rows again, for longer
+    python benchmarks/real.py --only shm/2 --before ../old    beside those of another checkout
     PYTHONPATH=src python benchmarks/real.py --device cuda    processes that share one GPU
 
 Each variant runs in p processes of its own, started as a user starts them, and takes turns with p
 processes of the plain loop. A ratio is that of one phase to the two of the plain loop around it;
-the median over rounds is reported, with the least and the most; and beside it those of the rounds
-in which the processors shared a cache and in which they did not, as a virtual machine may be moved.
+the median over rounds is reported, with the least and the most.
 With --json one JSON object is the last line; --write FILE keeps it, with the tables as Markdown
 beside it.
 """
@@ -22,11 +22,11 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from cache_lines import cores_share_a_cache
 from real_conductor import Group, Turns, Variant, awake, find_mpirun, together
 from real_report import as_markdown
 
@@ -82,8 +82,7 @@ def coupled(
     """Speed over the plain loop, all workers alike."""
     plain, *others = groups = [Group(v, size, model, device) for v in (PLAIN, *variants)]
     with together(groups):
-        is_near = cores_share_a_cache if device == "cpu" else lambda: None
-        return Turns(SECONDS[model]).ratios(plain, others, rounds, is_near)
+        return Turns(SECONDS[model]).ratios(plain, others, rounds)
 
 
 def straggling(
@@ -191,15 +190,27 @@ def coupled_family(
     return results
 
 
-def some_measure(only: str, models: Sequence[str], device: str, rounds: int) -> dict[str, Any]:
-    """The rows of one family at one number of workers, as in shm/2."""
+def some_measure(
+    only: str, models: Sequence[str], device: str, rounds: int, before: Path | None
+) -> dict[str, Any]:
+    """The rows of one family at one number of workers, as in shm/2.
+
+    With `before`, each row of ours stands there again with the `gossamer` of that checkout.
+    """
     family, _, size = only.partition("/")
     families, skipped = families_of(device)
     if family not in families or not size.isdigit():
         raise SystemExit(f"--only wants one of {', '.join(families)} and p, as in shm/2: {only!r}")
+    variants = families[family]
+    if before is not None:
+        variants += tuple(
+            replace(one, name=f"{one.name}, before", checkout=before.resolve())
+            for one in variants
+            if one.kind == "join"
+        )
     found: dict[str, Any] = {}
     for model in models:
-        case = coupled_family(family, families[family], int(size), model, device, rounds)
+        case = coupled_family(family, variants, int(size), model, device, rounds)
         _beside_bare(case)
         found[model] = {size: case}
     return {"coupled": found, "skipped": skipped, "straggler": {}, "exchange": {}}
@@ -271,6 +282,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", metavar="FAMILY/P", help="shm/2: the rows of shm at p=2 alone")
+    parser.add_argument(
+        "--before", type=Path, metavar="CHECKOUT", help="with --only: an older one, beside ours"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
@@ -278,7 +292,9 @@ def main() -> None:
     if arguments.quick:
         found = quick_measure(arguments.device, arguments.rounds or 4)
     elif arguments.only:
-        found = some_measure(arguments.only, models, arguments.device, arguments.rounds or 11)
+        found = some_measure(
+            arguments.only, models, arguments.device, arguments.rounds or 11, arguments.before
+        )
     else:
         found = full_measure(arguments.device, models, arguments.rounds or 11)
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine()

@@ -17,13 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-_SCRIPT = Path(__file__).with_name("real_worker.py")
+_HERE = Path(__file__).resolve().parent
 _PATIENCE_S = 300.0
 _END_S = 10.0
 _LEAD_S = 0.15
@@ -41,6 +41,8 @@ class Variant:
     is_synchronous: bool = False
     reduction: str = "auto"
     """GOSSAMER_REDUCTION of the torch transport."""
+    checkout: Path = _HERE.parent
+    """Where `src/gossamer` and the program of the workers are taken from."""
 
 
 class Group:
@@ -56,7 +58,8 @@ class Group:
         options = ["--model", model, "--device", device, "--rate", str(rate)]
         if variant.method:
             options += ["--method", variant.method]
-        worker = [sys.executable, str(_SCRIPT), variant.kind, address, *options]
+        script = str(variant.checkout / "benchmarks" / "real_worker.py")
+        worker = [sys.executable, script, variant.kind, address, *options]
         self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._processes = self._start(worker)
         self._lines: list[tuple[socket.socket, TextIO]] = []
@@ -65,6 +68,7 @@ class Group:
     def _start(self, worker: list[str]) -> list[subprocess.Popen[Any]]:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         environment = {**os.environ, **meeting, "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = str(self.variant.checkout / "src")
         size, transport = self.size, self.variant.transport
         command, variables = worker, [environment]
         if transport == "mpi":
@@ -73,9 +77,8 @@ class Group:
             command = [mpirun, "-n", str(size), "--oversubscribe", "--bind-to", "none", *worker]
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         elif transport:
-            run = "from gossamer.commands.cli import main; main()"
-            command = [sys.executable, "-c", run, "run", "-n", str(size), "--transport", transport,
-                       "--", *worker]  # fmt: skip
+            command = [sys.executable, "-m", "gossamer", "run", "-n", str(size),
+                       "--transport", transport, "--", *worker]  # fmt: skip
             environment |= {"GOSSAMER_REDUCTION": self.variant.reduction}
         else:
             variables = [
@@ -232,18 +235,14 @@ class Turns:
             self.phase(group)
 
     def ratios(
-        self, plain: Group, others: Sequence[Group], rounds: int,
-        is_near: Callable[[], bool | None] = lambda: None,
-    ) -> dict[str, dict[str, Any]]:  # fmt: skip
-        """Every phase of a variant stands between two of the plain loop. `is_near` is asked before
-        each round whether the machine's processors share a cache just now."""
+        self, plain: Group, others: Sequence[Group], rounds: int
+    ) -> dict[str, dict[str, Any]]:
+        """Every phase of a variant stands between two of the plain loop."""
         for group in (plain, *others):
             self.warm_up(group)
         found: dict[str, list[float]] = {group.variant.name: [] for group in others}
         speeds: list[float] = [self.phase(plain)]
-        nearness: list[bool | None] = []
         for _ in range(rounds):
-            nearness.append(is_near())
             for group in others:
                 rate = self.phase(group)
                 before = speeds[-1]
@@ -252,26 +251,17 @@ class Turns:
         steps = statistics.median(speeds) / (1 if self._sleep else plain.size)
         return {
             name: {
-                **spread(ratios), **_by_nearness(ratios, nearness),
-                "exchanges_per_step": self._exchanges[name], "plain_steps_per_second": steps,
+                **spread(ratios),
+                "exchanges_per_step": self._exchanges[name],
+                "plain_steps_per_second": steps,
                 "slowest_over_mean": statistics.median(self._slowest[name]),
             }
             for name, ratios in found.items()
-        }  # fmt: skip
+        }
 
 
 def spread(ratios: Sequence[float]) -> dict[str, float]:
     return {"over_plain": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
-
-
-def _by_nearness(ratios: Sequence[float], nearness: Sequence[bool | None]) -> dict[str, Any]:
-    """The median of those rounds in which the processors shared a cache, and of the others."""
-    found: dict[str, Any] = {}
-    for name, wanted in (("near", True), ("far", False)):
-        chosen = [ratio for ratio, near in zip(ratios, nearness, strict=True) if near is wanted]
-        if chosen:
-            found[name] = {"over_plain": statistics.median(chosen), "rounds": len(chosen)}
-    return found
 
 
 def find_mpirun() -> str | None:

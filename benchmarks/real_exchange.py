@@ -26,7 +26,7 @@ def exchange_times(worker: JoinedWorker, rounds: int) -> dict[str, list[float]]:
     coupling = worker.coupling
     assert coupling is not None
     driver = Driver(StopToken())
-    transport, replica = coupling.transport, coupling.replica
+    transport, replica = coupling.session.transport, coupling.replica
     mine, theirs = (torch.ones(REPLICA_NUMEL, device=replica.window.device) for _ in range(2))
 
     def done(pending: Pending[Any]) -> Any:

@@ -46,7 +46,8 @@ class Joined(Plain):
 
     @property
     def exchanges(self) -> int:
-        return 0 if self.worker.coupling is None else self.worker.coupling.metrics.exchanges
+        coupling = self.worker.coupling
+        return 0 if coupling is None else coupling.session.metrics.exchanges
 
 
 class Counted(Plain):

@@ -53,9 +53,8 @@ def _coupled(model: str, sizes: dict[str, Any]) -> list[str]:
         "-most).",
         "",
         f"| | {' | '.join(f'p={size}' for size in sizes)} | exchanges started per step | "
-        "slowest worker over the mean | over DDP | over bare MPI | over by hand | "
-        "cores share a cache: yes, no (rounds) |",
-        "|---" * (len(sizes) + 7) + "|",
+        "slowest worker over the mean | over DDP | over bare MPI | over by hand |",
+        "|---" * (len(sizes) + 6) + "|",
     ]
     for name in first:
         cells = [_ratio(case.get(name)) for case in sizes.values()]
@@ -65,14 +64,8 @@ def _coupled(model: str, sizes: dict[str, Any]) -> list[str]:
             or "-"
             for key in keys
         ]
-        cells.append(" / ".join(_near_and_far(case[name]) for case in sizes.values()))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return [*lines, ""]
-
-
-def _near_and_far(row: dict[str, Any]) -> str:
-    found = [row.get(name) for name in ("near", "far")]
-    return ", ".join(f"{one['over_plain']:.2f} ({one['rounds']})" if one else "-" for one in found)
 
 
 def _straggler(model: str, case: dict[str, Any]) -> list[str]:

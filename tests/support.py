@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cache, partial
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.config.cluster import Cluster, Compute, Wires
-from gossamer.config.faults import Fault
+from gossamer.config.faults import KINDS, Fault
 from gossamer.config.settings import make_settings
 from gossamer.mailbox import Mailbox, Receive
 from gossamer.methods import METHODS, Method, MethodSpec
@@ -102,6 +103,35 @@ def build(
     epochs = steps * batch * cluster.workers / len(task.train)
     settings = make_settings(task, method, cluster, batch=batch, epochs=epochs, **choices)
     return Simulation(settings, engine=own_engine)
+
+
+def random_faults(seed: int, workers: int, horizon_s: float, *, kills: int = 1) -> list[Fault]:
+    """Faults drawn from a seed. All but deaths heal before three quarters of the horizon."""
+    rng = random.Random(f"{seed}/faults")
+    plan: list[Fault] = []
+    for _ in range(rng.randint(1, 4)):
+        kind = rng.choice([kind for kind in KINDS if kind != "kill"])
+        at = rng.uniform(0.0, 0.5 * horizon_s)
+        lasts = rng.uniform(0.02, 0.25) * horizon_s
+        worker = rng.randrange(workers)
+        if kind in ("slow", "slow-link"):
+            plan.append(Fault(kind, at, lasts, worker, amount=rng.choice([2.0, 10.0, 100.0])))
+        elif kind == "drop":
+            plan.append(Fault(kind, at, lasts, amount=rng.uniform(0.01, 0.3)))
+        elif kind == "delay":
+            plan.append(Fault(kind, at, lasts, amount=rng.uniform(0.0, 0.05) * horizon_s))
+        elif kind == "pause":
+            plan.append(Fault(kind, at, lasts, worker))
+        elif workers > 1:
+            ranks = list(range(workers))
+            rng.shuffle(ranks)
+            cut = rng.randint(1, workers - 1)
+            plan.append(
+                Fault(kind, at, lasts, sides=(frozenset(ranks[:cut]), frozenset(ranks[cut:])))
+            )
+    for worker in rng.sample(range(workers), rng.randint(0, min(kills, workers - 2))):
+        plan.append(Fault("kill", rng.uniform(0.0, horizon_s), worker=worker))
+    return plan
 
 
 def rows(simulation: Simulation) -> Tensor:

@@ -2,11 +2,11 @@
 
 Error
 ├── ConfigurationError      bad input: one sentence, exit code 2, nothing half-written
-├── PeerLost                a peer that an operation names is gone
-│   └── ServerLost          and it kept a server, without which nobody goes on
+├── PeerLost                a peer that an operation needs is gone
+│   └── ServerLost          and it kept a server, without which no worker can continue
 ├── Late                    an operation did not finish within its deadline
-├── Stalled                 nobody can go on: who waits for what, since when
-├── ProtocolError           a method broke a rule of the Worker's words
+├── Stalled                 nobody can continue: who waits for what, since when
+├── ProtocolError           a method broke a rule of the Worker's operations
 ├── RunFailed               a worker's own code raised; carries the worker and the time
 │   └── ScriptFailed        and it was a script's: the command ends with the script's own exit code
 └── RunOver                 the samples are processed: this gradient is not computed
@@ -50,11 +50,11 @@ class Late(Error):
 
 
 class Stalled(Error):
-    """No event is left and somebody still waits; the message names everyone who does."""
+    """No event is left and some workers still wait; the message names them."""
 
 
 class ProtocolError(Error):
-    """A method used the Worker's words in an order that they forbid."""
+    """A method used the Worker's operations in a forbidden order."""
 
 
 class RunFailed(Error):
@@ -70,9 +70,9 @@ class ScriptFailed(RunFailed):
 
 
 class RunOver(Error):
-    """The run's samples are all processed, so the gradient asked for is not computed.
+    """All samples of the run are processed, so the requested gradient is not computed.
 
-    It ends the method's text. One that still holds something for others catches it.
+    It ends the method. A method that still holds something for others catches it.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: a reader sees the old content or the new one."""
+"""Files that are replaced as a whole: a reader sees either the old content or the new one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def replacement(path: Path) -> Generator[Path]:
         yield part
         part.replace(path)
     except OSError as error:
-        # What cannot be written is the file that was asked for. An error without a number is not
-        # the system's, and with a name beside it its text would not be shown.
+        # The error shall name the file that was asked for. An error without a number is not the
+        # system's, and Python would not show its text if it had a file name.
         if error.errno is not None:
             error.filename = str(path)
         raise
@@ -29,13 +29,14 @@ def replacement(path: Path) -> Generator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8 with the line ends that it has."""
+    """Write a text file in UTF-8; its line ends stay as they are."""
     with replacement(path) as part:
         part.write_text(text, encoding="utf-8", newline="")
 
 
 def replace_bytes(path: Path, data: bytes) -> None:
-    """Write a file that is on disk before it has its name: a power cut leaves no empty file."""
+    """Write a file to the disk before it gets its name, so that a power cut leaves no empty
+    file."""
     with replacement(path) as part, part.open("wb") as file:
         file.write(data)
         file.flush()

@@ -1,13 +1,13 @@
 """Two levels: exact averaging inside a group, the method between groups.
 
-The first worker of a group runs the method's text unchanged, over a handle whose ranks are the
-groups. When that text asks for a gradient, the point is broadcast inside the group, every member
-computes its own batch there, and the mean of their gradients is the answer.
+The first worker of a group, its leader, runs the method unchanged, with a `Worker` whose ranks are
+the groups. When the method asks for a gradient, the leader broadcasts the point inside the group,
+every member computes its own batch there, and the answer is the mean of their gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ V = TypeVar("V")
 
 
 def even_groups(workers: int, groups: int) -> Groups:
-    """So many groups of consecutive ranks."""
+    """This many groups of consecutive ranks."""
     if workers % groups:
         raise ConfigurationError(
             f"groups must divide the number of workers, got groups={groups} for {workers} workers"
@@ -36,14 +36,14 @@ def even_groups(workers: int, groups: int) -> Groups:
 
 
 def groups_of(workers: int, per_group: int) -> Groups:
-    """Groups of so many consecutive ranks; of the last one, what is left."""
+    """Groups of this many consecutive ranks; the last group has what is left."""
     ranks = range(workers)
     return tuple(tuple(ranks[at : at + per_group]) for at in ranks[::per_group])
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """One worker's place among the groups; without groups everyone speaks for itself."""
+    """One worker's place among the groups; without groups every worker is its own leader."""
 
     rank: int
     size: int
@@ -51,42 +51,42 @@ class Grouping:
 
     @property
     def ends(self) -> int:
-        """How many workers run the method's own text."""
+        """How many workers run the method itself."""
         return len(self.groups) or self.size
 
     @cached_property
     def speakers(self) -> frozenset[int]:
-        """Those whose models count: the first worker of each group."""
+        """The workers whose models count: the leader of each group."""
         return frozenset(group[0] for group in self.groups) or frozenset(range(self.size))
 
     @cached_property
     def number(self) -> int:
-        """Of its group, which is its rank in the method's own text."""
+        """The number of its group, which is the rank that the method sees."""
         found = [number for number, group in enumerate(self.groups) if self.rank in group]
         return found[0] if found else self.rank
 
     @property
     def group(self) -> tuple[int, ...]:
-        """This worker and those it computes with."""
+        """This worker and those that it computes with."""
         return self.groups[self.number] if self.groups else (self.rank,)
 
     @property
     def follows(self) -> bool:
-        """Whether another worker speaks for this one."""
+        """Whether another worker leads this one."""
         return self.rank != self.group[0]
 
     def speaking(self, live: frozenset[int]) -> frozenset[int]:
-        """Those of the living whose models count."""
+        """The living workers whose models count."""
         return live & self.speakers if self.groups else live
 
     def working(self, live: frozenset[int]) -> frozenset[int]:
-        """Those of the living whose gradients count: without its leader a group does nothing."""
+        """The living workers whose gradients count: a group without its leader does nothing."""
         if not self.groups:
             return live
         return frozenset(rank for group in self.groups if group[0] in live for rank in group) & live
 
     def lost(self, live: frozenset[int]) -> PeerLost:
-        """What is to be said when this worker's leader has died."""
+        """The error that says that this worker's leader has died."""
         others = "the other groups go on" if self.speaking(live) else "no other group is left"
         members = ", ".join(map(str, self.group))
         return PeerLost(
@@ -94,52 +94,62 @@ class Grouping:
         )
 
 
-async def role_of(
+def role_of(
     worker: Worker, replica: Replica, role: Role, options: Mapping[str, Any], grouping: Grouping, *,
     begin: Begin | None = None, on_orphaned: Callable[[PeerLost], None] | None = None,
-) -> None:  # fmt: skip
-    """What a worker runs: the method itself, for itself or for its group, or a member's part.
+) -> Coroutine[Any, Any, None]:  # fmt: skip
+    """What a worker runs: the method itself, the method for its group, or a member's part.
 
-    Where the leader of a member dies, `on_orphaned` is told why; without it, that is raised.
-    `begin` begins to collect the gradients of a leader's group.
+    If the leader of a member dies, `on_orphaned` is called with the reason; without `on_orphaned`
+    the reason is raised. `begin` begins to collect the gradients of a leader's group.
     """
     if not grouping.groups:
-        await role(worker, replica, **options)
-    elif not grouping.follows:
-        leader = GroupLeader(worker, grouping.groups, grouping.number, begin)
-        await role(leader, replica, **options)
-        await leader.dismiss(replica)
-    elif not await follow(worker, replica, grouping.group):
-        lost = grouping.lost(worker.live)
-        if on_orphaned is None:
-            raise lost
-        on_orphaned(lost)
+        return role(worker, replica, **options)
+    if grouping.follows:
+        return _follow(worker, replica, grouping, on_orphaned)
+    leader = GroupLeader(worker, grouping.groups, grouping.number, begin)
+    return _lead(leader, replica, role, options)
 
 
-async def follow(w: Worker, x: Replica, group: Sequence[int]) -> bool:
-    """Compute at every point that the leader sends, until it sends an empty one or has died.
+async def _lead(
+    leader: GroupLeader, x: Replica, role: Role, options: Mapping[str, Any]
+) -> None:  # fmt: skip
+    await role(leader, x, **options)
+    await leader.dismiss(x)
 
-    Returns whether the leader has dismissed its members: without it, nobody speaks for the group.
-    """
+
+async def _follow(
+    w: Worker, x: Replica, grouping: Grouping, on_orphaned: Callable[[PeerLost], None] | None
+) -> None:
+    """Compute at every point that the leader sends, until it sends an empty one or has died."""
+    group = grouping.group
     while True:
         try:
             point = await w.broadcast(None, root=group[0], over=group)
         except PeerLost:
-            return False
+            break
         if point.numel() == 0:
-            return True
+            return
         x.assign_(point)
         await w.all_reduce(await w.gradient(point), over=group)
+    lost = grouping.lost(w.live)
+    if on_orphaned is None:
+        raise lost
+    on_orphaned(lost)
 
 
 class GroupLeader:
-    """The `Worker` of a whole group: its rank is the group's number."""
+    """The `Worker` of a whole group: its rank is the group's number.
+
+    Operations that name no rank (`steps`, `start`, `within`, ...) are those of the leader's own
+    worker.
+    """
 
     def __init__(
         self, inner: Worker, groups: Groups, number: int, begin: Begin | None = None
     ) -> None:
-        """`begin` starts the coroutine that resolves the gradient of the group; in virtual time it
-        is one task more."""
+        """`begin` starts the coroutine that resolves the gradient of the group; by default it is
+        one more task of the inner worker."""
         self.rank = number
         self._begin: Begin = begin or (lambda task, gradient: inner.start(task))
         self.size = len(groups)
@@ -150,8 +160,11 @@ class GroupLeader:
         self._number = {leader: number for number, leader in enumerate(self._leaders)}
         self._live: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
     def _among(self, ranks: frozenset[int]) -> frozenset[int]:
-        """The groups whose leader is in a set of ranks; the same object while nothing changes."""
+        """The groups whose leaders are among the ranks; the same object while nothing changes."""
         if ranks is not self._live[0]:
             numbers = frozenset(n for leader, n in self._number.items() if leader in ranks)
             self._live = (ranks, numbers)
@@ -182,29 +195,8 @@ class GroupLeader:
         return range(self.size, self.size + len(self._inner.servers))
 
     @property
-    def slices(self) -> Sequence[slice]:
-        return self._inner.slices
-
-    @property
     def clients(self) -> frozenset[int]:
         return self._among(self._inner.clients)
-
-    def observe(self, what: str, value: float = 1.0) -> None:
-        self._inner.observe(what, value)
-
-    @property
-    def expected_steps(self) -> int:
-        return self._inner.expected_steps
-
-    @property
-    def over(self) -> bool:
-        return self._inner.over
-
-    def now(self) -> float:
-        return self._inner.now()
-
-    def steps(self) -> Iterator[int]:
-        return self._inner.steps()
 
     def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
         gradient = Gradient("gradient")
@@ -276,25 +268,11 @@ class GroupLeader:
     def average(self, peer: int) -> Pending[None]:
         return self._inner.average(self._address(peer))
 
-    def sleep(self, seconds: float) -> Pending[None]:
-        return self._inner.sleep(seconds)
-
-    def within(self, seconds: float, pending: Pending[Any]) -> Pending[Any]:
-        return self._inner.within(seconds, pending)
-
-    def start(self, task: Coroutine[Any, Any, Any]) -> Pending[Any]:
-        return self._inner.start(task)
-
-    async def together(
-        self, main: Coroutine[Any, Any, Any], *side: Coroutine[Any, Any, Any]
-    ) -> Any:
-        return await self._inner.together(main, *side)
-
 
 def mapped(
     pending: Pending[T], function: Callable[[T], V], label: str | None = None
 ) -> Pending[V]:  # fmt: skip
-    """The same operation with its result passed through a function."""
+    """The same operation; its result is passed through a function."""
     result: Pending[V] = Pending(label or pending.label, pending.peer)
     result.on_cancel = pending.cancel
 

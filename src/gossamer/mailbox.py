@@ -1,4 +1,4 @@
-"""Where messages wait for receives, and receives for messages, in both worlds and in any thread."""
+"""Messages wait here for receives and receives for messages, in both worlds and in any thread."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gossamer.worker import Message, Tag
 
 
 class Receive(Pending[Any]):
-    """A receive ends once: by a message, by a failure or by being cancelled. Its mailbox decides
-    which came first, because a message that went to a receive that has ended would be lost."""
+    """A receive ends once: by a message, by a failure or by `cancel`. Its mailbox decides which
+    came first, because a message given to a receive that has ended would be lost."""
 
     __slots__ = ("place",)
 
@@ -22,8 +22,8 @@ class Receive(Pending[Any]):
         """It takes messages from this peer only, or from anybody."""
         super().__init__(label, peer)
         self.place: tuple[Mailbox, Tag] | None = None
-        """Where it was posted. The mailbox forgets a receive that has ended, so that what it
-        received is freed with its last user."""
+        """The mailbox where it was posted, and the tag. The mailbox forgets a receive that has
+        ended, so that the message is freed with its last user."""
 
     def _is_withdrawn(self) -> bool:
         return self.place is None or self.place[0].withdraw(self.place[1], self)
@@ -49,18 +49,19 @@ class Reply(Receive):
 class Mailbox:
     """The messages of one worker or server by tag, first come, first served.
 
-    A receive is resolved outside of the lock, because what waits for it goes on in this very thread
-    and may use the mailbox again.
+    A receive is resolved outside of the lock, because the code that waits for it continues in the
+    same thread and may use the mailbox again.
     """
 
     def __init__(self, *, is_of_server: bool = False) -> None:
-        """The mailbox of a server can be asked when everything so far has been dealt with."""
+        """Only the mailbox of a server supports `quiet`."""
         self._is_of_server = is_of_server
         self._lock = threading.Lock()
         self._arrived: dict[Tag, deque[Message]] = {}
         self._posted: dict[Tag, list[Receive]] = {}
         self._handing_over = 0
-        """Messages that threads are giving to receives, with all that this sets going."""
+        """How many messages threads are giving to receives, including the code that this
+        resumes."""
         self._until_quiet: list[Pending[None]] = []
 
     def deliver(self, tag: Tag, message: Message) -> Receive | None:
@@ -90,10 +91,10 @@ class Mailbox:
             pending.resolve(None)
 
     def quiet(self) -> Pending[None]:
-        """Resolves when whoever receives here has dealt with everything that was delivered so far.
+        """Resolves when the server has handled all messages that were delivered so far.
 
-        This may happen in another thread than that of the message's sender: a reader goes on in the
-        thread that woke it for as long as there are messages to take.
+        This may happen in another thread than that which delivered a message: a reader continues in
+        the thread that woke it as long as there are messages.
         """
         pending: Pending[None] = Pending("flush")
         with self._lock:
@@ -106,11 +107,11 @@ class Mailbox:
     def _remove(self, tag: Tag, receive: Receive) -> None:
         self._posted[tag].remove(receive)
         if not self._posted[tag]:
-            # Tags carry step numbers, so empty lists would pile up.
+            # Tags contain step numbers, so the number of empty lists would grow.
             del self._posted[tag]
 
     def receive(self, tag: Tag, receive: Receive) -> None:
-        """Take a message that is there, or wait for one."""
+        """Take a message that has arrived, or wait for one."""
         with self._lock:
             message = self._take_arrived(tag, receive.peer) if tag in self._arrived else None
             if message is None:
@@ -130,7 +131,7 @@ class Mailbox:
         return None
 
     def withdraw(self, tag: Tag, receive: Receive) -> bool:
-        """Whether the receive was still waiting: if not, a message was quicker."""
+        """Whether the receive was still waiting; otherwise a message came first."""
         with self._lock:
             is_there = receive in self._posted.get(tag, ())
             if is_there:
@@ -138,7 +139,7 @@ class Mailbox:
             return is_there
 
     def fail_lost(self, why_lost: Callable[[Receive], str | None]) -> None:
-        """Fail the receives that wait for nobody; `why_lost` is told of each and says why."""
+        """Fail the receives whose peer is lost; `why_lost` gives the reason, or None."""
         with self._lock:
             waiting = [receive for posted in self._posted.values() for receive in posted]
         for receive in waiting:

@@ -1,9 +1,9 @@
 """Who takes part in a run: one state machine for the simulator, the router and torch's log.
 
-It has no clock, no thread and no connection. Whoever learns a fact (an event of the simulator, a
-frame of another process, a line of a log) tells it here, and asks here what follows from it.
+It has no clock, no thread and no connection. Code that learns a fact (an event of the simulator, a
+frame of another process, a line of a log) reports it here and asks here what follows from it.
 
-The states of one member. It moves to the right only, until it joins again:
+The states of one member. It moves only to the right, until it joins again:
 
                  left_loop                 closed
     ┌──────────┐            ┌───────────┐           ┌────────┐
@@ -17,10 +17,10 @@ The states of one member. It moves to the right only, until it joins again:
        └──────────────────────│ DEAD │
                               └──────┘
 
-A member may skip states on its way. `joined` leads back to TRAINING from every other state and
-begins a new life of that member: news about an earlier life changes nothing any more.
+A member may skip states. `joined` leads back to TRAINING from every other state and begins a new
+life of that member: reports about an earlier life change nothing.
 
-Beside its state, a member may be cut off from others for a while: to those it is as good as dead.
+A member may also be cut off from others for a while; those treat it as dead.
 """
 
 from __future__ import annotations
@@ -40,33 +40,34 @@ class MemberState(IntEnum):
 
     TRAINING = 0
     ANSWERING = 1
-    """It has left its loop, makes no step any more and answers what it is asked."""
+    """It has left its loop and makes no more steps, but still answers."""
     CLOSED = 2
-    """It has left in good order and answers nothing any more."""
+    """It has left in good order and no longer answers."""
     DEAD = 3
 
 
 class Membership:
-    """What one observer knows of all members. Its sets stay the same objects until they change,
+    """What one observer knows about all members. Its sets stay the same objects until they change,
     because methods compare them by identity."""
 
     def __init__(self, size: int) -> None:
         self.live = frozenset(range(size))
-        """All who are not known to be dead."""
+        """All members that are not known to be dead."""
         self.training = self.live
-        """Those of the living who have not left their loops."""
+        """The living members that have not left their loops."""
         self.dead: frozenset[int] = frozenset()
         self.left: Mapping[int, int] = {}
-        """Who has left its loop in this life, and after how many steps."""
+        """The members that have left their loops in their present lives, and after how many steps.
+        """
         self.version = 0
-        """The number of changes so far. Observers that were told the same facts in the same order
-        know the same members at the same version."""
+        """The number of changes so far. Observers that received the same facts in the same order
+        have the same members at the same version."""
         self._states = dict.fromkeys(self.live, MemberState.TRAINING)
         self._lives: dict[int, int] = {}
         self._cut_off: dict[int, frozenset[int]] = {}
         self._seen: dict[int, frozenset[int]] = {}
         self._rounds = [(0, self.live)]
-        """From which round on which members take part; only changes are kept."""
+        """Pairs of a round and the members that take part from then on; only changes are kept."""
         self._last_round = -1
         self._watched: dict[int, dict[Pending[Any], int]] = {}
 
@@ -76,7 +77,7 @@ class Membership:
         return self._states[rank]
 
     def life_of(self, rank: int) -> int:
-        """How often it has joined again."""
+        """How often the member has joined again."""
         return self._lives.get(rank, 0)
 
     def joined(self, rank: int) -> bool:
@@ -89,8 +90,8 @@ class Membership:
         return self._move(rank, MemberState.TRAINING)
 
     def left_loop(self, rank: int, steps: int = 0, life: int | None = None) -> bool:
-        """It makes no step any more, and goes on answering. Telling a fact returns whether it is
-        news; `life` says which life of the member it is about, if not the present one."""
+        """The member makes no more steps, but still answers. As all reports, this returns whether
+        it was new; `life` says which life of the member it is about, if not the present one."""
         if not self._is_news(rank, MemberState.ANSWERING, life):
             return False
         self.left = {**self.left, rank: steps}
@@ -100,7 +101,7 @@ class Membership:
         return self.came_to(rank, MemberState.DEAD, life)
 
     def came_to(self, rank: int, state: MemberState, life: int | None = None) -> bool:
-        """It is in this state now, unless it is known to be in a later one."""
+        """The member is in this state now, unless it is known to be in a later one."""
         return self._is_news(rank, state, life) and self._move(rank, state)
 
     def _is_news(self, rank: int, state: MemberState, life: int | None) -> bool:
@@ -116,8 +117,8 @@ class Membership:
         return True
 
     def cut_off(self, viewer: int, peers: Iterable[int]) -> None:
-        """This member has waited for these others for longer than the deadline, and for no more
-        than these; each of them counts as lost to it until it can be reached again."""
+        """This member has waited for exactly these others for longer than the deadline. Each of
+        them counts as lost to it until the next call."""
         self._cut_off[viewer] = frozenset(peers)
         if not self._cut_off[viewer]:
             del self._cut_off[viewer]
@@ -129,7 +130,7 @@ class Membership:
     # ------------------------------------------------------------------ what follows
 
     def live_for(self, viewer: int) -> frozenset[int]:
-        """The living whom this member can reach."""
+        """The living members that this member can reach."""
         if viewer not in self._cut_off:
             return self.live
         if viewer not in self._seen:
@@ -137,14 +138,14 @@ class Membership:
         return self._seen[viewer]
 
     def members_of_round(self, number: int) -> frozenset[int] | None:
-        """Who takes part in a synchronous round; None if nobody has fixed it yet."""
+        """The members of a synchronous round; None if nobody has fixed them yet."""
         if number > self._last_round:
             return None
         return next(members for since, members in reversed(self._rounds) if since <= number)
 
     def fix_round(self, number: int, members: frozenset[int]) -> frozenset[int]:
-        """Who takes part from this round on. The first who asks about a round fixes it for all, so
-        that they agree although each hears of a death at another time."""
+        """The members from this round on. The first one that asks about a round fixes them, so that
+        all members agree although each learns of a death at another time."""
         known = self.members_of_round(number)
         if known is not None:
             return known
@@ -177,7 +178,7 @@ class Membership:
         watched[operation] = viewer
 
     def fail_lost(self) -> None:
-        """Fail the watched operations that wait for nobody, peer by peer, oldest first."""
+        """Fail the watched operations whose peer is lost, peer by peer, oldest first."""
         for peer, watched in sorted(self._watched.items()):
             for operation, viewer in list(watched.items()):
                 if (reason := self.why_lost(peer, viewer)) is not None:
@@ -186,7 +187,7 @@ class Membership:
 
 
 def _changed(ranks: frozenset[int], rank: int, *, is_in: bool) -> frozenset[int]:
-    """With this rank or without it; the same object where that changes nothing."""
+    """The ranks with or without this rank; the same object if that changes nothing."""
     if (rank in ranks) == is_in:
         return ranks
     return ranks | {rank} if is_in else ranks - {rank}

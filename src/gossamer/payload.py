@@ -1,4 +1,4 @@
-"""What travels between workers: registered dataclasses of scalars and tensors, never pickles.
+"""What workers send to each other: registered dataclasses of scalars and tensors, never pickles.
 
 A payload is `None`, a number, a string, a tensor, or a dataclass registered with `@payload` whose
 fields are such values. On the wire it is a small header and raw bytes; `wire_bytes` is the length
@@ -28,7 +28,7 @@ _NONE, _FALSE, _TRUE, _INT, _FLOAT, _TEXT, _TENSOR = range(7)
 
 
 def payload(cls: _C) -> _C:
-    """Register a dataclass as something that may travel, under its name."""
+    """Register a dataclass, under its name, so that it may be sent."""
     known = _TYPES.get(cls.__name__, cls)
     if known.__module__ != cls.__module__:
         raise ProtocolError(f"two payloads are called {cls.__name__!r}; rename one of them")
@@ -60,7 +60,7 @@ def encode(value: object) -> bytes:
 
 
 def encode_parts(value: object) -> list[bytes | memoryview]:
-    """The pieces of `encode`; a tensor in this machine's memory is lent and not copied."""
+    """The pieces of `encode`. A tensor in main memory is not copied: its piece is a view."""
     names = _FIELDS.get(type(value))
     if names is None:
         return [struct.pack("<H", 0), *_encode_field(value)]
@@ -72,9 +72,10 @@ def encode_parts(value: object) -> list[bytes | memoryview]:
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """The inverse of `encode`; anything unknown is refused, nothing is ever executed.
+    """The inverse of `encode`. Anything unknown is refused, and nothing is ever executed.
 
-    Tensors are views of a writable memoryview, which is then theirs, and copies of bytes.
+    Tensors are views of `data` if it is a writable memoryview, which nobody else may use then, and
+    copies if it is `bytes`.
     """
     try:
         value, end = _decode(data)
@@ -140,7 +141,7 @@ def _encode_field(value: object) -> list[bytes | memoryview]:
     if isinstance(value, Tensor) and value.dtype in _CODES:
         flat = _on_host(value.detach()).contiguous().reshape(-1)
         if flat.numel() <= 1:
-            # A slice of one element or none counts as contiguous whatever its stride.
+            # A slice of at most one element counts as contiguous, whatever its stride is.
             flat = flat.clone(memory_format=torch.contiguous_format)
         head = struct.pack("<BBB", _TENSOR, _CODES[flat.dtype], value.dim())
         sizes = struct.pack(f"<{value.dim()}q", *value.shape)
@@ -149,7 +150,7 @@ def _encode_field(value: object) -> list[bytes | memoryview]:
 
 
 def _on_host(value: Tensor) -> Tensor:
-    """Pinned where it comes from a GPU: it is copied several times faster."""
+    """The tensor in main memory; pinned memory makes the copy from a GPU several times faster."""
     if not value.is_cuda:
         return value.cpu()
     return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value)
@@ -174,7 +175,7 @@ def _decode_field(data: bytes | memoryview, at: int) -> tuple[object, int]:
     if kind == _TEXT:
         (length,) = struct.unpack_from("<I", data, at + 1)
         end = at + 5 + length
-        # A slice beyond the end is short; the whole is refused by its length.
+        # A slice beyond the end is short; `decode` then refuses the whole by its length.
         return bytes(data[at + 5 : end]).decode(), end
     if kind != _TENSOR:
         raise ProtocolError(f"a payload with an unknown field kind {kind} arrived")

@@ -22,7 +22,9 @@ _OPEN, _RESOLVED, _FAILED, _CANCELLED = range(4)
 class Pending(Generic[T]):
     """The result of an operation that has been started and may not have finished yet."""
 
-    __slots__ = ("_callbacks", "_error", "_state", "_value", "label", "on_cancel", "peer", "settle")
+    __slots__ = (
+        "_callbacks", "_error", "_state", "_value", "done", "label", "on_cancel", "peer", "settle",
+    )  # fmt: skip
 
     def __init__(self, label: str, peer: int | None = None) -> None:
         self.label = label
@@ -30,7 +32,9 @@ class Pending(Generic[T]):
         """The worker this operation depends on; its death fails the operation."""
         self.on_cancel: Callable[[], None] | None = None
         self.settle: Callable[[], None] | None = None
-        """On real workers: finishes the operation in the thread that awaits it."""
+        """On real workers, a function that finishes the operation in the thread that awaits it."""
+        self.done = False
+        """Whether the operation has ended; set last, because other threads look at it."""
         self._state = _OPEN
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -38,21 +42,17 @@ class Pending(Generic[T]):
 
     @staticmethod
     def resolved(label: str, value: V, peer: int | None = None) -> Pending[V]:
-        """An operation that was over as soon as it was started."""
+        """An operation that has already finished."""
         pending: Pending[V] = Pending(label, peer)
         pending.resolve(value)
         return pending
 
     @staticmethod
     def failed(label: str, error: BaseException, peer: int | None = None) -> Pending[Any]:
-        """An operation that could not even be started."""
+        """An operation that could not be started."""
         pending: Pending[Any] = Pending(label, peer)
         pending.fail(error)
         return pending
-
-    @property
-    def done(self) -> bool:
-        return self._state != _OPEN
 
     @property
     def cancelled(self) -> bool:
@@ -68,9 +68,10 @@ class Pending(Generic[T]):
 
     def resolve(self, value: T) -> None:
         if self._state == _OPEN:
-            # The value first: another thread may look as soon as the state says so.
+            # The value is set first, because another thread may read it once the state is set.
             self._value = value
             self._state = _RESOLVED
+            self.done = True
             if self._callbacks is not None:
                 self._call_back()
 
@@ -78,30 +79,32 @@ class Pending(Generic[T]):
         if self._state == _OPEN:
             self._error = error
             self._state = _FAILED
+            self.done = True
             if self._callbacks is not None:
                 self._call_back()
 
     def cancel(self) -> None:
-        """Give up. Receives and sleeps lose nothing; what was sent may still arrive."""
+        """Give up the operation. Receives and sleeps lose nothing; a message may still arrive."""
         if self._state == _OPEN:
-            self._state = _CANCELLED
             self._error = ProtocolError(f"{self.label!r} was cancelled and then awaited")
+            self._state = _CANCELLED
+            self.done = True
             if self.on_cancel is not None:
                 self.on_cancel()
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call back once, at once if the operation has already ended; in order of asking.
+        """Call back once when the operation ends, or now if it has ended; first come, first served.
 
-        Safe against an end in another thread without a lock: whoever pops a callback calls it.
+        No lock is needed if the operation ends in another thread: whoever pops a callback calls it.
         """
-        if self._state != _OPEN:
+        if self.done:
             callback()
             return
         if self._callbacks is None:
             self._callbacks = [callback]
         else:
             self._callbacks.append(callback)
-        if self._state != _OPEN:
+        if self.done:
             self._call_back()
 
     def _call_back(self) -> None:
@@ -119,14 +122,14 @@ class Pending(Generic[T]):
 
 
 class Gathered(Pending[list[T]]):
-    """Several operations as one: there when all are, failed as soon as one of them is."""
+    """Several operations as one. It ends when all have ended, and fails as soon as one fails."""
 
     __slots__ = ("parts",)
 
     def __init__(self, parts: Sequence[Pending[T]]) -> None:
         self.parts = parts
         if len(parts) == 1:
-            # The usual case in a step, where every call counts.
+            # This is the usual case in a step, where every call counts.
             super().__init__(parts[0].label, parts[0].peer)
             parts[0].when_done(self._all_ended)
             return
@@ -157,7 +160,7 @@ class Gathered(Pending[list[T]]):
 
     def __await__(self) -> Generator[Pending[Any], None, list[T]]:
         for part in self.parts:
-            # What its awaiter has to finish is awaited by itself.
+            # A part that its awaiter must finish is awaited by itself.
             if part.settle is not None and not self.done:
                 yield part
         yield self
@@ -165,5 +168,5 @@ class Gathered(Pending[list[T]]):
 
 
 def gather(pendings: Sequence[Pending[T]]) -> Pending[list[T]]:
-    """All results in order, once all are there; a failure among them fails the whole."""
+    """All results in order, once all operations have ended; one failure fails the whole."""
     return Gathered(pendings)

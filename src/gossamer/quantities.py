@@ -1,4 +1,4 @@
-"""Times, bandwidths, sizes and counts as people write them: 50us, 5m, 10Gbit, 1.25GB, 1 epoch."""
+"""Times, bandwidths, sizes and counts as users write them: 50us, 5m, 10Gbit, 1.25GB, 1 epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def seconds(text: str | float, where: str) -> float:
     """A duration: a plain number is seconds."""
     match = re.fullmatch(_NUMBER + r"\s*(ns|us|ms|s|m|h)?", _written(text))
     value = float(match[1]) * _SECONDS[match[2] or "s"] if match else -1.0
-    # No clock of a run goes further; infinity could not be put on one at all.
+    # No run lasts longer, and a clock cannot hold infinity.
     if not 0 <= value <= _LONGEST_S:
         raise ConfigurationError(
             f"{where} must be a time such as 50us, 10ms, 90s, 5m or 1h, got {text!r}"
@@ -50,7 +50,7 @@ def size_in_bytes(text: str | float, where: str) -> int:
 
 
 def number(text: str) -> float | None:
-    """A plain number without a sign, None where the text is none."""
+    """A plain number without a sign; None if the text is not a number."""
     return float(text) if re.fullmatch(_NUMBER, text.strip()) else None
 
 
@@ -61,29 +61,29 @@ def counted(count: float, noun: str, several: str = "") -> str:
 
 
 def _written(value: object) -> str:
-    """As text that the patterns can judge: true, nan and lists are neither times nor bandwidths."""
+    """The value as text for the patterns, which refuse true, nan and lists."""
     return value.strip() if isinstance(value, str) else repr(value)
 
 
 def show_bytes(value: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
-            return f"{value / size:.3g} {unit}"
+            return f"{value / size:.3g} {prefix}B"
     return f"{value:.0f} B"
 
 
 def show_bandwidth(bytes_per_second: float) -> str:
     """In bits, as networks are sold."""
     bits = 8 * bytes_per_second
-    for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if bits >= size:
-            return f"{bits / size:.3g} {unit}"
+            return f"{bits / size:.3g} {prefix}bit/s"
     return f"{bits:.3g} bit/s"
 
 
 def show_seconds(value: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        # Just below a unit counts as one: 1e-4 is kept as 9.999999999999999e-05.
+        # A number just below a unit counts as that unit: 1e-4 may be 9.999999999999999e-05.
         if value >= 0.9995 * size:
             return f"{value / size:.4g} {unit}"
     return "0 s" if value == 0 else f"{value * 1e9:.3g} ns"

@@ -1,7 +1,7 @@
 """A worker's parameters as one flat vector, and what a method may do to them.
 
-Code between two awaits is atomic in the simulator only. So a method never assigns to shared
-parameters: it asks the replica, whose atomicity the world owns.
+Code between two awaits is atomic only in the simulator. So a method never assigns to shared
+parameters; it calls the replica, whose operations are atomic in every world.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Replica(Protocol):
     """Push-sum weight: the model is the value divided by it; 1 for every other method."""
 
     output: Tensor | None
-    """What counts as this replica's model instead of its value, such as a moving average."""
+    """The replica's model if that is not its value but, for example, a moving average."""
 
     memory: dict[str, Tensor]
-    """What the method itself remembers from step to step, such as a velocity of its own. It is
-    kept in checkpoints: a method goes on from its replica, its memory and the number of a step."""
+    """What the method itself remembers from step to step, such as a velocity of its own.
+    Checkpoints keep it: a method resumes from its replica, its memory and the number of a step."""
 
     @property
     def version(self) -> int:
@@ -53,7 +53,7 @@ class Replica(Protocol):
         ...
 
     def assign_(self, value: Tensor) -> None:
-        """x = value; only for methods in which nobody else touches x meanwhile."""
+        """x = value; only for methods in which nobody else changes x meanwhile."""
         ...
 
     def descend_(
@@ -62,18 +62,17 @@ class Replica(Protocol):
     ) -> None:  # fmt: skip
         """One step of the replica's own optimiser (momentum, Adam, ...).
 
-        `read` is the version at which the gradient's point was read, one for each gradient in a
-        mean: a server says it. Of a worker it is that at which the gradient was begun that it got
-        last. The staleness that metrics report is `version - read`. `at` is the gradient's point
-        where that is another than the present value: the optimiser's weight decay is taken there,
-        too. `share` of the learning rate is used: an update that counts 1/p. A smaller gradient
-        would be no smaller step of Adam's.
+        A server gives in `read` the version at which each gradient of a mean was read. For a worker
+        it is the version at which its last gradient was begun. The staleness that metrics report is
+        `version - read`. `at` is the point of the gradient if that is not the present value; the
+        weight decay is taken there, too. `share` is the fraction of the learning rate to use: a
+        smaller gradient would not make Adam's step smaller.
         """
         ...
 
     def penalised(self, gradient: Tensor, at: Tensor) -> Tensor:
-        """The gradient, taken at that point, clipped and with the optimiser's weight decay added
-        as torch's SGD adds it: for a method that descends by itself. `descend_` has its own."""
+        """The gradient, taken at that point, clipped and with the optimiser's weight decay added as
+        torch's SGD adds it. It is for methods that descend without `descend_`."""
         ...
 
     def optimiser_state(self) -> Tensor:
@@ -91,7 +90,7 @@ class Replica(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named tensor lies in a flat vector."""
+    """The place of each named tensor in a flat vector."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
@@ -124,7 +123,7 @@ class Layout:
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Parameters that a method moves: tied ones once, frozen ones not at all."""
+    """The parameters that a method changes: tied ones once, frozen ones not at all."""
     return [(name, tensor) for name, tensor in model.named_parameters() if tensor.requires_grad]
 
 
@@ -139,7 +138,7 @@ def cut(sizes: Sequence[int], parts: int) -> tuple[slice, ...]:
     slices: list[slice] = []
     start = first = 0
     for part in range(parts):
-        # As near as possible to the share that is due, but leaving a tensor for everyone after.
+        # The cut nearest to the ideal end that leaves at least one tensor for each later part.
         last = len(sizes) - (parts - part)
         due = ends[-1] * (part + 1) / parts
         chosen = min(range(first, last + 1), key=lambda at: abs(ends[at] - due))

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 _BLOCK = 1 << 16
-"""Elements of which several vectors stay in the nearest caches."""
+"""So many elements that several blocks of this size fit into the nearest caches."""
 
 
 def pair_delta(mine: Tensor, theirs: Tensor) -> Tensor:
-    """What both ends of a pair average add: (theirs - mine) / 2, so that the sum is kept."""
+    """(theirs - mine) / 2: each end of a pair adds its own, so that the sum is kept."""
     return (theirs - mine).mul_(0.5)
 
 
@@ -23,7 +23,7 @@ def elastic_pull(mine: Tensor, centre: Tensor, alpha: float) -> Tensor:
 
 
 def delay_compensated(gradient: Tensor, drift: Tensor, scale: float | Tensor) -> Tensor:
-    """g + lambda g g (w - w_bak): a first-order correction for the way gone since g's point."""
+    """g + lambda g g (w - w_bak): a first-order correction for the drift since g's point."""
     return gradient + scale * gradient * gradient * drift
 
 
@@ -37,12 +37,12 @@ def weighted_sum(parts: Sequence[tuple[float, Tensor]]) -> Tensor:
 
 
 def mean_of_models(values: Tensor, weights: Sequence[float]) -> Tensor:
-    """The mean over rows. Push-sum's is the sum of numerators over the sum of weights; the weights
-    of all other methods are 1."""
+    """The mean over rows. That of push-sum is the sum of numerators over the sum of weights; the
+    weights of all other methods are 1."""
     mean, total = values.mean(0), sum(weights)
     if total != len(values):
         return mean.mul_(len(values) / total)
-    # Where all agree the mean is exactly that: a third of three times a number need not be.
+    # If all are equal the mean is exactly their value; a third of three times x need not be x.
     return torch.where((values == values[0]).all(0), values[0], mean)
 
 
@@ -56,10 +56,10 @@ def mean_in_order(values: Sequence[Tensor]) -> Tensor:
 
 
 def mean_into(target: Tensor, values: Sequence[Tensor], divisor: float) -> None:
-    """The sum of the values, added first to last, divided by `divisor`, into memory that is there.
+    """Write the sum of the values, added first to last and divided by `divisor`, into `target`.
 
-    Block by block, so that a sum is still in the cache when it is added to and divided. Of a block
-    every number is written once, at the end: `target` may be one of the values.
+    This works block by block, so that a sum is still in the cache when it is added to and divided.
+    Every number of a block is written once, at the end, so `target` may be one of the values.
     """
     passes = len(values) - (divisor == 1)
     is_blocked = passes > 1 and target.numel() > _BLOCK and target.device.type == "cpu"
@@ -102,7 +102,7 @@ class OuterOptimiser:
     velocity: Tensor | None = None
 
     def step(self, start: Tensor, mean: Tensor, inner_rate: float | None = None) -> Tensor:
-        """Where everyone goes on from. `inner_rate` is SlowMo's division by the current rate."""
+        """The new start of all workers. `inner_rate` is for SlowMo's division by the rate."""
         if self.rate == 1.0 and self.momentum == 0.0:
             return mean
         pseudo = start - mean

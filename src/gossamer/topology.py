@@ -1,9 +1,10 @@
 """Who exchanges with whom, in which round, with which weight: pure data, no communication.
 
-A topology is a recipe (a name, its options, a seed) applied to the sorted ranks that take part:
-positions in that order define the graph, so ranks may have gaps, and after a death the same recipe
-is applied to fewer ranks. Every mixing matrix W is doubly stochastic (x <- W x keeps the mean) and
-either symmetric or circulant, hence normal: its singular values are the moduli of its eigenvalues.
+A topology is a recipe (a name, its options, a seed) applied to the sorted ranks that take part.
+The positions in that order define the graph, so ranks may have gaps, and after a death the same
+recipe is applied to fewer ranks. Every mixing matrix W is doubly stochastic (x <- W x keeps the
+mean) and either symmetric or circulant. Hence W is normal: its singular values are the moduli of
+its eigenvalues.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.specs import parse_spec
 
 TOPOLOGIES: dict[str, str] = {
     "complete": "everyone with everyone: the exact average in every round",
@@ -45,9 +47,9 @@ _Options = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Topology:
-    """A recipe applied to `members`; made by `make_topology`, equal when made from equals.
+    """A recipe applied to `members`. `make_topology` makes equal topologies of equal arguments.
 
-    Rounds are counted by `step` and repeat after `period`; any integer is a valid step.
+    `step` counts the rounds, which repeat after `period`; any integer is a valid step.
     """
 
     name: str
@@ -59,19 +61,19 @@ class Topology:
     _rounds: tuple[_Links, ...] = field(repr=False, compare=False)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Travels as the recipe: small, and one object per process however often it arrives.
+        # Only the recipe is pickled. It is small, and a process makes one object of it.
         return _topology, (self.name, self.options, self.members, self.seed)
 
     def out_neighbours(self, rank: int, step: int = 0) -> tuple[int, ...]:
-        """Whom `rank` sends to in that round, sorted, without itself."""
+        """The ranks that `rank` sends to in that round, sorted, without itself."""
         return self._linked(rank, step, 1)
 
     def in_neighbours(self, rank: int, step: int = 0) -> tuple[int, ...]:
-        """Whom `rank` hears from in that round, sorted, without itself."""
+        """The ranks that `rank` receives from in that round, sorted, without itself."""
         return self._linked(rank, step, -1 if self.is_directed else 1)
 
     def neighbours(self, rank: int, step: int = 0) -> tuple[int, ...]:
-        """Whom `rank` shares a link with in that round, whichever way it points."""
+        """The ranks that share a link of either direction with `rank` in that round."""
         out = self._linked(rank, step, 1)
         if not self.is_directed:
             return out
@@ -93,15 +95,15 @@ class Topology:
     def mixing_rate(self) -> float:
         """Predicted factor on the norm of the disagreement per round, 0.0 for an exact average.
 
-        The second largest |eigenvalue| of the product over one period, to the power 1/period: what
-        is left after many periods. The product of a schedule is not normal, so that its singular
-        values say what one period can leave at worst, which the next ones do not repeat.
+        It is the second largest |eigenvalue| of the product over one period, to the power 1/period,
+        because that is the mean factor over many periods. The product of a schedule is not normal,
+        so its singular values only bound the worst single period.
         """
         product = np.eye(len(self.members))
         for step in range(self.period):
             product = self.matrix(step) @ product
         second = float(np.abs(np.linalg.eigvals(product - 1 / len(self.members))).max())
-        # Rounding noise must not pass for slow mixing, as its period-th root would.
+        # The period-th root would turn rounding noise into slow mixing.
         return 0.0 if second < 1e-7 else second ** (1 / self.period)
 
     def spectral_gap(self) -> float:
@@ -138,9 +140,10 @@ class Topology:
         return active, frozenset(self.members) - active
 
     def restricted(self, live: Collection[int]) -> Topology:
-        """The same recipe for the ranks alive now, fewer or more, whatever their count.
+        """The same recipe for the ranks that are alive now, whatever their number.
 
-        An odd one drops the wrap-around links of bipartite graphs, or takes an even degree.
+        With an odd number, bipartite graphs lose their wrap-around links, and random regular
+        graphs take an even degree.
         """
         return _topology(self.name, self.options, _ranks(live), self.seed)
 
@@ -153,8 +156,8 @@ class Topology:
             return known
         there = self._rounds[step % self.period].linked(self._position(rank), sign)
         ranks = tuple(self.members[position] for position in there)
-        # A static graph gives one answer for ever, perhaps a wide one; the rounds of a schedule
-        # are narrow, and remembering them all would cost more than it saves.
+        # The answer of a static graph never changes and may be long. The rounds of a schedule have
+        # short answers, and keeping all of them would cost more than it saves.
         if self.period == 1:
             self._known[rank, sign] = ranks
         return ranks
@@ -195,7 +198,7 @@ def make_topology(spec: str, members: int | Sequence[int], *, seed: int = 0) -> 
     return _topology(name, options, ranks, seed)
 
 
-# Cached because after a death every simulated worker asks for the same new topology.
+# This is cached because after a death every simulated worker asks for the same new topology.
 @lru_cache(maxsize=128)
 def _topology(name: str, options: _Options, members: tuple[int, ...], seed: int) -> Topology:
     rounds = _rounds(name, dict(options), len(members), seed)
@@ -213,17 +216,14 @@ def _ranks(members: Collection[int]) -> tuple[int, ...]:
 
 def _parse(spec: str) -> tuple[str, _Options]:
     """Name and all options of `name:option=value,...`; an inner graph is a spec of its own."""
-    name, colon, text = spec.partition(":")
+    name, given = parse_spec(spec, "topology")
     if name not in TOPOLOGIES:
         raise unknown_name("topology", name, TOPOLOGIES)
-    options = dict(_DEFAULTS.get(name, {}))
-    for part in text.split(",") if colon else ():
-        option, equals, value = part.partition("=")
-        if not equals or option not in options:
-            example = name + "".join(f":{known}={usual}" for known, usual in options.items())
-            raise ConfigurationError(f"topology {name} has no option {part!r}; write {example}")
-        options[option] = value
-    return name, tuple(sorted(options.items()))
+    options = _DEFAULTS.get(name, {})
+    for part in (f"{key}={value}" for key, value in given.items() if key not in options):
+        example = name + "".join(f":{known}={usual}" for known, usual in options.items())
+        raise ConfigurationError(f"topology {name} has no option {part!r}; write {example}")
+    return name, tuple(sorted((options | given).items()))
 
 
 def _check(name: str, options: dict[str, str], n: int) -> None:
@@ -285,7 +285,7 @@ _Links = _Circulant | _Undirected
 
 def _rounds(name: str, options: dict[str, str], n: int, seed: int) -> tuple[_Links, ...]:
     """The recipes: the links of each round of a period, over positions 0 to n - 1."""
-    # 1, 2, 4, ... below n. The SGP paper's appendix stops one earlier, which is not exact.
+    # 1, 2, 4, ... below n. The appendix of the SGP paper stops one earlier, which is not exact.
     powers = [1 << power for power in range((n - 1).bit_length())]
     odd_hops = [hop for far in (1, *(1 + p for p in powers[1:])) if far < n for hop in (far, -far)]
     match name:
@@ -310,7 +310,7 @@ def _rounds(name: str, options: dict[str, str], n: int, seed: int) -> tuple[_Lin
         case "bipartite_exponential":
             return (_odd_to_even(n, odd_hops),)
         case "one_peer_bipartite":
-            # 5 ahead is 3 back among 8: the same pairs need not come round twice.
+            # Among 8 workers, 5 ahead is 3 back: the same pairs need not take two rounds.
             return tuple(dict.fromkeys(_odd_to_even(n, (hop,)) for hop in odd_hops))
         case _:
             inner, inner_options = _parse(options["graph"])
@@ -359,17 +359,18 @@ def _odd_to_even(n: int, hops: Iterable[int]) -> _Undirected:
 def _random_regular(n: int, degree: int, seed: int) -> _Links:
     """A regular circulant, then random pairs of edges a-b, c-d become a-d, c-b.
 
-    Every swap keeps all degrees, so unlike the pairing of random stubs this works for any degree.
+    Every swap keeps all degrees. So this works for any degree, unlike pairing random stubs.
     """
     degree = min(degree, n - 1)
-    # Only after a death: an odd number of ends cannot be paired, and one more keeps the mixing.
+    # An odd number of link ends, possible only after a death, cannot be paired. A larger degree
+    # keeps the mixing.
     degree += n * degree % 2
     if degree == n - 1:
         return _Circulant(n, range(1, n))
     ahead = (*range(1, degree // 2 + 1), *([n // 2] if degree % 2 else []))
     edges = _edges(n, _Circulant(n, {hop for far in ahead for hop in (far, n - far)}))
     present = {*edges, *((other, one) for one, other in edges)}
-    # Not numpy's generators: their streams change between versions, and all workers must agree.
+    # The streams of numpy's generators change between versions, and all workers must agree.
     generator = random.Random(seed)
     while True:
         for _ in range(10 * len(edges)):
@@ -385,9 +386,9 @@ def _random_regular(n: int, degree: int, seed: int) -> _Links:
 
 
 def _matchings(n: int, links: _Links) -> tuple[_Links, ...]:
-    """Colours the edges greedily; every colour is a round of disjoint pairs.
+    """Colour the edges greedily; every colour is a round of disjoint pairs.
 
-    In this order the complete graph of 2^k gets the pairs p, p xor c: exact after one period.
+    In this order the complete graph of 2^k gets the pairs p, p xor c, so a period is an exact mean.
     """
     taken = [0] * n  # one bit per colour
     colours: dict[int, list[tuple[int, int]]] = {}

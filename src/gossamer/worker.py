@@ -1,8 +1,8 @@
-"""Everything a method may touch.
+"""All operations that a method may use.
 
-Every operation is a plain method that *starts* the work and returns a `Pending`; `await` only
+Every operation is a plain function that *starts* the work and returns a `Pending`; `await` only
 waits. Overlap means: start now, await later. A method awaits its outstanding gradient before
-anything else that blocks, because in a user's own training loop the loop *is* the gradient.
+anything else that blocks, because in a user's own training loop the loop computes the gradient.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gossamer.replica import Replica
 T = TypeVar("T")
 Tag = str | tuple[str, int]
 INBOX: Tag = "inbox"
-"""Where servers receive; the world puts `Left` there, too."""
+"""The tag under which servers receive; the world delivers `Left` there, too."""
 
 
 @payload
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A worker has ended or died, and no server need wait for it any longer."""
+    """A worker has ended or died, and no server needs to wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,8 @@ class Gradient(Pending[Tensor]):
     __slots__ = ()
 
     def buckets(self) -> Sequence[Pending[Tensor]]:
-        """Pieces of the flat gradient in the order in which backward finishes them: last first.
-
-        A world that knows nothing better delivers it in one piece.
-        """
+        """The pieces of the flat gradient in the order in which backward finishes them: last layer
+        first. By default the gradient is one piece."""
         return [self]
 
 
@@ -63,12 +61,12 @@ class Worker(Protocol):
 
     @property
     def peers(self) -> Sequence[int]:
-        """The other workers believed alive, and answering, in order of rank."""
+        """The other workers that are believed alive and answer, in order of rank."""
         ...
 
     def answering(self, peers: Sequence[int]) -> Sequence[int]:
-        """Those of them that are not silent at present, as a stopped process is. In virtual time
-        nobody is: one-sided words do not need the other's process."""
+        """Those of the peers that answer at present; a stopped process does not. In virtual time
+        all do, because one-sided operations do not need the process of the other worker."""
         ...
 
     @property
@@ -77,7 +75,7 @@ class Worker(Protocol):
         ...
 
     def live_at(self, step: int) -> frozenset[int]:
-        """The live set agreed on for one step: the same for everyone who asks about it."""
+        """The workers that take part in one step; all workers get the same answer."""
         ...
 
     @property
@@ -92,7 +90,7 @@ class Worker(Protocol):
 
     @property
     def clients(self) -> frozenset[int]:
-        """For servers: the workers that are alive, not at their end, and push for themselves."""
+        """For servers: the workers that are alive, have not ended and push for themselves."""
         ...
 
     @property
@@ -102,13 +100,13 @@ class Worker(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether every live worker has ended: side loops that run freely stop then."""
+        """Whether every live worker has ended; then free-running side loops stop."""
         ...
 
     def observe(self, what: str, value: float = 1.0) -> None:
         """Tell the metrics what only the method knows: a dropped gradient, a gap of clocks, or an
-        "update" of its own ("shared update": of parameters that all share) made without `descend_`,
-        which counts staleness by itself."""
+        "update" without `descend_` ("shared update" if all workers share the parameters).
+        `descend_` counts staleness by itself."""
         ...
 
     def now(self) -> float: ...
@@ -118,15 +116,15 @@ class Worker(Protocol):
         ...
 
     def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
-        """The gradient of the next batch's loss; reads its point now, delivers after computing."""
+        """The gradient of the loss of the next batch. Its point is read now."""
         ...
 
     def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:
-        """Resolves when the bytes have left. Not cancel-safe: it may arrive all the same."""
+        """Resolves when the bytes have left. After `cancel` the message may still arrive."""
         ...
 
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
-        """Posted when started. Cancel-safe: a message that had arrived is put back."""
+        """It is posted when it is started. After `cancel` another receive gets the message."""
         ...
 
     def collect(self, tag: Tag) -> list[Message]:
@@ -157,7 +155,7 @@ class Worker(Protocol):
         ...
 
     def read(self, peer: int) -> Pending[Tensor]:
-        """One-sided: the peer's published parameters; its own thread is not involved."""
+        """One-sided: the peer's published parameters; the peer's thread does nothing."""
         ...
 
     def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
@@ -167,19 +165,19 @@ class Worker(Protocol):
     def average(self, peer: int) -> Pending[None]:
         """One-sided: this worker's and the peer's published parameters both become their mean.
 
-        Each end adds half the difference of what it gave and what it got, so the sum is kept
-        whatever else changes them meanwhile.
+        Each end adds half the difference between what it got and what it gave, so the sum is kept
+        even if others change the parameters meanwhile.
         """
         ...
 
     def sleep(self, seconds: float) -> Pending[None]: ...
 
     def within(self, seconds: float, pending: Pending[T]) -> Pending[T]:
-        """The same result, or `Late` if it is not there in time."""
+        """The same result, or `Late` if it does not come in time."""
         ...
 
     def start(self, task: Coroutine[Any, Any, T]) -> Pending[T]:
-        """Run a coroutine beside this one; await the result or leave it."""
+        """Run a coroutine beside this one; its result may be awaited."""
         ...
 
     async def together(self, main: Coroutine[Any, Any, T], *side: Coroutine[Any, Any, Any]) -> T:

@@ -14,8 +14,8 @@ from gossamer.commands.options import Without, option, with_groups
 
 @dataclass(frozen=True)
 class Fruit:
-    apples: int = option(1, "--apples", help="How many.")
-    pears: int = option(2, "--pears", help="How many.")
+    apples: int = option(1, "How many.")
+    pears: int = option(2, "How many.")
 
 
 def outcome(command: Any, *arguments: str) -> tuple[int, list[Any], str]:

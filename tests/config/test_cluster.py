@@ -21,13 +21,13 @@ from gossamer.config.cluster import (
     load_cluster,
 )
 from gossamer.config.collective_costs import COLLECTIVES, all_reduce_seconds
-from gossamer.config.faults import KINDS, Fault, parse_fault, random_faults
+from gossamer.config.faults import KINDS, Fault, parse_fault
 from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.quantities import bytes_per_second, seconds
 from gossamer.replica import Replica
 from gossamer.runs.result import Result
 from gossamer.worker import Worker
-from support import Role, bowl, build, cluster_of, only_here
+from support import Role, bowl, build, cluster_of, only_here, random_faults
 
 MODEL = 1_000_000
 

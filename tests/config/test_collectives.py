@@ -14,7 +14,6 @@ from gossamer.config.collective_costs import (
     all_reduce_bytes,
     all_reduce_seconds,
     broadcast_seconds,
-    reduce_scatter_seconds,
 )
 from gossamer.errors import ConfigurationError
 
@@ -68,7 +67,6 @@ def test_powers_of_two_cost_the_textbook_forms(exponent, size, latency, rate):
         assert all_reduce_seconds(algorithm, p, size, latency, rate) == pytest.approx(seconds)
     half = (p - 1) * (latency + size / p * rate)
     assert all_gather_seconds(p, size, latency, rate) == pytest.approx(half)
-    assert reduce_scatter_seconds(p, size, latency, rate) == pytest.approx(half)
     assert broadcast_seconds(p, size, latency, rate) == pytest.approx(
         exponent * (latency + size * rate)
     )
@@ -95,7 +93,6 @@ def test_one_member_alone_pays_nothing(algorithm):
     assert all_reduce_bytes(algorithm, 1, 10**9) == 0
     assert broadcast_seconds(1, 10**9, 1.0, 1.0) == 0
     assert all_gather_seconds(1, 10**9, 1.0, 1.0) == 0
-    assert reduce_scatter_seconds(1, 10**9, 1.0, 1.0) == 0
 
 
 @given(exponent=st.integers(3, 10))

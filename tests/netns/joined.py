@@ -41,13 +41,13 @@ def main(method: str, steps: int, folder: Path, fate: str) -> None:
             optimizer.zero_grad()
             measure(model(inputs[chosen]), targets[chosen]).backward()
             worker.step()
-        rank, coupling = worker.rank, worker.coupling
-        assert coupling is not None
+        assert worker.coupling is not None
+        rank, session = worker.rank, worker.coupling.session
     after = measure(model(inputs), targets).item()
     total = sum(float(parameter.detach().sum()) for parameter in model.parameters())
     print(
-        f"worker {rank} of {worker.size} on {socket.gethostname()} {coupling.transport.name}"
-        f" live={','.join(map(str, sorted(coupling.router.live)))}"
+        f"worker {rank} of {worker.size} on {socket.gethostname()} {session.transport.name}"
+        f" live={','.join(map(str, sorted(session.router.live)))}"
         f" loss={before:.3f}>{after:.3f} sum={total:.6f}",
         flush=True,
     )

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gossamer.config.settings import make_settings
-from gossamer.plan.advise.search import charged, collecting_seconds, model_bytes
+from gossamer.plan.advise.collecting import collecting_seconds, model_bytes
+from gossamer.runs.arrival import charged
 from gossamer.tasks.flat_model import FlatModel
 from support import cluster_of, digits
 

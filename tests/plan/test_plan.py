@@ -78,13 +78,14 @@ def test_the_seeds_can_be_chosen() -> None:
     assert make_plan(600.0, 1.0, **COMMON, seeds=9).seeds == 9
 
 
-def test_a_plan_pays_for_one_rate_more_of_each_finalist() -> None:
-    """Where there is a grid, it may have to grow; the runs for it are counted beforehand."""
+def test_a_plan_pays_for_the_rates_beyond_the_grid() -> None:
+    """Where there is a grid, each finalist may need two runs more; they are counted beforehand."""
     grid, one = (make_plan(600.0, 1.0, **COMMON | {"rates": rates}, seeds=3) for rates in (3, 1))
-    assert (grid.widenings, one.widenings) == (9, 0)
+    assert (grid.widenings, one.widenings) == (2 * 9, 0)
     bare = make_plan(600.0, 1.0, **COMMON | {"scenes": 0}, seeds=3)
     assert [rung.share for rung in bare.rungs] == [1]  # one whole run of each candidate
-    assert bare.nominal_s == 114 + 9 * (3 + 1)
+    assert bare.nominal_s == 114 + 9 * (3 + 2)
+    assert bare.most_runs(scenes=0) == bare.nominal_s
 
 
 def test_the_nominal_cost_follows_the_counted_work() -> None:

@@ -12,13 +12,12 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
 from gossamer.errors import ConfigurationError
-from gossamer.plan.cost import convolution, sequences
+from gossamer.plan.cost import layer_work
 from gossamer.plan.cost.work_depth import (
     NOT_COUNTED,
     greedy_bounds,
     layer_costs,
     model_work_depth,
-    reduction,
 )
 
 
@@ -91,8 +90,8 @@ def test_a_recurrent_layer_is_as_deep_as_its_sequence_is_long() -> None:
     assert short.parameter_bytes == 4 * 4 * 32 * (16 + 32 + 2)
     (cell,) = layer_costs(nn.LSTMCell(16, 32), torch.zeros(4, 16))
     assert 10 * cell.work == short.work
-    packed = sequences.recurrent(layer, pack_sequence([torch.zeros(10, 16)] * 4))
-    assert packed[0] == (short.forward.work, short.forward.depth)
+    packed = layer_work.recurrent(layer, pack_sequence([torch.zeros(10, 16)] * 4))
+    assert packed[0] == short.forward
 
 
 class Written(nn.Module):
@@ -128,18 +127,18 @@ def test_what_is_not_counted_is_named() -> None:
 
 def test_convolution_algorithms_trade_products_for_transforms() -> None:
     """By hand for one size; Winograd saves (a/m)^2 / r^2 of the products when channels are many."""
-    sizes = convolution.Sizes(4, 64, 64, (32, 32), (32, 32), (3, 3))
-    direct, _ = convolution.direct(sizes)
-    assert convolution.im2col(sizes) == convolution.direct(sizes)
-    assert direct == 4 * 64 * 1024 * 64 * 9
-    fft, depth = convolution.fft(sizes)
-    assert fft == 1024 * 10 * (64 * 64 + 4 * 128) + 1024 * 4 * 64 * 64
-    assert depth == 20 + 6
-    winograd, depth = convolution.winograd(sizes)
+    sizes = layer_work.ConvolutionSizes(4, 64, 64, (32, 32), (32, 32), (3, 3))
+    direct, fft, winograd = (
+        way(sizes) for way in (layer_work.direct, layer_work.fft, layer_work.winograd)
+    )
+    assert direct.work == 4 * 64 * 1024 * 64 * 9
+    assert fft.work == 1024 * 10 * (64 * 64 + 4 * 128) + 1024 * 4 * 64 * 64
+    assert fft.depth == 20 + 6
     tiles, products = 4 * 16 * 16, 16 * 64 * 64 * 4 * 256
-    assert winograd == products + 64 * 64 * 4 * 21 + 64 * tiles * 128 + 64 * tiles * 48
-    assert winograd < direct
-    assert depth == 4 + 8 + 6
+    transforms = 64 * 64 * 4 * 21 + 64 * tiles * 128 + 64 * tiles * 48
+    assert winograd.work == products + transforms
+    assert winograd.work < direct.work
+    assert winograd.depth == 4 + 8 + 6
 
 
 def test_pooling_norm_activation_and_reshaping() -> None:
@@ -186,9 +185,3 @@ def test_greedy_schedules_lie_between_their_bounds(work: float, depth: float, p:
     assert least <= most <= 2 * least
     with pytest.raises(ConfigurationError, match="at least 1"):
         greedy_bounds(work, depth, 0)
-
-
-def test_a_sum_of_n_numbers() -> None:
-    """n - 1 additions, ceil(log2 n) of them after each other."""
-    assert (reduction(1).work, reduction(1).depth) == (0, 0)
-    assert (reduction(9).work, reduction(9).depth) == (8, 4)

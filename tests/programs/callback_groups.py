@@ -134,7 +134,7 @@ def case_of_errors(rank: int) -> dict[str, Any]:
             train(worker, 200)
     except RunFailed as error:
         return {"said": str(error), "cause": type(error.__cause__).__name__}
-    assert worker.coupling.router.live == {rank}
+    assert worker.coupling.session.router.live == {rank}
     return {}
 
 

@@ -26,7 +26,7 @@ def case_of_training(rank: int) -> dict[str, object]:
     model = net(rank)
     with gossamer.join(model, _optimizer(model)) as worker:
         train(worker)
-    return {"digest": digest(model), "steps": worker.coupling.metrics.steps}
+    return {"digest": digest(model), "steps": worker.coupling.session.metrics.steps}
 
 
 def case_of_one_big_worker(rank: int) -> dict[str, object]:

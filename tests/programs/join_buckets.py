@@ -73,7 +73,7 @@ def loop(
             worker.step(scaler)
             if scaler is not None:
                 scaler.update()
-        exchanges = worker.coupling.metrics.exchanges
+        exchanges = worker.coupling.session.metrics.exchanges
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     return {"digest": digest(model), "sent": sent, "exchanges": exchanges}
 

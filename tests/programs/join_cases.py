@@ -320,7 +320,7 @@ def _numbers(worker: gossamer.JoinedWorker, batches: object) -> list[list[float]
     for one in batches:
         values = one[0] if isinstance(one, list) else one
         found.append([float(value) for value in values])
-        if not worker.coupling.is_synchronous:
+        if not worker.coupling.session.is_synchronous:
             time.sleep(0.002)  # computing; or the first worker to come would take all
     return found
 
@@ -341,9 +341,9 @@ def case_of_a_steady_point(rank: int) -> dict[str, object]:
             loss.backward()
             moved += not all(map(torch.equal, before, model.parameters()))
             worker.step()
-        window = coupling.transport.window(rank)
+        window = coupling.session.transport.window(rank)
         is_in_window = next(model.parameters()).data_ptr() == window.data_ptr()
-        exchanges = coupling.metrics.exchanges
+        exchanges = coupling.session.metrics.exchanges
     return {
         "digest": digest(model), "moved": moved, "is_in_window": is_in_window,
         "exchanges": exchanges,

@@ -169,7 +169,7 @@ def case_of_changes_that_servers_undo(rank: int) -> dict[str, object]:
         with torch.no_grad():
             model[2].weight.clamp_(-0.01, 0.01)
         said.append(refusal(step))
-        worker.coupling._changes.given(None)  # forgiven
+        worker.coupling._watch.given(None)  # forgiven
         for _ in model.parameters():
             model[2].weight.data.add_(0.01)
             if answer := refusal(step):

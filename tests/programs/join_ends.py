@@ -24,9 +24,9 @@ def case_of_a_failing_loop(rank: int) -> dict[str, object]:
             raise ValueError("worker 1 has had enough")
         train(worker, 6, 2)
         until = time.monotonic() + 20
-        while 1 in worker.coupling.router.live and time.monotonic() < until:
+        while 1 in worker.coupling.session.router.live and time.monotonic() < until:
             time.sleep(0.01)
-        assert 1 not in worker.coupling.router.live
+        assert 1 not in worker.coupling.session.router.live
         train(worker, 2, 8)
     return {"digest": digest(model)}
 

@@ -65,7 +65,7 @@ def case_of_asking_a_leaver(rank: int) -> dict[str, object]:
         train(worker, FEW)
 
         def ask() -> None:
-            while rank not in worker.coupling.router.members.left:
+            while rank not in worker.coupling.session.router.members.left:
                 time.sleep(0.005)
             os.kill(os.getpid(), signal.SIGUSR1)
 

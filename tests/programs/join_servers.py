@@ -37,7 +37,7 @@ def case_of_an_asynchronous_server(rank: int, name: str = "momentum") -> dict[st
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     assert not torch.equal(model[0].weight, net(0)[0].weight)
     kinds, momenta, rates = [], [], []
-    for server in worker.coupling._servers.values():
+    for server in worker.coupling.session.servers.values():
         optimizer = server._optimizer
         kinds.append(type(optimizer).__name__)
         momenta += [group.get("momentum") for group in optimizer.param_groups]
@@ -57,8 +57,8 @@ def case_of_rates_that_fall_to_nothing(rank: int) -> dict[str, object]:
     with gossamer.join(model, optimizer) as worker:
         train(worker, 2, schedule=schedule)
         # Everybody, the server's host included, has set its rates to 0.
-        before = worker.coupling.store.add("lowered", 1)
-        while worker.coupling.store.add("lowered", 0) < worker.size:
+        before = worker.coupling.session.store.add("lowered", 1)
+        while worker.coupling.session.store.add("lowered", 0) < worker.size:
             pass
         with worker.consensus():
             there = digest(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from gossamer.real.transports.conformance.death_laws import (
 )
 from gossamer.real.transports.conformance.tools import Tools, mean_of, scenario, values_of
 from gossamer.real.transports.torch import TorchTransport
+from gossamer.real.transports.torch.links import Link
 from gossamer.real.transports.torch.reduce import CONTRIBUTION
 from gossamer.real.transports.torch.wire import PIECE
 from gossamer.rules import mean_in_order
@@ -46,16 +48,16 @@ def scenario_a_death_in_the_middle_of_a_large_sum(
 
 
 def sends_one_piece(transport: TorchTransport) -> None:
-    links = transport._links
-    post = links.post
+    for peer in transport._links.peers:
+        link = transport._links[peer]
+        link.post = partial(cut_short, link, link.post)
 
-    def cut_short(to: int, kind: int, head: bytes, body: Any = None) -> None:
-        if kind != CONTRIBUTION:
-            post(to, kind, head, body)
-        elif to == 0:
-            links.begin(to, kind, head, body.numel()).push(body[:PIECE])
 
-    links.post = cut_short
+def cut_short(link: Link, post: Any, kind: int, head: bytes, body: Any = None) -> None:
+    if kind != CONTRIBUTION:
+        post(kind, head, body)
+    elif link.peer == 0:
+        link.begin(kind, head, body.numel()).push(body[:PIECE])
 
 
 def tells_of_the_first_piece(transport: TorchTransport, tools: Tools) -> None:

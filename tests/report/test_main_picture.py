@@ -15,6 +15,7 @@ from run_folders import (
     row,
     settings_of,
     summary_of,
+    write,
     write_comparison,
     write_run,
 )
@@ -22,10 +23,8 @@ from run_folders import (
 from command_line import gossamer
 from gossamer.commands.report import report
 from gossamer.errors import ConfigurationError
-from gossamer.report.pictures.main_picture import Advice, main_picture
-from gossamer.runs.arrival import Arrival
+from gossamer.report.pictures.main_picture import main_picture
 from gossamer.runs.kept_runs import read_folder
-from gossamer.runs.ranking import Ranking
 
 image = pytest.importorskip("matplotlib.image")
 command = typer.Typer()
@@ -149,22 +148,29 @@ class TestNothingToDraw:
         assert not main_picture(tmp_path / "a.png", [read_folder(run)])
         assert not (tmp_path / "a.png").exists()
 
-    def test_the_times_of_an_advice_are_drawn_instead_of_the_curves(self, tmp_path, monkeypatch):
-        """A search knows what having the model costs, which the histories do not tell; the order
-        of the bars follows."""
+    @pytest.mark.parametrize(
+        ("target", "first"), [(None, "d_psgd"), (0.5, "d_psgd"), (0.4, "ad_psgd")]
+    )
+    def test_the_times_that_a_search_printed_are_drawn(self, tmp_path, monkeypatch, target, first):
+        """Its summary is their one source, and the order of the bars follows; the curves are asked
+        where the picture has another target than the search."""
         drawn = []
         monkeypatch.setattr(
             "gossamer.report.pictures.run_pictures.draw_arrivals",
             lambda axes, ranking, *rest: drawn.extend(ranking),
         )
-        folders = [
-            read_folder(write_run(tmp_path / method, settings_of(method), rising(slope)))
-            for method, slope in (("ad_psgd", 0.4), ("d_psgd", 0.2))
-        ]
-        known = Ranking([Arrival("ad_psgd", (900.0,)), Arrival("d_psgd", (5.0,))])
-        assert main_picture(tmp_path / "a.png", folders, target=0.5, advice=Advice("A", known))
-        assert [one.label for one in drawn] == ["d_psgd", "ad_psgd"]
-        assert drawn[1].arrival.seconds == (900.0,)
+        for method, slope in (("ad_psgd", 0.4), ("d_psgd", 0.2)):
+            write_run(tmp_path / method, settings_of(method), rising(slope))
+        told = [
+            {"method": method, "seconds_to_target": time, "low": time, "high": time,
+             "seconds_of_seeds": [time]}
+            for method, time in (("d_psgd", 5.0), ("ad_psgd", 900.0))
+        ]  # fmt: skip
+        write(tmp_path / "config.json", {"command": "advise", "target": 0.5})
+        write(tmp_path / "summary.json", {"target": 0.5, "ranking": told, "title": "Advice"})
+        assert main_picture(tmp_path / "a.png", [read_folder(tmp_path)], target=target)
+        assert drawn[0].label == first
+        assert (drawn[1].arrival.seconds == (900.0,)) == (first == "d_psgd")
 
     def test_an_empty_folder_has_no_picture(self, tmp_path):
         """A report of it still renders."""

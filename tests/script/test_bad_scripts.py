@@ -33,7 +33,7 @@ def step(before: str) -> str:
 CASES = {
     "raises in the third batch": (
         step("if number == 2: raise ValueError('a bad sample')"),
-        1, "train.py:17: ValueError: a bad sample",
+        1, "train.py:15: ValueError: a bad sample",
     ),
     "never joins": (HEAD, 2, "ended without calling gossamer.join"),
     "leaves before it joins": ("import sys; sys.exit(7)", 7, "before it joined: exit(7)"),
@@ -59,9 +59,8 @@ CASES = {
         step("import os; number == 1 and os.fork() == 0 and worker.step()"), 2, "has forked",
     ),
     "has models of several kinds": (
-        HEAD.replace("16)", "16 + int(__import__('os').environ['GOSSAMER_RANK'])").replace(
-            "nn.Linear(16,", "nn.Linear(16 + int(__import__('os').environ['GOSSAMER_RANK']),"
-        ) + "gossamer.join(model, optimizer)",
+        HEAD.replace("16", "(16 + int(__import__('os').environ['GOSSAMER_RANK']))")
+        + "gossamer.join(model, optimizer)",
         2, "another than that of worker 0",
     ),
     "wants a GPU": (HEAD + "model.cuda()", 1, "scripts run on the CPU"),

@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 
 from gossamer.config.cluster import Cluster, Compute, Wires
-from gossamer.config.faults import FOREVER, Fault, random_faults
+from gossamer.config.faults import FOREVER, Fault
 from gossamer.errors import PeerLost
 from gossamer.methods import METHODS, parse_method
 from gossamer.sim.simulation import Simulation
-from support import bowl, build, cluster_of
+from support import bowl, build, cluster_of, random_faults
 from tiers import every, wide
 
 STEPS = 10

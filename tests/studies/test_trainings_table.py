@@ -13,12 +13,10 @@ import pytest
 
 from command_line import gossamer, strict
 from gossamer.commands.studies import published_table as published
-from gossamer.commands.studies import training_processes as trainers
-from gossamer.commands.studies.training_processes import (
-    TrainingSite,
-    TrainingWatch,
-    train_side_by_side,
-)
+from gossamer.commands.studies.batch import BatchPlan
+from gossamer.commands.studies.training_batch import CellJob
+from gossamer.commands.work import jobs
+from gossamer.commands.work.jobs import JobWatch, run_jobs
 from gossamer.config.cluster import Cluster
 from gossamer.errors import RunFailed
 from gossamer.optim.schedules import make_schedule
@@ -83,7 +81,7 @@ def places(result: Any) -> list[tuple[str, str]]:
 
 def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """The training after so many is ended by this error."""
-    execute, calls = trainers.execute, list[int]()
+    execute, calls = jobs.execute, list[int]()
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -91,7 +89,7 @@ def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch, error: BaseExce
             raise error
         return execute(*arguments, **options)
 
-    monkeypatch.setattr(trainers, "execute", interrupted)
+    monkeypatch.setattr(jobs, "execute", interrupted)
 
 
 # ---------------------------------------------------------------------- the command
@@ -156,7 +154,7 @@ def test_a_limit_inside_a_training_ends_it_at_an_evaluation(
 ) -> None:
     """It has no result, but what it had measured can be read."""
     times = iter([0.0] * 4 + [1e9] * 20)
-    monkeypatch.setattr(trainers.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: next(times))
     said = reproduce("--minutes", "1", "--runs", str(tmp_path))
     assert said.json["ended"] == "stopped"
     assert said.json["cells"] == []
@@ -273,31 +271,28 @@ def test_nothing_outlives_an_interruption() -> None:
     """A child that is under way ends with its parent's command, and what it told has arrived."""
     heard: list[str] = []
 
-    def interrupt(training: CellTraining, row: Any) -> None:
-        heard.append(training.label)
+    def interrupt(job: CellJob, row: Any) -> None:
+        heard.append(job.label)
         raise KeyboardInterrupt
 
-    watch = TrainingWatch(interrupt, lambda *_: None)
-    site = TrainingSite(TINY.trainings.problem, None, "cpu", 1)
     with pytest.raises(KeyboardInterrupt):
-        train_side_by_side(cells(0, True, 1e4), 2, site, watch)
+        list(run_jobs(cell_jobs(1e4), JobWatch(interrupt), processes=2))
     assert heard == ["1 worker, alone"]
     assert multiprocessing.active_children() == []
 
 
-def heard_from(site: TrainingSite) -> None:
-    """Do a child's work here, and hear what it would have told."""
-    told, telling = multiprocessing.Pipe(duplex=False)
-    (training, *_) = cells(0, True, 1.0)
-    trainers._train_there(training, site, multiprocessing.get_context("spawn").Event(), telling)
-    child = trainers._TrainingProcess(training, cast(Any, None), told)
-    trainers._hear(child, TrainingWatch(lambda *_: None, lambda *_: None))
+def cell_jobs(epochs: float, problem: Problem = TINY.trainings.problem, data: Any = None) -> Any:
+    plan = BatchPlan({}, data, "cpu", 1)
+    return [CellJob(one, problem, plan) for one in cells(0, True, epochs)]
 
 
-def test_a_failure_in_a_child_names_its_cell(tmp_path: Path) -> None:
-    """Here it finds no data."""
+def test_a_failure_in_a_process_names_its_cell(tmp_path: Path) -> None:
+    """Here the process of the job finds no data; its work is done in this process."""
+    reports, sender = multiprocessing.Pipe(duplex=False)
+    (job,) = cell_jobs(1.0, Problem("mnist-lenet"), tmp_path)
+    jobs._run_there(job, multiprocessing.get_context("spawn").Event(), sender)
     with pytest.raises(RunFailed, match=r"1 worker, alone: ConfigurationError: .+ub"):
-        heard_from(TrainingSite(Problem("mnist-lenet"), tmp_path, "cpu", 1))
+        jobs._JobProcess(0, job, cast(Any, None), reports).hear(JobWatch(), {})
 
 
 # ---------------------------------------------------------------------- DC-ASGD on CIFAR-10

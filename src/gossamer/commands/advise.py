@@ -21,23 +21,21 @@ from gossamer.commands.console import (
     show_table,
     warn,
 )
-from gossamer.commands.kept_run import EngineCache, complete, draw, execute, kept_run, slug
+from gossamer.commands.kept_run import kept_run
+from gossamer.commands.work.simulations import EngineCache, execute, slug
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
 from gossamer.observe.observer import Observer
 from gossamer.plan.advise.budget import SearchPlan, make_plan, nominal_seconds
-from gossamer.plan.advise.candidates import candidates
+from gossamer.plan.advise.candidates import Candidate, candidates
+from gossamer.plan.advise.collecting import collecting_seconds, model_bytes
 from gossamer.plan.advise.findings import SearchFindings
 from gossamer.plan.advise.search import OutOfTime, Run, Search, SearchStep, Stop
 from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.plan.advise.sensitivity import scenes
 from gossamer.quantities import counted, seconds
-from gossamer.report.page.build import build_page
-from gossamer.report.page.html_file import write_page
-from gossamer.report.pictures.main_picture import Advice
 from gossamer.runs.arrival import RULE, evaluations
 from gossamer.runs.folder import RunFolder
-from gossamer.runs.kept_runs import read_folder
 from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import show_number
 from gossamer.sim.simulation import Simulation
@@ -93,9 +91,9 @@ def advise(
         rates=len(rates), kinds=_KINDS, scenes=len(changed), seeds=seeds,
     )  # fmt: skip
     left_out |= {one.method: f"{budget} do not pay for it" for one in found[plan.candidates :]}
-    config = _config(base, plan, target, budget, rates)
-    with kept_run(keeping.runs, f"advise-{slug(loaded.name)}", config, has_page=False) as folder:
-        with Reporter(_most_runs(plan, len(changed)), "advising") as reporter:
+    config = _config(base, plan, target, budget, found)
+    with kept_run(keeping.runs, f"advise-{slug(loaded.name)}", config) as folder:
+        with Reporter(plan.most_runs(len(changed)), "advising") as reporter:
             runner = _runner(folder, time.monotonic() + allowed)
             search = Search(base, found, plan, target, runner, _watcher(reporter))
             search.run(changed)
@@ -105,8 +103,6 @@ def advise(
             print_json(findings.as_dict())
         if folder is not None:
             folder.write_summary(findings.as_dict())
-    if folder is not None:
-        _keep_page(findings, folder)
     if search.ended == "interrupted":
         raise KeyboardInterrupt
 
@@ -164,11 +160,6 @@ def _runner(folder: RunFolder | None, deadline: float) -> Run:
     return run
 
 
-def _most_runs(plan: SearchPlan, changed: int) -> int:
-    final = (plan.leaders + plan.kinds - 1) * plan.seeds
-    return plan.searches + final + plan.contenders * changed * plan.scene_seeds
-
-
 def _watcher(reporter: Reporter) -> Callable[[SearchStep], None]:
     """Where the search is: a line that changes on a terminal, a line a stage elsewhere."""
     stages: list[str] = []
@@ -188,33 +179,21 @@ def _watcher(reporter: Reporter) -> Callable[[SearchStep], None]:
 
 
 def _config(
-    base: Settings, plan: SearchPlan, target: float, budget: str, rates: Sequence[float]
+    base: Settings, plan: SearchPlan, target: float, budget: str, found: Sequence[Candidate]
 ) -> dict[str, Any]:
     shared = {key: value for key, value in base.as_dict().items() if not key.startswith("method")}
-    shared |= {"learning_rates": list(rates), "target": target, "budget": budget}
     shared.pop("learning_rate")
-    shared["plan"] = dataclasses.asdict(plan)
-    return {"command": "advise", **shared}
-
-
-def _keep_page(findings: SearchFindings, folder: RunFolder) -> None:
-    """The page of the finalists, with the advice on it, and its main picture."""
-    place = folder.path / "report.html"
-    base, target = findings.search.base, findings.search.target
-    title = f"Advice for {base.task.title} on {base.cluster.title or base.cluster.name}"
-    with complete(folder):
-        folders = [read_folder(folder.path)]
-        data = build_page(folders, target=target)
-        data["title"] = title
-        data["verdict"] = findings.verdict()
-        data["can_tell"] = findings.contest.can_tell
-        for method in data["methods"]:
-            method["arrival"] = findings.arrivals().get(method["label"], method["arrival"])
-        data["tables"] = [*findings.tables(), *data["tables"]]
-        data["notices"] = [*findings.remarks(), *data["notices"]]
-        write_page(place, data)
-        say_line(f"report: {place}")
-        draw(place.with_suffix(".png"), folders, target, Advice(title, findings.contest))
+    size = model_bytes(base)
+    prices = {one.method: collecting_seconds(one.settings(base), size) for one in found}
+    return {
+        "command": "advise",
+        **shared,
+        "learning_rates": sorted({one.learning_rate for one in found}),
+        "target": target,
+        "budget": budget,
+        "plan": dataclasses.asdict(plan),
+        "collecting_seconds": prices,
+    }
 
 
 def _show(findings: SearchFindings) -> None:

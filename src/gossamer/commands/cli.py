@@ -1,4 +1,4 @@
-"""The command line. Bad input is one sentence and exit code 2."""
+"""The command line. Bad input ends a command with one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "--out", "--force", "--runs", "--live", "--json", "--help",
     ),
 }  # fmt: skip
-"""By the name of an option, which means the same wherever it occurs; the others come first."""
+"""The options of each group of a help text. Options that are not named here come first."""
 _LEAST_OPTIONS = 12
-"""Fewer are read as one list."""
+"""The help of a command with fewer options shows them as one list."""
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help shows its options in groups where they are many."""
+    """A command with many options, which its help shows in groups."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         arguments: list[tuple[str, str]] = []
@@ -86,7 +86,7 @@ app = typer.Typer(
     help="Train on many loosely coupled workers, and know beforehand which way of coupling wins.",
     add_completion=True,
     pretty_exceptions_enable=False,
-    # As markup, the [@START+LENGTH] of an option's help would be swallowed as a style.
+    # Rich would take the [@START+LENGTH] of a help text for a style and drop it.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -119,23 +119,23 @@ for command in (
 ):  # fmt: skip
     app.command(cls=GroupedCommand)(command)
 app.command("replay", cls=GroupedCommand)(replay_run)
-# What follows the script belongs to the script, also where it looks like an option of ours.
+# Everything after the script belongs to the script, also where it looks like our option.
 app.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})(run)
 app.add_typer(lab, name="lab")
 
 
 _INTERRUPTED = 130
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-# Typer brings a click of its own or uses the installed one; either way this is its usage error.
+# Typer brings its own click or uses the installed one; this is the usage error of either.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def main() -> None:
-    """Run a command; every foreseen failure is one sentence."""
-    # Standard output is for results, until a command is told --json.
+    """Run a command. Every foreseen failure is printed as one sentence."""
+    # Results go to standard output, until --json sends them to standard error.
     out.stderr = False
     try:
-        # Outside of standalone mode typer prints no frames around errors and hands them over.
+        # Outside of standalone mode typer raises errors instead of printing them.
         with ended_by_signals():
             status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except _UsageError as error:
@@ -148,7 +148,7 @@ def main() -> None:
         _end(1, f"the run ended: {error}")
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        # What reads run folders keeps none of its own.
+        # These two commands read run folders and have no option --runs.
         has_runs = sys.argv[1:2] not in (["report"], ["export"])
         room = "; make room, or choose other --runs" if has_runs else "; make room"
         advice = room if error.errno == errno.ENOSPC else ""
@@ -162,8 +162,11 @@ def main() -> None:
 
 @contextmanager
 def ended_by_signals() -> Generator[None]:
-    """Inside, they end the program as an error would; whoever launches workers handles them by
-    itself. What is ignored, as by nohup, stays ignored."""
+    """Let signals end the program as an error would.
+
+    The launcher of workers has its own handlers. A signal that is ignored, as under nohup, stays
+    ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -179,12 +182,12 @@ def ended_by_signals() -> Generator[None]:
 
 
 def _end_by(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(number, signal.SIG_DFL)  # asked twice, it means: at once
+    signal.signal(number, signal.SIG_DFL)  # a second signal ends the program at once
     raise SystemExit(128 + number)
 
 
 def _sentence(error: typer.BadParameter) -> str:
-    """What is wrong with the command line, as one sentence."""
+    """Say in one sentence what is wrong with the command line."""
     text = error.format_message().rstrip(".").replace(". Did", "; did")
     text = _near_options_only(_in_plain_words(text))
     command = error.ctx.command_path if error.ctx else "gossamer"
@@ -196,7 +199,7 @@ _NO_NUMBER = re.compile(r"Invalid value for '(?:-\w / )?(--[\w-]+)'.*\b(integer|
 
 
 def _in_plain_words(text: str) -> str:
-    """A value that is no number: which was expected and which was got, by no library's words."""
+    """Say of a value that is no number what was expected and what was got."""
     found = _NO_NUMBER.fullmatch(text)
     if not found:
         return text
@@ -205,7 +208,7 @@ def _in_plain_words(text: str) -> str:
 
 
 def _near_options_only(text: str) -> str:
-    """Without proposals that only share some letters with what was typed."""
+    """Keep only the proposal that is close to what the user typed."""
     found = re.fullmatch(r"(?s)(.*: (--\S+)) \(Possible options: (.*)\)", text)
     if not found:
         return text
@@ -217,14 +220,14 @@ _FLAGS = {"learning_rate": "--lr"}
 
 
 def _with_flags(text: str) -> str:
-    """The name of the option in place of the setting's, where it was given on the command line."""
+    """Replace the name of a setting by that of its option, if the command line gives the option."""
     name, _, rest = text.partition(" must ")
     flag = _FLAGS.get(name, f"--{name.replace(' ', '-').replace('_', '-')}")
     return f"{flag} must {rest}" if rest and _value_of(flag) is not None else text
 
 
 def _value_of(flag: str) -> str | None:
-    """What the command line gives to an option; None where it does not name it."""
+    """The value of an option on the command line; None where the option is not given."""
     for at, word in enumerate(sys.argv):
         if word == flag:
             return "".join(sys.argv[at + 1 : at + 2])

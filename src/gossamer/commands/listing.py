@@ -1,13 +1,12 @@
-"""`gossamer methods`, `tasks` and `clusters`: what there is, with what each promises."""
+"""`gossamer methods`, `tasks` and `clusters`: lists of what a user can choose."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from gossamer.commands.console import out, print_json, say, say_line, show_table
+from gossamer.commands.console import out, print_json, say, say_line, show_table, titled_table
 from gossamer.commands.options import JsonOption
 from gossamer.config.cluster import clusters as presets
 from gossamer.errors import unknown_name
@@ -15,12 +14,12 @@ from gossamer.methods import METHODS, Method
 from gossamer.specs import print_spec
 from gossamer.tasks import TASKS
 
-# Workers and steps of a short run and of a long one: an option that suits its run shows in one.
+# Workers and steps of a short and of a long run: a default that depends on the run differs in one.
 _RUNS = ((2, 10), (16, 10_000))
 
 
 def described(method: Method) -> dict[str, Any]:
-    """A row of the table of methods as plain values."""
+    """Describe a method by plain values, as one row of the table."""
     promises = method.promises
     return {
         "name": method.name,
@@ -40,7 +39,7 @@ def described(method: Method) -> dict[str, Any]:
 
 
 def _chosen_for_the_run(method: Method) -> str:
-    """The options whose default is not what every run takes when they are left out."""
+    """Name the options whose value, where they are left out, depends on the run."""
     defaults = method.defaults()
     suited = [method.values(*run, {}) for run in _RUNS]
     return ", ".join(
@@ -58,17 +57,18 @@ def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
     if name is not None and name not in METHODS:
         raise unknown_name("method", name, METHODS)
     rows = [described(method) for method in METHODS.values() if name in (None, method.name)]
-    table = Table(title="Methods", title_justify="left")
-    table.add_column("method", no_wrap=True)
-    for column in ("output", "keeps the mean", "waits for", "staleness", "survives a death",
-                   "models sent per step"):  # fmt: skip
-        table.add_column(column)
-    for row in rows:
-        table.add_row(
+    columns = (
+        "method", "output", "keeps the mean", "waits for", "staleness", "survives a death",
+        "models sent per step",
+    )  # fmt: skip
+    cells = [
+        (
             row["name"], row["output"], _yes(row["keeps_mean"]), row["waits_for"],
             row["staleness"], _yes(row["survives_death"]), row["traffic"],
-        )  # fmt: skip
-    show_table(table)
+        )
+        for row in rows
+    ]  # fmt: skip
+    show_table(titled_table("Methods", *columns, rows=cells))
     out.print("\nOptions and their defaults:")
     for row in rows:
         say_line(f"  {print_spec(row['name'], row['options'])}")
@@ -89,13 +89,11 @@ def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
 
 def tasks(as_json: JsonOption = False) -> None:
     """List what can be trained."""
-    table = Table(title="Tasks", title_justify="left")
-    table.add_column("task", no_wrap=True)
-    for column in ("what it is", "data"):
-        table.add_column(column, overflow="fold")
-    for name, entry in TASKS.items():
-        table.add_row(name, entry.description, entry.origin or "comes with the package")
-    out.print(table)
+    cells = [
+        (name, entry.description, entry.origin or "comes with the package")
+        for name, entry in TASKS.items()
+    ]
+    out.print(titled_table("Tasks", "task", "what it is", "data", rows=cells))
     if as_json:
         rows = [
             {"name": name, "description": entry.description, "needs_data": entry.needs_data}
@@ -106,12 +104,7 @@ def tasks(as_json: JsonOption = False) -> None:
 
 def clusters(as_json: JsonOption = False) -> None:
     """List the cluster descriptions that come with the package."""
-    table = Table(title="Clusters", title_justify="left")
-    table.add_column("cluster", no_wrap=True)
-    table.add_column("what it is")
-    for name, title in presets().items():
-        table.add_row(name, title)
-    out.print(table)
+    out.print(titled_table("Clusters", "cluster", "what it is", rows=presets().items()))
     if as_json:
         print_json({"clusters": [{"name": n, "title": t} for n, t in presets().items()]})
 

@@ -28,17 +28,27 @@ from gossamer.runs.ranking import LOOKS
 from gossamer.tasks import Task
 
 Answer = TypeVar("Answer")
+Number = TypeVar("Number", int, float)
 Texts = list[str] | None
 
 
-def option(default: Any, *names: str, **more: Any) -> Any:
-    """A field of a group that is an option of typer's."""
-    return dataclasses.field(default=default, metadata={"option": typer.Option(*names, **more)})
+def shown(help: str, *names: str, parser: Callable[[str], Any] | None = None, **more: Any) -> Any:
+    """Say how help shows an option, whose name is that of its parameter unless names are given."""
+    return typer.Option(*names, help=help, parser=parser, **more)
+
+
+def option(
+    default: Any, help: str = "", *names: str, parser: Callable[[str], Any] | None = None,
+    **more: Any,
+) -> Any:  # fmt: skip
+    """Make a field of a group that typer shows as an option."""
+    mark = shown(help, *names, parser=parser, **more)
+    return dataclasses.field(default=default, metadata={"option": mark})
 
 
 @dataclass(frozen=True)
 class Without:
-    """Written beside a group, in `Annotated`: the options that this command does not have."""
+    """Names, in `Annotated` beside a group, the options that a command does not have."""
 
     names: tuple[str, ...]
 
@@ -77,15 +87,10 @@ def with_groups(command: Callable[..., Answer]) -> Callable[..., Answer]:
 
 # ---------------------------------------------------------------------- single options
 
-MethodOption = Annotated[
-    str, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
-]
+MethodOption = Annotated[str, shown("NAME or NAME:KEY=VALUE,...; `gossamer methods`.")]
 MethodOrOwnOption = Annotated[
     str | None,
-    typer.Option(
-        "--method",
-        help="NAME or NAME:KEY=VALUE,...; `gossamer methods`. Default: ad_psgd, or the script's.",
-    ),
+    shown("NAME or NAME:KEY=VALUE,...; `gossamer methods`. Default: ad_psgd, or the script's."),
 ]
 ScriptArgument = Annotated[
     str | None,
@@ -97,61 +102,35 @@ ArgumentsArgument = Annotated[
 ]
 ComputeOption = Annotated[
     str,
-    typer.Option(
-        "--compute",
+    shown(
+        "How long a script's step computes: cluster (as the cluster says), measured, or 12ms.",
         metavar="TIME",
-        help="Of a script's step: cluster (what the cluster says), measured, or a time: 12ms.",
     ),
 ]
-RateOption = Annotated[
-    float | None, typer.Option("--lr", help="Learning rate; default: the task's.")
-]
-MethodsOption = Annotated[
-    str, typer.Option("--methods", help="Methods separated by spaces: NAME or NAME:KEY=VALUE,...")
-]
-TaskOption = Annotated[
-    str, typer.Option("--task", help="What to train; `gossamer tasks` lists them.")
-]
-ClusterOption = Annotated[
-    str, typer.Option("--cluster", help="A preset (`gossamer clusters`) or a TOML file.")
-]
-SeedOption = Annotated[
-    int, typer.Option("--seed", help="Any whole number; everything random follows from it.")
-]
-SeedsOption = Annotated[
-    int, typer.Option("--seeds", help="Repeat with this many seeds; report mean and 95 % interval.")
-]
-EpochsOption = Annotated[
-    float | None, typer.Option("--epochs", help="Passes over the data, of all workers together.")
-]
-BatchOption = Annotated[int | None, typer.Option("--batch", help="Samples per worker and step.")]
-GridOption = Annotated[
-    str | None, typer.Option("--lr", help="The grid for every method, such as 0.01,0.03,0.1.")
-]
+RateOption = Annotated[float | None, shown("Learning rate; default: the task's.")]
+MethodsOption = Annotated[str, shown("Methods separated by spaces: NAME or NAME:KEY=VALUE,...")]
+TaskOption = Annotated[str, shown("What to train; `gossamer tasks` lists them.")]
+ClusterOption = Annotated[str, shown("A preset (`gossamer clusters`) or a TOML file.")]
+SeedOption = Annotated[int, shown("Any whole number; everything random follows from it.")]
+SeedsOption = Annotated[int, shown("Repeat with this many seeds; report mean and 95 % interval.")]
+EpochsOption = Annotated[float | None, shown("Passes over the data, of all workers together.")]
+BatchOption = Annotated[int | None, shown("Samples per worker and step.")]
+GridOption = Annotated[str | None, shown("The grid for every method, such as 0.01,0.03,0.1.")]
 TargetOption = Annotated[
     float | None,
-    typer.Option(
-        "--target",
-        help="Accuracy (0.95, or 95 for 95 %) or loss to reach and hold; default: near the best.",
-    ),
+    shown("Accuracy (0.95, or 95 for 95 %) or loss to reach and hold; default: near the best."),
 ]
-TrainingDeviceOption = Annotated[
-    str | None, typer.Option("--device", help="To train on: cpu (the default) or cuda.")
-]
-ThreadsOption = Annotated[int, typer.Option("--threads", help="Threads of torch on the CPU.")]
+ThreadsOption = Annotated[int, shown("Threads of torch on the CPU.")]
 ModelBytesOption = Annotated[
     int | None,
-    typer.Option(
-        "--model-bytes",
+    shown(
+        "Charge the network for a model of this size: 100e6, 10MB, 1.5GB.",
         metavar="SIZE",
         parser=lambda text: size_in_bytes(text, "--model-bytes"),
-        help="Charge the network for a model of this size: 100e6, 10MB, 1.5GB.",
     ),
 ]
-DataOption = Annotated[Path | None, typer.Option("--data", help="Where the files of the task are.")]
-RunsOption = Annotated[
-    Path, typer.Option("--runs", help="Where run folders go; `none` keeps nothing.")
-]
+DataOption = Annotated[Path | None, shown("Where the files of the task are.")]
+RunsOption = Annotated[Path, shown("Where run folders go; `none` keeps nothing.")]
 JsonOption = Annotated[
     bool,
     typer.Option(
@@ -163,57 +142,42 @@ JsonOption = Annotated[
 ]
 SlowLinkOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--slow-link",
+    shown(
+        "Slow the network card of this worker down by FACTOR: 0=10.",
         metavar="WORKER=FACTOR[@START+LENGTH]",
-        help="Slow the network card of this worker down by FACTOR: 0=10.",
     ),
 ]
 KillOption = Annotated[
-    list[str] | None,
-    typer.Option("--kill", metavar="WORKER@TIME", help="Let this worker die at TIME: 3@2.5s."),
+    list[str] | None, shown("Let this worker die at TIME: 3@2.5s.", metavar="WORKER@TIME")
 ]
 PauseOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--pause",
-        metavar="WORKER@START+LENGTH",
-        help="Let this worker stand still for LENGTH: 2@1s+0.5s.",
-    ),
+    shown("Let this worker stand still for LENGTH: 2@1s+0.5s.", metavar="WORKER@START+LENGTH"),
 ]
 DelayOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--delay",
-        metavar="TIME[@START+LENGTH]",
-        help="Delay added to every message: 20ms@1s+2s.",
-    ),
+    shown("Delay added to every message: 20ms@1s+2s.", metavar="TIME[@START+LENGTH]"),
 ]
 AlwaysSlowOption = Annotated[
-    list[str] | None,
-    typer.Option("--slow", metavar="WORKER=FACTOR", help="Slow this worker down by FACTOR: 0=4."),
+    list[str] | None, shown("Slow this worker down by FACTOR: 0=4.", metavar="WORKER=FACTOR")
 ]
 ProcessesOption = Annotated[
     int | None,
-    typer.Option(
+    shown(
+        "A process each on this host: 2, or as many as torchrun or mpirun has started.",
         "-n",
         "--workers",
-        help="A process each on this host: 2, or as many as torchrun or mpirun has started.",
     ),
 ]
 AnyTransportOption = Annotated[
-    str | None,
-    typer.Option(
-        "--transport", help="shm, torch or, under mpirun and srun, mpi; by default what suits."
-    ),
+    str | None, shown("shm, torch or, under mpirun and srun, mpi; by default what suits.")
 ]
 DeadlineOption = Annotated[
     float | None,
-    typer.Option(
-        "--deadline",
+    shown(
+        "After this time print who waits for what, and exit with code 3: 90s, 5m.",
         metavar="TIME",
         parser=lambda text: seconds(text, "--deadline"),
-        help="After this time print who waits for what, and exit with code 3: 90s, 5m.",
     ),
 ]
 
@@ -226,34 +190,29 @@ class ClusterOptions:
     """Which cluster is simulated, and what goes wrong on it."""
 
     cluster: ClusterOption = "equal-8"
-    workers: int | None = option(
-        None, "--workers", help="How many workers, instead of the cluster's number."
-    )
+    workers: int | None = option(None, "How many workers, instead of the cluster's number.")
     slow: Texts = option(
         None,
-        "--slow",
+        "Slow this worker down by FACTOR: 0=10, or from START on: 0=10@2s; may be repeated.",
         metavar="WORKER=FACTOR[@START+LENGTH]",
-        help="Slow this worker down by FACTOR: 0=10, or from START on: 0=10@2s; may be repeated.",
     )
     slow_link: SlowLinkOption = None
     kill: KillOption = None
     pause: PauseOption = None
     drop: Texts = option(
         None,
-        "--drop",
+        "Probability that a message is lost, and sent again later: 0.05.",
         metavar="PROBABILITY[@START+LENGTH]",
-        help="Probability that a message is lost, and sent again later: 0.05.",
     )
     delay: DelayOption = None
     partition: Texts = option(
         None,
-        "--partition",
+        "Nothing crosses between the sides: '0,1|2-7@1s+2s'.",
         metavar="SIDE|SIDE[@START+LENGTH]",
-        help="Nothing crosses between the sides: '0,1|2-7@1s+2s'.",
     )
 
     def described(self) -> Cluster:
-        """The cluster with what the command line changes in it."""
+        """Load the cluster and apply what the command line changes."""
         described = ("cluster", "workers")
         texts = {name: value for name, value in vars(self).items() if name not in described}
         faults = parse_faults(**texts)
@@ -262,14 +221,14 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class LengthOptions:
-    """How long a run is, and in which portions."""
+    """How long a run is, and how large its batches are."""
 
     epochs: EpochsOption = None
-    samples: int | None = option(None, "--samples", help="The same, as a number of samples.")
+    samples: int | None = option(None, "The same, as a number of samples.")
     batch: BatchOption = None
 
     def epochs_of(self, task: Task) -> float | None:
-        """The passes over the data that were asked for; None where nothing was."""
+        """The passes over the data that the user asked for; None where no option says so."""
         if self.samples is None:
             return self.epochs
         if self.epochs is not None:
@@ -284,40 +243,30 @@ class RunOptions:
     """How a run learns, and what computes it."""
 
     optimiser: str | None = option(
-        None,
-        "--optimiser",
-        "--optimizer",
-        help="Such as sgd:momentum=0.9,weight_decay=1e-4 or adamw.",
+        None, "Such as sgd:momentum=0.9,weight_decay=1e-4 or adamw.", "--optimiser", "--optimizer"
     )
     schedule: str = option(
-        "constant", "--schedule", help="constant, step:at=81/122, cosine, linear; warmup=5,scale=8."
+        "constant", "constant, step:at=81/122, cosine, linear; warmup=5,scale=8."
     )
     clip: float | None = option(
-        None,
-        "--clip",
-        help="Largest norm of what an update applies: a gradient, or a mean of several.",
+        None, "Largest norm of what an update applies: a gradient, or a mean of several."
     )
-    split: str = option(
-        "shuffled", "--split", help="shuffled, sharded, dirichlet:alpha=0.3 or by_class."
-    )
-    engine: str = option(
-        "vector", "--engine", help="vector, loop (the reference) or none (time only)."
-    )
-    device: str = option("cpu", "--device", help="cpu or cuda.")
+    split: str = option("shuffled", "shuffled, sharded, dirichlet:alpha=0.3 or by_class.")
+    engine: str = option("vector", "vector, loop (the reference) or none (time only).")
+    device: str = option("cpu", "cpu or cuda.")
     threads: ThreadsOption = 1
     compiled: bool | None = option(
-        None, "--compile/--no-compile", help="torch.compile; by default where it pays back."
+        None, "torch.compile; by default where it pays back.", "--compile/--no-compile"
     )
     buffers: str = option(
         "recomputed",
-        "--buffers",
-        help="BatchNorm statistics of the output: recomputed, recomputed:BATCHES, averaged, local.",
+        "BatchNorm statistics of the output: recomputed, recomputed:BATCHES, averaged, local.",
     )
     model_bytes: ModelBytesOption = None
     data: DataOption = None
 
     def settings(self) -> dict[str, Any]:
-        """The options by the names that `make_settings` knows; the data belong to the task."""
+        """The options by their names in `make_settings`, without the data, which the task needs."""
         return {name: value for name, value in vars(self).items() if name != "data"}
 
 
@@ -328,37 +277,27 @@ class KeepOptions:
     runs: RunsOption = Path("runs")
     live: int | None = option(
         None,
-        "--live",
+        "Show the growing report at http://127.0.0.1:PORT, on this machine only; 0: any port.",
         metavar="PORT",
-        help="Show the growing report at http://127.0.0.1:PORT, on this machine only; 0: any port.",
     )
     as_json: JsonOption = False
-
-
-def _patience(text: str) -> float:
-    return seconds(text, "--patience")
 
 
 @dataclass(frozen=True)
 class HostOptions:
     """Which hosts take part in a run, and how they find each other."""
 
-    nnodes: int = option(1, "--nnodes", help="How many hosts take part.")
-    node_rank: int = option(0, "--node-rank", help="Which of them this is.")
-    rendezvous: str | None = option(
-        None, "--rendezvous", metavar="HOST:PORT", help="Where they meet: node 0's."
-    )
+    nnodes: int = option(1, "How many hosts take part.")
+    node_rank: int = option(0, "Which of them this is.")
+    rendezvous: str | None = option(None, "Where they meet: node 0's.", metavar="HOST:PORT")
     patience: float = option(
         60.0,
-        "--patience",
+        "How long hosts wait for each other: 90s, 5m.",
         metavar="TIME",
-        parser=_patience,
-        help="How long hosts wait for each other: 90s, 5m.",
+        parser=lambda text: seconds(text, "--patience"),
     )
     secret_file: Path | None = option(
-        None,
-        "--secret-file",
-        help="By what several hosts know each other; else in GOSSAMER_SECRET.",
+        None, "By what several hosts know each other; else in GOSSAMER_SECRET."
     )
 
 
@@ -370,21 +309,16 @@ class RealFaultOptions:
     pause: PauseOption = None
     kill: KillOption = None
     bandwidth: str | None = option(
-        None,
-        "--bandwidth",
-        metavar="BANDWIDTH",
-        help="Every worker's card carries no more: 100Mbit.",
+        None, "Every worker's card carries no more: 100Mbit.", metavar="BANDWIDTH"
     )
-    latency: str | None = option(
-        None, "--latency", metavar="TIME", help="Every message takes at least so long: 1ms."
-    )
+    latency: str | None = option(None, "Every message takes at least so long: 1ms.", metavar="TIME")
     slow_link: SlowLinkOption = None
     delay: DelayOption = None
-    drop: Texts = option(None, "--drop", hidden=True)
-    partition: Texts = option(None, "--partition", hidden=True)
+    drop: Texts = option(None, hidden=True)
+    partition: Texts = option(None, hidden=True)
 
     def plan(self) -> FaultPlan:
-        """What the launcher and the workers are told of it; what they cannot do is refused."""
+        """Make the plan for the launcher and the workers; refuse faults they cannot cause."""
         links = {"bandwidth", "latency"}
         texts = {name: value for name, value in vars(self).items() if name not in links}
         return FaultPlan(
@@ -397,21 +331,26 @@ class RealFaultOptions:
 # ---------------------------------------------------------------------- what a value means
 
 
-def rates_from(text: str | None) -> tuple[float, ...]:
-    """The learning rates of a grid, each once; none where nothing was said."""
-    if text is None:
-        return ()
+def numbers_from(
+    option: str, text: str | None, kind: Callable[[str], Number]
+) -> tuple[Number, ...]:
+    """Read numbers separated by commas; no numbers where the option is left out."""
     try:
-        rates = tuple(float(part) for part in text.split(","))
+        return () if text is None else tuple(kind(part) for part in text.split(","))
     except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
         raise ConfigurationError(
-            f"--lr must be numbers separated by commas, got {text!r}"
+            f"{option} must be {what} separated by commas, got {text!r}"
         ) from None
-    return tuple(dict.fromkeys(rates))
+
+
+def rates_from(text: str | None) -> tuple[float, ...]:
+    """Read the learning rates of a grid, each once; no rates where the option is left out."""
+    return tuple(dict.fromkeys(numbers_from("--lr", text, float)))
 
 
 def looks_from(text: str) -> tuple[int, ...]:
-    """The numbers of seeds after which a comparison looks whether a winner is clear."""
+    """Read the numbers of seeds after which a comparison tests whether a winner is clear."""
     if text == "auto":
         return LOOKS
     try:
@@ -423,7 +362,7 @@ def looks_from(text: str) -> tuple[int, ...]:
 
 
 def target_from(target: float | None, *, has_accuracy: bool) -> float | None:
-    """What a run must reach; accuracies are shares, and a number above 1 is one in per cent."""
+    """Check a target. An accuracy is a share, and a number above 1 is meant in per cent."""
     if target is None:
         return None
     if has_accuracy and 1 < target <= 100:

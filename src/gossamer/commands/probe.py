@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -36,17 +35,16 @@ _MOST_S = 3600.0
 
 SecondsOption = Annotated[
     float,
-    typer.Option(
-        "--seconds",
+    given.shown(
+        "How long to measure, all phases together: 20, 90s, 5m.",
         metavar="TIME",
         parser=lambda text: duration(text, "--seconds"),
-        help="How long to measure, all phases together: 20, 90s, 5m.",
     ),
 ]
 OutOption = Annotated[
-    Path, typer.Option("--out", metavar="FILE.toml", help="Where the description goes.")
+    Path, given.shown("Where the description goes.", "--out", metavar="FILE.toml")
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
+ForceOption = Annotated[bool, given.shown("Replace the file if it exists.", "--force")]
 
 
 def probe(
@@ -93,7 +91,7 @@ def probe(
         check_place(file, force=force)
     except ConfigurationError:
         if is_silent:
-            return 2  # worker 0 speaks for all of them
+            return 2  # worker 0 prints the sentence
         raise
     inquiry = _inquiry(settings, task, data, seconds)
     if is_silent:
@@ -126,7 +124,7 @@ def check_place(path: Path, *, force: bool) -> None:
             f"{path} exists; give --force to replace it, or another name with --out"
         )
     try:
-        # Trying says more than the permissions do; a file without a name leaves nothing behind.
+        # Only trying tells whether the folder is writable; a temporary file leaves nothing behind.
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
@@ -137,7 +135,7 @@ def check_place(path: Path, *, force: bool) -> None:
 
 
 def write(path: Path, text: str, *, force: bool) -> None:
-    """Whole or not at all; what somebody else has put there meanwhile is not replaced unasked."""
+    """Write the file as a whole; do not replace a file that somebody else wrote meanwhile."""
     if path.exists() and not force:
         raise ConfigurationError(
             f"{path} was made by somebody else meanwhile; probe again with another --out"
@@ -158,13 +156,13 @@ def _inquiry(settings: Settings, task: str, data: Path | None, seconds: float) -
 def _silently(
     inquiry: Inquiry, workers: int, transport: str | None, faults: FaultPlan
 ) -> int:  # fmt: skip
-    """As a worker of another launcher's job; worker 0 speaks for all of them."""
+    """Measure as a worker of another launcher's job, in which only worker 0 prints."""
     try:
         run_probe(inquiry, workers, transport, faults, lambda share, what: None)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except ConfigurationError:
-        raise  # it has not reached worker 0, which cannot say so
+        raise  # worker 0 does not know of this error
     except Error:
         return 1
     return 0
@@ -176,7 +174,7 @@ def _stop() -> NoReturn:
 
 
 class ProbeView:
-    """A bar on a terminal; elsewhere a line for each phase and at most one a second."""
+    """Shows a bar on a terminal; elsewhere a line for each phase, and at most one a second."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -239,7 +237,7 @@ def _show(findings: ProbeFindings, cluster: Cluster, path: Path) -> None:
 
 
 def _as_json(findings: ProbeFindings, cluster: Cluster, path: Path) -> dict[str, Any]:
-    """All but the single steps."""
+    """All findings, with the single steps summarised."""
     told = findings.as_dict()
     told["steps"] = [
         {

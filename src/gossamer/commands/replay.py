@@ -1,4 +1,4 @@
-"""`gossamer replay`: a recorded run again, turn by turn, to the same bits."""
+"""`gossamer replay`: execute a recorded run again, turn by turn, to the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gossamer report`: page and picture of one run or several; every command keeps them itself."""
+"""`gossamer report`: make the page and the picture of one run or several again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from gossamer.commands.console import say_line, warn
 from gossamer.commands.kept_run import draw
-from gossamer.commands.options import TargetOption, target_from
+from gossamer.commands.options import TargetOption, shown, target_from
 from gossamer.errors import ConfigurationError
 from gossamer.report.page.build import build_page
 from gossamer.report.page.html_file import write_page
@@ -25,10 +25,10 @@ def report(
     ],
     out_file: Annotated[
         Path | None,
-        typer.Option(
+        shown(
+            "Where the page goes; default: report.html in the folder, of several here.",
             "--out",
             metavar="FILE",
-            help="Where the page goes; default: report.html in the folder, of several here.",
         ),
     ] = None,
     target: TargetOption = None,
@@ -68,7 +68,7 @@ def report(
 
 
 def _check_place(path: Path | None) -> None:
-    """Refuse a place that a page does not belong to; only folders of runs are made unasked."""
+    """Refuse a path that is no page, or whose folder does not exist."""
     if path is None:
         return
     if path.is_dir():

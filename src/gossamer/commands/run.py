@@ -15,7 +15,8 @@ import typer
 
 from gossamer.commands import options as given
 from gossamer.commands.console import warn
-from gossamer.commands.kept_run import keeps_folder, slug
+from gossamer.commands.kept_run import keeps_folder
+from gossamer.commands.work.simulations import slug
 from gossamer.errors import ConfigurationError
 from gossamer.groups import even_groups
 from gossamer.methods import parse_method
@@ -23,22 +24,19 @@ from gossamer.real.launch.hosts import Hosts
 from gossamer.real.launch.launcher import Launch, Launcher
 from gossamer.runs.folder import RunFolder
 
-# Long enough that no period or schedule is refused for the shortness of the run.
+# A method is checked as in a run so long that no period or schedule exceeds it.
 _MANY_STEPS = 1_000_000
 CountOption = Annotated[
-    int, typer.Option("-n", "--workers", help="Workers on this host, a process each.")
+    int, given.shown("Workers on this host, a process each.", "-n", "--workers")
 ]
-TransportOption = Annotated[
-    str | None, typer.Option("--transport", help="shm or torch; by default what suits.")
-]
+TransportOption = Annotated[str | None, given.shown("shm or torch; by default what suits.")]
 OutputOption = Annotated[
-    str,
-    typer.Option("--output", help="labelled; rank0 shows worker 0 only; folder: a file for each."),
+    str, given.shown("labelled; rank0 shows worker 0 only; folder: a file for each.")
 ]
 TolerateOption = Annotated[
     bool,
-    typer.Option(
-        "--tolerate-deaths", help="A worker killed by a signal is no failure if the others finish."
+    given.shown(
+        "A worker killed by a signal is no failure if the others finish.", "--tolerate-deaths"
     ),
 ]
 
@@ -55,18 +53,16 @@ def run(
     ] = None,
     workers: CountOption = 2,
     method: Annotated[
-        str | None, typer.Option("--method", help="NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
+        str | None, given.shown("NAME or NAME:KEY=VALUE,...; `gossamer methods`.")
     ] = None,
     is_module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in `python -m`.")
+        bool, given.shown("SCRIPT is a module, as in `python -m`.", "-m", "--module")
     ] = False,
     transport: TransportOption = None,
     seed: given.SeedOption = 0,
     faults: given.RealFaultOptions = given.RealFaultOptions(),
     output: OutputOption = "labelled",
-    runs: Annotated[
-        Path, typer.Option("--runs", help="Where the folder of --output folder goes.")
-    ] = Path("runs"),
+    runs: Annotated[Path, given.shown("Where the folder of --output folder goes.")] = Path("runs"),
     tolerate_deaths: TolerateOption = False,
     deadline: given.DeadlineOption = None,
     place: given.HostOptions = given.HostOptions(),
@@ -116,7 +112,7 @@ def run(
 
 
 def command_of(script: str, arguments: Sequence[str], *, is_module: bool) -> list[str]:
-    """What to execute: a Python script or module with this interpreter, else a program."""
+    """The command to execute: this interpreter with a script or module, or another program."""
     if is_module:
         top = script.partition(".")[0]
         if importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:

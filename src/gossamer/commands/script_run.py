@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gossamer.commands.console import say
-from gossamer.commands.kept_run import EngineCache
 from gossamer.commands.options import LengthOptions, RunOptions
+from gossamer.commands.work.simulations import EngineCache
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError
@@ -61,6 +61,8 @@ class ScriptRuns(EngineCache):
     ) -> list[ScriptSettings]:  # fmt: skip
         """One for each method; None is the script's own. A run of worker 0 alone says what the
         script leaves to it, so that a bad script is refused before anything is written."""
+        if compute not in ("cluster", "measured"):
+            seconds(compute, "--compute")
         for method in methods:
             if method is not None:
                 parse_method(method).resolve(cluster.workers, 1_000_000)
@@ -154,3 +156,9 @@ def check_script_options(
                 f"{flag} is for tasks, and {script} decides that by itself; leave it out, or give "
                 "it to the script behind --"
             )
+
+
+def check_no_script(compute: str) -> None:
+    """What is for scripts only is refused with a task."""
+    if compute != "cluster":
+        raise ConfigurationError("--compute is for scripts; a task's compute time is the cluster's")

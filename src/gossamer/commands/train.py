@@ -7,26 +7,19 @@ import json
 import math
 import shutil
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import (
-    command_line,
-    out,
-    print_json,
-    say_line,
-    show_bytes,
-    show_share,
-)
-from gossamer.commands.kept_run import ended_by, keep_report, keeps_folder, slug
+from gossamer.commands.console import print_json, say_line, shared_figures, show_bytes, show_figures
+from gossamer.commands.kept_run import keep_report, keeps_folder
 from gossamer.commands.view.live import live_page
 from gossamer.commands.view.train_view import TrainView
+from gossamer.commands.work.simulations import command_line, ended_by, slug
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.quantities import counted
@@ -46,27 +39,23 @@ from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
 from gossamer.tasks import make_task
 
-EvaluationsOption = Annotated[
-    int, typer.Option("--evaluations", help="Number of evaluations on the way, by worker 0.")
-]
+EvaluationsOption = Annotated[int, given.shown("Number of evaluations on the way, by worker 0.")]
 RecordOption = Annotated[
-    bool, typer.Option("--record", help="Keep the order of events, for `gossamer replay`.")
+    bool, given.shown("Keep the order of events, for `gossamer replay`.", "--record")
 ]
 CheckpointOption = Annotated[
     str | None,
-    typer.Option(
-        "--checkpoint-every",
+    given.shown(
+        "Keep checkpoints in the run folder, the two newest; left out: none.",
         metavar="30s|100steps",
-        help="Keep checkpoints in the run folder, the two newest; left out: none.",
     ),
 ]
 ResumeOption = Annotated[
     Path | None,
-    typer.Option(
-        "--resume",
-        metavar="RUN",
-        help="Go on with the run of this folder from its newest checkpoint; its settings are kept, "
+    given.shown(
+        "Go on with the run of this folder from its newest checkpoint; its settings are kept, "
         "--epochs or --samples may grow.",
+        metavar="RUN",
     ),
 ]
 
@@ -109,7 +98,7 @@ def train(
     """
     plan = faults.plan()
     if resume is not None and is_follower():
-        # What the folder says is worker 0's to read: it may be that not every host sees it.
+        # Only worker 0 reads the folder, because the other hosts may not see it.
         return run_as_follower(transport, plan, running.data)
     with refuse_everywhere(transport) if resume is not None else nullcontext():
         chosen: dict[str, Any] = {
@@ -135,7 +124,7 @@ def train(
 
 @contextmanager
 def _folder(request: TrainRequest, config: Row, live: int | None) -> Generator[RunFolder | None]:
-    """Where the run is kept, which `--live` shows meanwhile."""
+    """Give the folder of the run, which `--live` shows meanwhile."""
     place = request.folder
     with ExitStack() as stack:
         with refuse_everywhere(request.transport):
@@ -144,14 +133,14 @@ def _folder(request: TrainRequest, config: Row, live: int | None) -> Generator[R
             if place is not None and not request.is_resumed:
                 method = str(request.settings.method)
                 folder = RunFolder.create(place, f"train-{slug(method)}")
-                folder.write_config(config)  # of a resumed run the old one stands until its end
+                folder.write_config(config)  # a resumed run keeps the old file until its end
         if page is not None and folder is not None:
             page.show(folder)
         yield folder
 
 
 def _follow(request: TrainRequest, folder: RunFolder | None, config: Row, *, as_json: bool) -> int:
-    """Show the run as it goes, keep what it tells, and end with its exit code."""
+    """Show and keep the run while it goes on; return its exit code."""
     settings = request.settings
     view = TrainView(str(settings.method), settings.cluster.workers, settings.epochs or 1.0)
     summary: Row = {"ended": "interrupted", "method": str(settings.method)}
@@ -160,14 +149,19 @@ def _follow(request: TrainRequest, folder: RunFolder | None, config: Row, *, as_
         folder.defer_failures()
     try:
         with view:
-            on_row = view.row if folder is None else _both(view.row, folder.add_row)
+
+            def on_row(row: Row) -> None:
+                view.row(row)
+                if folder is not None:
+                    folder.add_row(row)
+
             result = launch(
                 dataclasses.replace(request, folder=None if folder is None else folder.path),
                 RunListener(on_row, view.worker, on_start=view.start),
             )
         summary = {"ended": _how(result.status), "failure": result.failure, **result.summary}
     except ConfigurationError:
-        # Nothing was started: no folder is left, and a run that is not resumed stays as it was.
+        # No worker was started: a new folder is removed, and the folder of a resumed run stays.
         if folder is not None:
             folder.close()
             if not request.is_resumed:
@@ -175,13 +169,13 @@ def _follow(request: TrainRequest, folder: RunFolder | None, config: Row, *, as_
         folder = None
         raise
     except KeyboardInterrupt:
-        pass  # before the workers were started, or as one worker of another launcher's job
+        pass  # no worker was started yet, or this is one worker of another launcher's job
     except BaseException as error:
         summary["ended"] = ended_by(error)
         raise
     finally:
         if folder is not None:
-            folder.write_config(config)  # of a resumed run, which may have grown
+            folder.write_config(config)  # a resumed run may have grown
             folder.write_summary(summary)
             if result is not None and result.strip is not None:
                 folder.write_strip(result.strip)
@@ -217,7 +211,7 @@ def _settings(
 
 
 def _beside(request: TrainRequest) -> Row:
-    """What decided a real run beside its settings."""
+    """What decides a real run apart from its settings."""
     plan = request.faults
     return {
         "command": "train", "transport": request.transport,
@@ -229,19 +223,19 @@ def _beside(request: TrainRequest) -> Row:
 
 
 def _typed(resume: Path | None) -> str:
-    """Of a run that goes on, also what began it: both are needed to get there again."""
+    """The command line; a resumed run has the lines of both commands, because both decide it."""
     if resume is None:
         return command_line()
     try:
         before = json.loads((resume / "config.json").read_text(encoding="utf-8"))["command_line"]
     except (OSError, ValueError, KeyError, TypeError):
-        # Of another version, or damaged; the checkpoint is what a resumed run needs.
+        # The file is damaged or of another version; a resumed run needs only the checkpoint.
         return command_line()
     return f"{before}\n{command_line()}"
 
 
 def _saved(context: typer.Context, resume: Path) -> dict[str, Any]:
-    """The settings of a run that goes on, but for what the command line says."""
+    """The settings of the run that is resumed, without those that the command line states."""
     stated = {
         name for name in context.params
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
@@ -249,14 +243,6 @@ def _saved(context: typer.Context, resume: Path) -> dict[str, Any]:
     if "samples" in stated:
         stated.add("epochs")
     return {name: value for name, value in saved_options(resume).items() if name not in stated}
-
-
-def _both(first: Callable[[Row], None], second: Callable[[Row], None]) -> Callable[[Row], None]:
-    def call(row: Row) -> None:
-        first(row)
-        second(row)
-
-    return call
 
 
 def _how(status: int) -> str:
@@ -267,29 +253,25 @@ def _how(status: int) -> str:
 
 
 def _show(result: Result) -> None:
-    summary = result.summary
-    table = Table(
-        title=f"{summary['method']} on {summary['workers']} real workers",
-        title_justify="left", show_header=False, box=None,
-    )  # fmt: skip
-
-    def add(label: str, key: str, show: Callable[[float], str]) -> None:
-        if summary.get(key) is not None:
-            table.add_row(label, show(summary[key]))
-
-    output = summary.get("output", "model")
-    add(f"loss of the {output}", "loss", "{:.4f}".format)
-    add(f"accuracy of the {output}", "accuracy", show_share)
-    add("accuracy of a worker", "worker_accuracy", show_share)
-    add("wall time", "wall_seconds", "{:.2f} s".format)
-    add("steps", "steps", "{:.0f}".format)
-    by_worker = ", ".join(f"{rank}: {n}" for rank, n in summary["steps_by_worker"].items())
-    table.add_row("steps by worker", by_worker)
-    add("waiting", "waiting_fraction", show_share)
-    add("mean staleness", "mean_staleness", "{:.2f}".format)
-    add("consensus distance", "consensus_distance", "{:.4f}".format)
-    add("bytes sent per step", "bytes_per_step", show_bytes)
-    add("exchanges per step", "exchanges_per_step", "{:.2f}".format)
+    summary = dict(result.summary)
     if result.status == 0 and summary["living"] < summary["workers"]:
-        table.add_row("lived to the end", f"{summary['living']} of {summary['workers']}")
-    out.print(table)
+        summary["survivors"] = f"{summary['living']} of {summary['workers']}"
+    scores, costs = shared_figures(summary.get("output", "model"))
+    show_figures(
+        f"{summary['method']} on {summary['workers']} real workers",
+        summary,
+        [
+            *scores,
+            ("wall time", "wall_seconds", "{:.2f} s".format),
+            ("steps", "steps", "{:.0f}".format),
+            ("steps by worker", "steps_by_worker", _by_worker),
+            *costs,
+            ("bytes sent per step", "bytes_per_step", show_bytes),
+            ("exchanges per step", "exchanges_per_step", "{:.2f}".format),
+            ("lived to the end", "survivors", str),
+        ],
+    )
+
+
+def _by_worker(steps: Row) -> str:
+    return ", ".join(f"{rank}: {count}" for rank, count in steps.items())

@@ -30,12 +30,13 @@ class Compute:
     jitter: float = 0.05
     """Standard deviation over mean; ignored by constant and exponential."""
     unoverlapped_seconds: float = 0.0
-    """Copying and applying after each gradient: not scaled by slow-downs, hidden by nothing."""
+    """Copying and applying after each gradient. A slow-down does not scale this time, and nothing
+    overlaps with it."""
     forward_share: float = 1 / 3
     """The part of the time before the first bucket can be ready."""
     pause_probability: float = 0.0
     pause_seconds: float = 0.0
-    """A straggler that strikes at random: with that probability a step takes that much longer."""
+    """A random straggler: with this probability a step takes this much longer."""
 
     def draw(self, rng: random.Random) -> float:
         """One compute time, before slow-downs."""
@@ -46,7 +47,7 @@ class Compute:
             case "normal":
                 value = max(0.1 * mean, rng.gauss(mean, spread * mean))
             case "lognormal":
-                # Parameters chosen so that mean and standard deviation are the ones asked for.
+                # These parameters give the mean and the standard deviation that were asked for.
                 variance = math.log1p(spread * spread)
                 value = mean * rng.lognormvariate(-variance / 2, variance**0.5)
             case "uniform":
@@ -70,13 +71,23 @@ class Wires:
     memory_bandwidth: float = 0.0
     """Inside a machine; 0 means free."""
     server_bandwidth: float = 0.0
-    """Of a server's own card; 0 means like everybody's."""
+    """Of a server's own card; 0 means: as a worker's."""
     rack_latency: float = 0.0
     """Added when a message leaves its rack."""
     oversubscription: float = 1.0
     """A byte that leaves its rack costs this many times its time on both cards."""
     retransmission: float = 0.2
-    """How long until a dropped message is sent again."""
+    """How long it takes until a dropped message is sent again."""
+
+
+_RANGES: tuple[tuple[Any, ...], ...] = (
+    ("", "workers", 1), ("", "workers_per_machine", 1), ("", "machines_per_rack", 0),
+    ("compute", "jitter", 0), ("compute", "forward_share", 0, 1),
+    ("compute", "pause_probability", 0, 1), ("network", "oversubscription", 1),
+    ("network", "latency", 0), ("network", "retransmission", 0),
+    ("", "failure_detection", 0), ("", "deadline", 0),
+)  # fmt: skip
+"""The part of the cluster, the name of the number, its least value and what it must stay below."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ class Cluster:
     compute: Compute = field(default_factory=Compute)
     network: Wires = field(default_factory=Wires)
     failure_detection: float = 0.05
-    """How long until the others learn of a death."""
+    """How long it takes until the others learn of a death."""
     deadline: float = 10.0
     """How long a peer may stay unreachable before it counts as lost."""
     faults: tuple[Fault, ...] = ()
@@ -102,21 +113,11 @@ class Cluster:
             raise unknown_name("distribution", compute.distribution, DISTRIBUTIONS)
         if wires.collective not in COLLECTIVES:
             raise unknown_name("collective", wires.collective, COLLECTIVES)
-        if not compute.seconds > 0:
-            raise ConfigurationError(f"compute seconds must be above 0, got {compute.seconds:g}")
-        check_range("workers", self.workers, 1)
-        check_range("workers_per_machine", self.workers_per_machine, 1)
-        check_range("machines_per_rack", self.machines_per_rack, 0)
-        check_range("jitter", compute.jitter, 0)
-        check_range("forward_share", compute.forward_share, 0, 1)
-        check_range("pause_probability", compute.pause_probability, 0, 1)
-        check_range("oversubscription", wires.oversubscription, 1)
-        check_range("latency", wires.latency, 0)
-        check_range("retransmission", wires.retransmission, 0)
-        check_range("failure_detection", self.failure_detection, 0)
-        check_range("deadline", self.deadline, 0)
-        if not wires.bandwidth > 0:
-            raise ConfigurationError(f"bandwidth must be above 0, got {wires.bandwidth:g}")
+        for what, value in (("compute seconds", compute.seconds), ("bandwidth", wires.bandwidth)):
+            if not value > 0:
+                raise ConfigurationError(f"{what} must be above 0, got {value:g}")
+        for part, name, *bounds in _RANGES:
+            check_range(name, getattr(getattr(self, part) if part else self, name), *bounds)
         for fault in self.faults:
             ranks = {fault.worker} if fault.worker >= 0 else frozenset().union(*fault.sides)
             if any(rank >= self.workers for rank in ranks):
@@ -126,7 +127,8 @@ class Cluster:
                 )
 
     def changed(self, *, workers: int | None = None, faults: Sequence[Fault] = ()) -> Cluster:
-        """With other workers and more faults; a lasting slow-down replaces the old one."""
+        """The cluster with other workers and more faults. A lasting slow-down of a worker replaces
+        its old one."""
         replaced = {(fault.kind, fault.worker) for fault in faults if fault.is_trait}
         kept = [f for f in self.faults if not f.is_trait or (f.kind, f.worker) not in replaced]
         return dataclasses.replace(
@@ -195,8 +197,8 @@ def cluster_from(described: Mapping[str, Any]) -> Cluster:
     if not isinstance(lines, list):
         raise ConfigurationError(f"faults must be a list such as ['kill 3@2.5s'], got {lines!r}")
     faults += [read_fault(str(line)) for line in cast(list[object], lines)]
-    rest = _section(Cluster, top, "cluster")
-    return dataclasses.replace(rest, compute=compute, network=network, faults=tuple(faults))
+    parts = {"compute": compute, "network": network, "faults": tuple(faults)}
+    return _section(Cluster, top | parts, "cluster")
 
 
 def _table(top: dict[str, Any], key: str) -> Mapping[str, Any]:
@@ -222,7 +224,7 @@ def _section(cls: type[Any], given: Mapping[str, Any], where: str) -> Any:
             raise unknown_name(f"key of [{where}]", key, known)
         usual = getattr(default, key)
         if key in _BANDWIDTHS:
-            # Inside a machine and for servers, 0 means: nothing special.
+            # 0 is allowed where it is the default: inside a machine and for servers.
             value = bytes_per_second(value, key) if value or usual else 0.0
         elif key in _TIMES:
             value = seconds(value, key)

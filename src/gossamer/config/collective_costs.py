@@ -1,6 +1,6 @@
-"""What collective operations cost, in closed form, on cards that nobody else uses.
+"""What collective operations cost, in closed form, on cards that nothing else uses.
 
-Throughout, L is the latency of one message in seconds, G the seconds per byte of a card, B the size
+L is the latency of one message in seconds, G the seconds per byte of a card, B the size
 of the whole vector in bytes and P the number of members; arithmetic on the vectors is free. Cards
 are full duplex: an exchange of B bytes in both directions costs L + B G.
 """
@@ -31,7 +31,7 @@ def all_reduce_seconds(
     if algorithm == "tree":
         return 2 * broadcast_seconds(members, size_bytes, latency_s, seconds_per_byte)
     core = _power_of_two_within(members)
-    # Members beyond the largest power of two hand their vectors in first and get the sum last.
+    # Members beyond the largest power of two send their vectors first and get the sum last.
     fix_up_s = 0.0 if core == members else 2 * whole_s
     steps = core.bit_length() - 1
     if algorithm == "butterfly":
@@ -57,25 +57,18 @@ def all_gather_seconds(
     return (members - 1) * (latency_s + size_bytes / members * seconds_per_byte)
 
 
-def reduce_scatter_seconds(
-    members: int, size_bytes: int, latency_s: float, seconds_per_byte: float
-) -> float:
-    """Seconds until every member has its block of the sum: an all-gather run backwards."""
-    return all_gather_seconds(members, size_bytes, latency_s, seconds_per_byte)
-
-
 def all_reduce_bytes(algorithm: str, members: int, size_bytes: int) -> int:
     """Bytes that a member puts on its card during one all-reduce, rounded up.
 
-    Where members send unequally (inner and outer ones of a tree, those beyond a power of two) this
-    is their mean, so that members times this is what the network carries.
+    If the members send unequally (in a tree, or beyond a power of two) this is their mean, so that
+    the network carries this number times the number of members.
     """
     _check(algorithm, members, size_bytes)
     if algorithm == "butterfly":
         core = _power_of_two_within(members)
         vectors = core * (core.bit_length() - 1) + 2 * (members - core)
     else:
-        # Everybody's vector moves towards the sum and the sum back, one fewer than members times.
+        # P - 1 vectors move towards the sum, and P - 1 copies of the sum move back.
         vectors = 2 * (members - 1)
     return -(-vectors * size_bytes // members)
 

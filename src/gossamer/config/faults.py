@@ -1,4 +1,4 @@
-"""What can break in a cluster, simulated or real, and how a person writes it down.
+"""What can break in a cluster, simulated or real, and how a user writes it.
 
 kill 3@2.5s               worker 3 dies
 pause 2@1s+0.5s           worker 2 stands still for half a second
@@ -11,7 +11,6 @@ partition 0,1|2-7@1s+2s   the sides cannot reach each other until it heals
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +24,7 @@ _MOST_WORKERS = 1_000_000
 
 @dataclass(frozen=True)
 class _Kind:
-    """What faults of one kind must say, and an example of how they are written."""
+    """What a fault of one kind must say, and an example of how it is written."""
 
     example: str
     is_of_worker: bool = False
@@ -33,7 +32,7 @@ class _Kind:
     fits: Callable[[float], bool] | None = None
     """Which amounts it may have; None where it has no amount."""
     is_moment: bool = False
-    """Whether it happens at one moment, which must be given, and not for a while."""
+    """Whether it happens at one moment, which must be given, and has no duration."""
     must_end: bool = False
 
 
@@ -71,7 +70,7 @@ class Fault:
     sides: tuple[frozenset[int], ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what could not happen, or would silently not."""
+        """Refuse a fault that cannot happen, or that would be ignored."""
         kind = _kind_of(self.kind)
         named = [rank for side in self.sides for rank in side]
         fits = (
@@ -91,14 +90,14 @@ class Fault:
 
     @property
     def is_trait(self) -> bool:
-        """A slow worker or link that is so from the start to the end: a trait of the cluster."""
+        """Whether it lasts for the whole run: a worker or a link of the cluster that is slow."""
         return self.kind in ("slow", "slow-link") and self.at == 0 and self.lasts == FOREVER
 
     def is_on(self, time_s: float) -> bool:
         return self.at <= time_s < self.at + self.lasts
 
     def __str__(self) -> str:
-        """As a person writes it; `read_fault` reads it."""
+        """As a user writes it; `read_fault` reads it."""
         kind = _KINDS.get(self.kind, _Kind(""))
         is_always = self.at == 0 and self.lasts == FOREVER and not kind.is_moment
         when = "" if is_always else f"@{_shown(self.at)}s"
@@ -127,7 +126,7 @@ def read_fault(line: str) -> Fault:
 
 
 def parse_faults(**texts: Sequence[str] | None) -> tuple[Fault, ...]:
-    """What the options of a command line were given, such as `slow_link=["0=10"]`."""
+    """The faults that the options of a command line give, such as `slow_link=["0=10"]`."""
     return tuple(
         parse_fault(kind, text)
         for kind in KINDS
@@ -136,7 +135,7 @@ def parse_faults(**texts: Sequence[str] | None) -> tuple[Fault, ...]:
 
 
 def parse_fault(kind: str, text: str) -> Fault:
-    """One fault from what follows its name, such as ("kill", "3@2.5s")."""
+    """One fault from its kind and the text behind it, such as ("kill", "3@2.5s")."""
     known = _kind_of(kind)
     try:
         return _parsed(kind, text)
@@ -167,7 +166,7 @@ def _parsed(kind: str, text: str) -> Fault:
 
 
 def _shown(value: float) -> str:
-    """Short where that loses nothing, so that what is written down reads back the same."""
+    """A short text if no digit is lost, so that the text always reads back the same."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
@@ -179,32 +178,3 @@ def _ranks(text: str) -> frozenset[int]:
             raise ValueError
         ranks.update(range(int(first), int(last or first) + 1))
     return frozenset(ranks)
-
-
-def random_faults(seed: int, workers: int, horizon_s: float, *, kills: int = 1) -> list[Fault]:
-    """A plan drawn from a seed: all but deaths heals before three quarters of the horizon."""
-    rng = random.Random(f"{seed}/faults")
-    plan: list[Fault] = []
-    for _ in range(rng.randint(1, 4)):
-        kind = rng.choice([kind for kind in KINDS if kind != "kill"])
-        at = rng.uniform(0.0, 0.5 * horizon_s)
-        lasts = rng.uniform(0.02, 0.25) * horizon_s
-        worker = rng.randrange(workers)
-        if kind in ("slow", "slow-link"):
-            plan.append(Fault(kind, at, lasts, worker, amount=rng.choice([2.0, 10.0, 100.0])))
-        elif kind == "drop":
-            plan.append(Fault(kind, at, lasts, amount=rng.uniform(0.01, 0.3)))
-        elif kind == "delay":
-            plan.append(Fault(kind, at, lasts, amount=rng.uniform(0.0, 0.05) * horizon_s))
-        elif kind == "pause":
-            plan.append(Fault(kind, at, lasts, worker))
-        elif workers > 1:
-            ranks = list(range(workers))
-            rng.shuffle(ranks)
-            cut = rng.randint(1, workers - 1)
-            plan.append(
-                Fault(kind, at, lasts, sides=(frozenset(ranks[:cut]), frozenset(ranks[cut:])))
-            )
-    for worker in rng.sample(range(workers), rng.randint(0, min(kills, workers - 2))):
-        plan.append(Fault("kill", rng.uniform(0.0, horizon_s), worker=worker))
-    return plan

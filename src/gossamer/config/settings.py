@@ -1,10 +1,11 @@
-"""Everything that decides a run, in virtual time or on real workers, resolved and written down."""
+"""All choices that decide a run, in virtual time or on real workers."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from gossamer.config.cluster import Cluster, cluster_from, load_cluster
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.groups import Groups, even_groups, groups_of
 from gossamer.methods import MethodSpec, parse_method
-from gossamer.optim.optimisers import Sgd, make_optimiser
+from gossamer.optim.optimisers import Optimiser, Sgd, make_optimiser
 from gossamer.optim.schedules import make_schedule
 from gossamer.replica import cut, trainable
 from gossamer.specs import check_range
@@ -29,11 +30,7 @@ ENGINES = {
 }
 
 _KINDS = (
-    (
-        "a whole number",
-        Integral,
-        ("seed", "batch", "threads", "evaluations", "model_bytes"),
-    ),
+    ("a whole number", Integral, ("seed", "batch", "threads", "evaluations", "model_bytes")),
     ("a number", Real, ("epochs", "learning_rate", "clip")),
     ("a text", str, ("optimiser", "schedule", "split", "engine", "device", "buffers")),
 )
@@ -57,35 +54,39 @@ class Settings:
     engine: str = "vector"
     device: str = "cpu"
     threads: int = 1
-    """Of torch on the CPU; another number may change the last bits, so it is a setting."""
+    """The threads of torch on the CPU. Another number may change the last bits of a result."""
     compiled: bool | None = None
     """None: on a GPU, when the run is long enough to pay for compiling."""
     buffers: str = "recomputed"
     evaluations: int = 20
-    """How many times the models are evaluated on the way."""
+    """How often the models are evaluated during the run."""
     model_bytes: int | None = None
     """Charge the network for a model of this size instead of the task's own."""
 
     def resolved(self) -> Settings:
-        """With everything filled in and checked."""
+        """The settings with every value filled in and checked."""
         self._check_kinds()
         task = self.task
         optimiser = task.optimiser if self.optimiser is None else self.optimiser
-        rate = self.learning_rate
-        if rate is None:
-            rate = make_optimiser(optimiser).own_rate or middle_rate(task)
         filled = dataclasses.replace(
             self,
             epochs=task.epochs if self.epochs is None else self.epochs,
             batch=task.batch if self.batch is None else self.batch,
-            learning_rate=rate,
             optimiser=optimiser,
         )
+        if self.learning_rate is None:
+            own_rate = filled.rule.own_rate or middle_rate(task)
+            filled = dataclasses.replace(filled, learning_rate=own_rate)
         filled._check()
         return filled
 
+    @cached_property
+    def rule(self) -> Optimiser:
+        """The optimiser that was asked for."""
+        return make_optimiser(self.optimiser or "")
+
     def _check_kinds(self) -> None:
-        """A wrong kind of value is refused by its name, wherever it would have failed later."""
+        """Refuse a value of the wrong kind here, where its name can be told."""
         for what, kind, names in _KINDS:
             for name in names:
                 value: object = getattr(self, name)
@@ -107,9 +108,8 @@ class Settings:
                 f"a batch of {self.batch} is larger than the {len(self.task.train)} samples of "
                 f"{self.task.name}; choose a smaller one"
             )
-        # What a run would refuse when it is made is refused here, before anything is written.
-        asked = make_optimiser(self.optimiser or "")
-        self.method.check_kind(isinstance(asked, Sgd), asked.name)
+        # Whatever would fail when the run is built fails here, before anything is written.
+        self.method.check_kind(isinstance(self.rule, Sgd), self.rule.name)
         make_schedule(self.schedule, epochs=self.epochs or 0.0, workers=self.cluster.workers)
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigurationError(f"seed must have at most 63 bits, got {self.seed}")
@@ -121,15 +121,18 @@ class Settings:
         self.method_options()
 
     def notices(self) -> list[str]:
-        """What a user must be told of these settings."""
-        asked = make_optimiser(self.optimiser or "")
-        momentum = asked.momentum if isinstance(asked, Sgd) else 0.0
+        """What a user must be told about these settings."""
+        momentum = self.rule.momentum if isinstance(self.rule, Sgd) else 0.0
         is_synchronous = self.method.method.is_synchronous(self.method_options())
         notice = self.method.notice(momentum, is_synchronous=is_synchronous)
         return [] if notice is None else [notice]
 
     def method_options(self) -> dict[str, Any]:
         """All options of the method in this run; with groups, between the groups."""
+        return dict(self._method_options)
+
+    @cached_property
+    def _method_options(self) -> dict[str, Any]:
         groups = split_groups(self.method.groups, self.cluster)
         return self.method.resolve(len(groups) or self.cluster.workers, self.steps_per_worker)
 
@@ -143,7 +146,7 @@ class Settings:
         return max(1, -(-self.samples // ((self.batch or 1) * self.cluster.workers)))
 
     def as_dict(self) -> dict[str, Any]:
-        """For the run folder: plain values, and what follows from them for the method."""
+        """For the run folder: plain values, and the options of the method that follow from them."""
         return self.to_json() | {
             "method_options": self.method_options(),
             "test_samples": len(self.task.test.targets),
@@ -168,7 +171,7 @@ class Settings:
 
 
 def split_groups(groups: int | str, cluster: Cluster) -> Groups:
-    """Consecutive ranks, in so many groups or one per machine; empty when there is one level."""
+    """Groups of consecutive ranks, this many or one per machine; empty without groups."""
     if groups == "host":
         return groups_of(cluster.workers, cluster.workers_per_machine)
     return even_groups(cluster.workers, groups) if isinstance(groups, int) and groups else ()

@@ -21,9 +21,9 @@ async def d_psgd(
 ) -> None:
     """Lian et al. 2017, D-PSGD: x_i <- sum_j W_ij x_j - eta g_i(x_i).
 
-    Promises: the mean moves by the gradients only; a step waits for the neighbours. `overlap`
-    hides the exchange behind the gradient, which uses the un-mixed x_i, as the weight decay does;
-    `adapt=before` mixes x_j - eta g_j instead (adapt then combine), which cannot overlap.
+    Promises: only the gradients move the mean; a step waits for the neighbours. With `overlap` the
+    exchange runs while the gradient is computed at the un-mixed x_i; the weight decay is taken
+    there, too. `adapt=before` mixes x_j - eta g_j instead (adapt then combine) and cannot overlap.
     """
     graph = Neighbourhood(topology, w)
     for t in w.steps():
@@ -56,7 +56,7 @@ def _exchange(
 async def _mix(
     w: Worker, x: Replica, graph: Topology, t: int, inbox: Sequence[tuple[int, Pending[Message]]]
 ) -> None:
-    """x_i <- sum_j W_ij x_j; a neighbour that died leaves its weight to x_i itself."""
+    """x_i <- sum_j W_ij x_j; x_i itself takes the weight of a neighbour that died."""
     if not inbox:
         return
     weights = graph.weights(w.rank, t)
@@ -75,10 +75,10 @@ async def ad_psgd(
 ) -> None:
     """Lian et al. 2018, AD-PSGD: a training loop and an averaging loop share x.
 
-    On a bipartite graph active workers average with passive ones; on any other graph everyone
-    does. Promises: the mean is kept under every race, because both ends add deltas; nobody waits
-    for a slow worker. An active worker averages at least `least` and at most `most` times per
-    step, training being at most one step ahead; the paper's loops run freely (0 and inf).
+    On a bipartite graph active workers average with passive ones; on any other graph every worker
+    is active. Promises: the mean is kept under every race, because both ends add deltas; nobody
+    waits for a slow worker. An active worker averages at least `least` and at most `most` times per
+    step, and training is at most one step ahead. The paper's loops run freely (0 and inf).
     """
     graph = Neighbourhood(topology, w)
 
@@ -110,9 +110,9 @@ async def ad_psgd(
                 try:
                     await w.average(w.rng.choice(peers))  # x_i, x_j <- (x_i + x_j) / 2, atomically
                 except PeerLost:
-                    pass  # w.live has shrunk; the next one is another
+                    pass  # w.live has shrunk, so the next peer is another one
             elif most == inf:
-                await w.receive("stepped")  # nobody is left: a free loop must let time pass
+                await w.receive("stepped")  # no peer is left, and a free loop must let time pass
             averaged += 1
             w.send(w.rank, None, tag="averaged")
 

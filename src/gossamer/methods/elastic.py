@@ -16,14 +16,14 @@ async def easgd(
 ) -> None:
     """Zhang, Choromanska & LeCun 2015, EASGD.
 
-    Promises: sum of workers and centre is changed by gradients only, even with a stale read; a
-    worker waits for one read of the centre (`synchronous`: for everyone). The gradient is taken
-    at the point before the elastic pull.
+    Promises: only gradients change the sum of workers and centre, even with a stale read; a worker
+    waits for one read of the centre (`synchronous`: for everyone). The gradient is taken at the
+    point before the elastic pull.
     """
     centre = Shards(w)
     for t in w.steps():
         point = x.memory.pop("point", None)
-        if point is None:  # else the step was begun before a checkpoint
+        if point is None:  # otherwise the step was begun before a checkpoint
             point = x.snapshot()  # x <- x_i
             if t % period == 0:  # if tau divides t_i
                 await _exchange(w, x, centre, point, alpha, synchronous)
@@ -41,8 +41,9 @@ async def eamsgd(
 ) -> None:
     """Zhang, Choromanska & LeCun 2015, EAMSGD: elastic averaging with Nesterov's momentum.
 
-    It has a momentum of its own (delta), so the run's optimiser gives it the learning rate and the
-    weight decay only: that of an L2 penalty, whose gradient is taken where that of the loss is.
+    It has its own momentum (delta), so it takes only the learning rate and the weight decay from
+    the run's optimiser. The weight decay is an L2 penalty, whose gradient is taken at the same
+    point as that of the loss.
     """
     centre = Shards(w)
     velocity = x.memory.setdefault("velocity", torch.zeros_like(x.snapshot()))
@@ -60,8 +61,8 @@ async def eamsgd(
 
 
 async def _gradient(w: Worker, x: Replica, point: Tensor) -> Tensor:
-    """In a loop of one's own a checkpoint is taken while the gradient is awaited: the exchange is
-    behind the worker then, and the point is in its memory alone."""
+    """In a user's loop a checkpoint is taken while the gradient is awaited. The exchange has been
+    made then, and only the memory has the point."""
     x.memory["point"] = point
     gradient = await w.gradient(point)
     del x.memory["point"]

@@ -22,7 +22,7 @@ async def pull_gossip(w: Worker, x: Replica, *, beta: float = 0.5, period: int =
             try:
                 x.mix_(await w.read(w.rng.choice(w.peers)), beta)  # x_i <- (x_i + x_j) / 2
             except PeerLost:
-                pass  # drawn before its death was known: this round has no partner
+                pass  # its death was not known when it was drawn: this round has no partner
         x.descend_(await w.gradient(x))
 
 
@@ -51,8 +51,8 @@ async def push_sum(
 ) -> None:
     """Assran et al. 2019, SGP; with `overlap` of tau steps Overlap-SGP (line 22 corrected).
 
-    Promises: sum of numerators and sum of weights are kept (with what is on the way); a step
-    waits for its in-neighbours, or only for messages older than tau.
+    Promises: the sum of numerators and the sum of weights are kept (messages on their way
+    included); a step waits for its in-neighbours, or only for messages older than tau.
     """
     graph = Neighbourhood(topology, w)
     inbox: list[tuple[int, Pending[Message]]] = []
@@ -68,8 +68,8 @@ async def push_sum(
         x.descend_(grad, at=point)  # gradient and decay of z_i move the biased numerator
         now = graph.among(w.live_at(t))
         peers = now.out_neighbours(w.rank, t)
-        # Mass sent to whom nobody reaches would be lost. It gets word that it gets none, for it
-        # may be reached again and would wait.
+        # Mass sent to an unreachable worker would be lost. It is sent None instead, because it may
+        # be reached again and would wait for the message.
         targets = [peer for peer in peers if peer in w.live]
         share = 1.0 / (len(targets) + 1)
         mine, weight = x.snapshot(), x.weight
@@ -86,7 +86,7 @@ async def push_sum(
             try:
                 keep(await pending)  # w <- w + p w: accumulated, never overwritten
             except PeerLost:
-                pass  # its mass is gone with it; the summary reports how much
+                pass  # its mass is lost, and the summary reports how much
     for _, pending in inbox:
         try:
             keep(await pending)

@@ -1,7 +1,7 @@
-"""Averaging every so often: local SGD, BMUF, SlowMo and DiLoCo are one family.
+"""Periodic averaging: local SGD, BMUF, SlowMo and DiLoCo are one family.
 
-Each worker makes `period` steps of its own; then all take one outer step from where they started
-towards (or past) the mean of where they are. The four differ in that outer step only.
+Each worker makes `period` local steps; then all take one outer step from their common start towards
+(or past) the mean of their models. The four methods differ only in that outer step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ async def _outer_loop(
     by_rate: bool = False,
     state: str = "local",
 ) -> None:
-    """`switch` is the share of the run before which everyone averages after every step."""
+    """In the first part of the run, the share `switch`, all workers average after every step."""
     start = x.memory.setdefault("start", x.snapshot())
     outer.velocity = x.memory.get("velocity")
     early = ceil(switch * w.expected_steps)
@@ -47,8 +47,8 @@ async def local_sgd(
 ) -> None:
     """Zinkevich et al. 2010; with `switch` post-local SGD, Lin et al. 2020.
 
-    Promises: averaging keeps the mean; everyone waits for everyone once a period. `state` says
-    what happens to momentum when models are averaged: local, averaged (twice the traffic) or reset.
+    Promises: averaging keeps the mean; everyone waits for everyone once a period. `state` says what
+    happens to the momentum when models are averaged: local, averaged (twice the traffic) or reset.
     """
     await _outer_loop(w, x, OuterOptimiser(1.0, 0.0), period=period, switch=switch, state=state)
 
@@ -65,9 +65,9 @@ async def bmuf(
 ) -> None:
     """Chen & Huo 2016, block momentum: D <- eta_b D + zeta (mean - start), x <- x + D.
 
-    With eta_b = 1 - 1/N the steady progress is that of N-worker SGD; over blocks of a few steps so
-    much diverges, and the default is less. The published Nesterov recursion; local momentum is
-    reset at every block, for it often diverges otherwise.
+    With eta_b = 1 - 1/N the steady progress is that of N-worker SGD. With blocks of a few steps
+    this diverges, so the default is smaller. `nesterov` is the published recursion. The local
+    momentum is reset at every block, because the method often diverges otherwise.
     """
     await _outer_loop(
         w, x, OuterOptimiser(zeta, block_momentum, nesterov), period=period, state=state
@@ -87,8 +87,9 @@ async def diloco(
 ) -> None:
     """Douillard et al. 2023, DiLoCo: an outer Nesterov step on the mean displacement.
 
-    The inner optimiser's state stays with its worker and is never reset. The paper's 0.9 is for
-    hundreds of steps: rate and momentum follow the period and the workers unless they are given.
+    The inner optimiser's state stays with its worker and is never reset. The paper's 0.9 is meant
+    for hundreds of steps; unless they are given, rate and momentum depend on the period and the
+    number of workers.
     """
     await _outer_loop(
         w, x, OuterOptimiser(outer_rate, outer_momentum, nesterov=True), period=period

@@ -1,4 +1,4 @@
-"""A topology that follows the living."""
+"""A topology of the living workers."""
 
 from __future__ import annotations
 

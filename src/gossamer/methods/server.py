@@ -16,7 +16,7 @@ from gossamer.worker import INBOX, Left, Message, Worker
 
 
 async def client(w: Worker, x: Replica) -> None:
-    """The worker of every server that answers a gradient with parameters."""
+    """The worker of every method whose server answers a gradient with parameters."""
     shards = Shards(w)
     x.assign_(await shards.pull())
     for t in w.steps():
@@ -29,7 +29,7 @@ def answer(w: Worker, x: Replica, message: Message, clock: int = 0) -> None:
 
 
 def descend_along_mean(x: Replica, held: list[Message]) -> None:
-    """Of the gradients that are held, added in order of rank."""
+    """Descend along the mean of the held gradients, added in order of rank."""
     ordered = sorted(held, key=lambda message: message.source)
     pushes: list[Push] = [message.payload for message in ordered]
     gradients = [push.gradient for push in pushes if push.gradient is not None]
@@ -56,7 +56,7 @@ async def sync_server(w: Worker, x: Replica, *, backups: int = 0, decay: float =
                 answer(w, x, message)
             else:
                 held.append(message)
-        held = [m for m in held if m.source in w.live]  # who dies is left out
+        held = [m for m in held if m.source in w.live]  # without the dead
         needed = max(1, len(w.live) - backups)
         if len(held) >= needed:
             descend_along_mean(x, held)
@@ -65,7 +65,7 @@ async def sync_server(w: Worker, x: Replica, *, backups: int = 0, decay: float =
             for contributor in sorted(held, key=lambda m: m.source):
                 answer(w, x, contributor)
             held = []
-        elif len(w.clients) < needed:  # the run is ending: no update will come about any more
+        elif len(w.clients) < needed:  # the run is ending: there will be no further update
             for late in held:
                 w.observe("dropped")
                 answer(w, x, late)
@@ -84,14 +84,14 @@ async def downpour(w: Worker, x: Replica, *, n_push: int = 1, n_fetch: int = 1) 
             pushes, fetches = (t + 1) % n_push == 0, (t + 1) % n_fetch == 0
             if not fetches:
                 x.descend_(grad.clone())  # the local copy moves on until the next fetch
-            if fetches:  # the fetch rides on the push
+            if fetches:  # the answer to the push is the fetch
                 x.assign_(await shards.push(accrued if pushes else None))
             elif pushes:
                 shards.send(accrued)
             if not pushes:
                 x.memory["accrued"] = accrued
     except RunOver:
-        pass  # in the middle of a gradient: what was accrued before it counts all the same
+        pass  # the gradient is discarded, but what was accrued before is still pushed
     if "accrued" in x.memory:
         await shards.push(x.memory.pop("accrued"))
 
@@ -100,12 +100,12 @@ async def downpour_server(
     w: Worker, x: Replica, *, n_push: int = 1, n_fetch: int = 1, divide: bool = True,
     warm_start: float = 0.0, introduce: float = 0.0,
 ) -> None:  # fmt: skip
-    """Apply every gradient as it comes; answer with the parameters after it.
+    """Apply every gradient when it arrives and answer with the parameters after it.
 
-    What a worker accrues while it does not see the others' updates counts as one gradient, their
-    mean; without `divide` it is added up, as in the paper, and the rate must be smaller by so many.
-    One worker trains alone for the share `warm_start` of the run's updates; the others come in one
-    after the other over the share `introduce` that follows.
+    The gradients that a worker accrues without seeing the others' updates count as one: their mean.
+    Without `divide` they are added up, as in the paper, and the rate must be smaller by their
+    number. One worker trains alone for the share `warm_start` of the run's updates; the others
+    begin one after the other over the following share `introduce`.
     """
     waiting: dict[int, Message] = {}
     updates = w.expected_steps * w.size / n_push
@@ -161,7 +161,7 @@ async def softsync_server(
             mean, damped = damped_mean(held)
             x.descend_(mean, read=read, share=share * damped)
             held = []
-        elif not w.clients:  # the run is over, with too few for another update
+        elif not w.clients:  # the run is over, with too few gradients for another update
             for _ in held:
                 w.observe("dropped")
             held = []
@@ -170,8 +170,8 @@ async def softsync_server(
 
 
 def damped_mean(held: list[tuple[Push, float]]) -> tuple[Tensor, float]:
-    """Of gradients by their factors, and the mean factor, by which the step is to be shorter: a
-    smaller gradient would be no smaller step of Adam's."""
+    """The mean of the gradients weighted by their factors, and the mean factor. The learning rate
+    is multiplied by the latter, because a smaller gradient would not make Adam's step smaller."""
     mean = sum(factor for _, factor in held) / len(held)
     weights = [factor / mean if mean else 0.0 for _, factor in held]
     gradients = [push.gradient for push, _ in held if push.gradient is not None]
@@ -179,7 +179,7 @@ def damped_mean(held: list[tuple[Push, float]]) -> tuple[Tensor, float]:
 
 
 def damp(staleness: int, damping: str, strength: float) -> float:
-    """The factor of a gradient that missed so many updates; 1 for a fresh one."""
+    """The factor of a gradient that missed this many updates; 1 for a fresh one."""
     match damping:
         case "inverse":
             return 1.0 / max(staleness, 1)
@@ -202,9 +202,9 @@ async def dc_asgd_server(
 ) -> None:
     """Zheng et al. 2017, DC-ASGD: w <- w - eta (g + lambda g g (w - w_bak)).
 
-    w_bak is what the worker was given when it computed g; `adaptive` divides lambda by the root
-    of a running mean of g squared (their DC-ASGD-a): each worker's own, from zero on, or with
-    `shared` one of all gradients, divided by the weight of those that are in it.
+    w_bak is the value that the worker was given to compute g. `adaptive` divides lambda by the root
+    of a running mean of g squared (their DC-ASGD-a). Each worker has its own mean, which starts at
+    zero; with `shared` there is one mean of all gradients, corrected for its start at zero.
     """
     given: dict[int, Tensor] = {}
     while True:
@@ -229,7 +229,7 @@ async def dc_asgd_server(
 def mean_of_squares(
     memory: dict[str, Tensor], gradient: Tensor, factor: float, worker: int | None
 ) -> Tensor:
-    """After this gradient, one worker's or that of all."""
+    """The running mean after this gradient, of one worker or (None) of all."""
     name = "squares" if worker is None else f"squares {worker}"
     squares = memory.setdefault(name, torch.zeros_like(gradient))
     squares.mul_(factor).addcmul_(gradient, gradient, value=1 - factor)
@@ -249,22 +249,22 @@ async def ssp(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) ->
     x.assign_(await shards.pull())
     for t in w.steps():
         if t > shards.clock + bound:
-            x.assign_(await shards.pull(clock=t))  # waits while the slowest is too far behind
+            x.assign_(await shards.pull(clock=t))  # waits for the slowest worker
         grad = await w.gradient(x)
-        if bound == 0:  # the next read waits for this clock's end anyway
+        if bound == 0:  # the next read would wait for the end of this clock anyway
             x.assign_(await shards.push(grad, clock=t))
             continue
         shards.send(grad, clock=t)
-        # By the server's own rule, along a copy: what was sent is the server's.
+        # The local step follows the server's rule, along a copy: the server owns what was sent.
         x.descend_(grad.clone(), share=1 / len(w.live) if divide else 1.0)
 
 
 async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) -> None:
     """Grant a read for clock t when the slowest worker has completed clock t - bound.
 
-    Bounded delay (Li et al. 2014) is the same rule with a fresh read at every step. Updates add
-    up, or with `divide` count 1/p each. With bound 0 nobody can read before a clock's end, so
-    they are committed there, in order of rank, as the synchronous server does.
+    Bounded delay (Li et al. 2014) is the same rule with a new read at every step. Updates add up,
+    or with `divide` count 1/p each. With bound 0 nobody can read before the end of a clock, so
+    updates are applied there, in order of rank, as by the synchronous server.
     """
     completed: dict[int, int] = {}
     held: list[tuple[int, Message]] = []
@@ -273,7 +273,7 @@ async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = 
         message = await w.receive(INBOX)
         push = message.payload
         if isinstance(push, Push):
-            # Who asks for clock t has completed t clocks, in a run before this one perhaps.
+            # A worker that asks for clock t has completed t clocks, perhaps before a checkpoint.
             clock = push.clock + (push.gradient is not None)
             completed[message.source] = max(clock, completed.get(message.source, 0))
             if push.gradient is not None:
@@ -303,8 +303,8 @@ async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = 
 async def hogwild(w: Worker, x: Replica, *, pieces: int = 8) -> None:
     """Recht et al. 2011, HOGWILD!: shared parameters without locks.
 
-    Component-wise adds are atomic, so no update is lost; but an update lands in `pieces`, and who
-    reads meanwhile sees some of them. What is added is a step of the worker's own optimiser.
+    Component-wise adds are atomic, so no update is lost. An update is added in `pieces`, and a
+    reader may see only some of them. Each update is a step of the worker's own optimiser.
     """
     shards = Shards(w)
     for _ in w.steps():

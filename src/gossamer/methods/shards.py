@@ -40,14 +40,14 @@ class Shards:
         self._w = w
         self._versions = [0] * len(w.servers)
         self.clock = 0
-        """The slowest clock that the last answer vouches for."""
+        """The clock that all workers had reached, by the last answer."""
 
     async def pull(self, *, clock: int = 0) -> Tensor:
         """The parameters, when every server grants them."""
         return await self.push(None, clock=clock)
 
     async def push(self, gradient: Tensor | None, *, clock: int = 0) -> Tensor:
-        """Send a gradient; the answer is the parameters: the pull rides on the push."""
+        """Send a gradient; the answer is the parameters, so that no pull is needed."""
         w = self._w
         pushes = self._cut(gradient, clock)
         asked = [w.request(s, push, tag=INBOX) for s, push in zip(w.servers, pushes, strict=True)]
@@ -62,11 +62,11 @@ class Shards:
             self._w.send(server, push, tag=INBOX)
 
     def read(self) -> Pending[list[Tensor]]:
-        """One-sided: the servers' memory, range by range."""
+        """One-sided: the parameters of the servers, range by range."""
         return gather([self._w.read(server) for server in self._w.servers])
 
     def accumulate(self, delta: Tensor, *, pieces: int = 1) -> Pending[list[None]]:
-        """One-sided: add a delta; in several pieces others may read between them."""
+        """One-sided: add a delta, in pieces between which others may read."""
         w = self._w
         adds: list[Pending[None]] = []
         for server, part in zip(w.servers, w.slices, strict=True):

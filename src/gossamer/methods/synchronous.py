@@ -1,4 +1,4 @@
-"""Everyone waits for everyone: synchronous SGD by all-reduce, and no coupling at all."""
+"""Synchronous SGD by all-reduce, where everyone waits for everyone; and no coupling at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ async def all_reduce(w: Worker, x: Replica, *, overlap: bool = True, stale: int 
     """Jin et al. 2016, Algorithm 1; overlapped with backward as PyTorch's DDP does it.
 
     Promises: all replicas are equal after every step. `stale=1` is the stale-synchronous form: a
-    step applies the mean gradient of the step before, so that reducing hides behind computing.
+    step applies the mean gradient of the step before, so that reducing overlaps with computing.
     """
     on_the_way: list[tuple[int, Pending[list[Tensor]]]] = [
         (max(0, int(step) - stale), gather([w.all_reduce(sent)])) for step, sent in x.memory.items()
@@ -28,7 +28,7 @@ async def all_reduce(w: Worker, x: Replica, *, overlap: bool = True, stale: int 
             buckets = [w.all_reduce(await gradient)]
         on_the_way.append((read, gather(buckets)))
         if stale:
-            x.memory[str(t)] = (await gradient).clone()  # to be sent again if the run is resumed
+            x.memory[str(t)] = (await gradient).clone()  # it is sent again if the run is resumed
             x.memory.pop(str(t - stale), None)
         if len(on_the_way) > stale:
             read, mean = on_the_way.pop(0)

@@ -1,4 +1,4 @@
-"""What a run tells whoever wants to listen, while it goes on.
+"""Callbacks: what a run tells a user's program while it runs.
 
     class Printer(gossamer.Callback):
         def on_evaluation(self, row):
@@ -6,8 +6,8 @@
 
     gossamer.simulate("digits-mlp", "ad_psgd", callbacks=[Printer()])
 
-Override what is of interest; an error raised in a callback ends the run. Times are seconds since
-the beginning of the run: virtual ones in a simulation, real ones elsewhere.
+Override the functions of interest. An error raised in a callback ends the run. Times are seconds
+since the beginning of the run: virtual ones in a simulation, real ones elsewhere.
 """
 
 from __future__ import annotations
@@ -23,25 +23,24 @@ from gossamer.observe.observer import SECOND, Observer, Row, Span
 
 
 class Callback:
-    """Listens to nothing; a subclass overrides what it wants to hear."""
+    """Ignores all events; a subclass overrides those that it needs."""
 
     def on_step(self, worker: int, step: int, seconds: float, loss: float | None) -> None:
         """A worker has computed a gradient, its `step`-th counted from 1."""
 
     def on_exchange(self, worker: int, peer: int, seconds: float, age: int | None) -> None:
-        """A worker has got a peer's model, so many of the peer's steps old (None: not known)."""
+        """A worker has got a peer's model. `age` counts the steps that the peer has made since; it
+        is None if it is not known."""
 
     def on_staleness(self, end: int, staleness: int, seconds: float) -> None:
-        """A gradient was applied that missed so many updates of the replica of this end.
-
-        Ends are the workers, followed by the servers.
-        """
+        """A gradient was applied to the replica of this end (a worker, or a server numbered after
+        the workers). It missed `staleness` updates of that replica."""
 
     def on_drop(self, end: int, seconds: float) -> None:
         """An end has dropped a gradient that came too late."""
 
     def on_membership(self, worker: int, is_alive: bool, seconds: float) -> None:
-        """The others have learnt that a worker is gone, or there again."""
+        """The others have learnt that a worker is gone, or back again."""
 
     def on_evaluation(self, row: dict[str, Any]) -> None:
         """The output model was evaluated; the row is the line in metrics.jsonl."""
@@ -59,9 +58,9 @@ Event = Callable[[Callback], None]
 class Callbacks(Observer):
     """Calls the callbacks of one process, never two at a time.
 
-    Steps and the end are told in the thread of the loop, which waits for its turn. Every other
-    event is left to the thread that is calling a callback, if one is: a thread that receives must
-    not wait, because that callback may wait for what only this thread can receive.
+    Steps and the end are reported in the thread of the loop, which waits for its turn. If a thread
+    already calls a callback, every other event is left to that thread: a receiving thread must not
+    wait, because the callback may itself wait for what only the receiving thread can receive.
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
@@ -71,16 +70,16 @@ class Callbacks(Observer):
         self._began_ns = 0
         self._is_over = False
         self.steps: Counter[int] = Counter()
-        """How many each worker has made."""
+        """How many steps each worker has made."""
         self.on_failure: Callable[[Exception], None] | None = None
-        """Told of an error in a callback that no call of the loop can raise."""
+        """Called with an error of a callback that no call of the loop can raise."""
 
     def begin(self, now_ns: int) -> None:
-        """The seconds count from this moment of the clock."""
+        """The seconds are counted from this moment of the clock."""
         self._began_ns = now_ns
 
     def close(self) -> None:
-        """Nothing is told any more."""
+        """No callback is called any more."""
         self._is_over = True
 
     def seconds(self, at_ns: int) -> float:
@@ -133,13 +132,14 @@ class Callbacks(Observer):
         try:
             self._try_to_catch_up()
         except Exception as error:
-            # Raised here it would end a thread that must live, or the method's coroutine.
+            # If it were raised here, it would end a receiving thread or the method's coroutine.
             if self.on_failure is None:
                 raise
             self.on_failure(error)
 
     def _try_to_catch_up(self) -> None:
-        """Asked again after each turn: what came at its very end was left to this thread."""
+        """This is repeated after each turn, because an event that came at its end was left to this
+        thread."""
         while self._queue and self._calling.acquire(blocking=False):
             try:
                 self._catch_up()

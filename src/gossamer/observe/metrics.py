@@ -29,7 +29,7 @@ class Tally:
 
     @property
     def mean(self) -> float | None:
-        """None where there was nothing to measure."""
+        """None if nothing was measured."""
         return self.total / self.count if self.count else None
 
 
@@ -43,7 +43,8 @@ class WorkerMetrics:
     waiting_ns: Counter[str] = field(default_factory=Counter[str])
     """By cause."""
     exchanges: float = 0.0
-    """Models got from others; a share of one, as from one of several servers, is a fraction."""
+    """The models received from others; a part of a model, as from one of several servers, counts
+    as a fraction."""
     lasted_ns: int = 0
     """How long the worker took part, once it has ended."""
     gap: Span = (0, 0)
@@ -56,7 +57,7 @@ class WorkerMetrics:
         return sum(dict(self.waiting_ns).values())
 
     def began_step(self, now_ns: int) -> None:
-        """Or the last step is over."""
+        """A step begins, or the last step is over."""
         first, last = self._steps_began or (now_ns, now_ns)
         if now_ns - last > self.gap[1] - self.gap[0]:
             self.gap = (last - first, now_ns - first)
@@ -67,18 +68,18 @@ class Metrics(Observer):
     """Counts the events of a whole run, or of one process of it."""
 
     def __init__(self, size: int, ranks: Iterable[int] | None = None) -> None:
-        """Of `size` workers, of whom these are counted, or all."""
+        """The run has `size` workers; those in `ranks` are counted, or all."""
         self._size = size
         ranks = range(size) if ranks is None else ranks
         self.workers = {rank: WorkerMetrics() for rank in ranks}
         self.staleness = Tally()
         self.histogram: Counter[int] = Counter()
-        """How many gradients were how stale."""
+        """The number of gradients of each staleness."""
         self.global_staleness = Tally()
         self.age = Tally()
-        """Steps that a peer had made since the model that it gave in an exchange."""
+        """The steps that a peer had made since the model that it gave in an exchange."""
         self.told: dict[str, Tally] = {}
-        """The numbers that methods have told, by name."""
+        """The numbers that methods have reported, by name."""
         self._losses: list[Tensor] = []
 
     def computed(
@@ -94,7 +95,7 @@ class Metrics(Observer):
     def waited(
         self, worker: int, what: str, peer: int | None, span: Span, moving: Sequence[Span] = ()
     ) -> None:
-        # Of a server it says which: that is where bottlenecks are.
+        # The cause names the server, because servers are the bottlenecks.
         is_server = peer is not None and peer >= self._size
         cause = what + end_name(peer, self._size, "from") if is_server else what
         self.workers[worker].waiting_ns[cause] += span[1] - span[0]
@@ -106,7 +107,7 @@ class Metrics(Observer):
         self, worker: int, peer: int | None, at_ns: int, *, share: float = 1.0,
         age: int | None = None,
     ) -> None:  # fmt: skip
-        # On real workers only one of a pair knows that both have exchanged: it counts for both.
+        # On real workers only one of a pair knows that both have exchanged, and counts for both.
         own = self.workers.get(worker) or next(iter(self.workers.values()))
         own.exchanges += share
         if age is not None:
@@ -142,14 +143,14 @@ class Metrics(Observer):
 
     @property
     def waiting_fraction(self) -> float | None:
-        """Time with nothing to compute and something awaited over total, mean over workers."""
+        """The share of time with nothing to compute and something awaited, mean over workers."""
         shares = [
             own.waited_ns / own.lasted_ns if own.lasted_ns else 0.0 for own in self.workers.values()
         ]
         return sum(shares) / len(shares) if shares else None
 
     def row(self) -> Row:
-        """How far the workers have come; the training loss is the mean since the last row."""
+        """The progress of the workers; the training loss is the mean since the last row."""
         losses, self._losses = self._losses, []
         causes = self.waiting_by_cause
         return {
@@ -161,7 +162,7 @@ class Metrics(Observer):
         }
 
     def state(self) -> Row:
-        """Of the one worker of this process, for its log and its checkpoints."""
+        """The counts of the one worker of this process, for its log and its checkpoints."""
         (own,) = self.workers.values()
         return {
             "steps": own.steps,
@@ -178,7 +179,7 @@ class Metrics(Observer):
         }
 
     def load(self, rank: int, state: Row) -> None:
-        """Add what a worker of that rank has counted."""
+        """Add the counts of a worker of that rank."""
         waited = {what: round(s * SECOND) for what, s in state["waiting_seconds"].items()}
         gap_at, gap = (
             round(state[f"longest_step_gap_{what}"] * SECOND) for what in ("at", "seconds")
@@ -196,9 +197,9 @@ class Metrics(Observer):
 
 
 def summary(metrics: Metrics, bytes_sent: int) -> Row:
-    """What every run says of itself in the end, in virtual time, by `train` and in a user's loop.
+    """The summary of every run, in virtual time, by `train` and in a user's loop.
 
-    What a method cannot have is None: no measurement is not zero.
+    A value that a method cannot have is None, because no measurement is not zero.
     """
     steps = max(1, metrics.steps)
     return {

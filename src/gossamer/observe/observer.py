@@ -1,4 +1,4 @@
-"""The events of a run, and who is told of them."""
+"""The events of a run, and the observers that receive them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Span = tuple[int, int]
 
 
 class Observer:
-    """Ignores every event; a subclass overrides those that it listens to."""
+    """Ignores every event; a subclass overrides those that it needs."""
 
     def computed(
         self, worker: int, span: Span, work_ns: int, samples: int, loss: Tensor | None
@@ -22,39 +22,39 @@ class Observer:
         """A gradient is complete; the work took less than the span if the worker was paused."""
 
     def began_step(self, worker: int, at_ns: int) -> None:
-        """A step begins, or the last one is over; told by real workers, whose steps may pause."""
+        """A step begins, or the last one is over. Only real workers report this."""
 
     def waited(
         self, worker: int, what: str, peer: int | None, span: Span, moving: Sequence[Span] = ()
     ) -> None:
-        """A worker had nothing to compute; `moving` is when what it awaited was on its way."""
+        """A worker had nothing to compute. In the `moving` spans what it awaited was on its way."""
 
     def communicated(self, worker: int, what: str, span: Span) -> None:
-        """A worker spent its own time on handing something over or fetching it."""
+        """A worker spent its own time on sending or fetching something."""
 
     def carried(self, what: str, source: int, target: int, size_bytes: int, span: Span) -> None:
         """A message between two ends has arrived."""
 
     def gathered(self, what: str, members: Sequence[int], span: Span) -> None:
-        """A collective of these workers has ended; the span is since the last of them came."""
+        """A collective of these workers has ended; the span begins when the last of them joined."""
 
     def exchanged(
         self, worker: int, peer: int | None, at_ns: int, *, share: float = 1.0,
         age: int | None = None,
     ) -> None:  # fmt: skip
-        """A worker has got a peer's model, which is so many of the peer's steps old if known.
+        """A worker has got a peer's model. `age` counts the peer's steps since, if it is known.
 
-        From servers and collectives, which are no peer, it gets a share of a model.
+        Servers and collectives are no peer (None); from them a worker gets a share of a model.
         """
 
     def stale(self, end: int, missed: int, at_ns: int, missed_of_all: int | None = None) -> None:
-        """A gradient was applied that missed so many updates of the replica of this end.
+        """A gradient was applied that missed this many updates of the replica of this end.
 
-        `missed_of_all` counts the updates of all workers, where others change a replica.
+        `missed_of_all` counts the updates of all workers, if others change the replica.
         """
 
     def observed(self, end: int, what: str, value: float, at_ns: int) -> None:
-        """A method has told a number, such as the length of a queue or a dropped gradient."""
+        """A method has reported a number, such as the length of a queue or a dropped gradient."""
 
     def lost(self, worker: int, at_ns: int) -> None:
         """The others have learnt that a worker is gone."""
@@ -70,7 +70,7 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several observers as one; an event costs nothing but for those that listen to it."""
+    """Several observers as one; an event costs only the calls of those that override it."""
 
     def __init__(self, *parts: Observer) -> None:
         for event, ignored in vars(Observer).items():
@@ -91,7 +91,7 @@ def _each(listeners: Sequence[Callable[..., None]]) -> Callable[..., None]:
 
 
 def end_name(end: int | None, size: int, way: str = "") -> str:
-    """An end as the last words of a sentence; `size` is the number of workers."""
+    """The name of an end, to stand behind a text; `size` is the number of workers."""
     if end is None:
         return ""
     return f" {way} worker {end}" if end < size else f" {way} server {end - size}"

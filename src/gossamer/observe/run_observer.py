@@ -10,13 +10,13 @@ from gossamer.observe.observer import Observer, Observers
 
 
 class RunObserver(Observers):
-    """Metrics always, callbacks where there are some, and whatever else was asked for."""
+    """The metrics, the user's callbacks if there are any, and the other observers."""
 
     def __init__(
         self, size: int, ranks: Iterable[int] | None = None, *, others: Sequence[Observer] = (),
         callbacks: Sequence[Callback] = (),
     ) -> None:  # fmt: skip
-        """Of `size` workers, of whom a process of a real run hosts and counts one."""
+        """The run has `size` workers. A process of a real run counts the one that it hosts."""
         self.metrics = Metrics(size, ranks)
         self.callbacks = Callbacks(callbacks)
         super().__init__(self.metrics, *others, *([self.callbacks] if callbacks else []))

@@ -10,17 +10,17 @@ from torch import Tensor
 from gossamer.observe.observer import SECOND, Observer, Row, Span, end_name
 
 Segment = tuple[int, int, str, str]
-"""From when to when, what the worker did, and with or for whom."""
+"""Begin, end, what the worker did, and with or for whom."""
 _SHORTEST_NS = 20_000
-"""Of other work: what is shorter cannot be seen beside a step."""
+"""The shortest gap that is shown as other work; a shorter one cannot be seen beside a step."""
 
 
 class Strip(Observer):
     """The first moments of a run, worker by worker: computing, waiting for whom, communicating.
 
-    On a real network nobody can tell a message's time on the wire from waiting for whoever sends
-    it: both are spent in one blocking wait. What the worker's own thread does for an exchange
-    outside of such a wait (copying, adding, handing over) is told apart by `communicated`.
+    On a real network the time of a message on the wire cannot be told from waiting for its sender,
+    because one blocking wait contains both. The work of the worker's own thread for an exchange
+    (copying, adding, sending) is reported by `communicated`.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class Strip(Observer):
         inside: list[Segment] = []
         while own and own[-1][0] >= start:
             inside.append(own.pop())
-        # What was told before and happened inside, as an exchange in a wait, cuts it in pieces.
+        # Segments that were reported before and lie inside, as an exchange within a wait does,
+        # cut this segment into pieces.
         for one in reversed(inside):
             self._put(own, (start, one[0], kind, detail))
             own.append(one)
@@ -79,7 +80,7 @@ class Strip(Observer):
         if one[1] <= one[0]:
             return
         if self._left == 0:
-            # What is shown is shown of everybody: up to the moment at which there was no room.
+            # All workers are shown up to the same moment: when the room was used up.
             self.is_full = True
             self._until_ns = min(self._until_ns, one[0])
             return
@@ -87,7 +88,7 @@ class Strip(Observer):
         own.append(one)
 
     def as_dict(self, servers: int, duration_ns: int) -> Row:
-        """In seconds, cut at the end of what is shown."""
+        """The segments in seconds, cut at the end of the shown time."""
         until = min(self._until_ns, duration_ns)
         shown = [
             [worker, _seconds(start), _seconds(min(end, until)), kind, detail]
@@ -98,8 +99,8 @@ class Strip(Observer):
         return {"from": 0.0, "to": until / SECOND, "segments": shown, "servers": servers}
 
     def moments(self, worker: int) -> list[tuple[float, float, str, str]]:
-        """Of one worker, in seconds, without a gap: what lies between two segments is other work,
-        such as its step, averaging, or being a server."""
+        """The segments of one worker, in seconds, without a gap. The time between two segments is
+        other work, such as its step, averaging, or serving."""
         found: list[tuple[float, float, str, str]] = []
         at = 0
         for start, end, kind, detail in self._segments.get(worker, ()):

@@ -1,10 +1,9 @@
-"""A run as a timeline that Perfetto and chrome://tracing open: who computed, who waited, and which
-message went from whom to whom.
+"""A run as a timeline that Perfetto and chrome://tracing open: computing, waiting and messages.
 
-Each worker and each server is a process of the trace. Its first thread is what the worker does; the
-threads after it are its messages, as many as are on their way at once, for spans of one thread may
-not overlap. A message is a span of its sender, from sending to arriving; an arrow leads from it to
-a mark at the receiver.
+Each worker and each server is a process of the trace. Its first thread shows what the worker does.
+The other threads show its messages; there are as many threads as messages on their way at once,
+because spans of one thread may not overlap. A message is a span of its sender, from sending to
+arrival; an arrow leads from it to a mark at the receiver.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from torch import Tensor
 from gossamer.observe.observer import Observer, Span, end_name
 
 _MAIN_THREAD = 0
-"""The trace format has numbers where it has names only for people."""
+"""The trace format identifies threads by numbers; names are only for display."""
 _ARRIVAL_NS = 1_000
-"""An arrow must end in a span; this one is as short as the format's unit."""
+"""The length of the span in which an arrow ends: one unit of the format."""
 _NAMED_MEMBERS = 16
 
 
 class Timeline(Observer):
-    """Chrome-trace events, written as they happen: a run that is cut short can still be opened."""
+    """Writes Chrome-trace events as they happen, so that an interrupted run can be opened."""
 
     def __init__(
         self, path: Path, workers: int, *, most_events: int = 200_000, most_messages: int = 25_000
     ) -> None:
         self._file: IO[str] = path.open("w", encoding="utf-8")
-        # Perfetto accepts an array without its closing bracket: a killed run stays readable.
+        # Perfetto accepts an array without its closing bracket, which a killed run leaves.
         self._file.write("[\n")
         self._left = most_events
         self._messages_left = most_messages
@@ -41,7 +40,7 @@ class Timeline(Observer):
         self._failure: OSError | None = None
         self._workers = workers
         self._lanes: dict[int, list[int]] = {}
-        """When the last message of each thread of an end was over."""
+        """For each end, when the last message of each of its threads was over."""
         for rank in range(workers):
             self._name(rank)
 
@@ -66,7 +65,7 @@ class Timeline(Observer):
         self._span(worker, f"waiting: {what}{end_name(peer, self._workers, 'from')}", span)
 
     def carried(self, what: str, source: int, target: int, size_bytes: int, span: Span) -> None:
-        """A span of the sender, an arrow, and a mark where it arrives."""
+        """Write a span of the sender, an arrow, and a mark at the receiver."""
         start_ns, end_ns = span
         if not self._may_show(1, end_ns):
             return
@@ -87,7 +86,7 @@ class Timeline(Observer):
         )
 
     def gathered(self, what: str, members: Sequence[int], span: Span) -> None:
-        """A collective has no sender: it is a span of each of its members."""
+        """A collective has no sender, so it is a span of each member."""
         if not self._may_show(len(members), span[1]):
             return
         named = ", ".join(str(rank) for rank in members[:_NAMED_MEMBERS])
@@ -98,12 +97,12 @@ class Timeline(Observer):
             self._slice(rank, self._lane(rank, span), name, span, {"workers": named})
 
     def happened(self, worker: int, what: str, at_ns: int) -> None:
-        """At one moment: a death, a partition."""
+        """Write an event of one moment: a death, a partition."""
         moment = {"ph": "i", "pid": worker, "tid": _MAIN_THREAD, "s": "g"}
         self._write({**moment, "name": what, "ts": at_ns / 1000})
 
     def _may_show(self, spans: int, at_ns: int) -> bool:
-        """Whether there is room for messages still; the first that has none says so."""
+        """Whether there is still room for messages; the first that has no room is noted."""
         if self._messages_left < 0:
             return False
         self._messages_left -= spans
@@ -112,9 +111,9 @@ class Timeline(Observer):
         return self._messages_left >= 0
 
     def _lane(self, end: int, span: Span) -> int:
-        """The first thread of messages that is free from the beginning of the span on.
+        """The first thread of messages that is free when the span begins.
 
-        Messages are told in the order in which they end, so what a thread had last ends last.
+        Messages are reported in the order of their ends, so the last one of a thread ends last.
         """
         lanes = self._lanes[end]
         for at, busy_until in enumerate(lanes):
@@ -145,7 +144,7 @@ class Timeline(Observer):
         try:
             self._file.write(("" if self._first else ",\n") + json.dumps(event))
         except OSError as error:
-            self._failure = error  # The disk is full: the run goes on, and `close` tells it.
+            self._failure = error  # If the disk is full the run continues, and `close` raises.
         self._first = False
 
     def close(self) -> None:

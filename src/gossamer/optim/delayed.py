@@ -1,9 +1,9 @@
 """Gradients that arrive late, in any training loop: an optimiser around an optimiser.
 
 An asynchronous server applies gradients that were computed some updates ago. `DelayedOptimizer`
-does that to a loop with one worker, exactly and without a cluster: step t applies the gradient of
-step t - d, and the first d steps apply nothing (Jain, Srinivasan and Barekatain 2018). The delay is
-a number, a distribution, or the staleness histogram of a recorded run.
+does the same to a loop with one worker, without a cluster: step t applies the gradient of step
+t - d, and the first d steps apply nothing (Jain, Srinivasan and Barekatain 2018). The delay is a
+number, a distribution, or the staleness histogram of a recorded run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -37,14 +37,14 @@ def uniform(*, low: int = 0, high: int = 8) -> Draw:
 
 
 def normal(*, mean: float = 7.0, deviation: float = 1.4) -> Draw:
-    """Rounded to whole steps; what would lie before the gradient itself counts as no delay."""
+    """Rounded to whole steps; a negative number counts as no delay."""
     check_range("normal: mean", mean, 0.0)
     check_range("normal: deviation", deviation, 0.0)
     return lambda rng: max(0, round(rng.gauss(mean, deviation)))
 
 
 def geometric(*, mean: float = 7.0) -> Draw:
-    """In every step a waiting gradient is due with the same probability: many early, few late."""
+    """In every step a waiting gradient is due with the same probability: most are due early."""
     check_range("geometric: mean", mean, 0.0)
     if mean == 0.0:
         return lambda rng: 0
@@ -60,7 +60,7 @@ DISTRIBUTIONS: dict[str, Callable[..., Draw]] = {
 
 
 def make_delay(delay: Delay) -> Draw:
-    """Where the delay of the next gradient comes from."""
+    """A function that draws the delay of the next gradient."""
     if isinstance(delay, Mapping):
         return _from_histogram(cast(Mapping[object, object], delay))
     if isinstance(delay, str):
@@ -75,22 +75,18 @@ def make_delay(delay: Delay) -> Draw:
 
 
 def _from_histogram(histogram: Mapping[object, object]) -> Draw:
-    steps: list[int] = []
-    counts: list[float] = []
+    counts: dict[int, float] = {}
     for key, count in histogram.items():
-        # JSON knows keys of text only, and a summary.json is where many histograms come from.
+        # Many histograms come from a summary.json, and the keys of JSON are text.
         step = int(key) if isinstance(key, str) and key.isdecimal() else key
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             _refuse(dict(histogram))
-        if isinstance(count, bool) or not isinstance(count, int | float):
+        if isinstance(count, bool) or not isinstance(count, int | float) or count < 0:
             _refuse(dict(histogram))
-        if not 0 <= count < math.inf:
-            _refuse(dict(histogram))
-        steps.append(step)
-        counts.append(count)
-    if not sum(counts) > 0:
+        counts[step] = count
+    if not 0 < sum(counts.values()) < math.inf:
         _refuse(dict(histogram))
-    bounds = list(itertools.accumulate(counts))
+    steps, bounds = list(counts), list(itertools.accumulate(counts.values()))
     return lambda rng: rng.choices(steps, cum_weights=bounds)[0]
 
 
@@ -101,25 +97,22 @@ def _refuse(delay: object) -> NoReturn:
     )
 
 
-class _Late:
-    """The gradients of one step, on their way."""
+class _Late(NamedTuple):
+    """The gradients of one step, and the step that will apply them."""
 
-    __slots__ = ("due", "gradients")
-
-    def __init__(self, due: int, gradients: Sequence[Tensor | None]) -> None:
-        self.due = due
-        self.gradients = gradients
+    due: int
+    gradients: Sequence[Tensor | None]
 
 
 class DelayedOptimizer(Optimizer):
-    """Wraps any optimiser of torch.optim and hands it each gradient `delay` steps late.
+    """Wraps any optimiser of torch.optim and gives it each gradient `delay` steps late.
 
         optimizer = DelayedOptimizer(torch.optim.Adam(model.parameters(), lr=1e-3), delay=8)
 
-    Everything else stays as it was: `zero_grad`, `param_groups`, schedulers, `state_dict`. The rate
-    and the momentum are those of the step that applies a gradient, not of the one that computed it.
-    Gradients that are still on their way when a loop ends are never applied. With `delay=0` every
-    step is the wrapped optimiser's own, bit for bit.
+    `zero_grad`, `param_groups`, schedulers and `state_dict` work as before. The rate and the
+    momentum are those of the step that applies a gradient, not of the step that computed it.
+    Gradients that still wait when a loop ends are never applied. With `delay=0` every step is the
+    wrapped optimiser's own, bit for bit.
     """
 
     def __init__(self, optimizer: Optimizer, delay: Delay, *, seed: int = 0) -> None:
@@ -136,13 +129,13 @@ class DelayedOptimizer(Optimizer):
         self._rng = random.Random(seed)
         self._steps = 0
         self._late: list[_Late] = []
-        # Not Optimizer.__init__, which would copy the groups: they must stay the wrapped ones.
-        # This gives the hooks and the profiling of `step` that every optimiser has.
+        # Optimizer.__init__ would copy the groups, but they must stay the wrapped optimiser's.
+        # __setstate__ makes the hooks and the profiling of `step` that every optimiser has.
         super().__setstate__({})
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Those of the wrapped optimiser, so that a scheduler changes its rates."""
+        """The wrapped optimiser's, so that a scheduler changes its rates."""
         return self.optimizer.param_groups
 
     @property
@@ -157,7 +150,7 @@ class DelayedOptimizer(Optimizer):
 
     @property
     def waiting(self) -> int:
-        """How many gradients are on their way."""
+        """How many gradients wait to be applied."""
         return len(self._late)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -167,7 +160,7 @@ class DelayedOptimizer(Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take the gradients of now, and apply those that are due, in order of computation."""
+        """Keep the present gradients and apply those that are due, in order of computation."""
         if closure is not None:
             _refuse_closure("a closure would compute its gradient when it is applied")
         now = self._steps
@@ -177,7 +170,7 @@ class DelayedOptimizer(Optimizer):
         if delay == 0 and not self._late:
             self.optimizer.step()
             return
-        # Copies, for loops zero or accumulate into the same memory.
+        # They are copied because loops zero the same memory or accumulate into it.
         fresh = [parameter.grad for parameter in parameters]
         copies = [None if one is None else one.detach().clone() for one in fresh]
         self._late.append(_Late(now + delay, copies))
@@ -185,7 +178,7 @@ class DelayedOptimizer(Optimizer):
         self._late = [one for one in self._late if one.due > now]
         try:
             for one in due:
-                # A parameter of a group that was added meanwhile had no gradient then.
+                # A parameter whose group was added later had no gradient then.
                 for parameter, gradient in itertools.zip_longest(parameters, one.gradients):
                     parameter.grad = gradient
                 self.optimizer.step()
@@ -194,7 +187,7 @@ class DelayedOptimizer(Optimizer):
                 parameter.grad = gradient
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimiser's, with the gradients on their way under "delayed"."""
+        """The wrapped optimiser's, with the waiting gradients under "delayed"."""
         version, internal, gauss = self._rng.getstate()
         return {
             **self.optimizer.state_dict(),
@@ -207,7 +200,7 @@ class DelayedOptimizer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken, in the middle of a run too."""
+        """Continue exactly where `state_dict` was taken, even in the middle of a run."""
         if "delayed" not in state_dict:
             raise ConfigurationError(
                 "the state dict has no entry 'delayed', so it was not made by a DelayedOptimizer; "
@@ -232,7 +225,7 @@ class DelayedOptimizer(Optimizer):
         self._rng.setstate((version, tuple(internal), gauss))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A scheduler hangs a wrapper of its own on `step`, which must not be copied along.
+        # A scheduler replaces `step` by a wrapper, which must not be copied.
         kept = ("optimizer", "_rng", "_steps", "_late", "_draw")
         return {name: self.__dict__[name] for name in kept}
 

@@ -1,8 +1,8 @@
-"""Momentum under asynchrony: what delay adds by itself, and how much of one's own to leave out.
+"""Momentum under asynchrony: what delay adds, and how far to lower the explicit momentum.
 
-A gradient that was read a while ago pushes the parameters in the direction of the past, which is
-what momentum does. For n alike workers with exponential compute times that is exact in expectation
-(Mitliagkas, Zhang, Hadjis and Ré, 2016): the server's mean trajectory obeys
+A gradient that was read some time ago moves the parameters in an earlier direction, as momentum
+does. For n equal workers with exponential compute times this is exact in expectation (Mitliagkas,
+Zhang, Hadjis and Ré, 2016): the server's mean trajectory obeys
 x[t+1] - x[t] = mu (x[t] - x[t-1]) - (1 - mu) eta g(x[t]) with mu = 1 - 1/n.
 """
 
@@ -18,15 +18,15 @@ from gossamer.specs import check_range
 
 
 def implicit_momentum(workers: int) -> float:
-    """What n alike asynchronous workers with exponential compute times add: 1 - 1/n."""
+    """The momentum that n equal workers with exponential compute times add: 1 - 1/n."""
     check_range("workers", workers, 1)
     return 1.0 - 1.0 / workers
 
 
 def explicit_momentum(target: float, workers: int) -> float:
-    """What to set so that the total is about `target`, from 1 - total = (1 - explicit) / n.
+    """The momentum to set so that the total is about `target`: 1 - total = (1 - explicit) / n.
 
-    0 where asynchrony alone already exceeds the target.
+    It is 0 if asynchrony alone already exceeds the target.
     """
     check_range("target momentum", target, 0.0, 1.0)
     check_range("workers", workers, 1)
@@ -43,9 +43,9 @@ class FittedMomentum(NamedTuple):
 def measured_momentum(trajectory: Tensor, gradients: Tensor) -> FittedMomentum:
     """Fit x[t+1] - x[t] = mu (x[t] - x[t-1]) - eta g(x[t]) by least squares.
 
-    `trajectory` is [steps, dimensions]: for asynchronous runs the mean over many of them, because
-    the law holds in expectation. `gradients` holds the full gradient at each of its points, so it
-    is known where the function is: on a quadratic it is curvature times distance from the optimum.
+    `trajectory` is [steps, dimensions]. For asynchronous runs it is the mean over many runs,
+    because the law holds in expectation. `gradients` holds the full gradient at each of its points,
+    which on a quadratic is the curvature times the distance from the optimum.
     """
     if trajectory.dim() != 2 or trajectory.shape != gradients.shape or len(trajectory) < 3:
         raise ConfigurationError(
@@ -53,7 +53,7 @@ def measured_momentum(trajectory: Tensor, gradients: Tensor) -> FittedMomentum:
             f"both [steps, dimensions], got {list(trajectory.shape)} and {list(gradients.shape)}"
         )
     moves = trajectory.double().diff(dim=0)
-    # The last point's gradient leads beyond the trajectory, the first one has no move before it.
+    # The gradient of the last point leads beyond the trajectory, and no move precedes the first.
     slopes = gradients[1:-1].double()
     causes = torch.stack([moves[:-1].flatten(), -slopes.flatten()], dim=1)
     fit = torch.linalg.lstsq(causes, moves[1:].reshape(-1, 1), driver="gelsd").solution

@@ -1,10 +1,10 @@
 """Optimisers that update many workers at once.
 
-An optimiser is a frozen set of options. What it remembers lives outside of it, as one
-[rows, parameters] matrix per slot, so that a worker, a server or an outer optimiser is one row and
-a whole batch of them is updated by a handful of large operations. With a learning rate that is one
-number, a single row on the CPU gets bit for bit what `torch.optim` computes with `foreach=False`:
-each update spells the same operations in the same order.
+An optimiser is a frozen set of options. Its state lives outside of it, as one [rows, parameters]
+matrix per slot. A worker, a server or an outer optimiser is one row, and a few large operations
+update a whole batch of rows. If the learning rate is one number, a single row on the CPU gets bit
+for bit what `torch.optim` computes with `foreach=False`, because each update makes the same
+operations in the same order.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from torch import Tensor
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.optim.yellowfin import Chunk, Tuner, descend_rows_, state_names
 from gossamer.specs import bind, check_range, parse_spec, print_dataclass
+
+State = Mapping[str, Tensor]
+"""One [rows, parameters] matrix per slot."""
+Rate = float | Tensor
+"""One learning rate for all rows, or a [rows, 1] tensor."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,28 +56,23 @@ class Optimiser(ABC):
         return 0.0
 
     def descend_(
-        self,
-        parameters: Tensor,
-        gradients: Tensor,
-        state: Mapping[str, Tensor],
-        steps: Sequence[int],
-        learning_rate: float | Tensor,
+        self, parameters: Tensor, gradients: Tensor, state: State, steps: Sequence[int], rate: Rate,
         points: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Update `parameters` and `state` in place, one row per worker.
 
-        `steps` counts the updates that each row has had before this one. `learning_rate` is one
-        number for all rows, or a [rows, 1] tensor. `gradients` is only read. `points` is where they
-        were taken, if elsewhere than at the parameters: the weight decay is that of those points.
+        `steps` counts the updates that each row has had before this one. `gradients` is only read.
+        `points` is where the gradients were taken, if not at the parameters: the weight decay is
+        that of those points.
         """
         assert len(steps) == parameters.shape[0], "one step count per row"
-        if isinstance(learning_rate, Tensor):
-            assert learning_rate.shape == (len(steps), 1), "one learning rate per row"
-            learning_rate = learning_rate.to(parameters)
+        if isinstance(rate, Tensor):
+            assert rate.shape == (len(steps), 1), "one learning rate per row"
+            rate = rate.to(parameters)
         if steps:
             with torch.no_grad():
-                gradients = self._decay_(parameters, gradients, learning_rate, points)
-                self._update_(parameters, gradients, state, steps, learning_rate)
+                gradients = self._decay_(parameters, gradients, rate, points)
+                self._update_(parameters, gradients, state, steps, rate)
 
     def penalised(self, gradients: Tensor, parameters: Tensor) -> Tensor:
         """The gradients with those of an L2 penalty of `weight_decay` added."""
@@ -81,20 +81,14 @@ class Optimiser(ABC):
         return gradients.add(parameters, alpha=self.weight_decay)
 
     def _decay_(
-        self, parameters: Tensor, gradients: Tensor, learning_rate: float | Tensor,
-        points: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        """Apply the weight decay and return the gradients to go on with: here, of an L2 penalty."""
+        self, parameters: Tensor, gradients: Tensor, rate: Rate, points: Tensor | None
+    ) -> Tensor:
+        """Apply the weight decay, here that of an L2 penalty, and return the gradients to use."""
         return self.penalised(gradients, parameters if points is None else points)
 
     @abstractmethod
     def _update_(
-        self,
-        parameters: Tensor,
-        gradients: Tensor,
-        state: Mapping[str, Tensor],
-        steps: Sequence[int],
-        learning_rate: float | Tensor,
+        self, parameters: Tensor, gradients: Tensor, state: State, steps: Sequence[int], rate: Rate
     ) -> None:
         """`descend_` after weight decay; there is at least one row."""
 
@@ -129,19 +123,14 @@ class Sgd(Optimiser):
         return ("momentum",) if self.momentum else ()
 
     def _update_(
-        self,
-        parameters: Tensor,
-        gradients: Tensor,
-        state: Mapping[str, Tensor],
-        steps: Sequence[int],
-        learning_rate: float | Tensor,
+        self, parameters: Tensor, gradients: Tensor, state: State, steps: Sequence[int], rate: Rate
     ) -> None:
         direction = gradients
         if self.momentum:
             momentum = state["momentum"]
             self._accumulate_(momentum, gradients, steps)
             direction = gradients.add(momentum, alpha=self.momentum) if self.nesterov else momentum
-        _move_(parameters, direction, learning_rate)
+        _move_(parameters, direction, rate)
 
     def _accumulate_(self, momentum: Tensor, gradients: Tensor, steps: Sequence[int]) -> None:
         momentum.mul_(self.momentum).add_(gradients, alpha=1 - self.dampening)
@@ -172,22 +161,17 @@ class Adam(Optimiser):
         return ("first", "second")
 
     def _update_(
-        self,
-        parameters: Tensor,
-        gradients: Tensor,
-        state: Mapping[str, Tensor],
-        steps: Sequence[int],
-        learning_rate: float | Tensor,
+        self, parameters: Tensor, gradients: Tensor, state: State, steps: Sequence[int], rate: Rate
     ) -> None:
         first, second = state["first"], state["second"]
         first.lerp_(gradients, 1 - self.beta1)
         second.mul_(self.beta2).addcmul_(gradients, gradients, value=1 - self.beta2)
         corrections = [1 - self.beta1 ** (step + 1) for step in steps]
-        if isinstance(learning_rate, Tensor):
-            step_size = learning_rate / _per_row(corrections, parameters)
+        if isinstance(rate, Tensor):
+            step_size = rate / _per_row(corrections, parameters)
         else:
             # Divided in double precision, so that no row depends on the rows updated beside it.
-            step_size = _per_row([learning_rate / one for one in corrections], parameters)
+            step_size = _per_row([rate / one for one in corrections], parameters)
         root = _per_row([(1 - self.beta2 ** (step + 1)) ** 0.5 for step in steps], parameters)
         denominators = second.sqrt().div_(root).add_(self.epsilon)
         _move_by_ratio_(parameters, first, denominators, step_size)
@@ -203,14 +187,13 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
     def _decay_(
-        self, parameters: Tensor, gradients: Tensor, learning_rate: float | Tensor,
-        points: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        rate = learning_rate * self.weight_decay
+        self, parameters: Tensor, gradients: Tensor, rate: Rate, points: Tensor | None
+    ) -> Tensor:
+        shrinking = rate * self.weight_decay
         if self.weight_decay != 0.0 and points is None:
-            parameters.mul_(1 - rate)
+            parameters.mul_(1 - shrinking)
         elif self.weight_decay != 0.0 and points is not None:
-            parameters.sub_(points * rate)
+            parameters.sub_(points * shrinking)
         return gradients
 
 
@@ -236,16 +219,11 @@ class Adagrad(Optimiser):
         return super().initial(slot) + self.initial_accumulator_value
 
     def _update_(
-        self,
-        parameters: Tensor,
-        gradients: Tensor,
-        state: Mapping[str, Tensor],
-        steps: Sequence[int],
-        learning_rate: float | Tensor,
+        self, parameters: Tensor, gradients: Tensor, state: State, steps: Sequence[int], rate: Rate
     ) -> None:
         sum_of_squares = state["sum_of_squares"].addcmul_(gradients, gradients, value=1)
         denominators = sum_of_squares.sqrt().add_(self.epsilon)
-        _move_by_ratio_(parameters, gradients, denominators, learning_rate)
+        _move_by_ratio_(parameters, gradients, denominators, rate)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -272,12 +250,7 @@ class RMSprop(Optimiser):
         return ("second", *first, *momentum)
 
     def _update_(
-        self,
-        parameters: Tensor,
-        gradients: Tensor,
-        state: Mapping[str, Tensor],
-        steps: Sequence[int],
-        learning_rate: float | Tensor,
+        self, parameters: Tensor, gradients: Tensor, state: State, steps: Sequence[int], rate: Rate
     ) -> None:
         second = state["second"]
         second.mul_(self.alpha).addcmul_(gradients, gradients, value=1 - self.alpha)
@@ -289,9 +262,9 @@ class RMSprop(Optimiser):
         denominators.add_(self.epsilon)
         if self.momentum:
             momentum = state["momentum"].mul_(self.momentum).addcdiv_(gradients, denominators)
-            _move_(parameters, momentum, learning_rate)
+            _move_(parameters, momentum, rate)
         else:
-            _move_by_ratio_(parameters, gradients, denominators, learning_rate)
+            _move_by_ratio_(parameters, gradients, denominators, rate)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -311,12 +284,7 @@ class YellowFinRows(Optimiser, Tuner):
         return (*state_names(self), "tuner")
 
     def _update_(
-        self,
-        parameters: Tensor,
-        gradients: Tensor,
-        state: Mapping[str, Tensor],
-        steps: Sequence[int],
-        learning_rate: float | Tensor,
+        self, parameters: Tensor, gradients: Tensor, state: State, steps: Sequence[int], rate: Rate
     ) -> None:
         scalars = state["tuner"]
         if scalars.shape[1] < self.columns:
@@ -325,7 +293,7 @@ class YellowFinRows(Optimiser, Tuner):
                 f"parameters, got {scalars.shape[1]}; use a smaller window or a larger model"
             )
         displacement, mean_gradient, *past = (state[name] for name in state_names(self))
-        whole = Chunk(parameters, gradients, displacement, mean_gradient, learning_rate, past)
+        whole = Chunk(parameters, gradients, displacement, mean_gradient, rate, past)
         descend_rows_(self, [whole], scalars)
 
 
@@ -374,7 +342,7 @@ def _per_row(values: Sequence[float], like: Tensor) -> float | Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
 
 
-def _move_(parameters: Tensor, direction: Tensor, rate: float | Tensor) -> None:
+def _move_(parameters: Tensor, direction: Tensor, rate: Rate) -> None:
     if isinstance(rate, Tensor):
         parameters.addcmul_(direction, rate, value=-1)
     else:
@@ -382,7 +350,7 @@ def _move_(parameters: Tensor, direction: Tensor, rate: float | Tensor) -> None:
 
 
 def _move_by_ratio_(
-    parameters: Tensor, numerators: Tensor, denominators: Tensor, rate: float | Tensor
+    parameters: Tensor, numerators: Tensor, denominators: Tensor, rate: Rate
 ) -> None:
     if isinstance(rate, Tensor):
         parameters.addcdiv_(numerators * rate, denominators, value=-1)

@@ -1,11 +1,11 @@
-"""Learning-rate schedules: what the base rate is multiplied by, as a pure function of the epoch.
+"""Learning-rate schedules: the factor on the base rate, as a pure function of the epoch.
 
-The epoch is a real number, samples processed by all workers over the size of the data set, so
-that asynchronous workers agree on the rate without counting each other's steps. Every schedule
-knows two more options. `scale` multiplies all rates, by a number or by the number of workers.
-`warmup` rises linearly over that many epochs from a fraction `start` of the full rate; without
-`start` a scaled schedule rises from the base rate (Goyal et al., 2017) and any other from a tenth
-of it: not from zero, for some methods divide by the rate.
+The epoch is a real number: the samples that all workers have processed, over the size of the data
+set. So asynchronous workers agree on the rate without counting each other's steps. Every schedule
+has two more options. `scale` multiplies all rates, by a number or by the number of workers. With
+`warmup` the rate rises linearly over that many epochs from the fraction `start` of the full rate.
+Without `start` a scaled schedule rises from the base rate (Goyal et al., 2017) and any other one
+from a tenth of it. It never rises from zero, because some methods divide by the rate.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class Schedule(ABC):
             raise ConfigurationError(
                 f"{self.name}: epochs must be a finite number above 0, got {self.epochs}"
             )
-        if self.workers < 1:
-            raise ConfigurationError(f"{self.name}: workers must be at least 1, got {self.workers}")
+        check_range(f"{self.name}: workers", self.workers, 1)
         check_range(f"{self.name}: warmup", self.warmup, 0.0)
         if self.warmup >= self.epochs:
             raise ConfigurationError(
@@ -61,7 +60,7 @@ class Schedule(ABC):
         return print_dataclass(self.name, self)
 
     def factor(self, epoch: float) -> float:
-        """What to multiply the base rate by; after the run's end, its last value."""
+        """The factor on the base rate; after the end of the run it keeps its last value."""
         epoch = min(max(epoch, 0.0), self.epochs)
         scale = float(self.workers) if self.scale == "workers" else self.scale
         if epoch >= self.warmup:

@@ -2,13 +2,13 @@
 
 Each step measures three things with moving averages: the range of curvatures (the squared norms of
 recent gradients stand for them), the variance of the gradient, and the distance to the optimum.
-Momentum and rate are those that shrink the expected squared distance to the optimum most in one
-step of a noisy quadratic, among those under which every curvature of the range converges at the
-same speed. In closed loop, for gradients that come late, the momentum that is set is moved until
-the momentum that is measured is the one that was to be.
+Among the momenta and rates with which every curvature of the range converges at the same speed, it
+chooses those that reduce the expected squared distance to the optimum most in one step on a noisy
+quadratic. In closed loop, for late gradients, the explicit momentum is adjusted until the measured
+total momentum is the chosen one.
 
-All state is per row: `Tuner` updates the scalars of many rows at once and `descend_rows_` moves
-them. The torch optimiser `YellowFin` is one row, cut into one chunk for each parameter; the
+All state is kept per row: `Tuner` updates the scalars of many rows at once, and `descend_rows_`
+updates the parameters. The torch optimiser `YellowFin` is one row with one chunk per parameter; the
 simulator's workers are many rows of one chunk.
 """
 
@@ -35,11 +35,11 @@ _LOG_MOST, _DISTANCE = 3, 6
 _TUNED = slice(7, 9)  # momentum and rate
 _WINDOW = 9
 
-# Below this, a squared gradient norm counts as nothing: it keeps logarithms and quotients finite.
+# A smaller squared gradient norm counts as this, which keeps logarithms and quotients finite.
 _FLOOR = 1e-12
-# A squared norm that outgrows the range so many times would spoil the averages for a long time.
+# A squared norm this many times above the range would distort the averages for a long time.
 _OUTLIER = 100.0
-# Of the explicit momentum, for each unit by which the measured total misses the target.
+# The change of the explicit momentum per unit by which the measured total misses the target.
 _FEEDBACK = 0.01
 _MOMENTUM_RANGE = (-0.9, 0.999)
 
@@ -59,14 +59,14 @@ def root_momentum(distance: Tensor, variance: Tensor, curvature: Tensor) -> Tens
 
 
 class Tuned(NamedTuple):
-    """What the tuner decided: one number a row."""
+    """What the tuner decided, one number per row."""
 
     momentum: Tensor
     target: Tensor
-    """The momentum that is wanted in total; in open loop it is the one that is set."""
+    """The total momentum that is wanted; in open loop it is the explicit momentum."""
     rate: Tensor
     clip: Tensor
-    """What to scale the gradient by, at most 1."""
+    """The factor on the gradient, at most 1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,8 @@ class Tuner:
     """The options of YellowFin and the arithmetic on its scalars, a [rows, `columns`] matrix."""
 
     momentum: float = 0.0
-    """Where the closed loop starts from; in open loop momentum is tuned from the first step."""
+    """The explicit momentum at the start of a closed loop; open loop tunes it from the first step.
+    """
     beta: float = 0.999
     window: int = 20
     closed_loop: bool = False
@@ -98,14 +99,14 @@ class Tuner:
         return self.workers + 1 if self.closed_loop else 0
 
     def admitted(self, scalars: Tensor, squared: Tensor) -> Tensor:
-        """What part of a gradient the averages see, given its squared norm: outliers are cut."""
+        """The part of a gradient that enters the averages; a large squared norm is cut."""
         count = scalars[:, _COUNT]
         most = (scalars[:, _LOG_MOST] / self._weight(count)).exp()
         part = (_OUTLIER * most / squared.clamp(min=_FLOOR)).sqrt().clamp(max=1.0)
         return torch.where(count == 0, torch.ones_like(part), part)
 
     def tune_(self, scalars: Tensor, squared: Tensor, squared_mean: Tensor) -> Tuned:
-        """Take in a gradient by its squared norm and that of the moving average with it in."""
+        """Update by the squared norm of a gradient and of the moving average that includes it."""
         count = scalars[:, _COUNT].add_(1)
         least, most, mean_square, distance = self._measure_(scalars, squared)
         variance = (mean_square - squared_mean / self._weight(count).square()).clamp(min=0.0)
@@ -126,7 +127,7 @@ class Tuner:
         return Tuned(momentum, target, rate, clip)
 
     def tuned(self, scalars: Tensor) -> tuple[Tensor, Tensor]:
-        """The momentum and the rate that it has come to, each one number a row."""
+        """The tuned momentum and rate, one number each per row."""
         momentum, rate = scalars[:, _TUNED].unbind(1)
         weight = self._weight(scalars[:, _COUNT])
         return momentum / weight, rate / weight
@@ -139,7 +140,7 @@ class Tuner:
         """Least and most curvature, mean squared norm, distance to the optimum."""
         count, window = scalars[:, _COUNT], scalars[:, _WINDOW : self.columns]
         newest = squared.clamp(min=_FLOOR).log().unsqueeze(1)
-        # Filled with a row's first value, the window needs no account of how much of it is used.
+        # The window is filled with a row's first value, so its used length need not be known.
         window.copy_(torch.where((count == 1).unsqueeze(1), newest, window))
         window.scatter_(1, (count.round().long() % self.window).unsqueeze(1), newest)
         observed = torch.stack([window.amin(1), window.amax(1), squared, squared.sqrt()], dim=1)
@@ -151,22 +152,23 @@ class Tuner:
         return log_least.exp(), log_most.exp(), mean_square, scalars[:, _DISTANCE] / weight
 
     def steer_(self, scalars: Tensor, tuned: Tuned, total: Tensor) -> None:
-        """Move the explicit momentum so that the measured total, NaN if unknown, nears its aim."""
+        """Adjust the explicit momentum so that the measured total (NaN: unknown) nears its
+        target."""
         missing = torch.where(scalars[:, _COUNT] > self.workers, tuned.target - total, 0.0)
         moved = tuned.momentum + _FEEDBACK * missing.nan_to_num(nan=0.0).clamp(-1.0, 1.0)
         scalars[:, _MOMENTUM] = moved.clamp(*_MOMENTUM_RANGE)
 
 
 class Chunk(NamedTuple):
-    """Some of the parameters of all rows, with what belongs to them: tensors of [rows, ...]."""
+    """Some of the parameters of all rows and their state, as tensors of [rows, ...]."""
 
     parameters: Tensor
     gradients: Tensor
     displacement: Tensor
-    """By which the last step moved the parameters."""
+    """The last step of the parameters."""
     mean_gradient: Tensor
     factor: float | Tensor
-    """Times the tuned rate; a number, or one for each row."""
+    """The factor on the tuned rate; one number, or one per row."""
     past: Sequence[Tensor] = ()
     """Earlier points, the oldest first."""
 
@@ -196,10 +198,10 @@ def descend_rows_(tuner: Tuner, chunks: Sequence[Chunk], scalars: Tensor) -> Non
 
 
 def _total_momenta(chunk: Chunk, pull: Tensor) -> Tensor:
-    """For each parameter the momentum that, with its pull, explains the step from that point.
+    """For each parameter the momentum that, with its pull, explains a step.
 
-    The newest gradient was read at the second oldest point kept, so without delay the step from
-    there would have been mu times the step before, less the pull: solve that for mu.
+    The newest gradient was read at the second oldest point that is kept. Without delay, the step
+    from there would have been mu times the step before, less the pull. This is solved for mu.
     """
     before, read, after = [*chunk.past, chunk.parameters][:3]
     previous = read - before
@@ -208,20 +210,19 @@ def _total_momenta(chunk: Chunk, pull: Tensor) -> Tensor:
 
 
 def _median(values: Tensor) -> Tensor:
-    """Of what is not NaN. torch takes the lower of two middle values, which would be a bias here.
-
-    Of one row at a time, because a median along a dimension is not deterministic on a GPU.
-    """
+    """The median of the numbers that are not NaN. torch takes the lower of two middle values, which
+    would be a bias. It is computed for one row at a time, because a median along a dimension is not
+    deterministic on a GPU."""
     return (torch.nanmedian(values) - torch.nanmedian(-values)) / 2
 
 
 def _squared_norms(tensors: Iterable[Tensor]) -> Tensor:
-    """Of each row, over all chunks."""
+    """The squared norm of each row over all chunks."""
     return torch.stack([tensor.flatten(1).square().sum(1) for tensor in tensors]).sum(0)
 
 
 def _spread(values: Tensor, like: Tensor) -> Tensor:
-    """One number a row, shaped to multiply a chunk."""
+    """One number per row, shaped to multiply a chunk."""
     return values.reshape(-1, *[1] * (like.dim() - 1))
 
 
@@ -253,7 +254,7 @@ class YellowFin(torch.optim.Optimizer):
         super().__init__(params, options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in every torch optimiser; what is tuned is tuned for all groups together."""
+        """As in every torch optimiser; all groups are tuned together."""
         super().add_param_group(param_group)
         first, added = self.param_groups[0], self.param_groups[-1]
         for name in _TUNER_OPTIONS:
@@ -300,7 +301,7 @@ class YellowFin(torch.optim.Optimizer):
         return loss
 
     def _tuner(self) -> Tuner:
-        # From the groups and not from the constructor, because `load_state_dict` replaces them.
+        # The options are read from the groups because `load_state_dict` replaces these.
         return Tuner(**{name: self.param_groups[0][name] for name in _TUNER_OPTIONS})
 
     def _scalars(self) -> Tensor:
@@ -329,7 +330,7 @@ class YellowFin(torch.optim.Optimizer):
 
 
 def state_names(tuner: Tuner) -> tuple[str, ...]:
-    """What is kept for each parameter: all but the first two are the points of the closed loop."""
+    """The names of a parameter's state; all but the first two are points of the closed loop."""
     past = (f"past_{age}" for age in range(tuner.past_points, 0, -1))
     return ("displacement", "mean_gradient", *past)
 

@@ -10,9 +10,9 @@
     thread of its own          only for a side task that never waits (nobody else would run it on),
                                and for an operation that needs a thread to finish it (`settle`)
 
-A side task goes on in whichever thread ends what it waits for: on shared memory that is the
-training thread itself, elsewhere the thread that receives. So an exchange costs no change of
-threads, which takes 15 to 30 microseconds: a tenth of a small model's step.
+A side task continues in whichever thread ends what it waits for: on shared memory that is the
+training thread itself, elsewhere the thread that receives. So an exchange needs no change of
+threads, which would take 15 to 30 microseconds: a tenth of a small model's step.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from typing import Any, Protocol, TypeVar
 
 from gossamer.errors import PeerLost, RunFailed, RunOver
 from gossamer.mailbox import Receive
+from gossamer.observe.observer import SECOND, Span
 from gossamer.pending import Pending
 from gossamer.real.transports.transport import Stopped, StopToken
 
 T = TypeVar("T")
 _IN_A_ROW = 64
-"""Operations that are over at once, after which a loop is one that waits for nobody."""
+"""After so many operations in a row that ended at once, a loop counts as one that never waits."""
 _PAUSE_S = 1e-4
 
 
@@ -54,7 +55,7 @@ class Free:
 
 
 class Waiting:
-    """Who waits for what, from whom and since when, so that a signal can ask for it."""
+    """What each task waits for, from whom and since when. A signal asks for it."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[Pending[Any], float]] = {}
@@ -89,8 +90,8 @@ class Driver:
     def __init__(self, stop: StopToken) -> None:
         self.stop = stop
         self.waiting = Waiting()
-        self.on_wait: Callable[[Pending[Any], float, float], None] = lambda what, began, ended: None
-        """Called with what the main coroutine waited for, from when and until when."""
+        self.on_wait: Callable[[str, int | None, Span], None] = lambda what, peer, span: None
+        """Called with what the main coroutine waited for, from whom, from when and until when."""
         self.turns: Turns = Free()
         self.is_replayed = False
         """In a replay the record says when a free loop goes on."""
@@ -105,10 +106,11 @@ class Driver:
     def check(self) -> None:
         if self._failure is not None:
             raise RunFailed(f"a side task failed: {self._failure}") from self._failure
-        self.stop.check()
+        if self.stop.is_set or self.stop.failure is not None:
+            self.stop.check()
 
     def drive(self, coroutine: Coroutine[Any, Any, T], task: str, at_end: Callable[[], None]) -> T:
-        """Run it to its end in this thread; `at_end` belongs to its last turn."""
+        """Run a coroutine to its end in this thread; `at_end` belongs to its last turn."""
         self.turns.enter("run")
         try:
             while True:
@@ -123,7 +125,7 @@ class Driver:
             coroutine.close()
 
     def end(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """No gradient is computed any more: let it do what it can do without one."""
+        """No gradient is computed any more: let the coroutine do what it can do without one."""
         try:
             pending = coroutine.throw(RunOver())
             while True:
@@ -145,23 +147,25 @@ class Driver:
     ) -> None:  # fmt: skip
         """Wait until the operation has ended, whatever its result.
 
-        A part of another operation is not booked, because that operation is.
+        A wait for a part of another operation is not booked, because the whole operation is.
         """
         if pending.done:
             return
-        began = time.monotonic()
-        self.waiting.begin(task, pending, began)
+        began_ns = time.monotonic_ns()
+        self.waiting.begin(task, pending, began_ns / SECOND)
         try:
             if pending.settle is not None:
                 pending.settle()
             if not pending.done:
-                self._block(pending)
+                self.block(pending)
         finally:
             self.waiting.end(task)
-            if is_booked:
-                self.on_wait(pending, began, time.monotonic())
+            # A gradient is computed by the thread that awaits it, which is no wait.
+            if is_booked and pending.label != "gradient":
+                self.on_wait(pending.label, pending.peer, (began_ns, time.monotonic_ns()))
 
-    def _block(self, pending: Pending[Any]) -> None:
+    def block(self, pending: Pending[Any]) -> None:
+        """Wait for what other threads or processes bring."""
         gate = threading.Lock()
         gate.acquire()
         pending.when_done(gate.release)
@@ -190,14 +194,14 @@ class Driver:
     # ------------------------------------------------------------------ side tasks
 
     def start(self, coroutine: Coroutine[Any, Any, T], task: str) -> Pending[T]:
-        """Run it in this thread until it waits; whoever ends that wait runs it on."""
+        """Run a side task here until it waits; whichever thread ends that wait continues it."""
         finished: Pending[T] = Pending(task)
         _SideTask(self, coroutine, task, finished).advance()
         return finished
 
     def set_free(self, loop: _SideTask) -> None:
-        """It waits for nobody, so it goes on in a thread of its own, because the thread that woke
-        it has other things to do."""
+        """Give a loop that never waits a thread of its own, because the thread that woke it has
+        other things to do."""
         if loop not in self._free:
             self._free.append(loop)
         if not self.is_replayed:
@@ -208,13 +212,13 @@ class Driver:
     def _run_freely(self, number: int) -> None:
         try:
             while not self.go_on_freely(number):
-                # Without a pause it would lock what it shares again before the others wake.
+                # Without a pause the loop would lock what it shares again before the others wake.
                 time.sleep(_PAUSE_S)
         except Stopped:
             pass
 
     def go_on_freely(self, number: int) -> bool:
-        """Make one operation of that free loop. Returns whether it waits now or has ended."""
+        """Make one operation of that free loop. Returns whether the loop waits now or has ended."""
         self.turns.enter("free", number)
         try:
             return self._free[number].advance_by(1)
@@ -225,7 +229,7 @@ class Driver:
     def settle_elsewhere(
         pending: Pending[Any], task: str, then: Callable[[], None] = lambda: None
     ) -> None:  # fmt: skip
-        """Finish the operation in a thread of its own, for those who must not wait for it."""
+        """Finish the operation in a thread of its own, because the caller must not wait for it."""
         settle = pending.settle
         assert settle is not None
 
@@ -242,7 +246,7 @@ class Driver:
 
 
 class _SideTask:
-    """A coroutine that runs on in whichever thread has ended its wait."""
+    """A coroutine that continues in whichever thread has ended its wait."""
 
     def __init__(
         self, driver: Driver, coroutine: Coroutine[Any, Any, Any], name: str,
@@ -254,13 +258,13 @@ class _SideTask:
         self._finished = finished
 
     def advance(self) -> None:
-        """Run it until it ends or waits for something that others bring; a loop that does neither
-        gets a thread of its own."""
+        """Run the task until it ends or waits for something that others bring; a loop that does
+        neither gets a thread of its own."""
         if not self.advance_by(_IN_A_ROW):
             self._driver.set_free(self)
 
     def advance_by(self, most: int) -> bool:
-        """Run it through at most so many operations in a row that were over at once. Returns
+        """Run the task through at most so many operations in a row that ended at once. Returns
         whether it waits or has ended. A message counts as waited for even if it was there."""
         driver, left = self._driver, most
         try:
@@ -272,7 +276,7 @@ class _SideTask:
                         return False
                     continue
                 if pending.settle is not None:
-                    # It may take long, or need frames that only this thread can receive.
+                    # Finishing may take long, or need frames that only this thread can receive.
                     driver.settle_elsewhere(pending, self._name, self.advance)
                     return True
                 driver.waiting.begin(self._name, pending, time.monotonic())

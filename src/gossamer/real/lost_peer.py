@@ -1,4 +1,4 @@
-"""A loss that ends a user's loop: one sentence instead of the library's frames, then the end."""
+"""The loss of a peer that ends a user's loop: it is told in one sentence, without a traceback."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from gossamer.real.transports.transport import StopToken
 
 
 def server_lost(lost: PeerLost, size: int, servers: int) -> ServerLost | None:
-    """If it is a server that was lost. They are numbered after the workers, which nobody outside
-    needs to know; one-sided words name the process, questions the end that they are for."""
+    """The same loss as that of a server, if a server was lost. Servers have addresses after those
+    of the workers, which no user needs to know. One-sided operations name the process that was
+    lost, requests name the address."""
     server = lost.peer - size if lost.peer >= size else lost.peer
     return ServerLost(server, server % size) if server < servers else None
 
 
 def last_words(lost: PeerLost, addresses: Addresses, stop: StopToken) -> PeerLost:
-    """What the loop raises. If it ends the program, that says the sentence and nothing else."""
+    """The error that the loop raises. If it ends the program, only its sentence is printed."""
     error = server_lost(lost, addresses.size, len(addresses.slices)) or lost.with_traceback(None)
     before = sys.excepthook
 
@@ -41,8 +42,8 @@ def last_words(lost: PeerLost, addresses: Addresses, stop: StopToken) -> PeerLos
 
 
 def _end() -> None:
-    """As the interpreter ends, but for taking itself apart: with torch that takes half a second of
-    a processor, and all workers do it at once."""
+    """End as the interpreter does, but do not take modules apart: with torch that takes half a
+    second of a processor, and all workers do it at once."""
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.payload import payload
+from gossamer.real.replicas import PublishedReplica
 from gossamer.rules import mean_of_models
 from gossamer.tasks.evaluator import output_parameters
 
@@ -16,13 +17,18 @@ from gossamer.tasks.evaluator import output_parameters
 @payload
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one end contributes: its value, its push-sum weight, its BatchNorm statistics."""
+    """What a worker or a server contributes: value, push-sum weight, BatchNorm statistics."""
 
     value: Tensor
     weight: float
     buffers: Tensor
     counters: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
     """Buffers that no mean can be made of, as bytes."""
+
+    @staticmethod
+    def of_server(replica: PublishedReplica) -> Contribution:
+        value = replica.snapshot() if replica.output is None else replica.output
+        return Contribution(value, 1.0, torch.empty(0))
 
 
 def combined(
@@ -34,7 +40,7 @@ def combined(
         [server.value.cpu() for server in servers],
     )  # fmt: skip
     buffers = mean_of_models(_stacked([w.buffers for w in workers]), [1.0] * len(workers))
-    counters = workers[0].counters  # as DDP has it: somebody's, the same for all
+    counters = workers[0].counters  # those of one worker for all, as DDP has it
     return Contribution(value, 1.0, buffers, counters)
 
 
@@ -50,9 +56,9 @@ class Untrained:
     """A copy of a model's buffers."""
 
     statistics: Tensor
-    """Those that a mean makes sense of, such as BatchNorm's, as one vector."""
+    """The buffers whose mean makes sense, such as BatchNorm's statistics, as one vector."""
     counters: Tensor
-    """The others, as bytes."""
+    """The other buffers, as bytes."""
 
     @staticmethod
     def of(model: nn.Module) -> Untrained:
@@ -77,14 +83,14 @@ def _counters(model: nn.Module) -> list[Tensor]:
 
 
 def untrained(model: nn.Module) -> list[Tensor]:
-    """Frozen parameters and buffers: no method moves them, so they must agree from the start."""
+    """Frozen parameters and buffers. No method moves them, so they must agree from the start."""
     frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
     tensors = [*frozen, *(buffer.detach() for buffer in model.buffers())]
     return [tensor for tensor in tensors if not _is_expanded(tensor)]
 
 
 def _is_expanded(tensor: Tensor) -> bool:
-    """One number stands for several, so that nothing can be written there: a constant."""
+    """Whether one number stands for several, so that nothing can be written there."""
     return any(
         step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
@@ -101,7 +107,7 @@ def unpack_bytes_(tensors: Iterable[Tensor], packed: Tensor) -> None:
     at = 0
     for tensor in tensors:
         length = tensor.numel() * tensor.element_size()
-        # A copy of its own begins where any type may begin.
+        # A copy begins at an address that is aligned for every type.
         value = packed[at : at + length].clone().view(tensor.dtype)
         tensor.copy_(value.view(tensor.shape))
         at += length

@@ -1,13 +1,16 @@
-"""A replica in a transport's window, with an optimiser of ours beside it (the `Replica` protocol).
+"""A replica in a transport's window (the `Replica` protocol), and one with an optimiser of ours.
 
-Servers use it everywhere, workers in `gossamer train`. Its arithmetic is that of the simulator's
-store with one row, so equal inputs give equal bits in both worlds.
+Workers and servers of `gossamer train` use the latter, and so do servers of a user's loop whose
+method names an optimiser for them. Its arithmetic is that of the simulator's store with one row, so
+equal inputs give equal bits in both worlds.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from threading import RLock
 from typing import Any, cast
 
@@ -17,19 +20,28 @@ from torch import Tensor
 from gossamer.optim.optimisers import Optimiser, clip_one
 from gossamer.real.transports.buffers import joined
 
+Guard = AbstractContextManager[None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a replica is published."""
+
+    window: Tensor
+    guard: Guard | None = None
+    """Held while the window is changed, if others may change it, too."""
+    on_stale: Callable[[int, int], None] = lambda missed, at_ns: None
+    """Called with the number of updates that an applied gradient missed, and when."""
+
 
 class PublishedReplica:
-    """Flat parameters in a window that others can read and, if shared, change.
+    """Flat parameters in a window that others can read and, if it is shared, change.
 
-    What descends them is left to its subclasses: an optimiser of ours, or the user's own.
+    A subclass says how the parameters descend: with an optimiser of ours, or with the user's own.
     """
 
-    def __init__(
-        self, window: Tensor, guard: AbstractContextManager[None] | None,
-        on_descend: Callable[[int], None],
-    ) -> None:  # fmt: skip
-        """`on_descend` is told how stale each gradient is that was applied."""
-        self.window = window
+    def __init__(self, place: Place) -> None:
+        self.window = place.window
         self.version = 0
         self.read: Sequence[int] = ()
         """The version at which a worker's last gradient was begun."""
@@ -38,8 +50,8 @@ class PublishedReplica:
         self.uses_weight = False
         self._weight = 1.0
         # Python enters a lock faster than an empty context.
-        self._guard = cast(AbstractContextManager[None], RLock()) if guard is None else guard
-        self._on_descend = on_descend
+        self._guard = cast(Guard, RLock()) if place.guard is None else place.guard
+        self._on_stale = place.on_stale
 
     @property
     def weight(self) -> float:
@@ -57,42 +69,63 @@ class PublishedReplica:
     def add_(self, delta: Tensor, scale: float = 1.0) -> None:
         with self._guard:
             self.window.add_(delta.to(self.window.device), alpha=scale)
+        self._moved()
 
     def mix_(self, theirs: Tensor, beta: float) -> None:
         with self._guard:
             self.window.lerp_(theirs.to(self.window.device), beta)
+        self._moved()
 
     def assign_(self, value: Tensor) -> None:
         with self._guard:
             self.window.copy_(value)
+        self._moved()
 
-    def _tell_staleness(self, read: int | Sequence[int]) -> None:
+    def _moved(self) -> None:
+        """The window has changed, and not by a descent."""
+
+    def descend_(
+        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None,
+        share: float = 1.0,
+    ) -> None:  # fmt: skip
         for version in (read,) if isinstance(read, int) else read or self.read:
-            self._on_descend(self.version - version)
+            self._on_stale(self.version - version, time.monotonic_ns())
+        self._descend(gradient, at, share)
+
+    def _descend(self, gradient: Tensor, at: Tensor | None, share: float) -> None:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """The replica's part of a checkpoint, as copies that belong together."""
+        with self._guard:
+            return self._state()
+
+    def _state(self) -> dict[str, Any]:
+        memory = {name: tensor.clone() for name, tensor in self.memory.items()}
+        return {"value": self.window.clone(), "version": self.version, "memory": memory}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore all but the value, which lies in the window before anybody can reach it."""
+        self.version = int(state["version"])
+        self.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}
 
 
 class WindowReplica(PublishedReplica):
     """A replica with an optimiser of ours beside it."""
 
     def __init__(
-        self,
-        window: Tensor,
-        optimiser: Optimiser,
-        learning_rate: Callable[[], float],
-        *,
+        self, place: Place, optimiser: Optimiser, learning_rate: Callable[[], float],
         clip: float | None = None,
-        guard: AbstractContextManager[None] | None = None,
-        on_descend: Callable[[int], None] = lambda staleness: None,
-    ) -> None:
-        super().__init__(window, guard, on_descend)
+    ) -> None:  # fmt: skip
+        super().__init__(place)
         self._has_begun = False
         self._begun: tuple[Tensor, float] | None = None
-        """Value and weight as of the step that goes on, where others must not see what it does."""
+        """Value and weight at the beginning of a step during which others must see no change."""
         self.steps = 0
         """How many steps the optimiser has made since it was new or reset."""
         self.optimiser = optimiser
         self.state = {
-            slot: torch.full_like(window, optimiser.initial(slot)).unsqueeze(0)
+            slot: torch.full_like(self.window, optimiser.initial(slot)).unsqueeze(0)
             for slot in optimiser.slots
         }
         self._learning_rate = learning_rate
@@ -102,11 +135,7 @@ class WindowReplica(PublishedReplica):
     def learning_rate(self) -> float:
         return self._learning_rate()
 
-    def descend_(
-        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None,
-        share: float = 1.0,
-    ) -> None:  # fmt: skip
-        self._tell_staleness(read)
+    def _descend(self, gradient: Tensor, at: Tensor | None, share: float) -> None:
         rows = self.clipped(gradient).unsqueeze(0)
         with self._guard:
             self.optimiser.descend_(
@@ -137,8 +166,8 @@ class WindowReplica(PublishedReplica):
             matrix.fill_(self.optimiser.initial(slot))
 
     def begin_step(self) -> None:
-        """A method whose weight moves changes value and weight one after the other, so for others
-        both stay as they are now until its next step. In the first step any method may be one."""
+        """A method with a push-sum weight changes value and weight one after the other. Others see
+        both as they are now until the next step. In the first step any method may have one."""
         keeps = self.uses_weight or not self._has_begun
         self._begun = (self.snapshot(), self._weight) if keeps else None
         self._has_begun = True
@@ -151,22 +180,12 @@ class WindowReplica(PublishedReplica):
         begun = self._begun
         return (self.snapshot(), self._weight) if begun is None else begun
 
-    def state_dict(self) -> dict[str, Any]:
-        """Its part of a checkpoint, as copies that belong together."""
-        with self._guard:
-            return {
-                "value": self.window.clone(),
-                "version": self.version,
-                "steps": self.steps,
-                "weight": self.weight,
-                "optimiser": self.optimiser_state().clone(),
-                "memory": {name: tensor.clone() for name, tensor in self.memory.items()},
-            }
+    def _state(self) -> dict[str, Any]:
+        own = {"steps": self.steps, "weight": self.weight}
+        return {**super()._state(), **own, "optimiser": self.optimiser_state().clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """All but the value, which lies in the window before anybody can reach it."""
-        self.version = int(state["version"])
+        super().load_state_dict(state)
         self.steps = int(state["steps"])
         self._weight = float(state["weight"])
         self.load_optimiser_state_(state["optimiser"])
-        self.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}

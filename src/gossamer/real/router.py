@@ -81,17 +81,17 @@ class Router:
         self.mailboxes = {end: Mailbox(is_of_server=end >= addresses.size) for end in hosted}
         self.members = Membership(addresses.size)
         self.ended = Milestone(self)
-        """Workers that have made their last step and go on answering."""
+        """Reached by workers that have made their last step and go on answering."""
         self.settled = Milestone(self)
-        """Workers whose updates have all arrived: what servers hold includes them."""
+        """Reached by workers whose updates have all been applied by the servers."""
         self.drained = Milestone(self)
-        """Workers that need no more answers from others."""
+        """Reached by workers that need no more answers from others."""
         self._milestones = (self.ended, self.settled, self.drained)
         self._calls = RemoteCalls(self._answer)
         self.offer = self._calls.offer
         self.offer("flush", self._servers_are_quiet)
         self.bytes_sent = 0
-        """In messages, by one-sided operations and in reductions."""
+        """The bytes of messages, one-sided operations and reductions together."""
         self.on_lost: Callable[[int], None] = lambda process: None
         """Called when a process is gone before all have read everything."""
         self.device = torch.device("cpu")
@@ -156,7 +156,7 @@ class Router:
         return "it has left its loop" if reason is None and has_left else reason
 
     def open(self, windows: Mapping[int, Window], initial: Mapping[int, Tensor]) -> None:
-        """Connect to the others."""
+        """Connect to the others. Windows are given for all addresses, values for those here."""
         self.window_bytes = {
             end: window.numel * window.dtype.itemsize for end, window in windows.items()
         }
@@ -180,7 +180,7 @@ class Router:
 
     @staticmethod
     def _is_an_event(data: memoryview) -> bool:
-        """Whether a method can observe it: a message, or the end of a worker."""
+        """Whether a method can observe this frame: a message, or the end of a worker."""
         kind, milestone, *_ = _HEADER.unpack_from(data)
         return kind == _MESSAGE or (kind == _MILESTONE and milestone == 0)
 
@@ -216,7 +216,7 @@ class Router:
         with self._lock:
             is_news = self.members.died(process)
         if not is_news:
-            return  # it has said so itself
+            return  # the process has announced it itself
         is_over = self.drained.is_over
         self._fail_lost()
         self._tell_servers(process)
@@ -238,7 +238,7 @@ class Router:
 
     def announce_leaving(self, steps: int) -> None:
         """The worker of this process has left its loop after so many steps. The others must not
-        wait for more of them; it goes on answering."""
+        wait for further steps; the worker goes on answering."""
         self._leave(self.rank, steps)
         self.transport.leave_sums()
         self.announce_end(steps)
@@ -255,10 +255,10 @@ class Router:
         for end in range(self.addresses.size, self.addresses.ends):
             if self.addresses.process_of(end) != self.rank:
                 try:
-                    # Like the end of a connection: it arrives behind the pushes before it.
+                    # Like the end of a connection, it arrives after earlier pushes.
                     self.post(end, INBOX, Message(self.rank, Left()))
                 except PeerLost:
-                    pass  # nobody is there to be told
+                    pass  # the server has died, too
         self._tell_servers(self.rank)
         self._announce(self.ended, 0 if steps is None else steps + 1)
 
@@ -275,7 +275,7 @@ class Router:
             for end in range(self.addresses.size, self.addresses.ends)
         }
         for process in sorted(hosts & self.live):
-            # The answer comes behind everything that was sent there before, or the process dies.
+            # The answer comes after everything that was sent there before, or the process dies.
             self.driver.wait(self.call(process, "flush"), "flush", is_booked=False)
         self._announce(self.settled)
         self.settled.wait()
@@ -314,7 +314,7 @@ class Router:
         try:
             self.post(caller, ("answer", number), Message(self.rank, answer), kind=_ANSWER)
         except PeerLost:
-            pass  # nobody is there to be told
+            pass  # the caller has died
 
     def ask(self, process: int, service: str, reason: str) -> Any:
         """Call a service and wait for its answer; the table of waits shows the reason."""
@@ -342,7 +342,7 @@ class Router:
 class RemoteCalls:
     """What other processes may ask this one for, by name.
 
-    They may have opened already, and ask, while this process is still opening: early calls wait.
+    Others may be open already, and call, while this process is still opening: early calls wait.
     """
 
     def __init__(self, answer: Callable[[int, int, Any], None]) -> None:
@@ -352,7 +352,7 @@ class RemoteCalls:
         self._lock = threading.Lock()
 
     def ask(self, service: str, about: int = 0) -> Pending[Any]:
-        """A service that takes its time returns a pending itself."""
+        """A service whose answer takes time returns a `Pending` itself."""
         known = self._known[service]
         found = known(about) if about else known()
         return found if isinstance(found, Pending) else Pending.resolved(service, found)
@@ -375,7 +375,7 @@ class RemoteCalls:
 
 
 class Milestone:
-    """A point that every living worker reaches, each in its time."""
+    """A point that every living worker reaches, each at its own time."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -393,6 +393,6 @@ class Milestone:
             self._everyone.set()
 
     def wait(self) -> None:
-        """Until all who live are there; this process goes on answering meanwhile."""
+        """Wait for all living workers; this process goes on answering meanwhile."""
         while not self._everyone.wait(StopToken.patience):
             self._router.driver.check()

@@ -1,4 +1,4 @@
-"""Peers that do not answer at present: who waits for nobody by promise does not wait for them.
+"""Peers that do not answer at present. A method that waits for nobody must not wait for them.
 
 A process may be stopped, or its host be busy with something else, without being dead. An exchange
 with it that takes much longer than usual is left out for that step, and the peer is not drawn again
@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,27 +21,25 @@ from gossamer.real.transports.transport import StopToken
 
 T = TypeVar("T")
 _TIMES = 10.0
-"""An exchange may take so many times the usual, for others use the machine, too."""
+"""An exchange may take so many times as long as usual, because others use the machine, too."""
 _LEAST_S = 0.25
 _FIRST_S = 0.1
-"""Taken as usual where none has been made yet."""
+"""What counts as usual before the first exchange."""
 _WEIGHT = 0.125
-"""Of the last exchange, in the mean of how long they take."""
+"""The weight of the last exchange in the mean of how long exchanges take."""
 
 
+@dataclass(eq=False, slots=True)
 class _Exchange:
-    """One that has been begun, as its method sees it."""
+    """An exchange that has been begun, as its method sees it."""
 
-    __slots__ = ("began", "peer", "shown")
-
-    def __init__(self, peer: int, began: float, shown: Pending[Any]) -> None:
-        self.peer = peer
-        self.began = began
-        self.shown = shown
+    peer: int
+    began: float
+    shown: Pending[Any]
 
 
 class Silence:
-    """Of one worker. `answering` leaves out whom it waits for in vain."""
+    """The silent peers of one worker; `answering` leaves them out."""
 
     def __init__(self, stop: StopToken, now: Callable[[], float] = time.monotonic) -> None:
         self._stop = stop
@@ -59,13 +58,13 @@ class Silence:
         return [peer for peer in peers if peer not in silent] if silent else peers
 
     def limit(self, peer: int) -> float:
-        """How long an exchange with it may take."""
+        """How long an exchange with this peer may take."""
         return max(_LEAST_S, _TIMES * self._usual.get(peer, _FIRST_S))
 
     def bounded(self, peer: int, started: Pending[T]) -> Pending[T]:
-        """The same exchange for its method: it fails with `PeerLost` where it takes too long.
+        """The same exchange as its method sees it: it fails with `PeerLost` if it takes too long.
 
-        One that its awaiter has to finish is the engine's to bound.
+        An exchange that the awaiting thread has to finish is bounded by its transport.
         """
         if started.done or started.settle is not None:
             return started
@@ -82,7 +81,7 @@ class Silence:
         return shown
 
     def look(self) -> None:
-        """Leave out what takes too long."""
+        """Leave out the exchanges that take too long."""
         now = self._now()
         with self._lock:
             late = [one for one in self._open if now - one.began > self.limit(one.peer)]

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -13,18 +14,20 @@ from torch import Tensor
 from gossamer.errors import Late, PeerLost, ProtocolError
 from gossamer.groups import Grouping, mapped
 from gossamer.mailbox import Receive, Reply
-from gossamer.observe.observer import SECOND, Observer, end_name
+from gossamer.observe.observer import Observer, end_name
 from gossamer.payload import tensor_bytes
 from gossamer.pending import Gathered, Pending
-from gossamer.real.driver import Driver
 from gossamer.real.router import Router
 from gossamer.real.silent_peers import Silence
 from gossamer.real.transports.buffers import joined
-from gossamer.real.transports.transport import StopToken
+from gossamer.real.transports.transport import StopToken, Transport
 from gossamer.replica import Replica
 from gossamer.worker import Gradient, Left, Message, Tag
 
 T = TypeVar("T")
+MakeGradient = Callable[[Tensor | Replica, Tensor | None], Gradient]
+Reduce = Callable[[Tensor, Sequence[int]], Pending[Tensor]]
+"""Makes the mean of a tensor over some workers."""
 _SENT = Pending.resolved("send", None)
 
 
@@ -39,21 +42,34 @@ class Pace(Protocol):
         ...
 
 
+class LoopPace:
+    """The pace of a user's loop, which decides itself when it is over."""
+
+    def __init__(self, expected_steps: int) -> None:
+        self.expected_steps = expected_steps
+
+    def open_step(self, step: int) -> bool:
+        return True
+
+
 class RealWorker:
     """What a method may touch, on real processes."""
 
     def __init__(
         self, router: Router, end: int, *, seed: int, pace: Pace, observer: Observer,
-        gradient: Callable[[Tensor | Replica, Tensor | None], Gradient] | None = None,
+        gradient: MakeGradient | None = None,
         grouping: Grouping | None = None, forgets_leavers: bool = False,
+        reduce: Reduce | None = None,
     ) -> None:  # fmt: skip
-        """`forgets_leavers`: who has left its loop is to this end as one who died."""
+        """`forgets_leavers` says that workers which have left their loops count as dead here;
+        `reduce` makes all-reduces, without it on a copy."""
+        self._reduce = reduce or partial(reduced_copy, router.transport)
         self._forgets_leavers = forgets_leavers
         self._workers = router.addresses.size
         self._grouping = grouping or Grouping(router.rank, router.addresses.size)
         self.rank = end
         is_worker = end < self._workers
-        # A server knows those only who push for themselves.
+        # A server knows only the workers that push for themselves.
         self.size = self._workers if is_worker else self._grouping.ends
         self._inside = self._grouping.group if is_worker and self._grouping.groups else ()
         self.rng = random.Random(f"{seed}/worker/{end}")
@@ -70,7 +86,7 @@ class RealWorker:
         self._under_way: list[Pending[None]] = []
         """Averages and adds that have not ended yet."""
         self._updates = self._updates_read = 0
-        """Made without `descend_`; when the last gradient was begun."""
+        """Updates made without `descend_`, and how many there were when the last gradient began."""
         self._is_finished = False
         self._starting = threading.Lock()
         self.step = 0
@@ -92,7 +108,7 @@ class RealWorker:
             members = self._router.members
             return members.training if self._forgets_leavers else members.live
         live = self._grouping.speaking(self._router.live)
-        # As of what it has read of its inbox, like its clients.
+        # As far as the server has read its inbox, like its clients.
         return live - self._left if self._forgets_leavers else live
 
     def live_at(self, step: int) -> frozenset[int]:
@@ -108,7 +124,7 @@ class RealWorker:
 
     @property
     def clients(self) -> frozenset[int]:
-        """What a server knows of its clients keeps step with what it has read of its inbox."""
+        """A server learns of the end of a client when it reads so in its inbox, not earlier."""
         return self.live - self._left
 
     @property
@@ -123,7 +139,7 @@ class RealWorker:
         if what == "update":
             missed, self._updates = self._updates - self._updates_read, self._updates + 1
             self._observer.stale(self.rank, missed, time.monotonic_ns())
-        elif what != "shared update":  # to count those of all would take a message for each
+        elif what != "shared update":  # counting those of all workers would take messages
             self._observer.observed(self.rank, what, value, time.monotonic_ns())
 
     def now(self) -> float:
@@ -147,7 +163,7 @@ class RealWorker:
     def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:
         message = Message(self.rank, payload)
         if to == self.rank:
-            # A word between this end's own loops: nobody else hears of it.
+            # A message between loops of this very worker leaves no trace elsewhere.
             self._router.mailboxes[to].deliver(tag, message)
             return _SENT
         return self._post(to, message, tag)
@@ -162,13 +178,13 @@ class RealWorker:
         return gone
 
     def _tell_exchange(self, source: int, payload: object) -> None:
-        """Something has come from another end; a bare signal is no exchange."""
+        """Tell of what another worker or server has sent; an empty message is no exchange."""
         if source >= self._workers:
-            # As much of an exchange as it is of a model.
+            # A part of a model counts as that part of an exchange.
             share = tensor_bytes(payload) / max(1, self._router.window_bytes[self.rank])
             self._observer.exchanged(self.rank, None, time.monotonic_ns(), share=share)
         elif payload is not None and source != self.rank and source not in self._inside:
-            # Inside a group a gradient is computed.
+            # What comes from inside the group is a part of computing a gradient.
             self._observer.exchanged(self.rank, source, time.monotonic_ns())
 
     def _tell_once_there(self, source: int, pending: Pending[Any]) -> None:
@@ -176,7 +192,7 @@ class RealWorker:
             try:
                 self._tell_exchange(source, pending.result())
             except (PeerLost, ProtocolError):
-                pass  # nothing came; the method hears of it when it awaits
+                pass  # nothing came; the method gets the error when it awaits
 
         pending.when_done(done)
 
@@ -190,7 +206,7 @@ class RealWorker:
         try:
             message = pending.result()
         except (PeerLost, ProtocolError):
-            return  # nothing came; the method hears of it when it awaits
+            return  # nothing came; the method gets the error when it awaits
         if self.rank < self._workers:
             self._tell_exchange(message.source, message.payload)
         elif isinstance(message.payload, Left):
@@ -221,22 +237,16 @@ class RealWorker:
 
     def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
         members = range(self.size) if over is None else over
-        self._count_sum(members, value.nbytes)
-        own = joined([value.detach().reshape(-1)]).view(value.shape)
-        reduced = self._router.transport.all_reduce([own], members)
-        mean = mapped(reduced, lambda _: own, "all_reduce")
-        mean.settle = reduced.settle
-        return mean
-
-    def _count_sum(self, members: Sequence[int], size: int, *, is_first: bool = True) -> None:
-        """An all-reduce of that many bytes; `is_first`: it is not the continuation of another."""
         is_inside = bool(self._inside) and tuple(members) == self._inside
-        if is_first and not is_inside:
+        # The buckets of a gradient are one exchange, and a group's mean is none.
+        if not is_inside and getattr(value, "is_first", True):
             self._observer.exchanged(self.rank, None, time.monotonic_ns())
-        self._router.bytes_sent += round(2 * (len(members) - 1) / len(members) * size)
+        share = 2 * (len(members) - 1) / len(members)
+        self._router.bytes_sent += round(share * value.nbytes)
+        return self._reduce(value, members)
 
     def _tag(self, kind: str, members: Sequence[int]) -> Tag:
-        """Everybody in a group makes its collectives in the same order, so counting names them."""
+        """All members make their collectives in the same order, so a number identifies each."""
         key = tuple(members)
         number = self._collectives[key] = self._collectives.get(key, 0) + 1
         return (f"{kind} {','.join(map(str, key))}", number)
@@ -271,7 +281,7 @@ class RealWorker:
                         else (await self.receive(tag, source=member)).payload
                     )  # fmt: skip
                 except PeerLost:
-                    pass  # left out
+                    pass  # the dead are left out
             return found
 
         return self.start(collect())
@@ -286,7 +296,7 @@ class RealWorker:
             return Pending.failed("read", PeerLost(peer), peer)
         self._router.bytes_sent += self._router.window_bytes[peer]
         value = self._router.transport.read(peer)
-        if peer < self._workers:  # a server's is needed, however long it takes
+        if peer < self._workers:  # a server's answer is needed, however long it takes
             value = self._silence.bounded(peer, value)
         self._tell_once_there(peer, value)
         return value
@@ -305,7 +315,7 @@ class RealWorker:
         # A side loop may run in another thread than the main one, which ends it.
         with self._starting:
             if self._is_finished:
-                # Nobody needs it any more: the side loop waits for ever.
+                # Nobody needs this average any more; the side loop waits until it is dropped.
                 return Pending("average", peer)
             if peer not in self._router.live:
                 return Pending.failed("average", PeerLost(peer), peer)
@@ -314,11 +324,11 @@ class RealWorker:
             if not started.done:
                 self._remember(started)
         started.when_done(lambda: self._tell_average(peer, started))
-        # Left out it is made later, at both ends: the sum is kept.
+        # If it is left out for now, it is made later at both ends, so the sum is kept.
         return self._silence.bounded(peer, started)
 
     def _tell_average(self, peer: int, ended: Pending[None]) -> None:
-        """Both ends have exchanged, and only this one knows."""
+        """Both workers have exchanged models, and only this one knows, so it counts for both."""
         try:
             ended.result()
         except (PeerLost, ProtocolError):
@@ -330,8 +340,8 @@ class RealWorker:
         self._under_way = [one for one in (*self._under_way, started) if not one.done]
 
     def finish(self) -> None:
-        """No average begins here any more, and those under way have ended at both ends, as have
-        the adds: who reads the models afterwards reads what stays."""
+        """Begin no more averages, and wait until those under way, and the adds, have ended at both
+        ends: models that are read afterwards do not change any more."""
         with self._starting:
             self._is_finished = True
         for pending in self._under_way:
@@ -370,9 +380,9 @@ class RealWorker:
             return bounded
 
         def end() -> None:
-            # A receive that stayed posted would take the next message and lose it.
+            # A receive that stayed posted would take the next message, which would be lost.
             pending.cancel()
-            if pending.cancelled:  # otherwise it has ended at this very moment
+            if pending.cancelled:  # otherwise the operation has just ended
                 bounded.fail(late)
 
         timer = threading.Timer(seconds, end)
@@ -394,21 +404,20 @@ class RealWorker:
         return await main
 
 
+def reduced_copy(
+    transport: Transport, value: Tensor, members: Sequence[int]
+) -> Pending[Tensor]:  # fmt: skip
+    """An all-reduce that leaves the value itself as it is."""
+    own = joined([value.detach().reshape(-1)]).view(value.shape)
+    reduced = transport.all_reduce([own], members)
+    mean = mapped(reduced, lambda _: own, "all_reduce")
+    mean.settle = reduced.settle
+    return mean
+
+
 def _is_computed(pending: Pending[Any]) -> bool:
-    """Whether it is a gradient that its awaiter computes."""
+    """Whether this is a gradient that the awaiting thread computes."""
     return isinstance(pending, Gradient) and pending.settle is not None
-
-
-def tell_waits(driver: Driver, observer: Observer, rank: int) -> None:
-    """Tell of the waits of this process's worker; a gradient is computed by the thread that awaits
-    it."""
-
-    def waited(pending: Pending[Any], began: float, ended: float) -> None:
-        if pending.label != "gradient":
-            span = (round(began * SECOND), round(ended * SECOND))
-            observer.waited(rank, pending.label, pending.peer, span)
-
-    driver.on_wait = waited
 
 
 _WAYS = {

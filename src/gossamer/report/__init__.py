@@ -1,5 +1,5 @@
-"""What a person reads after a run: the page, pictures, and tables for other programs.
+"""Reports of runs: the page, pictures, and files for other programs.
 
-Read `page.build` first: it turns kept runs into the data of a page, which `page.html_file` writes.
-`pictures` draws the same with matplotlib, `exporters` writes runs for other programs.
+Read `page.build` first: it makes the data of a page from run folders, and `page.html_file` writes
+the page. `pictures` draws with matplotlib, and `exporters` write runs for other programs.
 """

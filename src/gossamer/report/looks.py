@@ -1,8 +1,8 @@
-"""Which look belongs to which method: the same on every page and picture, whatever its rank.
+"""The look of each method, which is the same on every page and picture.
 
-Those compared by default come first, so that each of them has a colour of its own. Where two on a
-page would have one colour (the same method with two settings), the later name takes the next colour
-that is free there.
+The methods compared by default come first, so that each of them has a colour of its own. If two
+methods of a page would have the same colour (such as one method with two settings), the later name
+takes the next free colour.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from gossamer.methods import METHODS
 
-# Okabe and Ito's without black, which shouts, and yellow, which means waiting; then five more that
-# keep their distance from these and from each other.
+# Okabe and Ito's colours without black and without yellow, which means waiting; then six more that
+# differ from these and from each other.
 COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
     "#7B52AB", "#8C5A3C", "#7D8B1F", "#B3224A", "#1F8A8A", "#5C6FD6",
@@ -23,7 +23,7 @@ _FIRST = (
 
 
 def places(labels: Iterable[str]) -> dict[str, int]:
-    """The look of each method of a page, as a place in the lists of colours, dashes and marks."""
+    """The look of each method, as an index into the lists of colours, dashes and markers."""
     found: dict[str, int] = {}
     for label in sorted(set(labels), key=lambda label: (":" in label, label)):
         taken = set(found.values())
@@ -38,7 +38,7 @@ def places(labels: Iterable[str]) -> dict[str, int]:
 
 
 def _own(label: str) -> int:
-    """That of the method which a label begins with; of another name one that follows from it."""
+    """The index of the method with which a label begins; for other names it follows from them."""
     name = label.partition(":")[0].partition(" ")[0]
     known = list(dict.fromkeys([*_FIRST, *METHODS]))
     return known.index(name) if name in known else len(known) + sum(name.encode())

@@ -1,5 +1,5 @@
-"""Runs as they are kept and read: the folder on disk, results, statistics and who wins.
+"""The results of runs: their folders on disk, their statistics and their comparison.
 
-Read `result` first (what a run gives back), then `folder` (how it is written) and `kept_runs` (how
-it is read again). `arrival`, `ranking` and `contest` say which method reached a target first.
+Read `result` first (what a run returns), then `folder` (which writes it) and `kept_runs` (which
+reads it). `arrival`, `ranking` and `contest` decide which method reaches a target first.
 """

@@ -1,10 +1,10 @@
-"""When a run has reached its target: one rule for every command, and how often to look.
+"""When a run reaches its target: one rule for every command, and how often a run is evaluated.
 
-A score on a few hundred samples jumps, so that its first touch of a target is luck, and the more
-luck the more often it is looked at. So the score is averaged over the epochs around a moment, from
-15 % before it to 15 % after it: a width in proportion, because times are compared by their ratios.
-The moment is the first at which that average is at or beyond the target, on a straight line between
-two evaluations; and the run must end there too, else it has not held what it had reached.
+A score on a few hundred samples fluctuates, so the first evaluation at the target is luck, and more
+evaluations mean more luck. The score is therefore averaged over the epochs around a moment, from
+15 % before it to 15 % after it. The width is proportional because times are compared by their
+ratios. The run reaches the target at the first moment at which that average is at or beyond the
+target, on a straight line between two evaluations, provided that the run also ends there.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ RULE = (
 _EVALUATIONS_PER_EPOCH = 5
 _EVALUATIONS = (20, 100)
 _LOWER_IS_BETTER = frozenset({"loss", "training_loss", "consensus_distance"})
-# Scores are 32-bit numbers: 342 right of 360 reads as 0.94999999 and has reached 0.95 all the same.
+# Scores are 32-bit numbers: 342 right of 360 reads as 0.94999999, which must count as 0.95.
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """When the runs of one method reach the target: one time a seed, None for a seed that fails."""
+    """When the runs of one method reach the target: a time for each seed, None if it never does."""
 
     label: str
     seconds: tuple[float | None, ...]
     seeds: tuple[object, ...] = ()
-    """Which seed each time belongs to; by their order where nobody says."""
+    """The seed of each time; if empty, the times are matched by their order."""
     ends: tuple[float, ...] = ()
-    """When each run was evaluated last: what was not reached comes later than that."""
+    """When each run was evaluated last: a target that was not reached comes later."""
 
     @property
     def reached(self) -> int:
@@ -50,9 +50,9 @@ class Arrival:
 
     @property
     def mean(self) -> float | None:
-        """The geometric mean; None unless every seed arrives, as that of the lucky ones flatters.
+        """The geometric mean; None unless every seed arrives: the lucky ones alone would flatter.
 
-        Times are compared by their ratios, so that they are averaged by their logarithms.
+        Times are compared by their ratios, so their logarithms are averaged.
         """
         known = [second for second in self.seconds if second is not None]
         if not known or len(known) < len(self.seconds):
@@ -63,7 +63,7 @@ class Arrival:
 
 
 def evaluations(epochs: float) -> int:
-    """So many that twice as many move a time to the target by a few per cent."""
+    """The evaluations of a run: twice as many move a time to the target by a few per cent only."""
     fewest, most = _EVALUATIONS
     return min(most, max(fewest, round(_EVALUATIONS_PER_EPOCH * epochs)))
 
@@ -76,8 +76,8 @@ def is_lower_better(key: str) -> bool:
 def smoothed(history: History, key: str) -> tuple[Vector, Vector, Vector]:
     """The score averaged around each moment, as (epochs, seconds, averages).
 
-    At both ends of a run the average goes as far as the run does. Rows without a finite score are
-    passed over; of several at one number of epochs the last counts.
+    At both ends of a run the average covers the epochs that exist. Rows without a finite score are
+    skipped; the last of several rows with the same number of epochs counts.
     """
     found = {
         float(row["epochs"]): (float(row["virtual_seconds"]), float(row[key]))
@@ -88,7 +88,7 @@ def smoothed(history: History, key: str) -> tuple[Vector, Vector, Vector]:
     if not len(epochs):
         return epochs, epochs, epochs
     times, scores = np.array([found[at] for at in epochs], dtype=float).T
-    # Where a window begins or ends at an evaluation, its average bends.
+    # The average is smooth except where its window begins or ends at an evaluation.
     bends = np.unique(np.concatenate([epochs, epochs / (1 + AROUND), epochs / (1 - AROUND)]))
     places = bends[(bends >= epochs[0]) & (bends <= epochs[-1])]
     low = np.maximum(places * (1 - AROUND), epochs[0])
@@ -101,7 +101,7 @@ def smoothed(history: History, key: str) -> tuple[Vector, Vector, Vector]:
 
 
 def _area(places: Vector, values: Vector, ends: Vector) -> Vector:
-    """Below the straight lines through the values, from the first place to each end."""
+    """The area below the straight lines through the values, from the first place to each end."""
     pieces = np.diff(places) * (values[1:] + values[:-1]) / 2
     whole = np.concatenate([[0.0], np.cumsum(pieces)])
     before = np.clip(np.searchsorted(places, ends, side="right") - 1, 0, len(places) - 1)
@@ -114,8 +114,7 @@ def moment(history: History, target: float, key: str) -> tuple[float, float] | N
     if math.isnan(held_at_the_end(history, key)):
         return None
     places, times, averages = smoothed(history, key)
-    sign = -1.0 if is_lower_better(key) else 1.0
-    missing = sign * (target - averages)
+    missing = _missing(averages, target, key)
     is_there = missing <= _ROUNDING * abs(target)
     if not is_there[-1]:
         return None
@@ -123,13 +122,19 @@ def moment(history: History, target: float, key: str) -> tuple[float, float] | N
     if at == 0 or missing[at] >= 0.0:
         return float(places[at]), float(times[at])
     share = missing[at - 1] / (missing[at - 1] - missing[at])
-    return tuple(
+    epochs, seconds = (
         float(values[at - 1] + (values[at] - values[at - 1]) * share) for values in (places, times)
-    )  # type: ignore[return-value]
+    )
+    return epochs, seconds
+
+
+def _missing(scores: Vector, target: float, key: str) -> Vector:
+    """How far the scores are from the target; zero or below where they have reached it."""
+    return scores - target if is_lower_better(key) else target - scores
 
 
 def held_at_the_end(history: History, key: str) -> float:
-    """The score averaged over the last epochs of a run; not-a-number if it ends without one."""
+    """The score averaged over the last epochs of a run; NaN if the run ends without a score."""
     last = history[-1].get(key) if history else None
     if last is None or not math.isfinite(last):
         return math.nan
@@ -137,16 +142,15 @@ def held_at_the_end(history: History, key: str) -> float:
 
 
 def seconds_to(history: History, target: float, key: str = "accuracy") -> float | None:
-    """When the target is reached, None if it never is or is lost again."""
+    """When the target is reached; None if it is never reached, or is lost again."""
     found = moment(history, target, key)
     return None if found is None else found[1]
 
 
 def has_lasted(history: History, target: float, key: str) -> bool:
-    """Whether a run that goes on has told when it reached the target, and still is there."""
-    sign = -1.0 if is_lower_better(key) else 1.0
+    """Whether a run under way has reached the target for good: no later row moves that moment."""
     last = history[-1].get(key) if history else None
-    if last is None or not sign * (target - last) <= _ROUNDING * abs(target):
+    if last is None or not _missing(last, target, key) <= _ROUNDING * abs(target):
         return False
     found = moment(history, target, key)
     return found is not None and found[0] * (1 + AROUND) <= float(history[-1]["epochs"])
@@ -166,3 +170,8 @@ def arrival(
         tuple(seeds),
         tuple(float(history[-1]["virtual_seconds"]) if history else 0.0 for history in histories),
     )
+
+
+def charged(history: History, extra_s: float) -> list[dict[str, Any]]:
+    """The same evaluations, each later by the time that it takes to have the model it scored."""
+    return [{**row, "virtual_seconds": row["virtual_seconds"] + extra_s} for row in history]

@@ -1,4 +1,4 @@
-"""Methods against each other, each at its best rate of the grid: what console and page both say."""
+"""A comparison of methods, each at its best learning rate: the source for console and page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from gossamer.runs.arrival import arrival, held_at_the_end, is_lower_better
 from gossamer.runs.ranking import LEVEL, Ranking
-from gossamer.runs.statistics import best_rate, beyond, final, interval, measure, show_number
+from gossamer.runs.statistics import (
+    best_rate,
+    beyond,
+    final_mean,
+    interval,
+    mean_of,
+    measure,
+    show_number,
+)
 from gossamer.runs.verdict import verdict
 
 _FIGURES = (
@@ -19,7 +27,7 @@ _FIGURES = (
 
 
 class Finished(Protocol):
-    """A run as far as a contest looks at it: just made, or read from its folder."""
+    """The part of a run that a contest reads, whether it was just made or read from its folder."""
 
     @property
     def summary(self) -> Mapping[str, Any]: ...
@@ -33,30 +41,21 @@ One = TypeVar("One", bound=Finished)
 
 @dataclass
 class Entry(Generic[One]):
-    """One method with its runs: those that chose its rate, and those that count, one a seed."""
+    """One method with its runs: those that chose its rate, and those that are ranked."""
 
     label: str
     results: dict[float, list[One]] = field(default_factory=dict[float, list[One]])
     tried: dict[float, list[One]] = field(default_factory=dict[float, list[One]])
-    """By rate, on a seed that does not count; empty where nobody chose the rate so."""
-
-    def histories(self, rate: float) -> list[Sequence[dict[str, Any]]]:
-        return [result.history for result in self.results[rate]]
+    """The runs by rate on a seed that is not ranked; empty if the rate was not chosen that way."""
 
     @property
     def grid(self) -> dict[float, list[One]]:
-        """What the rate is chosen from."""
+        """The runs from which the rate is chosen."""
         return self.tried or self.results
-
-    def mean(self, rate: float, key: str) -> float | None:
-        """Over the seeds; None unless all of them know the figure."""
-        values = [result.summary.get(key) for result in self.results[rate]]
-        known = [float(value) for value in values if isinstance(value, int | float)]
-        return interval(known).mean if known and len(known) == len(values) else None
 
 
 class Contest(Generic[One]):
-    """What comes out of a grid of runs: the target, each method's rate, the ranking."""
+    """The results of a grid of runs: the target, each method's rate, the ranking."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class Contest(Generic[One]):
         level: float = LEVEL,
         cut_short: str = "",
     ) -> None:
-        """`cut_short` says why no winner may be named, where the runs did not come to their end."""
+        """`cut_short` says why no winner may be named, if the runs did not finish."""
         self.entries = entries
         self._target = target
         self._level = level
@@ -74,12 +73,12 @@ class Contest(Generic[One]):
 
     @cached_property
     def key(self) -> str:
-        """What the methods are judged by."""
-        return measure([one.history for _, _, runs in self._grids() for one in runs])
+        """The score by which the methods are judged."""
+        return measure([history for _, _, runs in self._grids() for history in _histories(runs)])
 
     @cached_property
     def target(self) -> float:
-        """Given, or near the best that any method ends with: 98 % of accuracy, 110 % of loss."""
+        """The given target, or 98 % of the best accuracy (110 % of the best loss) at the end."""
         if self._target is not None:
             return self._target
         ends = [
@@ -89,7 +88,7 @@ class Contest(Generic[One]):
         finite = [end for end in ends if end == end]
         if is_lower_better(self.key):
             return 1.1 * min(finite, default=0.0)
-        # Where all diverged, what the untrained model scored must not count as reached.
+        # If every run diverged, the score of the untrained model must not reach the target.
         return int(98 * max(finite)) / 100 if finite else 1.0
 
     def _grids(self) -> list[tuple[str, float, list[One]]]:
@@ -101,24 +100,27 @@ class Contest(Generic[One]):
 
     @cached_property
     def chosen(self) -> dict[str, float]:
-        """The rate of the grid at which each method is shown."""
+        """The learning rate at which each method is shown."""
         return {label: self._choose(entry) for label, entry in self.entries.items()}
 
     def _choose(self, entry: Entry[One]) -> float:
         best = best_rate(
-            {rate: [one.history for one in runs] for rate, runs in entry.grid.items()},
-            self.target,
-            self.key,
+            {rate: _histories(runs) for rate, runs in entry.grid.items()}, self.target, self.key
         )
-        # A page whose target is another one than the runs had may not have them at its best rate.
+        # With a target other than that of the runs, the best rate may have no ranked runs.
         return best if best in entry.results else next(iter(entry.results))
+
+    @cached_property
+    def shown(self) -> dict[str, list[One]]:
+        """The ranked runs of each method at its rate."""
+        return {label: entry.results[self.chosen[label]] for label, entry in self.entries.items()}
 
     @property
     def rates(self) -> list[float]:
         return sorted({rate for _, rate, _ in self._grids()})
 
     def edges(self) -> list[str]:
-        """Of methods whose best rate is the outermost tried: a better one may lie beyond it."""
+        """A sentence for the methods whose best rate is the smallest or the largest of the grid."""
         found: dict[float, list[str]] = {}
         for label, entry in self.entries.items():
             further = beyond(self.chosen[label], list(entry.grid))
@@ -132,51 +134,48 @@ class Contest(Generic[One]):
 
     @cached_property
     def ranking(self) -> Ranking:
-        """By the time to the target, each method at its best rate."""
+        """The ranking by time to the target, each method at its best rate."""
         return Ranking(
             [
-                arrival(label, entry.histories(rate), self.target, self.key, seeds_of(runs))
-                for label, entry in self.entries.items()
-                for rate in [self.chosen[label]]
-                for runs in [entry.results[rate]]
+                arrival(label, _histories(runs), self.target, self.key, _seeds_of(runs))
+                for label, runs in self.shown.items()
             ],
             self._level,
         )
 
     def verdict(self) -> str:
-        ends = {
-            label: _ends(self.entries[label].results[rate], self.key)
-            for label, rate in self.chosen.items()
-        }
+        ends = {label: final_mean(_histories(runs), self.key) for label, runs in self.shown.items()}
         return verdict(self.ranking, self.target, self.key, ends, self._cut_short)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per method at its best rate, the fastest to the target first."""
         rows: list[dict[str, Any]] = []
         for place in self.ranking.places:
-            label, span = place.label, place.span
-            rate, entry = self.chosen[label], self.entries[label]
+            mean, low, high = place.bounds
+            runs = self.shown[place.label]
             row: dict[str, Any] = {
-                "method": label,
-                "learning_rate": rate,
-                "seconds_to_target": None if span is None else span.mean,
-                "low": None if span is None else span.low,
-                "high": None if span is None else span.high,
+                "method": place.label,
+                "learning_rate": self.chosen[place.label],
+                "seconds_to_target": mean,
+                "low": low,
+                "high": high,
                 "times_the_first": place.times,
                 "may_be_first": place.is_close,
                 "seconds_of_seeds": list(place.arrival.seconds),
             }
-            rows.append(row | {name: entry.mean(rate, name) for name in _FIGURES})
+            rows.append(
+                row | {name: mean_of([run.summary.get(name) for run in runs]) for name in _FIGURES}
+            )
         return rows
 
     def tried(self, label: str, rate: float) -> tuple[float | None, float]:
-        """What a rate of the grid came to: the time to the target, and the score at the end."""
-        runs = self.entries[label].grid[rate]
-        found = arrival(label, [one.history for one in runs], self.target, self.key)
-        return found.mean, _ends(runs, self.key)
+        """The time to the target at a rate of the grid, and the score at the end."""
+        histories = _histories(self.entries[label].grid[rate])
+        found = arrival(label, histories, self.target, self.key)
+        return found.mean, final_mean(histories, self.key)
 
     def show_tried(self, label: str, rate: float) -> str:
-        """In a few letters: the time, or where it ended that never arrived."""
+        """`tried` as a short text: the time, or the score at the end if the target was missed."""
         seconds, end = self.tried(label, rate)
         if seconds is not None:
             return f"{show_number(seconds)} s"
@@ -185,7 +184,7 @@ class Contest(Generic[One]):
         return f"({100 * end:.1f} %)" if self.key == "accuracy" else f"({end:.4g})"
 
     def grid(self) -> dict[str, dict[str, dict[str, float | None]]]:
-        """By method and rate: when the target was reached, and the score at the end."""
+        """When the target was reached and the score at the end, by method and rate."""
         found: dict[str, dict[str, dict[str, float | None]]] = {}
         for label, rate, _ in self._grids():
             seconds, end = self.tried(label, rate)
@@ -196,13 +195,12 @@ class Contest(Generic[One]):
         return found
 
 
-def _ends(runs: Sequence[Finished], key: str) -> float:
-    """The mean score at the end; not-a-number if one run has none."""
-    return interval([final(one.history, key) for one in runs]).mean
+def _histories(runs: Sequence[Finished]) -> list[Sequence[dict[str, Any]]]:
+    return [run.history for run in runs]
 
 
-def seeds_of(runs: Sequence[Finished]) -> list[object]:
-    """The seed of each run, and which one of it where it was repeated on a real machine."""
+def _seeds_of(runs: Sequence[Finished]) -> list[object]:
+    """The seed of each run, numbered where a real run was repeated with the same seed."""
     seen: dict[object, int] = {}
     found: list[object] = []
     for at, run in enumerate(runs):

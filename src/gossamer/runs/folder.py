@@ -1,14 +1,14 @@
-"""A run on disk, written as it goes: whatever ends a run, what it recorded stays readable.
+"""The folder of a run, written during the run, so that it stays readable however the run ends.
 
-config.json        everything that decided the run
-metrics.jsonl      one line per evaluation
-progress.json      of a command that goes on where it was stopped: what is done so far
+config.json        all settings of the run
+metrics.jsonl      one line for each evaluation
+progress.json      what a command that can be resumed has done so far
 summary.json       the result
 model.safetensors  the output model, as it was evaluated
-strip.json         who computed, waited and communicated in the first moments
-trace.json         a timeline that Perfetto and chrome://tracing open
+strip.json         which worker computed, waited and communicated in the first moments
+trace.json         a timeline for Perfetto and chrome://tracing
 
-The JSON files but trace.json say under `made_with` which versions wrote them, when, and by which
+All JSON files except trace.json have `made_with`: the versions that wrote them, the date and the
 schema.
 """
 
@@ -32,7 +32,7 @@ from gossamer.runs.versions import made_with
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
-    """Strict JSON: NaN and infinity, which JSON does not know, become null."""
+    """Strict JSON, in which NaN and infinity become null."""
     return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
 
 
@@ -48,7 +48,7 @@ def _finite(value: object) -> object:
 
 
 class RunFolder:
-    """Where one run, or one comparison of runs, is kept."""
+    """The folder of one run or of one comparison."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,7 +58,7 @@ class RunFolder:
 
     @staticmethod
     def create(parent: Path, name: str) -> RunFolder:
-        """A fresh folder `<time>-<name>`."""
+        """Make a new folder `<time>-<name>`."""
         return _fresh(parent, f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
 
     def child(self, name: str) -> RunFolder:
@@ -73,13 +73,13 @@ class RunFolder:
         return made
 
     def defer_failures(self) -> None:
-        """From now on a write that fails, here or in a child, does not end the run: a full disk
-        must not cost the result. Who has told the result calls `check`."""
+        """From now on a write that fails, here or in a child, does not end the run, so that a full
+        disk does not cost the result. Call `check` after the result was shown."""
         if self._failures is None:
             self._failures = []
 
     def check(self) -> None:
-        """Raise the first failure that was deferred."""
+        """Raise the first deferred failure."""
         if self._failures:
             raise self._failures[0]
 
@@ -118,12 +118,12 @@ class RunFolder:
             self.timeline = Timeline(self.path / "trace.json", workers)
 
     def add_row(self, row: dict[str, Any]) -> None:
-        """One line of metrics, on disk before the run goes on."""
+        """Add a line of metrics, and flush it before the run continues."""
         if self._failures:
-            return  # rows with gaps between them would be worse than rows that end
+            return  # a history that ends early is better than one with gaps
         with self._writing("metrics.jsonl"):
             if self._metrics is None:
-                # A folder is fresh, or of a run that goes on.
+                # The folder is new, or belongs to a run that is resumed.
                 self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
             self._metrics.write(to_json(row) + "\n")
             self._metrics.flush()
@@ -145,7 +145,7 @@ class RunFolder:
 
 
 def _fresh(parent: Path, name: str) -> RunFolder:
-    """A folder that was not there; where the name is taken, also just now, it gets a number."""
+    """Make a folder that did not exist, with a number if the name is taken."""
     path, number = parent / name, 1
     while True:
         try:

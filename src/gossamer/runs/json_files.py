@@ -1,7 +1,7 @@
-"""Files of a run folder, read by somebody who trusts none of them.
+"""The files of a run folder, read without trusting them.
 
-A run may have been killed over a line, copied by half or written by another version: whatever
-cannot be read becomes a sentence in `missing`, never an error.
+A run may have been killed while it wrote a line, copied partly or written by another version.
+Whatever cannot be read becomes a sentence in `missing`, never an error.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, cast
 
 from gossamer.runs.result import Row
 
-# No quantity of a run is beyond it, and its square is still a number.
+# No quantity of a run is larger, and its square is still finite.
 _LARGEST = 1e100
 _LARGEST_FILE = 200_000_000
 
 
 def read_file(path: Path, where: str, missing: list[str]) -> bytes | None:
-    """All of a file; None if it is not there, or, with the reason in `missing`, if it is odd."""
+    """The content of a file; None if it does not exist or, with a reason, cannot be read."""
     try:
         kept = path.stat()
-        # A device or a pipe in a file's place may have no end.
+        # A device or a pipe in the place of a file may never end.
         if stat.S_ISREG(kept.st_mode) and kept.st_size <= _LARGEST_FILE:
             return path.read_bytes()
     except FileNotFoundError:
@@ -37,7 +37,7 @@ def read_file(path: Path, where: str, missing: list[str]) -> bytes | None:
 
 
 def read_object(path: Path, where: str, missing: list[str]) -> Row | None:
-    """A JSON object; None, with the reason in `missing`, where the file does not hold one."""
+    """The JSON object of a file; None, with the reason in `missing`, if there is none."""
     raw = read_file(path, where, missing)
     if raw is None:
         return None
@@ -53,7 +53,7 @@ def read_object(path: Path, where: str, missing: list[str]) -> Row | None:
 
 
 def read_lines(path: Path, where: str, missing: list[str]) -> list[Row]:
-    """The JSON objects of a file of lines; the others are counted in `missing`."""
+    """The JSON objects of a file of lines; `missing` says how many lines cannot be read."""
     raw = read_file(path, where, missing)
     if raw is None:
         return []
@@ -79,20 +79,20 @@ def read_lines(path: Path, where: str, missing: list[str]) -> list[Row]:
 
 
 def number(value: object) -> float | None:
-    """A number that one can reckon with, None for anything else."""
+    """A finite number of reasonable size; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if -_LARGEST <= value <= _LARGEST else None
 
 
 def count(value: object) -> int | None:
-    """A whole number, None for anything else."""
+    """An integer; None for anything else."""
     found = number(value)
     return None if found is None or found != int(found) else int(found)
 
 
 def numbers(value: object) -> list[float]:
-    """A list in which everything is a finite number; empty for anything else."""
+    """A list of finite numbers; empty for anything else."""
     if not isinstance(value, list):
         return []
     found = [number(one) for one in cast(list[object], value)]
@@ -101,12 +101,12 @@ def numbers(value: object) -> list[float]:
 
 
 def members(value: object) -> Row:
-    """An object's members; none for anything else."""
+    """The members of an object; empty for anything else."""
     return dict(cast(Mapping[str, Any], value)) if isinstance(value, Mapping) else {}
 
 
 def objects(value: object) -> list[Row]:
-    """The objects of a list; none for anything else."""
+    """The objects in a list; empty for anything else."""
     if not isinstance(value, list):
         return []
     return [members(one) for one in cast(list[object], value) if isinstance(one, Mapping)]
@@ -118,6 +118,7 @@ def text(value: object) -> str:
 
 
 def texts(value: object) -> list[str]:
+    """The texts in a list; empty for anything else."""
     if not isinstance(value, list):
         return []
     return [one for one in cast(list[object], value) if isinstance(one, str)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
+from gossamer.runs.arrival import charged
 from gossamer.runs.json_files import (
     count,
     members,
@@ -176,7 +177,8 @@ def _kind(config: Row, path: Path) -> str:
 def _read_runs(folder: Folder, below: list[Path], where: str) -> None:
     path, missing = folder.path, folder.missing
     children = [one for one in below if any((one / name).exists() for name in _FILES)]
-    if folder.kind == "train" or (path / "metrics.jsonl").exists() or not children:
+    is_alone = not children and folder.kind != "advise"  # a search keeps the runs of its final only
+    if folder.kind == "train" or (path / "metrics.jsonl").exists() or is_alone:
         if not any((path / name).exists() for name in _FILES):
             missing.append(
                 f"{where} holds no run: no config.json, no metrics.jsonl and no summary.json."
@@ -187,10 +189,15 @@ def _read_runs(folder: Folder, below: list[Path], where: str) -> None:
             return
     is_in_grid = folder.kind in ("compare", "advise", "unknown")
     choosing = count(folder.config.get("choosing_seed")) if folder.kind == "compare" else None
+    # A search adds to every time what it costs to have the model that was scored.
+    prices = members(folder.config.get("collecting_seconds"))
     for child in children:
         run = _read_run(child, f"{where}/{child.name}", missing)
         is_trial = choosing is not None and run.seed == choosing
-        folder.runs.append(dataclasses.replace(run, is_in_grid=is_in_grid, is_trial=is_trial))
+        history = charged(run.history, number(prices.get(run.label)) or 0.0)
+        folder.runs.append(
+            dataclasses.replace(run, history=history, is_in_grid=is_in_grid, is_trial=is_trial)
+        )
     # Methods in the order in which they were asked for, where that is known.
     asked = [text(one.get("method")) for one in objects(folder.config.get("runs"))]
     place = {label: at for at, label in reversed(list(enumerate(asked)))}

@@ -1,15 +1,16 @@
-"""Who is first, as far as the seeds allow: pure arithmetic on times to a target.
+"""Which method is first, as far as the seeds can tell: statistics of the times to a target.
 
-All methods run with the same seeds, and a hard seed is hard for all of them. So the logarithm of a
-time is taken as an effect of the method plus one of the seed plus chance, whose variance is pooled:
-m methods with s seeds leave (m - 1)(s - 1) degrees of freedom. The tests of all pairs are held to
-one level together by Holm's procedure, so that comparisons with the best are safe although the same
-times say who is best.
+All methods run with the same seeds, and a hard seed is hard for every method. The model of the
+logarithm of a time is therefore an effect of the method, plus one of the seed, plus noise whose
+variance is pooled: m methods with s seeds leave (m - 1)(s - 1) degrees of freedom. Holm's procedure
+holds the tests of all pairs to one level together, so that comparisons with the best method are
+valid although the same times decide which method is the best.
 
-A target not reached comes later than the run's last evaluation. A method that misses it with every
-seed is out of the contest. One that misses it with some seeds comes after all that never do; in the
-tests its missing times stand at the end of the run, the least they can be, and so it is called
-slower only if it is slower even then; the chance in such times is pooled for those tests alone.
+A target that was not reached comes later than the run's last evaluation. A method that misses the
+target with every seed is not compared. A method that misses it with some seeds is ranked after all
+that never miss it. In the tests its missing times are set to the end of the run, their lower bound,
+so it is called slower only if it is slower even then. The noise of such times is pooled for these
+tests alone.
 """
 
 from __future__ import annotations
@@ -26,16 +27,19 @@ from gossamer.runs.arrival import Arrival, Vector
 
 LEVEL = 0.05
 LOOKS = (3, 6, 12)
-"""Numbers of seeds after which `--seeds auto` looks; each look has its share of the level."""
-# Chance smaller than the rounding of a time is none.
+"""Numbers of seeds after which `--seeds auto` tests; each test has its share of the level."""
+# Noise below the rounding of a time is not noise.
 _LEAST_DEVIATION = 1e-6
 _LEAST_SECONDS = 1e-9
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its 95 % interval, with the effect of the seeds taken out: it says how sure the
-    ratio to another method on these seeds is, not what a new seed would take."""
+    """A mean and its 95 % interval.
+
+    In a ranking the effect of the seeds is removed: the interval says how certain the ratio to
+    another method on these seeds is, not how long a new seed would take.
+    """
 
     mean: float
     low: float
@@ -50,17 +54,23 @@ class RankedMethod:
     span: Interval | None
     """The mean time and its 95 % interval; None unless every seed arrives."""
     times: float | None
-    """So many times as long as the first takes; None unless every seed arrives."""
+    """How many times as long as the first method it takes; None unless every seed arrives."""
     is_close: bool
-    """Whether it cannot be told from the first, itself among them."""
+    """Whether the tests cannot tell it from the first method; true of the first itself."""
 
     @property
     def label(self) -> str:
         return self.arrival.label
 
+    @property
+    def bounds(self) -> tuple[float | None, float | None, float | None]:
+        """The mean time, and the low and the high end of its interval."""
+        span = self.span
+        return (None, None, None) if span is None else (span.mean, span.low, span.high)
+
 
 class Ranking:
-    """The fastest first; then those that arrive with some seeds only, more seeds first."""
+    """The fastest method first, then those that arrive with some seeds only, more seeds first."""
 
     def __init__(self, arrivals: Sequence[Arrival], level: float = LEVEL) -> None:
         self.arrivals, self.seeds = _in_common(arrivals)
@@ -76,19 +86,17 @@ class Ranking:
 
     @property
     def can_tell(self) -> bool:
-        """Whether there are seeds enough to name a winner: one says nothing about chance."""
+        """Whether there are enough seeds to name a winner: one seed says nothing about noise."""
         return self.seeds > 1
 
     @property
     def winner(self) -> RankedMethod | None:
-        """The first, where it is clearly before every other method."""
-        if not self.can_tell or not self._full:
-            return None
-        return None if len(self.close) > 1 else self.places[0]
+        """The first method, if the tests tell it from every other method."""
+        return self.places[0] if self.can_tell and len(self.close) == 1 else None
 
     @property
     def close(self) -> list[RankedMethod]:
-        """Those that may be first."""
+        """The methods that may be first."""
         return [one for one in self.places if one.is_close]
 
     def _place(self, one: Arrival, close: set[str]) -> RankedMethod:
@@ -106,7 +114,7 @@ class Ranking:
         return Interval(one.mean, one.mean * math.exp(-half), one.mean * math.exp(half))
 
     def _pooled(self, methods: Sequence[Arrival]) -> tuple[float, int]:
-        """The deviation of chance and its degrees of freedom."""
+        """The standard deviation of the noise and its degrees of freedom."""
         if not methods or self.seeds < 2:
             return 0.0, 0
         logs = np.array([self._logs[one.label] for one in methods])
@@ -119,7 +127,7 @@ class Ranking:
         return max(deviation, _LEAST_DEVIATION), freedom
 
     def _close(self) -> set[str]:
-        """The first and those that no test tells from it."""
+        """The first method and those that no test tells from it."""
         if not self._full:
             return set()
         first = self._full[0].label
@@ -135,9 +143,9 @@ class Ranking:
         return {first} | {label for label in others if (first, label) not in told}
 
     def _chance(self, one: Arrival, other: Arrival) -> float:
-        """How likely the one would be so far ahead of the other by chance, either way round."""
+        """The probability that noise alone puts two methods so far apart, in either direction."""
         behind = float((self._logs[other.label] - self._logs[one.label]).mean())
-        # Times at their least can hide that a method is behind, and not show that it is ahead.
+        # Lower bounds of times can hide that a method is behind; they cannot show it is ahead.
         if one.mean is None or (other.mean is None and behind <= 0.0):
             return 1.0
         deviation, freedom = self._known if other.mean is not None else self._whole
@@ -145,11 +153,11 @@ class Ranking:
 
 
 def _in_common(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], int]:
-    """The times of the seeds that all methods have, and how many there are."""
+    """The times of the seeds that all methods have in common, and the number of these seeds."""
     named = [one.seeds or tuple(range(len(one.seconds))) for one in arrivals]
     common = [seed for seed in (named[0] if named else ()) if all(seed in own for own in named)]
     if not common:
-        # Nothing can be told from them, but each still has its times.
+        # The methods cannot be compared, but each still has its times.
         return list(arrivals), 0
     kept: list[Arrival] = []
     for one, own in zip(arrivals, named, strict=True):
@@ -171,10 +179,10 @@ def _logarithms(one: Arrival) -> Vector:
 
 
 def holm(chances: Mapping[tuple[str, str], float], level: float) -> set[tuple[str, str]]:
-    """The comparisons that may be believed together: a false one among them comes with this level.
+    """The pairs that differ; the probability that any of them is wrong is at most the level.
 
-    The smallest is held to the level over their number, the next to it over one less, and so on;
-    the first that fails ends it.
+    The smallest probability is compared with the level over the number of pairs, the next with the
+    level over one less, and so on, until the first that exceeds its limit.
     """
     believed: set[tuple[str, str]] = set()
     for at, pair in enumerate(sorted(chances, key=lambda pair: chances[pair])):
@@ -186,10 +194,10 @@ def holm(chances: Mapping[tuple[str, str], float], level: float) -> set[tuple[st
 
 @functools.cache
 def t_quantile(freedom: int, confidence: float = 0.95) -> float:
-    """The t that |T| stays below with this probability, T Student-distributed.
+    """The t that |T| stays below with this probability, where T has Student's distribution.
 
-    For whole degrees of freedom the distribution is a finite sum in the angle atan(t / sqrt(n))
-    (Abramowitz and Stegun 26.7.3 and 26.7.4). The angle is bounded, so halving always finds it.
+    For integer degrees of freedom the distribution function is a finite sum in the angle
+    atan(t / sqrt(n)) (Abramowitz and Stegun 26.7.3 and 26.7.4), which bisection inverts.
     """
     low, high = 0.0, math.pi / 2
     for _ in range(60):
@@ -202,7 +210,7 @@ def t_quantile(freedom: int, confidence: float = 0.95) -> float:
 
 
 def probability_beyond(t: float, freedom: int) -> float:
-    """How likely |T| is beyond t, T Student-distributed."""
+    """The probability that |T| exceeds t, where T has Student's distribution."""
     return max(0.0, 1.0 - _probability_within(math.atan(t / math.sqrt(freedom)), freedom))
 
 

@@ -1,7 +1,7 @@
-"""What is read off runs: intervals, scores at the end, mean curves, the best learning rate.
+"""Statistics of runs: intervals, scores at the end, mean curves, the best learning rate.
 
-Nothing here knows how a run came about; a history is its list of evaluations in order of time.
-Whatever is read off a history is accuracy where the task has one, loss (lower is better) elsewhere.
+A history is the list of a run's evaluations in order of time. Runs are judged by accuracy if the
+task has one, otherwise by loss (lower is better).
 """
 
 from __future__ import annotations
@@ -31,24 +31,35 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """The mean; None unless every value is known."""
+    known = [value for value in values if value is not None]
+    return interval(known).mean if known and len(known) == len(values) else None
+
+
 def measure(histories: Sequence[History]) -> str:
-    """What these runs are judged by: accuracy if the task has one, else loss."""
+    """The score by which these runs are judged: accuracy if the task has one, else loss."""
     rows = [row for history in histories for row in history]
     return "accuracy" if any(row.get("accuracy") is not None for row in rows) else "loss"
 
 
 def final(history: History, key: str) -> float:
-    """The value at the end of the run; not-a-number if it has none."""
+    """The value at the end of the run; NaN if there is none."""
     value = history[-1].get(key) if history else None
     return math.nan if value is None else float(value)
 
 
+def final_mean(histories: Sequence[History], key: str) -> float:
+    """The mean over the seeds of the value at the end; NaN if one of the runs has none."""
+    return interval([final(history, key) for history in histories]).mean
+
+
 _MANY = 40
-"""Evaluations of a run; of fewer each is drawn as it is."""
+"""A curve with fewer evaluations than this is drawn without averaging."""
 
 
 def curve(history: History, key: str, along: str) -> tuple[Vector, Vector]:
-    """The finite scores against time or epochs; of evaluations at one moment the last counts."""
+    """The finite scores against time or epochs; the last of several at one moment counts."""
     points = {
         float(row[along]): float(row[key])
         for row in history
@@ -57,7 +68,7 @@ def curve(history: History, key: str, along: str) -> tuple[Vector, Vector]:
     return np.array(list(points), dtype=float), np.array(list(points.values()), dtype=float)
 
 
-def averaged_curve(history: History, key: str, along: str) -> tuple[Vector, Vector]:
+def _averaged_curve(history: History, key: str, along: str) -> tuple[Vector, Vector]:
     """Like `curve`, each score averaged over the epochs around its evaluation."""
     epochs, _ = curve(history, key, "epochs")
     if not len(epochs):
@@ -69,15 +80,15 @@ def averaged_curve(history: History, key: str, along: str) -> tuple[Vector, Vect
 
 
 def seed_curves(histories: Sequence[History], key: str, along: str) -> tuple[Vector, Vector]:
-    """The seeds of a method at common places, as (places, [seeds, places]).
+    """The curves of a method's seeds at common places, as (places, [seeds, places]).
 
-    The places are those of the seed that ended last. One that ended before keeps its last value: a
-    run that stops at its target has it from then on. Scores that were taken often are averaged
-    around each evaluation as the rule for reaching a target does it: one alone is mostly noise.
+    The places are those of the seed that ended last. A seed that ended earlier keeps its last
+    value, as a run that stops at its target holds it. Frequent scores are averaged around each
+    evaluation, as in the rule for reaching a target, because a single one is mostly noise.
     """
     is_score = key in ("accuracy", "loss")
     drawn = [
-        (averaged_curve if is_score and len(one) >= _MANY else curve)(one, key, along)
+        (_averaged_curve if is_score and len(one) >= _MANY else curve)(one, key, along)
         for one in histories
     ]
     curves = [found for found in drawn if len(found[0])]
@@ -90,11 +101,12 @@ def seed_curves(histories: Sequence[History], key: str, along: str) -> tuple[Vec
 def best_rate(
     runs: Mapping[float, Sequence[History]], target: float, key: str | None = None
 ) -> float:
-    """The learning rate of a method, from its runs (one a seed) at each rate of a grid.
+    """The best learning rate of a method, from its runs (one for each seed) at each rate.
 
-    What is ranked decides: the rate that reaches the target soonest. One that does not with every
-    seed comes later than all that do, then the better score at the end counts, then the smaller
-    rate; a rate with a run that ended without a finite value comes last.
+    The rate that reaches the target soonest is the best. A rate that misses the target with some
+    seed comes after all that never miss it; among these more seeds that reach it count first, then
+    the better score at the end, then the smaller rate. A rate with a run that ended without a
+    finite score comes last.
     """
     if not runs or not all(runs.values()):
         without = [rate for rate, histories in runs.items() if not histories]
@@ -106,9 +118,9 @@ def best_rate(
 
     def order(rate: float) -> tuple[float, bool, int, float, float]:
         arrived = arrival("", runs[rate], target, chosen)
-        mean = interval([final(history, chosen) for history in runs[rate]]).mean
+        mean = final_mean(runs[rate], chosen)
         worse = mean if is_lower_better(chosen) else -mean
-        # Six figures: means of the same scores in another order are a tie, not a victory.
+        # Rounded, so that means of the same scores in another order are a tie.
         worse = math.inf if math.isnan(mean) else float(f"{worse:.6g}")
         soonest = math.inf if arrived.mean is None else arrived.mean
         return soonest, math.isnan(mean), -arrived.reached, worse, rate
@@ -117,7 +129,7 @@ def best_rate(
 
 
 def beyond(rate: float, rates: Sequence[float]) -> float | None:
-    """The next rate where this one is the outermost of a grid; None where it is not."""
+    """The next rate outside the grid if this rate is at its edge, otherwise None."""
     grid = sorted(set(rates))
     if len(grid) < 2 or rate not in (grid[0], grid[-1]):
         return None
@@ -126,12 +138,12 @@ def beyond(rate: float, rates: Sequence[float]) -> float | None:
 
 
 def show_number(value: float) -> str:
-    """Three figures, written out: 0.823, 12.3, 4,570."""
+    """A number with three digits, without an exponent: 0.823, 12.3, 4,570."""
     return f"{value:,.0f}" if abs(value) >= 999.5 or value == 0 else f"{value:#.3g}".rstrip(".")
 
 
 def show_score(value: float, key: str) -> str:
-    """A score as people say it: 95 % for an accuracy, 'a loss of 0.1' for a loss."""
+    """A score in words: '95 %' for an accuracy, 'a loss of 0.1' for a loss."""
     if key.endswith("accuracy"):
         return f"{round(100 * value, 2):g} %"
     return f"a {key.replace('_', ' ')} of {value:.4g}"

@@ -1,4 +1,4 @@
-"""The verdict on a contest, as a sentence for a headline: who is first, and how sure that is."""
+"""The verdict on a contest as one sentence: which method is first, and how certain that is."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gossamer.runs.ranking import RankedMethod, Ranking
 from gossamer.runs.statistics import show_number, show_score
 
 _NAMED = 6
-"""Of more methods the sentence speaks of the ranking."""
+"""The most methods that a sentence names; of more, it refers to the table."""
 
 
 def verdict(
     ranking: Ranking, target: float, key: str, ends: Mapping[str, float], cut_short: str = ""
 ) -> str:
-    """Who reaches the target first, as far as the runs allow one to say it.
+    """Which method reaches the target first, as far as the runs can tell.
 
-    `ends` are the mean scores at the end, by method. `cut_short` says why no winner may be named
-    where the contest did not come to its end.
+    `ends` are the mean scores at the end, by method. `cut_short` says why no winner may be named,
+    if the contest did not finish.
     """
     goal = show_score(target, key)
     there = [one for one in ranking.places if one.span is not None]
@@ -62,7 +62,7 @@ def _won(
 
 
 def _tie(ranking: Ranking, goal: str) -> str:
-    """All that may be first are named, or the ranking is pointed to."""
+    """Name all methods that may be first, or refer to the table."""
     close = ranking.close
     means = [one.span.mean for one in close if one.span is not None]
     labels = [one.label for one in close]
@@ -73,11 +73,11 @@ def _tie(ranking: Ranking, goal: str) -> str:
 
 
 def _behind(rest: Sequence[RankedMethod]) -> str:
-    """How much longer the others take, the nearest and the last by name."""
+    """How much longer the other methods take, with the nearest and the last by name."""
     second, last = rest[0], rest[-1]
 
     def longer(one: RankedMethod) -> str:
-        # A target met before the first step makes every ratio meaningless.
+        # There is no ratio if the target is reached before the first step.
         return f"{one.times:.1f} times as long" if one.times else "longer"
 
     if len(rest) == 1:
@@ -90,7 +90,7 @@ def _behind(rest: Sequence[RankedMethod]) -> str:
 
 
 def _times(there: Sequence[RankedMethod], goal: str) -> str:
-    """What each took, without a claim."""
+    """The times of the methods, without a winner."""
     spans = [(one.label, one.span) for one in there if one.span is not None]
     said = [f"{label} {show_number(span.mean)} s" for label, span in spans]
     if len(said) > _NAMED:

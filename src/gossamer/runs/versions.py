@@ -1,4 +1,4 @@
-"""What a run was made with: bits depend on it, and a reader in two years will ask."""
+"""The versions that made a run, on which its bits depend."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 VERSION = "0.1.0"
 SCHEMA = 1
-"""Of the files in a run folder; grows when a key changes its meaning or goes."""
+"""The schema of the files in a run folder; grows if a key changes its meaning or is removed."""
 
 
 def made_with() -> dict[str, Any]:
-    """Versions, the date and the schema, as every JSON file of a run folder has them."""
+    """The schema, the versions and the date, which every JSON file of a run folder has."""
     return {
         "schema": SCHEMA,
         "gossamer": VERSION,

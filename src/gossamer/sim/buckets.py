@@ -1,4 +1,4 @@
-"""In which pieces, and when, a gradient becomes available during the backward pass."""
+"""The pieces in which a gradient becomes available during the backward pass, and their times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Bucket:
 
 
 def layer_costs(model: nn.Module, sample: Tensor) -> dict[str, float]:
-    """Multiplications per sample of each parameter: its size times the places it is used at."""
+    """Multiplications per sample of each parameter: its size times the number of its uses."""
     costs = {name: float(tensor.numel()) for name, tensor in trainable(model)}
     handles: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -54,11 +54,11 @@ def layer_costs(model: nn.Module, sample: Tensor) -> dict[str, float]:
 
 FIRST_BUCKET_BYTES = 1_000_000
 BUCKET_BYTES = 25_000_000
-"""PyTorch's defaults: small models travel in one piece, for every piece pays the latency."""
+"""PyTorch's defaults. Small models travel in one piece, because every piece pays the latency."""
 
 
 def make_buckets(model: nn.Module, sample: Tensor, byte_scale: float = 1.0) -> tuple[Bucket, ...]:
-    """Pieces cut at parameter boundaries, last layer first as in backward."""
+    """Pieces cut at parameter boundaries, last layer first as in the backward pass."""
     named = trainable(model)
     costs = layer_costs(model, sample)
     sizes = [tensor.numel() for _, tensor in named]

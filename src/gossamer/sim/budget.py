@@ -1,20 +1,20 @@
-"""When a run ends: when all workers together have processed its samples.
+"""A run ends when all workers together have processed its samples.
 
-Never a fixed number of steps per worker: a slow worker must not set the end of an asynchronous
-run. Synchronous methods step in rounds, and a round that was opened is open to everybody; so is
-the step of a group to its members. Samples are counted in whole batches, rounds and steps of
-groups: a batch of a few samples would not be one that batch normalisation can use.
+No worker has a fixed number of steps, because a slow worker must not decide when an asynchronous
+run ends. Synchronous methods step in rounds; once a round is opened, every worker makes it. The
+same holds for the step of a group and its members. Samples are counted in whole batches, rounds
+and steps of groups, because batch normalisation cannot use a batch of a few samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 
 from gossamer.groups import Groups
 
 
 class Budget:
-    """Samples processed so far, and what they say about the next step."""
+    """Counts the samples and decides whether another step begins."""
 
     def __init__(
         self,
@@ -23,25 +23,25 @@ class Budget:
         data_size: int,
         *,
         synchronous: bool,
-        living: Callable[[], Set[int]],
+        working: Set[int],
         groups: Groups = (),
     ) -> None:
-        """`living` are the workers that have neither died nor ended."""
+        """`working` always holds the workers that have neither died nor ended."""
         self.samples = samples
         self.batch = batch
         self.processed = 0
         self.is_synchronous = synchronous
         self._data_size = data_size
-        self._living = living
+        self._working = working
         self._groups = {group[0]: group for group in groups}
         self._owing: dict[int, set[int]] = {}
-        """Of each group, by its leader: who has not delivered yet in the step that goes on."""
+        """For each leader, the members of its group that owe a gradient in the present step."""
         self._is_closed = False
         self._claimed = 0
         self._rounds: list[float] = []
-        """For each round opened, the epoch at which it was."""
+        """The epoch at which each round was opened."""
         self._claims: list[int] = []
-        """For each round opened, the samples of all rounds up to its end."""
+        """For each opened round, the samples of all rounds up to its end."""
 
     @property
     def epochs(self) -> float:
@@ -56,12 +56,12 @@ class Budget:
 
     @property
     def promises(self) -> bool:
-        """Whether workers begin what others must complete: then a death may leave some of it."""
+        """Whether others must complete what a worker begins, so that a death may leave work."""
         return self.is_synchronous or bool(self._groups)
 
     @property
     def _is_promised(self) -> bool:
-        """Whether all samples are processed or somebody's to process."""
+        """Whether every sample is processed or owed by somebody."""
         owed = sum(map(len, self._owing.values()))
         return self.processed + self.batch * owed >= self.samples
 
@@ -71,20 +71,20 @@ class Budget:
             return None if self._is_promised else self.epochs
         if step == len(self._rounds):
             if self._is_closed or self._claimed >= self.samples:
-                # A round needs everybody: once one worker was told the end, none opens any more.
+                # A round needs all workers, so once one has been told the end none may open.
                 self._is_closed = True
                 return None
             self._rounds.append(self.epochs_of(self._claimed))
-            self._claimed += self.batch * len(self._living())
+            self._claimed += self.batch * len(self._working)
             self._claims.append(self._claimed)
         return self._rounds[step]
 
     def samples_after(self, step: int) -> int:
-        """The samples of all rounds up to the end of this one, if nobody dies in it."""
+        """The samples of all rounds up to the end of this round, if nobody dies in it."""
         return self._claims[step]
 
     def begin(self, rank: int) -> bool:
-        """Whether this worker may begin a gradient: one that nobody needs never begins."""
+        """Whether this worker may begin a gradient; nobody computes one that is not needed."""
         if self.is_synchronous:
             return True
         group = self._groups.get(rank)
@@ -92,7 +92,7 @@ class Budget:
             return bool(self._groups) or not self.is_spent
         if self._is_promised:
             return False
-        self._owing[rank] = set(group) & self._living()
+        self._owing[rank] = set(group) & self._working
         return True
 
     def deliver(self, rank: int, samples: int) -> None:
@@ -100,10 +100,8 @@ class Budget:
         self._owe_no_more(rank)
 
     def give_back(self, rank: int, steps: int) -> None:
-        """A worker left after so many steps: others make up for what it owed.
-
-        That is its share of the rounds that were opened, by itself or by others ahead of it.
-        """
+        """A worker left after this many steps, and others process what it owed: its share of the
+        rounds that it or others had opened."""
         self._claimed -= self.batch * max(0, len(self._rounds) - steps)
         self._owe_no_more(rank)
         self._owing.pop(rank, None)
@@ -113,8 +111,7 @@ class Budget:
             owing.discard(rank)
 
     def reopen(self) -> bool:
-        """Everybody is at the end: whether there is something left, which a worker that died has
-        not done."""
+        """All workers have reached the end. Returns whether a dead worker has left samples."""
         self._is_closed = False
         if self.is_synchronous:
             return self._claimed < self.samples

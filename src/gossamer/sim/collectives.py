@@ -1,9 +1,10 @@
-"""Collective operations: they start when the last living member arrives and cost what their
-algorithm costs at the slowest member."""
+"""Collective operations. Each starts when its last living member arrives, and takes as long as its
+algorithm takes at the slowest member."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -26,30 +27,19 @@ if TYPE_CHECKING:
 Key = tuple[object, ...]
 
 
+@dataclass(slots=True, eq=False)
 class Collective:
     """One operation that waits for its members, or is under way."""
 
-    __slots__ = (
-        "arrived",
-        "is_running",
-        "kind",
-        "members",
-        "root",
-        "since_ns",
-        "size_bytes",
-        "timer",
-    )
-
-    def __init__(self, kind: str, members: tuple[int, ...] | None, root: int | None) -> None:
-        self.kind = kind
-        self.members = members
-        """None means: every living worker that has not ended."""
-        self.root = root
-        self.arrived: dict[int, tuple[Tensor | None, Pending[Any]]] = {}
-        self.size_bytes = 0
-        self.is_running = False
-        self.since_ns = 0
-        self.timer: Timer | None = None
+    kind: str
+    members: tuple[int, ...] | None
+    """None means: every living worker that has not ended."""
+    root: int | None
+    arrived: dict[int, tuple[Tensor | None, Pending[Any]]] = field(default_factory=dict[int, Any])
+    size_bytes: int = 0
+    is_running: bool = False
+    since_ns: int = 0
+    timer: Timer | None = None
 
 
 class Collectives:
@@ -62,14 +52,9 @@ class Collectives:
         self._busy_until: dict[int, int] = {}
 
     def join(
-        self,
-        kind: str,
-        rank: int,
-        value: Tensor | None,
-        size_bytes: int,
-        over: tuple[int, ...] | None,
-        root: int | None = None,
-    ) -> Pending[Any]:
+        self, kind: str, rank: int, value: Tensor | None, size_bytes: int,
+        over: tuple[int, ...] | None, root: int | None = None,
+    ) -> Pending[Any]:  # fmt: skip
         """The n-th call of a member meets the n-th call of the others."""
         count = self._counts.get((rank, over), 0)
         self._counts[rank, over] = count + 1
@@ -84,20 +69,19 @@ class Collectives:
         return pending
 
     def reconsider(self) -> None:
-        """Somebody died, ended, became reachable or counts as lost: what waited may go on."""
+        """A worker died, ended, became reachable or counts as lost: what waited may continue."""
+        dead = self._world.members.dead
         for key, collective in list(self._open.items()):
-            if collective.is_running and any(
-                r in self._world.members.dead for r in collective.arrived
-            ):
-                # Rebuilt over the survivors, from their copies.
+            if collective.is_running and not dead.isdisjoint(collective.arrived):
+                # The collective starts again over the survivors, from their copies.
                 if collective.timer is not None:
                     collective.timer.cancel()
                 collective.is_running = False
             self._consider(key, collective)
 
     def _fail_across(self, key: Key, collective: Collective) -> bool:
-        """A partition has outlasted the deadline: who waits across it learns so, if it waited then
-        or came later."""
+        """Fail the collective if a member waits for another that a partition has cut off for longer
+        than the deadline, whether the member waited at that time or came later."""
         members = self._world.members
         waiting = [rank for rank in collective.arrived if rank not in members.dead]
         across = {
@@ -107,7 +91,7 @@ class Collectives:
         some = next((found[0] for found in across.values() if found), None)
         if some is None:
             return False
-        # All of them, also who can reach everybody: the collective will not come about.
+        # Members that can reach everybody fail, too: the collective will never be complete.
         self._open.pop(key, None)
         for rank in waiting:
             _, pending = collective.arrived[rank]
@@ -121,7 +105,7 @@ class Collectives:
         return [r for r in candidates if r not in world.members.dead and r not in world.ended]
 
     def _consider(self, key: Key, collective: Collective) -> None:
-        """Start the transfer if everybody who is expected is there."""
+        """Start the transfer if every expected member has arrived."""
         world = self._world
         if collective.root in world.members.dead and collective.root not in collective.arrived:
             self._open.pop(key, None)
@@ -147,12 +131,12 @@ class Collectives:
         on_card: set[int] = set()
         for rank in members:
             self._busy_until[rank] = end
-            # The workers of one machine share its card: its bytes are booked once.
+            # The workers of one machine share its card, so its bytes are counted once.
             machine = world.cluster.machine_of(rank)
             if machine not in on_card:
                 on_card.add(machine)
                 world.post.bytes_put[rank] += put
-                # What all put on their cards all take off them; each about as much as it put.
+                # Each machine receives about as many bytes as it sends.
                 world.post.bytes_taken[rank] += put
         collective.timer = world.kernel.at(end - world.kernel.now, self._finish, key, collective)
 
@@ -199,16 +183,18 @@ class Collectives:
             result = present
         elif collective.root is not None:
             result = collective.arrived[collective.root][0]
-        # What a group does inside is computing a gradient.
-        is_exchange = collective.kind == "all_reduce" and len(collective.arrived) > 1
-        is_exchange = is_exchange and set(self._world.speakers).issuperset(collective.arrived)
+        # The all-reduce inside a group belongs to a gradient and is no exchange.
+        is_exchange = (
+            collective.kind == "all_reduce" and len(collective.arrived) > 1
+            and set(self._world.speakers).issuperset(collective.arrived)
+        )  # fmt: skip
         members = [rank for rank in sorted(collective.arrived) if rank not in lost]
         if len(members) > 1:
             span = (collective.since_ns, self._world.kernel.now)
             self._world.observer.gathered(collective.kind, members, span)
-        for rank, (_, pending) in sorted(collective.arrived.items()):
-            if rank not in lost:
-                if is_exchange:
-                    self._world.got_part(rank, result)
-                self._world.moved(pending, collective.since_ns)
-                pending.resolve(result)
+        for rank in members:
+            pending = collective.arrived[rank][1]
+            if is_exchange:
+                self._world.got_part(rank, result)
+            self._world.post.moved(pending, collective.since_ns)
+            pending.resolve(result)

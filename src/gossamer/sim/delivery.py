@@ -1,59 +1,68 @@
-"""How messages get from card to card: latency first, then bytes, in order on each connection."""
+"""How messages get from card to card: latency first, then bytes, in order on each connection.
+
+Also what a message costs, and when it was on its way.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, NamedTuple
 
 from gossamer.config.cluster import Cluster
-from gossamer.observe.observer import Observer
+from gossamer.observe.observer import Observer, Span
+from gossamer.payload import tensor_bytes, wire_bytes
+from gossamer.pending import Gathered, Pending
 from gossamer.sim.kernel import SECOND, Kernel
 from gossamer.sim.network import Flow, Network
 
 SMALL_BYTES = 256
-"""Requests and acknowledgements: their bytes are counted, but take no time on a card."""
+"""The largest message whose bytes are counted but take no time, such as a request."""
 
 LOCAL_LATENCY_NS = 1_000
-"""Between two workers of one machine: small, but loops that talk there must let time pass."""
+"""Between two workers of one machine. Small, but loops that exchange there must let time pass."""
 
 
-class Parcel:
+def cards_of(cluster: Cluster, servers: int, placement: str) -> list[int]:
+    """The machine of each worker, then of each server: a machine of its own, or a worker's."""
+    workers = [cluster.machine_of(rank) for rank in range(cluster.workers)]
+    machines = workers[-1] + 1
+    is_shared = placement == "workers"
+    return workers + [
+        server % machines if is_shared else machines + server for server in range(servers)
+    ]
+
+
+class Parcel(NamedTuple):
     """A message on its way."""
 
-    __slots__ = ("arrived", "ready_at", "size_bytes")
-
-    def __init__(self, size_bytes: int, ready_at: int, arrived: Callable[[], None]) -> None:
-        self.size_bytes = size_bytes
-        self.ready_at = ready_at
-        self.arrived = arrived
+    size_bytes: int
+    ready_at: int
+    arrived: Callable[[], None]
 
 
+@dataclass(slots=True, eq=False)
 class Connection:
-    """One direction between two ends; like a TCP stream, what is sent first arrives first."""
+    """One direction between two ends. As in a TCP stream, messages arrive in order of sending."""
 
-    __slots__ = ("flow", "is_busy", "queue", "source", "target")
-
-    def __init__(self, source: int, target: int) -> None:
-        self.source = source
-        self.target = target
-        self.queue: deque[Parcel] = deque()
-        self.is_busy = False
-        self.flow: Flow | None = None
+    source: int
+    target: int
+    queue: deque[Parcel] = field(default_factory=deque[Parcel])
+    is_busy: bool = False
+    flow: Flow | None = None
 
 
 class Delivery:
     """Carries parcels between ends (workers and servers) that sit on cards (machines)."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        cluster: Cluster,
-        cards: list[int],
-        rng: random.Random,
-        observer: Observer | None = None,
-    ) -> None:
+        self, kernel: Kernel, cluster: Cluster, cards: list[int], rng: random.Random,
+        observer: Observer | None = None, byte_scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        """`byte_scale` is charged per byte of tensor, for questions about larger models."""
         wires = cluster.network
         count = max(cards) + 1
         capacities = [wires.bandwidth / SECOND] * count
@@ -64,25 +73,45 @@ class Delivery:
         self._kernel = kernel
         self._cluster = cluster
         self._cards = cards
+        self._racks = [cluster.rack_of(card) for card in range(count)]
         self._rng = rng
         self._observer = observer
+        self._byte_scale = byte_scale
+        self._moves: dict[Pending[Any], list[Span]] = {}
         self.network = Network(kernel, capacities, capacities)
         self._connections: dict[tuple[int, int], Connection] = {}
         self._dead: set[int] = set()
         self._held: list[Connection] = []
         self.drops: list[float] = []
-        """The probabilities of the drops that are going on."""
+        """The probabilities of the drop faults that last at present."""
         self.extra_delay_s = 0.0
         self.partitions: list[tuple[frozenset[int], ...]] = []
-        """The sides of each partition that is going on; nothing crosses from one to another."""
+        """The sides of each present partition; no message crosses from one side to another."""
         self.bytes_put = [0] * len(cards)
-        """Bytes each end has put on its card."""
+        """The bytes that each end has sent over its card."""
         self.bytes_taken = [0] * len(cards)
-        """Bytes that came to each end over its card, or are on their way."""
+        """The bytes that each end has received over its card, or that are on their way to it."""
 
     def capacity(self, end: int) -> float:
         """Bytes per second of the card of an end."""
         return self._capacities[self._cards[end]] * SECOND
+
+    def wire_size(self, payload: object) -> int:
+        """The bytes that are charged for a message."""
+        size = wire_bytes(payload)
+        if self._byte_scale != 1.0:
+            size += round((self._byte_scale - 1.0) * tensor_bytes(payload))
+        return size
+
+    def moved(self, pending: Pending[Any] | None, since_ns: int) -> None:
+        """What this operation awaits was on its way since then, and has arrived."""
+        if self._observer is not None and pending is not None:
+            self._moves.setdefault(pending, []).append((since_ns, self._kernel.now))
+
+    def moves_of(self, pending: Pending[Any]) -> list[Span]:
+        """When what this operation awaited was on its way; known if somebody observes the run."""
+        parts = pending.parts if isinstance(pending, Gathered) else [pending]
+        return [span for part in parts for span in self._moves.pop(part, ())] if self._moves else []
 
     def slow_card(self, end: int, factor: float) -> None:
         card = self._cards[end]
@@ -91,7 +120,7 @@ class Delivery:
         self.network.set_capacity(card, egress=capacity, ingress=capacity)
 
     def are_separated(self, one: int, other: int) -> bool:
-        """Whether some partition has them on different sides; who stands on none is not cut off."""
+        """Whether a partition has them on different sides; an end on no side is not cut off."""
         for sides in self.partitions:
             mine = next((side for side in sides if one in side), None)
             if mine is not None and other not in mine and any(other in side for side in sides):
@@ -101,9 +130,9 @@ class Delivery:
     def carry(
         self, source: int, target: int, size_bytes: int, arrived: Callable[[], None], what: str = ""
     ) -> None:
-        """Call `arrived` when the last byte is there; never, if one of the ends dies before.
+        """Call `arrived` when the last byte has arrived, unless one of the ends dies before.
 
-        Observers are told of what has a name and goes to somebody else.
+        Observers are told of messages that have a name (`what`) and another end as their target.
         """
         if source in self._dead or target in self._dead:
             return
@@ -132,18 +161,18 @@ class Delivery:
         mine, theirs = self._cards[source], self._cards[target]
         if mine == theirs:
             return 0 if source == target else LOCAL_LATENCY_NS
-        wires, cluster = self._cluster.network, self._cluster
+        wires = self._cluster.network
         seconds = wires.latency + self.extra_delay_s
-        if cluster.rack_of(mine) != cluster.rack_of(theirs):
+        if self._racks[mine] != self._racks[theirs]:
             seconds += wires.rack_latency
         for probability in self.drops:
             while self._rng.random() < probability:
-                # A drop is a delay: the sender notices and sends again.
+                # A dropped message is late: the sender notices the loss and sends it again.
                 seconds += wires.retransmission
         return round(seconds * SECOND)
 
     def _next(self, connection: Connection) -> None:
-        """Bring the first parcel of a connection on its way."""
+        """Start the first parcel of a connection."""
         connection.is_busy = bool(connection.queue)
         if connection.queue:
             wait = connection.queue[0].ready_at - self._kernel.now
@@ -170,7 +199,7 @@ class Delivery:
             self._kernel.at(0, self._arrive, connection)
         else:
             size = parcel.size_bytes
-            if self._cluster.rack_of(mine) != self._cluster.rack_of(theirs):
+            if self._racks[mine] != self._racks[theirs]:
                 size = round(size * wires.oversubscription)
             connection.flow = self.network.start(
                 mine, theirs, size, lambda: self._arrive(connection)
@@ -183,14 +212,14 @@ class Delivery:
         self._next(connection)
 
     def heal(self, sides: tuple[frozenset[int], ...]) -> None:
-        """A partition is over: what it held goes on, unless another holds it."""
+        """A partition is over. The messages that it held continue, unless another holds them."""
         self.partitions.remove(sides)
         held, self._held = self._held, []
         for connection in held:
             self._depart(connection)
 
     def bury(self, end: int) -> None:
-        """An end has died: what it sent and has not arrived is lost, and so is what it was sent."""
+        """An end has died. All messages from it or to it that have not arrived are lost."""
         self._dead.add(end)
         for connection in self._connections.values():
             if end in (connection.source, connection.target):

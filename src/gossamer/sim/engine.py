@@ -1,9 +1,9 @@
-"""Gradients of many workers at once, and one after the other as the reference.
+"""Engines: the gradients of many workers at once, or one after the other as the reference.
 
-The vectorised engine evaluates `vmap(grad(loss))` over stacked parameters. Where a width recurs,
-its Python overhead is taken out by tracing: the batched computation is recorded as a plain list of
-tensor operations and replayed, on a GPU as one CUDA graph. That needs no compiler; `torch.compile`
-is added on a GPU when the run is long enough.
+The vectorised engine evaluates `vmap(grad(loss))` over stacked parameters. If a width recurs, its
+Python overhead is removed by tracing: the batched computation is recorded as a plain list of tensor
+operations and replayed, on a GPU as one CUDA graph. This needs no compiler. `torch.compile` is
+added on a GPU if the run is long enough.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class LoopEngine:
 
 
 class VectorEngine:
-    """`vmap(grad(loss))`, traced once per width; falls back to the loop if a model cannot."""
+    """`vmap(grad(loss))`, traced once per width; the loop is used if a model cannot be
+    vectorised."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class VectorEngine:
                 torch.cat([part.losses for part in parts]),
                 torch.cat([part.buffers for part in parts]),
             )
-        # A few widths only, so that few traces are made; the surplus rows repeat the first one.
+        # Only a few widths are used, so that few traces are made. Extra rows repeat the first row.
         width = _WIDTHS[bisect.bisect_left(_WIDTHS, rows)]
         if width > rows:
             index = torch.arange(width, device=points.device)

@@ -1,9 +1,9 @@
 """Max-min fair division of network cards: ports, flows, lanes and the water-filling over them.
 
 A card is two **ports**, egress and ingress; a **flow** occupies one of each. A port is *loose*
-while each of its flows may take an equal share of its capacity and none asks for more: because
-there is only one, or because the other ports hold them all below that share. All other ports are
-*tight*; only they have to be divided, and only they connect flows with each other.
+while no flow needs more than an equal share of its capacity: because there is only one flow, or
+because the other ports keep all of them below that share. All other ports are *tight*; only they
+have to be divided, and only they connect flows with each other.
 
 Flows that have the same rate for as long as they stay together form one **lane**:
 
@@ -20,12 +20,13 @@ on joining: a change of rate touches one number, however many flows the lane hol
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
-from typing import Protocol
+from typing import Any, Protocol
 
-# Sums of floats may overshoot a whole nanosecond by their rounding error; without this allowance
-# such a completion would be rounded up to the next one.
+# Sums of floats may exceed a whole nanosecond by their rounding error; without this allowance
+# such a completion would be rounded up to the next nanosecond.
 ROUNDING_NS = 2.0**-10
 
 
@@ -52,64 +53,45 @@ class Port:
         self.is_tight = False
         # While loose: how many flows may have the share capacity / seats.
         self.seats = 1
-        # Within a water-filling: capacity and number of flows without a rate as yet.
+        # Within a water-filling: the capacity and the number of flows that have no rate yet.
         self.left = capacity
         self.waiting = 0
 
 
+@dataclass(slots=True, eq=False)
 class Flow:
     """A transfer under way from one card's egress to another's ingress."""
 
-    __slots__ = (
-        "done", "egress", "ingress", "lane", "mark", "size_bytes", "source", "target", "ticket",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        source: int,
-        target: int,
-        size_bytes: int,
-        egress: Port,
-        ingress: Port,
-        done: Callable[[], None],
-    ) -> None:
-        self.source = source
-        self.target = target
-        self.size_bytes = size_bytes
-        self.egress = egress
-        self.ingress = ingress
-        self.done: Callable[[], None] | None = done
-        self.lane: Lane | None = None
-        self.mark = 0.0
-        self.ticket = 0
+    source: int
+    target: int
+    size_bytes: int
+    egress: Port
+    ingress: Port
+    done: Callable[[], None] | None
+    lane: Lane | None = None
+    mark: float = 0.0
+    ticket: int = 0
 
     def loose_port(self) -> Port:
         """The port that is loose, of a flow whose other port is tight."""
         return self.ingress if self.egress.is_tight else self.egress
 
 
+@dataclass(slots=True, eq=False)
 class Lane:
-    """Flows of equal rate, ordered by what is left of them."""
+    """Flows of equal rate, ordered by the bytes left."""
 
-    __slots__ = (
-        "count", "due_ns", "limit", "ports", "queue", "rate", "seats", "served", "since_ns",
-        "tickets", "timer",
-    )  # fmt: skip
-
-    def __init__(
-        self, ports: tuple[Port, ...], limit: float, seats: int, rate: float, now_ns: int
-    ) -> None:
-        self.ports = ports
-        self.limit = limit
-        self.seats = seats
-        self.rate = rate
-        self.served = 0.0
-        self.since_ns = now_ns
-        self.count = 0
-        self.tickets = 0
-        self.queue: list[tuple[float, int, Flow]] = []
-        self.timer: TimerHandle | None = None
-        self.due_ns = 0
+    ports: tuple[Port, ...]
+    limit: float
+    seats: int
+    rate: float
+    since_ns: int
+    served: float = 0.0
+    count: int = 0
+    tickets: int = 0
+    queue: list[tuple[float, int, Flow]] = field(default_factory=list[Any])
+    timer: TimerHandle | None = None
+    due_ns: int = 0
 
     def advance(self, now_ns: int) -> None:
         """Bring the virtual clock up to the present; required before every change."""
@@ -118,9 +100,9 @@ class Lane:
             self.since_ns = now_ns
 
     def join(self, flow: Flow, remaining: float) -> None:
-        """Add a flow with so many bytes to go."""
+        """Add a flow with this many bytes left."""
         self.count += 1
-        # A flow may leave and return before its old entry has surfaced: the ticket tells.
+        # A flow may leave and return before its old entry is popped: the ticket tells them apart.
         self.tickets += 1
         flow.lane = self
         flow.mark = self.served + remaining
@@ -128,7 +110,7 @@ class Lane:
         heappush(self.queue, (flow.mark, flow.ticket, flow))
 
     def leave(self, flow: Flow) -> float:
-        """Remove a flow, return the bytes it still had to go; its entry in the queue is stale."""
+        """Remove a flow and return the bytes left; its entry in the queue becomes invalid."""
         self.count -= 1
         flow.lane = None
         return max(0.0, flow.mark - self.served)
@@ -138,7 +120,7 @@ class Lane:
         return [entry[2] for entry in self.queue if self._is_valid(entry)]
 
     def next_due_ns(self) -> int:
-        """When the flow that is nearest to its end will have passed, rounded up."""
+        """When the flow with the fewest bytes left will have passed, rounded up."""
         while not self._is_valid(self.queue[0]):
             heappop(self.queue)
         wait_ns = (self.queue[0][0] - self.served) / self.rate
@@ -169,7 +151,7 @@ class Lane:
 
 
 def lane_between(egress: Port, ingress: Port, now_ns: int) -> Lane:
-    """The lane in which a flow between two ports belongs, opened where there is none yet."""
+    """The lane of a flow between two ports; it is opened if there is none yet."""
     if egress.is_tight and ingress.is_tight:
         lane = egress.lanes.get(ingress)
         if lane is None:
@@ -191,7 +173,7 @@ def lane_between(egress: Port, ingress: Port, now_ns: int) -> Lane:
 
 
 def connected_ports(start: Port, seen: set[Port]) -> list[Port]:
-    """A tight port and all that flows connect with it, directly or not; `seen` receives them."""
+    """A tight port and all ports that flows connect with it; `seen` receives them."""
     seen.add(start)
     found = [start]
     for port in found:
@@ -206,10 +188,10 @@ def connected_ports(start: Port, seen: set[Port]) -> list[Port]:
 def fair_rates(ports: Sequence[Port]) -> dict[Lane, float]:
     """The max-min fair rate of every lane on a connected set of tight ports, by water-filling.
 
-    The level rises from zero for all flows alike. Whatever it reaches first, the equal share of a
-    port or the limit of a lane, gives the flows concerned their rate and leaves the rest of the
-    capacity to the others. Shares can therefore only grow, and a heap that takes outdated entries
-    back finds the order.
+    The level rises from zero for all flows. When it reaches the equal share of a port or the limit
+    of a lane, the flows of that port or lane get this rate, and the rest of the capacity is left to
+    the others. So shares can only grow, and a heap finds the order if outdated entries are pushed
+    again.
     """
     if len(ports) == 1 and len(ports[0].lanes) == 1:
         (lane,) = ports[0].lanes.values()
@@ -245,15 +227,15 @@ def fair_rates(ports: Sequence[Port]) -> dict[Lane, float]:
 
 
 def is_slack(port: Port) -> bool:
-    """Whether a tight port could be loose: its flows are held below an equal share elsewhere.
+    """Whether a tight port could be loose, because other tight ports limit all of its flows.
 
-    Elsewhere must be tight ports: flows that end in loose ones would be left without any. The
-    margin keeps rounding errors from making the port tight again at once.
+    A flow whose other port is loose would be left without any limit. The margin prevents rounding
+    errors from making the port tight again at once.
     """
     share = port.capacity / len(port.flows) * (1 - 1e-9)
     return all(len(lane.ports) == 2 and lane.rate < share for lane in port.lanes.values())
 
 
 def is_broken(lane: Lane) -> bool:
-    """Whether a lane has used up what loose ports with several flows allow: they must be tight."""
+    """Whether a lane has reached what loose ports with several flows allow: they must be tight."""
     return lane.seats > 1 and lane.rate >= lane.limit

@@ -1,13 +1,13 @@
-"""Simulated gradients: the whole life of one, their evaluation in batches, and how stale they are.
+"""Simulated gradients: the whole life of one, their evaluation in batches, and their staleness.
 
     started --> under way --(its work is done)--> delivered --> applied
                  |     ^
-                 |     +--- held up: its worker was paused, so it comes later by as much
+                 |     +--- delayed: its worker was paused, so it comes later by that time
                  +--------> aborted: its worker died, or the run is over
 
-A gradient that was started is fixed: it depends only on the point and the batch taken at its
-start. So nothing is computed until the first result is needed; then everything outstanding is
-evaluated in one call. Asynchronous runs batch nearly as well as synchronous ones.
+The value of a gradient depends only on the point and the batch taken at its start. So nothing is
+computed until the first value is needed; then all gradients under way are evaluated in one call.
+Asynchronous runs are batched nearly as well as synchronous ones.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 Batch = NDArray[np.int64]
 Read = tuple[int, int]
-"""The version of a worker's replica, and the updates of all, when a gradient's point was read."""
+"""The version of a worker's replica, and the number of all updates, when a gradient's point was
+read."""
 
 
 class SimulatedGradient(Gradient):
-    """One gradient, and the pieces that come out of it early."""
+    """One gradient, and its pieces, which are ready before the whole."""
 
     __slots__ = (
         "_pieces", "_started_ns", "_work_ns", "_world", "batch", "key", "loss", "paused_ns",
@@ -50,14 +51,14 @@ class SimulatedGradient(Gradient):
         self.key = key
         self.read: Read = (0, 0)
         self.paused_ns = 0
-        """How much later than planned it will be there, because its worker was paused."""
+        """How much later than planned it is delivered, because its worker was paused."""
         self.value: Tensor | None = None
         self.loss: Tensor | None = None
         self.statistics: Tensor | None = None
         self._pieces: list[Pending[Tensor]] = []
 
     def start(self, world: World, work_ns: int) -> None:
-        """It will be delivered after this work and the cost that nothing overlaps with."""
+        """Schedule the delivery, after this work and the time that nothing overlaps with."""
         self._world = world
         self._started_ns, self._work_ns = world.kernel.now, work_ns
         world.batcher.start(self)
@@ -65,7 +66,7 @@ class SimulatedGradient(Gradient):
         world.kernel.at(whole_ns, self._deliver, whole_ns)
 
     def buckets(self) -> Sequence[Pending[Tensor]]:
-        """Asked for right after the start, each piece comes at its share of the backward time."""
+        """If asked for right after the start, each piece comes at its share of backward time."""
         kernel, forward = self._world.kernel, self._world.cluster.compute.forward_share
         for bucket in self._world.buckets:
             piece: Pending[Tensor] = Pending("bucket")
@@ -81,7 +82,7 @@ class SimulatedGradient(Gradient):
             piece.fail(error)
 
     def _is_held_up(self, waited_ns: int, again: Callable[..., None], *arguments: Any) -> bool:
-        """Whether its worker has been paused for longer than was waited; if so, `again` later."""
+        """Whether its worker was paused for longer than `waited_ns`; if so, call `again` later."""
         paused_ns = self.paused_ns
         if paused_ns > waited_ns:
             self._world.kernel.at(paused_ns - waited_ns, again, *arguments, paused_ns)
@@ -91,12 +92,12 @@ class SimulatedGradient(Gradient):
         if self._is_held_up(waited_ns, self._ready, piece, start, end):
             return
         batcher = self._world.batcher
-        # Nobody waits for the piece any more if its worker died or was cut short at the end.
+        # If its worker died or the run ended, nobody waits for the piece any more.
         if self.value is not None or batcher.is_under_way(self):
             piece.resolve(batcher.value_of(self)[start:end])
 
     def _deliver(self, whole_ns: int, waited_ns: int = 0) -> None:
-        """It is there: its samples count now."""
+        """The work is done: give the value to the worker and count the samples."""
         world, rank = self._world, self.worker
         if rank not in world.alive or self._is_held_up(waited_ns, self._deliver, whole_ns):
             return
@@ -109,7 +110,8 @@ class SimulatedGradient(Gradient):
         span = (self._started_ns, world.kernel.now)
         world.observer.computed(rank, span, whole_ns, len(self.batch), self.loss)
         self.resolve(value)
-        world.progressed()
+        world.on_progress()
+        world.ending.progressed()
 
 
 class GradientSource(Protocol):
@@ -140,13 +142,13 @@ class GradientSource(Protocol):
 
 
 class GradientBatcher:
-    """Keeps the gradients under way and evaluates all of them when the first is needed."""
+    """Keeps the gradients under way and evaluates all of them when the first value is needed."""
 
     def __init__(self, engine: Engine, store: ReplicaStore, buffers: Tensor) -> None:
         self.buffers = buffers
         """BatchNorm statistics, one row per worker."""
         self.under_way: dict[int, list[SimulatedGradient]] = {}
-        """By worker, those that were started and neither delivered nor aborted."""
+        """The gradients of each worker that were started and neither delivered nor aborted."""
         self.evaluations = 0
         self.rows_evaluated = 0
         self._engine = engine
@@ -165,7 +167,7 @@ class GradientBatcher:
         return gradient in self.under_way.get(gradient.worker, ())
 
     def abort(self, rank: int) -> list[SimulatedGradient]:
-        """Discard all that a worker has under way without trace."""
+        """Discard all gradients that a worker has under way."""
         aborted = self.under_way.pop(rank, [])
         for gradient in aborted:
             self._unevaluated.pop(gradient, None)
@@ -173,7 +175,7 @@ class GradientBatcher:
         return aborted
 
     def value_of(self, gradient: SimulatedGradient) -> Tensor:
-        """Statistics of its batch take effect now, not when it was evaluated."""
+        """Its value. The statistics of its batch take effect now, not when it was evaluated."""
         if gradient.value is None:
             self._evaluate()
         assert gradient.value is not None
@@ -190,9 +192,9 @@ class GradientBatcher:
     def _evaluate_group(self, gradients: Sequence[SimulatedGradient]) -> None:
         self.evaluations += 1
         self.rows_evaluated += len(gradients)
-        # In order of rank, so that the rows of equal workers can be used where they lie.
+        # In order of rank, the rows of consecutive workers are a view of the matrix.
         ordered = sorted(gradients, key=lambda gradient: gradient.worker)
-        points = self._store.stacked([gradient.point for gradient in ordered])
+        points = self._store.take([gradient.point for gradient in ordered])
         device = points.device
         batches = torch.from_numpy(np.stack([gradient.batch for gradient in ordered])).to(device)
         keys = torch.tensor([gradient.key for gradient in ordered], device=device)
@@ -202,34 +204,35 @@ class GradientBatcher:
             gradient.value = result.gradients[row]
             gradient.loss = result.losses[row]
             gradient.statistics = result.buffers[row]
-            self._store.forget(gradient.point)
 
 
 class Updates:
-    """Counts the gradients that are applied, wherever, and what each missed since its read."""
+    """Counts the gradients that any replica applies, and the updates that each has missed."""
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._are_on_servers = world.method.servers_hold_model
         self.count = 0
         self.read: dict[int, Read] = {}
-        """Of the gradient that each worker got last."""
+        """When the last gradient of each worker was read."""
 
     def descended(self, replica: SimulatedReplica, read: Sequence[int]) -> None:
-        """Count an update. `read` are the versions at which a server's gradients were read; for a
-        worker's own update the world remembers that of its last gradient."""
+        """Count an update. `read` holds the versions at which a server's gradients were read; for a
+        worker's own update it is the version of its last gradient."""
         world = self._world
         is_worker = replica.store is world.workers
-        if is_worker and world.method.servers_hold_model:
-            return  # a copy moves on between two reads of the servers
+        if is_worker and self._are_on_servers:
+            return  # this replica is only a copy that moves between two reads of the servers
         known = self.read.get(replica.row) if is_worker and not read else None
         versions = read if known is None else (known[0],)
         end = replica.row if is_worker else world.replicas.index(replica, world.size)
+        now = replica.store.versions[replica.row]
         for version in versions:
-            self._applied(end, replica.version - version, known)
+            self._applied(end, now - version, known)
         self.count += not versions
 
     def told(self, rank: int, *, is_shared: bool) -> None:
-        """A worker has made an update without `descend_`, of its own or of shared parameters."""
+        """A worker has updated its own or shared parameters without `descend_`."""
         versions = self._world.workers.versions
         version, count = self.read[rank]
         missed = self.count - count if is_shared else versions[rank] - version

@@ -1,7 +1,7 @@
 """Virtual time: one heap, integer nanoseconds, ties shuffled by the seed.
 
-Every await is a point where the schedule may change, even on an operation that has finished,
-because that is where races are found.
+At every await, even of an operation that has finished, another task may run first. This is how
+races are found.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Digest:
     def event(self, now_ns: int, worker: int, label: str) -> None:
         code = self._codes.setdefault(label, len(self._codes))
         buffer = self._buffer
-        # A clock beyond 292 years wraps around rather than ending the run.
+        # A clock beyond 292 years wraps around, so that the run does not fail.
         buffer.append(now_ns & _MOST_NS)
         buffer.append(worker << 20 | code)
         if len(buffer) >= self._FLUSH:
@@ -54,13 +54,13 @@ class Digest:
     def hexdigest(self) -> str:
         self._flush()
         whole = self._hash.copy()
-        # The names of the events count too: codes alone are only their order of appearance.
+        # The names are hashed, too, because a code only says when its name first appeared.
         whole.update("\n".join(self._codes).encode())
         return whole.hexdigest()
 
 
 class Timer:
-    """An event to come; cancelling it leaves a hole that the heap skips."""
+    """A future event. A cancelled one stays on the heap and is skipped."""
 
     __slots__ = ("arguments", "callback")
 
@@ -103,7 +103,7 @@ class Kernel:
         self.current: SimulatedTask | None = None
         self.is_interrupted = False
         self.raised_outside: Exception | None = None
-        """By an observer that a worker's step has called: no failure of the worker's."""
+        """The error of an observer that a worker's step has called. The worker has not failed."""
         self._heap: list[tuple[int, float, int, Timer]] = []
         self._sequence = 0
         self._tie = random.Random(f"{seed}/ties").random
@@ -208,19 +208,19 @@ class Kernel:
                 parked.fail(error)
 
     def interrupt(self) -> None:
-        """`KeyboardInterrupt` in place of the next event; may be called by a signal handler."""
+        """Raise `KeyboardInterrupt` before the next event; a signal handler may call this."""
         self.is_interrupted = True
         heappush(self._heap, (self.now, -1.0, 0, Timer(_interrupted, ())))
 
     def run(self) -> None:
-        """Until nothing is left to happen; `Stalled` if somebody who must end still waits."""
+        """Run until no event is left; raise `Stalled` if a main task still waits."""
         try:
             self._run()
             waiting = [task for task in self._unfinished() if task.is_main]
             if waiting:
                 raise Stalled(self.explain(waiting))
         finally:
-            # Python complains about coroutines that are collected before they ever ran.
+            # Python warns of coroutines that are collected before they ran.
             for task in self._unfinished():
                 task.coroutine.close()
 
@@ -238,7 +238,7 @@ class Kernel:
         return [task for own in self._tasks.values() for task in own if not task.finished.done]
 
     def explain(self, waiting: list[SimulatedTask]) -> str:
-        """Who waits for whom, for what, since when."""
+        """Say which worker waits, for what, for whom and since when."""
         lines = [f"nobody can go on at {self.now / SECOND:.6f} s:"]
         for task in sorted(waiting, key=lambda task: task.worker)[:16]:
             parked = task.parked
@@ -257,9 +257,9 @@ def _interrupted() -> None:
 
 @contextmanager
 def interrupted_between_events(kernel: Kernel) -> Generator[None]:
-    """The first Ctrl-C waits for the event at hand, a second one does not.
+    """The first Ctrl-C waits until the present event is over, a second one does not.
 
-    Who handles the signal in a way of their own, or runs this in a thread, keeps their way.
+    Nothing changes for a program that handles the signal itself or runs this in a thread.
     """
     is_ours = (
         threading.current_thread() is threading.main_thread()

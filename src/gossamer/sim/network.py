@@ -1,10 +1,10 @@
 """Network cards of the simulator: concurrent transfers share them max-min fairly, full duplex.
 
-`Network` keeps the flows in lanes (see `sharing`) and has the clock wake it when the next flow of a
-lane has passed. What starts, ends or changes in one instant is settled together, for each connected
-component of tight ports once; a flow that shares with nobody needs no settling. An event on a
-crowded card costs O(log n), a flow that is alone O(1), and only components of several tight ports
-cost their size.
+`Network` keeps the flows in lanes (see `fair_share`), and the clock wakes it when the next flow of
+a lane has passed. All changes of one instant are settled together, once for each connected
+component of tight ports; a flow that shares no port needs no settling. An event on a crowded card
+costs O(log n), a flow that is alone O(1), and only components of several tight ports cost their
+size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gossamer.sim.fair_share import (
 
 __all__ = ["Clock", "Flow", "Network", "TimerHandle"]
 
-# Ports from which on it pays to look for slack ones: moving their flows costs more than a
+# With this many ports it pays to look for slack ones: moving their flows costs more than a
 # water-filling over a few ports, and far less than one over hundreds.
 LARGE_COMPONENT = 16
 
@@ -104,7 +104,7 @@ class Network:
         """Put a flow that is on its ports into the lane where it belongs."""
         egress, ingress = flow.egress, flow.ingress
         if not (egress.is_tight or ingress.is_tight):
-            # Nothing would hold it below the share that a loose port with several flows allows.
+            # Nothing would keep the flow below the share that a loose port with others allows.
             for port in (egress, ingress):
                 if len(port.flows) > 1:
                     self._regroup(port, is_tight=True)
@@ -133,7 +133,7 @@ class Network:
         return self._exit(flow)
 
     def _vacate(self, gone: Flow) -> None:
-        """A flow has gone: a port that has at most one left is loose without any condition."""
+        """A flow has gone. A port with at most one flow left is always loose."""
         for port in (gone.egress, gone.ingress):
             if len(port.flows) < 2 and (port.is_tight or port.seats > 1):
                 self._regroup(port, is_tight=False)
@@ -147,7 +147,7 @@ class Network:
                 self._enter(flow, self._exit(flow))
 
     def _unsettle(self, lane: Lane) -> None:
-        """The flows of a lane have changed: its ports are to be divided anew in this instant."""
+        """The flows of a lane have changed, so its ports are divided anew in this instant."""
         for port in lane.ports:
             self._unsettled[port] = None
         if self._unsettled and not self._is_settling:
@@ -182,10 +182,10 @@ class Network:
                 self._arm(lane)
 
     def _arm(self, lane: Lane) -> None:
-        """Have the clock wake the lane at its next completion, or earlier.
+        """Let the clock wake the lane at its next completion, or earlier.
 
-        A timer that is too early stays: it will find nothing finished and be set anew. A card that
-        becomes more and more crowded thus leaves no trail of cancelled timers.
+        A timer that is too early stays: it will find nothing finished and be set again. So a card
+        that becomes more and more crowded does not leave many cancelled timers.
         """
         due_ns = lane.next_due_ns()
         if lane.timer is not None:
@@ -202,7 +202,7 @@ class Network:
         if not finished:
             self._arm(lane)
             return
-        # All of them go before the first is told or its ports are regrouped.
+        # All finished flows leave before the first is told or its ports are regrouped.
         for flow in finished:
             self._withdraw(flow)
             self._count(flow, flow.size_bytes)

@@ -1,37 +1,38 @@
 """The replicas of all workers as rows of one matrix, updated lazily and many at a time.
 
-A descent that nobody has looked at yet costs nothing: it waits in a queue, and the first look at
-any queued row applies all of them in one batched call. A gradient's point likewise stays "row r
-as it is now" until somebody is about to change row r; only then is it copied. Methods cannot
-tell: every access goes through `SimulatedReplica`.
+A descent waits in a queue until somebody reads a queued row; then one batched call applies all of
+them. Likewise, the point of a gradient is only the number of a row; it is copied when that row is
+about to change. Methods do not notice, because every access goes through `SimulatedReplica`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gossamer.optim.optimisers import Optimiser, clip_one, clip_rows
+from gossamer.sim.kernel import Kernel
 
 
+@dataclass(slots=True, eq=False)
 class Point:
-    """Where a gradient is taken: a row that has not changed since, or a copy of what it was."""
+    """Where a gradient is taken: a row that has not changed since, or a copy of its old value."""
 
-    __slots__ = ("row", "value")
-
-    def __init__(self, row: int, value: Tensor | None) -> None:
-        self.row = row
-        self.value = value
+    row: int
+    value: Tensor | None
 
 
 class ReplicaStore:
     """One row per replica; one matrix per quantity of the optimiser."""
 
     def __init__(
-        self, rows: int, initial: Tensor, optimiser: Optimiser, *, clip: float | None = None
-    ) -> None:
+        self, rows: int, initial: Tensor, optimiser: Optimiser, *, clip: float | None = None,
+        kernel: Kernel | None = None,
+    ) -> None:  # fmt: skip
+        """The kernel's clock says when a row was last changed; without it the time stays 0."""
         self.optimiser = optimiser
         self.parameters = initial.repeat(rows, 1)
         self.state = {
@@ -40,34 +41,36 @@ class ReplicaStore:
         }
         self.versions = [0] * rows
         self.steps = [0] * rows
-        """How many steps each row's optimiser has made since it knew nothing."""
+        """How many steps each row's optimiser has made since it was reset."""
         self.clip = clip
-        self.on_change: Callable[[], None] = lambda: None
-        """Called before a row is changed."""
+        self.changed_ns = 0
+        """When a row was last changed."""
+        self._kernel = kernel
         self._queue: dict[int, tuple[Tensor, float, Tensor | None]] = {}
         self._points: dict[int, list[Point]] = {}
 
     def point(self, row: int) -> Point:
-        """The row's value as of now, copied only if the row is about to change."""
+        """The row's present value, copied only if the row is about to change."""
         point = Point(row, None)
         self._points.setdefault(row, []).append(point)
         return point
 
     def forget(self, point: Point) -> None:
-        """The gradient at this point has been evaluated or given up."""
+        """The gradient at this point has been evaluated or aborted."""
         watching = self._points.get(point.row)
         if watching is not None and point in watching:
             watching.remove(point)
 
     def value(self, row: int) -> Tensor:
-        """The row itself, up to date. Whoever keeps it must copy it."""
+        """The row itself, up to date. A caller that keeps it must copy it."""
         if row in self._queue:
             self.flush()
         return self.parameters[row]
 
     def writable(self, row: int) -> Tensor:
         """The row, about to be changed in place."""
-        self.on_change()
+        if self._kernel is not None:
+            self.changed_ns = self._kernel.now
         value = self.value(row)
         for point in self._points.pop(row, ()):
             point.value = value.clone()
@@ -76,7 +79,7 @@ class ReplicaStore:
     def descend(
         self, row: int, gradient: Tensor, learning_rate: float, at: Tensor | None = None
     ) -> None:
-        """Along a gradient that was taken `at` a point, if elsewhere than at the row."""
+        """Descend along a gradient, which was taken `at` a point if not at the row itself."""
         self.writable(row)
         self._queue[row] = (gradient, learning_rate, at if self.optimiser.weight_decay else None)
         self.versions[row] += 1
@@ -105,7 +108,7 @@ class ReplicaStore:
             gradients = clip_rows(gradients, self.clip)
         first, last = rows[0], rows[-1] + 1
         if last - first == len(rows):
-            # Neighbouring rows are updated where they lie.
+            # Neighbouring rows are updated in place.
             state = {slot: matrix[first:last] for slot, matrix in self.state.items()}
             self.optimiser.descend_(
                 self.parameters[first:last], gradients, state, steps, rate, points
@@ -119,9 +122,11 @@ class ReplicaStore:
         for slot, matrix in self.state.items():
             matrix[index] = state[slot]
 
-    def stacked(self, points: Sequence[Point]) -> Tensor:
-        """The points of many gradients as one matrix, without copying where they lie in order."""
+    def take(self, points: Sequence[Point]) -> Tensor:
+        """The points as one matrix, not copied where they lie in order; the store forgets them."""
         self.flush()
+        for point in points:
+            self.forget(point)
         return stack_rows([self.parameters[p.row] if p.value is None else p.value for p in points])
 
 

@@ -1,7 +1,7 @@
-"""What everybody held at the end of a round: of a synchronous run complete rounds are evaluated.
+"""What all workers held at the end of a round, because a synchronous run is evaluated by rounds.
 
-When the last worker ends a round the first may be well into the next ones. So each leaves behind
-what it holds when it ends the round, and the row is made when the last one has.
+When the last worker ends a round, the first may already make a later one. So each worker leaves its
+state behind when it ends the round, and the row is made when the last worker has done so.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gossamer.sim.world import World
 
 @dataclass(frozen=True)
 class RoundState:
-    """By one worker: its model, copied only if it changes before the row is made, and how far it
-    and those it speaks for had come."""
+    """One worker's model at the end of a round, copied only if it changes before the row is made,
+    and the steps and samples of the worker and its group."""
 
     point: Point
     weight: float
@@ -30,7 +30,7 @@ class RoundState:
 
 @dataclass(frozen=True)
 class CompleteRound:
-    """A round that everybody alive has ended: what they held then, one row each, in order."""
+    """A round that all living workers have ended: what each held then, one row each, by rank."""
 
     workers: Tensor
     weights: list[float]
@@ -40,7 +40,7 @@ class CompleteRound:
 
 
 class Rounds:
-    """Collects what is left behind in the rounds that are to be evaluated."""
+    """Collects the states of the rounds that are to be evaluated."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class Rounds:
         self._consider()
 
     def _consider(self) -> None:
-        """The first of the rounds may be complete: somebody has ended it, or is gone."""
+        """Close the rounds that are complete now that a worker has ended one, or is gone."""
         world = self._world
         while self._open:
             step, left = next(iter(self._open.items()))
-            alive = [rank for rank in world.speakers if rank in world.alive]
-            if any(rank not in left and rank not in world.ended for rank in alive):
+            if any(rank in world.working and rank not in left for rank in world.speakers):
                 return
+            alive = [rank for rank in world.speakers if rank in world.alive]
             del self._open[step]
             self._close({rank: left[rank] for rank in alive if rank in left}, left)
 
@@ -93,11 +93,11 @@ class Rounds:
         if living:
             found = list(living.values())
             spoken = {r for rank in living for r in self._members.get(rank, (rank,))}
-            # Of who is gone, all that it did.
+            # All work of those who are gone is counted.
             gone = [own for rank, own in metrics.items() if rank not in spoken]
             self._on_complete(
                 CompleteRound(
-                    store.stacked([one.point for one in found]),
+                    store.take([one.point for one in found]),
                     [one.weight for one in found],
                     torch.stack([one.buffers for one in found]),
                     sum(one.steps for one in (*found, *gone)),

@@ -33,7 +33,7 @@ _COMPILE_AFTER_GRADIENTS = 20_000
 
 
 class Simulation:
-    """Builds the world of one run, runs it, keeps its metrics."""
+    """Builds the world of one run, runs it and makes the rows of its metrics."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Simulation:
         ending = self.world.ending
 
         async def text(handle: Any, x: Any, **options: Any) -> None:
-            """Once, and again if a worker that died has left something to do."""
+            """Run the method, and run it again if a dead worker has left samples."""
             while True:
                 try:
                     await self._method.worker(handle, x, **options)
@@ -107,14 +107,14 @@ class Simulation:
         self.world.end_worker(worker.rank)
 
     def run(self) -> Result:
-        """To the end of the run; what was recorded before an error has been handed out already."""
+        """Run to the end. After an error, `on_row` has been given all rows made before it."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self.settings.threads)
         try:
             with interrupted_between_events(self.world.kernel):
                 return self._run()
         except BaseException:
-            # Python complains about coroutines that never ran: the first row comes before any did.
+            # An error may come before the first event, and Python warns of coroutines never run.
             for end in range(self.world.ends):
                 self.world.kernel.end_tasks(end)
             raise
@@ -149,7 +149,7 @@ class Simulation:
         return Result(self.settings, result, self.history, parameters, staleness, state)
 
     def _watch_progress(self) -> None:
-        """In a synchronous run rows are made of complete rounds, else after a gradient."""
+        """Rows of a synchronous run are made of complete rounds, all others after a gradient."""
         if self.world.budget.is_synchronous:
             Rounds(self.world, self._is_due, lambda found: self._tell(self._row(found)))
         else:
@@ -160,7 +160,7 @@ class Simulation:
             self._tell(self._row())
 
     def _is_due(self, samples: int) -> bool:
-        """Whether so many samples are worth a row; the last row is made at the end of the run."""
+        """Whether a row is due after this many samples; the end of the run makes the last row."""
         budget = self.world.budget
         is_due = self._next_evaluation <= budget.epochs_of(samples) and samples < budget.samples
         if is_due:
@@ -179,9 +179,9 @@ class Simulation:
             raise
 
     def _row(self, found: CompleteRound | None = None) -> Row:
-        """One line of the metrics; every value names the model it speaks of by `output`.
+        """One line of the metrics, of a complete round or of the present moment.
 
-        Of a complete round, or of the moment.
+        `output` names the model that the scores are about.
         """
         world, metrics = self.world, self.world.metrics
         workers = metrics.workers.values()
@@ -204,7 +204,7 @@ class Simulation:
         return row
 
     def _held(self) -> Held:
-        """By the living who speak for themselves; if nobody lives, by all of them."""
+        """What the living leaders hold; if none is alive, what all leaders hold."""
         world = self.world
         alive = [rank for rank in world.speakers if rank in world.alive] or list(world.speakers)
         world.workers.flush()
@@ -217,7 +217,8 @@ class Simulation:
         )
 
     def _left(self, found: CompleteRound) -> Held:
-        """Servers have not gone on: that takes everybody, and one has only just ended the round."""
+        """What was held at the end of a round. Servers have not changed since, because a worker has
+        only just ended the round and they need all workers."""
         return Held(found.workers, found.weights, found.buffers, self._held_by_servers())
 
     def _held_by_servers(self) -> list[Tensor]:
@@ -225,7 +226,7 @@ class Simulation:
         return [held.snapshot() if held.output is None else held.output for held in servers]
 
     def _cards(self) -> list[dict[str, Any]]:
-        """What each end has sent and got over the network, in bytes."""
+        """The bytes that each end has sent and received over the network."""
         size, post = self.world.size, self.world.post
         return [
             {"name": f"worker {end}" if end < size else f"server {end - size}",

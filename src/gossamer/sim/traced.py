@@ -22,7 +22,7 @@ _SAME_SHAPE = {
 
 
 def record(function: Batched, arguments: tuple[Tensor, ...]) -> GraphModule:
-    """The operations that a call with arguments of these shapes makes, as one flat module."""
+    """The operations of a call with arguments of these shapes, as one flat module."""
     recorded = make_fx(function)(*arguments)
     _drop_idle(recorded.graph)
     recorded.recompile()
@@ -30,7 +30,7 @@ def record(function: Batched, arguments: tuple[Tensor, ...]) -> GraphModule:
 
 
 def _drop_idle(graph: Graph) -> None:
-    """Leave out what changes nothing: for small models a third of the operations."""
+    """Remove operations that change nothing: a third of them in small models."""
     for node in list(graph.nodes):
         if _is_idle(node):
             node.replace_all_uses_with(node.args[0])
@@ -60,7 +60,7 @@ class GraphReplay:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            # Libraries choose their algorithms in the first calls, which must not be recorded.
+            # Libraries choose their algorithms in the first calls, so those are not recorded.
             for _ in range(3):
                 function(*self._inputs)
         torch.cuda.current_stream().wait_stream(aside)
@@ -73,5 +73,5 @@ class GraphReplay:
             static.copy_(argument)
         self._graph.replay()
         gradients, (losses, statistics) = self._outputs
-        # The next replay writes to the same memory: what leaves must be a copy.
+        # The next replay writes to the same memory, so the results are copied.
         return gradients.clone(), (losses.clone(), statistics.clone())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -37,29 +38,39 @@ class SimulatedWorker:
         self._world = world
         self._compute_rng = world.stream("compute", rank)
         self._requests = 0
-        self._peers_of: frozenset[int] | None = None
-        self._peers: list[int] = []
+        self._peers: tuple[frozenset[int], list[int]] = (frozenset(), [])
+        self._clients: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+        self._to_itself: deque[tuple[Tag, Message, Pending[None]]] = deque()
         self._gradients = 0
         self._seen: int | None = None
-        """The updates of all that a server's parameters held when they were read last."""
+        """The number of all updates when the parameters of a server were last read."""
 
     @property
     def peers(self) -> Sequence[int]:
         live = self.live
-        if live is not self._peers_of:
-            self._peers_of = live
-            self._peers = sorted(live - {self.rank})
-        return self._peers
+        if live is not self._peers[0]:
+            self._peers = (live, sorted(live - {self.rank}))
+        return self._peers[1]
 
     def answering(self, peers: Sequence[int]) -> Sequence[int]:
         return peers
 
     @property
     def live(self) -> frozenset[int]:
-        return self._world.live_seen_by(self.rank)
+        """The same object until it changes, because methods ask at every step."""
+        live = self._world.members.live_for(self.rank)
+        if self.rank < self._world.size:
+            return live
+        if live is not self._clients[0]:
+            # A server knows only the workers that push for themselves.
+            self._clients = (live, live.intersection(self._world.speakers))
+        return self._clients[1]
 
     def live_at(self, step: int) -> frozenset[int]:
-        return self._world.live_at(step)
+        """The first worker that asks about a step fixes the members of its round for everybody."""
+        members = self._world.members
+        known = members.members_of_round(step)
+        return members.fix_round(step, members.live) if known is None else known
 
     @property
     def servers(self) -> Sequence[int]:
@@ -86,7 +97,7 @@ class SimulatedWorker:
 
     @property
     def over(self) -> bool:
-        return self._world.over
+        return not self._world.working
 
     def now(self) -> float:
         return self._world.kernel.now / SECOND
@@ -117,9 +128,9 @@ class SimulatedWorker:
         self._gradients += 1
         gradient = SimulatedGradient(self.rank, point, indices, key)
         updates = world.updates.count if self._seen is None else self._seen
-        gradient.read = (world.replicas[self.rank].version, updates)
+        gradient.read = (world.workers.versions[self.rank], updates)
         self._seen = None
-        seconds = world.cluster.compute.draw(self._compute_rng) * world.slow[self.rank]
+        seconds = world.cluster.compute.draw(self._compute_rng) * world.faults.slow[self.rank]
         gradient.start(world, round(seconds * SECOND))
         if kernel.current is not None:
             kernel.current.gradient = gradient
@@ -128,7 +139,19 @@ class SimulatedWorker:
     # ------------------------------------------------------------------ messages
 
     def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:
-        return self._post("send", to, Message(self.rank, payload), tag)
+        message = Message(self.rank, payload)
+        if to != self.rank:
+            return self._post("send", to, message, tag)
+        # What the loops of one worker tell each other needs no network, and arrives in order.
+        gone: Pending[None] = Pending("send", to)
+        self._to_itself.append((tag, message, gone))
+        self._world.kernel.at(0, self._arrive_at_itself)
+        return gone
+
+    def _arrive_at_itself(self) -> None:
+        tag, message, gone = self._to_itself.popleft()
+        self._world.mailboxes[self.rank].deliver(tag, message)
+        gone.resolve(None)
 
     def _post(self, what: str, to: int, message: Message, tag: Tag) -> Pending[None]:
         world = self._world
@@ -137,19 +160,20 @@ class SimulatedWorker:
 
         def arrived() -> None:
             self._count_exchange(to, message.payload, step)
-            world.moved(gone, sent_ns)
-            world.moved(world.mailboxes[to].deliver(tag, message), sent_ns)
+            world.post.moved(gone, sent_ns)
+            world.post.moved(world.mailboxes[to].deliver(tag, message), sent_ns)
             gone.resolve(None)
 
         world.members.watch(gone, self.rank)
-        world.post.carry(self.rank, to, world.wire_size(message.payload), arrived, what)
+        world.post.carry(self.rank, to, world.post.wire_size(message.payload), arrived, what)
         return gone
 
     def _count_exchange(self, to: int, payload: Any, step: int) -> None:
-        """A model that reached another worker; its age is the steps the sender made meanwhile."""
+        """Tell that a model has reached another worker. Its age is the number of steps that the
+        sender has made meanwhile."""
         if self.rank >= self._world.size:
             self._world.got_part(to, payload)
-        if to != self.rank and to < self.size and self.rank < self.size and payload is not None:
+        if to < self.size and self.rank < self.size and payload is not None:
             self._exchanged(to, self.rank, self.step - step)
 
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
@@ -173,7 +197,7 @@ class SimulatedWorker:
         world.members.watch(answer, self.rank)
         asked_ns = world.kernel.now
         gone = self._post("request", to, Message(self.rank, payload, reply_to=number), tag)
-        gone.when_done(lambda: world.moved(answer, asked_ns))
+        gone.when_done(lambda: world.post.moved(answer, asked_ns))
         return answer
 
     def reply(self, message: Message, payload: Any) -> Pending[None]:
@@ -196,24 +220,29 @@ class SimulatedWorker:
     def _collective(
         self, kind: str, value: Tensor | None, over: Sequence[int] | None, root: int | None = None
     ) -> Pending[Any]:
-        size = 0 if value is None else self._world.wire_size(value)
+        size = 0 if value is None else self._world.post.wire_size(value)
         members = None if over is None else tuple(over)
         return self._world.collectives.join(kind, self.rank, value, size, members, root)
 
     # ------------------------------------------------------------------ one-sided
 
+    def _needs(self, label: str, peer: int) -> Pending[Any]:
+        """An operation that fails if the peer dies or cannot be reached."""
+        operation: Pending[Any] = Pending(label, peer)
+        self._world.members.watch(operation, self.rank)
+        return operation
+
     def read(self, peer: int) -> Pending[Tensor]:
         world = self._world
-        answer: Pending[Tensor] = Pending("read", peer)
-        world.members.watch(answer, self.rank)
+        answer = self._needs("read", peer)
 
         def asked() -> None:
-            # The value is what the memory holds when the request gets there.
+            # The value is what the memory holds when the request arrives.
             value = world.replicas[peer].snapshot()
             if peer >= world.size:
-                count = world.updates.count  # what was read is as old as its oldest range
+                count = world.updates.count  # the whole is as old as its oldest range
                 self._seen = count if self._seen is None else min(self._seen, count)
-            size = world.wire_size(value)
+            size = world.post.wire_size(value)
             world.post.carry(peer, self.rank, size, lambda: arrived(value), "read")
 
         step = self._steps_of(peer) if peer < self.size else 0
@@ -224,7 +253,7 @@ class SimulatedWorker:
                 self._exchanged(self.rank, peer, self._steps_of(peer) - step)
             else:
                 world.got_part(self.rank, value)
-            world.moved(answer, asked_ns)
+            world.post.moved(answer, asked_ns)
             answer.resolve(value)
 
         world.post.carry(self.rank, peer, 32, asked, "ask to read")
@@ -232,32 +261,31 @@ class SimulatedWorker:
 
     def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
         world = self._world
-        done: Pending[None] = Pending("accumulate", peer)
-        world.members.watch(done, self.rank)
+        done = self._needs("accumulate", peer)
         sent_ns = world.kernel.now
 
         def arrived() -> None:
             replica = world.replicas[peer]
             replica.store.writable(replica.row)[start : start + delta.numel()].add_(delta)
-            world.moved(done, sent_ns)
+            world.post.moved(done, sent_ns)
             done.resolve(None)
 
-        world.post.carry(self.rank, peer, world.wire_size(delta), arrived, "accumulate")
+        world.post.carry(self.rank, peer, world.post.wire_size(delta), arrived, "accumulate")
         return done
 
     def average(self, peer: int) -> Pending[None]:
         world = self._world
-        done: Pending[None] = Pending("average", peer)
         if world.ending.finished_ns is not None:
-            return done  # nobody needs it any more: the side loop waits for ever
-        world.members.watch(done, self.rank)
+            # Nobody needs this average any more, so the side loop waits for ever.
+            return Pending("average", peer)
+        done = self._needs("average", peer)
         own, step = world.replicas[self.rank], self.step
         mine, asked_ns = own.snapshot(), world.kernel.now
 
         def asked() -> None:
             replica = world.replicas[peer]
             theirs = replica.snapshot()
-            size = world.wire_size(theirs)
+            size = world.post.wire_size(theirs)
             answer = partial(answered, theirs, self._steps_of(peer))
             world.post.carry(peer, self.rank, size, answer, "average, back")
             replica.add_(pair_delta(theirs, mine))
@@ -266,10 +294,10 @@ class SimulatedWorker:
         def answered(theirs: Tensor, since: int) -> None:
             own.add_(pair_delta(mine, theirs))
             self._exchanged(self.rank, peer, self._steps_of(peer) - since)
-            world.moved(done, asked_ns)
+            world.post.moved(done, asked_ns)
             done.resolve(None)
 
-        world.post.carry(self.rank, peer, world.wire_size(mine), asked, "average")
+        world.post.carry(self.rank, peer, world.post.wire_size(mine), asked, "average")
         return done
 
     def _steps_of(self, rank: int) -> int:
@@ -297,7 +325,7 @@ class SimulatedWorker:
     @staticmethod
     def _too_late(bounded: Pending[Any], pending: Pending[Any], what: str) -> None:
         bounded.fail(Late(what))
-        # A receive that stayed posted would take the next message and lose it.
+        # A receive that stays posted would take the next message and lose it.
         pending.cancel()
 
     def start(self, task: Coroutine[Any, Any, T]) -> Pending[T]:

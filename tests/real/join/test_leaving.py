@@ -13,14 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.methods import parse_method
-from gossamer.observe.run_observer import RunObserver
 from gossamer.pending import Pending
-from gossamer.real.join.binding import ModuleBinding
-from gossamer.real.join.joined_worker import JoinedWorker
-from gossamer.real.join.loop_session import LoopSession
+from gossamer.real.join.joined_worker import coupled
 from gossamer.real.transports.local import LocalStore, LocalTransport
 from gossamer.real.transports.transport import Listener, Parts, StopToken, Window
-from gossamer.replica import trainable
 
 SIZE = 3
 STEPS = 3
@@ -102,12 +98,8 @@ def loop(network: Network, rank: int, method: str, found: dict[int, Any]) -> Non
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    spec = parse_method(method)
-    binding, observer = ModuleBinding(trainable(model)), RunObserver(SIZE, [rank])
-    coupling = LoopSession(
-        Ordered(network, rank), spec, model, binding, optimizer, 0, STEPS, observer
-    )
-    with JoinedWorker(model, optimizer, spec, coupling, 0, observer) as worker:
+    transport = Ordered(network, rank)
+    with coupled(transport, model, optimizer, parse_method(method), steps=STEPS) as worker:
         for step in range(STEPS):
             generator = torch.Generator().manual_seed(10 * step + rank)
             optimizer.zero_grad()
@@ -117,7 +109,7 @@ def loop(network: Network, rank: int, method: str, found: dict[int, Any]) -> Non
                 network.is_holding = True
             worker.step()
     parameters = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    found[rank] = (parameters, coupling.summary())
+    found[rank] = (parameters, worker.coupling.session.summary())
 
 
 @pytest.mark.parametrize("method", ["ssp:bound=8", "downpour:n_push=1,n_fetch=8"])

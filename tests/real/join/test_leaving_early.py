@@ -50,7 +50,8 @@ def test_who_has_left_says_so_when_it_is_asked() -> None:
     assert found["ends"] == [0] * 3, found["written"]
     (said,) = [json.loads(line) for line in found["written"].splitlines() if line[0] == "{"]
     assert said["worker"] == 1
-    assert [wait["waits_for"] for wait in said["waiting"]] == ["the others: it has left its loop"]
+    waits = [wait["waits_for"] for wait in said["waiting"]]
+    assert waits == ["the others: it has made its last step"]
 
 
 def test_a_loop_that_failed_has_left_although_its_process_lives_on() -> None:

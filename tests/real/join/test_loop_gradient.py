@@ -18,6 +18,7 @@ from gossamer.real.driver import Driver
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.gradient import LoopGradient, LoopGradients
 from gossamer.real.join.replica import LoopReplica
+from gossamer.real.replicas import Place
 from gossamer.real.transports.transport import StopToken
 from gossamer.rules import join_buckets
 
@@ -55,11 +56,11 @@ class Loop:
             self.binding, cast(Any, Doubling()), self.driver, lambda: None, has_buckets=False
         )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
-        self.replica = LoopReplica(self.binding, self.window, self.optimizer)
+        self.replica = LoopReplica(self.binding, Place(self.window), self.optimizer)
 
     def backward(self, factor: float = 1.0) -> LoopGradient:
         (factor * self.model(torch.ones(5, 3)).square().sum()).backward()
-        return self.gradients.completed()
+        return self.gradients.complete()
 
     def grads(self) -> list[Tensor]:
         return [cast(Tensor, parameter.grad) for parameter in self.model.parameters()]
@@ -103,7 +104,6 @@ def test_nobody_holds_the_gradients_of_a_step_after_it() -> None:
     mean = loop.awaited(reduced)
     loop.replica.descend_(mean)
     loop.gradients.next()
-    loop.binding.forget_flat_gradient()
     held = [weakref.ref(grad) for grad in loop.grads()]
     loop.optimizer.zero_grad()
     assert all(grad() is None for grad in held)
@@ -139,7 +139,7 @@ def test_a_parameter_that_nobody_used_stays_without_a_gradient() -> None:
     """It counts as zero, and an optimiser would decay its weights."""
     loop = Loop()
     loop.model[0](torch.ones(5, 3)).square().sum().backward()
-    mean = loop.awaited(loop.gradients.reduce(loop.gradients.completed(), range(2)))
+    mean = loop.awaited(loop.gradients.reduce(loop.gradients.complete(), range(2)))
     loop.replica.descend_(mean)
     assert [grad is None for grad in loop.grads()] == [False, False, True, True]
 
@@ -154,7 +154,7 @@ def test_a_gradient_that_is_no_plain_tensor_is_reduced_as_a_copy(kind: str) -> N
     loss.backward(create_graph=kind != "sparse")
     (own,) = (cast(Tensor, parameter.grad) for parameter in table.parameters())
     before = own.detach().to_dense().clone() if own.is_sparse else own.detach().clone()
-    (copy,) = binding.gradients(range(1))
+    (copy,) = LoopGradient.of(binding, range(1)).pieces()
     copy.zero_()
     assert torch.equal(own.detach().to_dense() if own.is_sparse else own.detach(), before)
 
@@ -164,7 +164,7 @@ def test_means_of_all_buckets_are_the_mean_of_the_whole() -> None:
     loop = Loop()
     loop.backward()
     first, last = range(2), range(2, 4)
-    kept = [torch.full_like(piece, 7.0) for piece in loop.binding.gradients(last)]
+    kept = [torch.full_like(piece, 7.0) for piece in LoopGradient.of(loop.binding, last).pieces()]
     parts = [LoopGradient.of(loop.binding, last, kept), LoopGradient.of(loop.binding, first)]
     whole = join_buckets(parts)
     assert isinstance(whole, LoopGradient)

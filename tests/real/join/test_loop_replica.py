@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gossamer.methods import METHODS
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.gradient import LoopGradient
 from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.replica import LoopReplica
+from gossamer.real.replicas import Place
 from gossamer.worker import Gradient
 
 decays = st.sampled_from([0.0, 0.25, 0.5])
@@ -38,7 +38,7 @@ def test_each_group_of_parameters_has_its_own_weight_decay(
     window = binding.initial()
     binding.attach(window, is_private=True)
     (model if is_used else model[0])(torch.ones(4, 3)).square().sum().backward()
-    replica = LoopReplica(binding, window, optimizer)
+    replica = LoopReplica(binding, Place(window), optimizer)
     gradient = replica.penalised(LoopGradient.of(binding, range(len(binding.parameters))), window)
     before = window.clone()
     replica.descend_(LoopGradient.of(binding, range(len(binding.parameters))))
@@ -54,7 +54,7 @@ def test_a_method_with_its_own_descent_clips_for_one_step() -> None:
     window = binding.initial()
     binding.attach(window, is_private=True)
     model(torch.ones(4, 3)).square().sum().backward()
-    replica = LoopReplica(binding, window, optimizer)
+    replica = LoopReplica(binding, Place(window), optimizer)
     gradient = LoopGradient.of(binding, range(len(binding.parameters))) + torch.zeros_like(window)
     replica.clip = 0.01
     clipped = replica.penalised(gradient, window) - 0.5 * window
@@ -77,16 +77,16 @@ def test_a_point_is_loaded_from_a_window_that_is_being_changed() -> None:
     window = binding.initial()
     binding.attach(window, is_private=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    replica = LoopReplica(binding, window, optimizer, _Taken())
+    replica = LoopReplica(binding, Place(window, _Taken()), optimizer)
     window.add_(1.0)
     gradients = SimpleNamespace(next=lambda: Gradient("gradient"))
-    changes = SimpleNamespace(given=lambda point: None)
+    watch = SimpleNamespace(given=lambda point: None)
     coupling: Any = SimpleNamespace(
         _binding=binding,
         replica=replica,
         gradients=gradients,
-        _changes=changes,
-        method=METHODS["ad_psgd"],
+        _watch=watch,
+        _is_watched=False,
     )
     gradient = LoopSession._gradient(coupling, cast(Any, replica), None)  # pyright: ignore[reportPrivateUsage]
     assert torch.equal(binding.initial(), window)

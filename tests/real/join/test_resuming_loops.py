@@ -10,12 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.methods import parse_method
-from gossamer.observe.run_observer import RunObserver
-from gossamer.real.join.binding import ModuleBinding
-from gossamer.real.join.joined_worker import JoinedWorker
-from gossamer.real.join.loop_session import LoopSession
+from gossamer.real.join.joined_worker import JoinedWorker, coupled
 from gossamer.real.transports.local import LocalTransport
-from gossamer.replica import trainable
 
 STEPS = 6
 METHODS = [
@@ -31,10 +27,7 @@ def loop_of(method: str, seed: int = 0, *, is_adam: bool = False) -> JoinedWorke
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     if is_adam:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    spec = parse_method(method)
-    binding, observer = ModuleBinding(trainable(model)), RunObserver(1)
-    coupling = LoopSession(LocalTransport(), spec, model, binding, optimizer, 0, 1000, observer)
-    return JoinedWorker(model, optimizer, spec, coupling, 0, observer)
+    return coupled(LocalTransport(), model, optimizer, parse_method(method))
 
 
 def train(worker: JoinedWorker, begin: int, end: int) -> None:

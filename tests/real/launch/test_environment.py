@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import ConfigurationError
-from gossamer.real.grouping import host_of
 from gossamer.real.launch import environment
 from gossamer.real.launch.environment import (
     LAUNCHERS,
@@ -21,6 +20,7 @@ from gossamer.real.launch.environment import (
     connect,
     discover,
 )
+from gossamer.real.session import host_of
 from gossamer.real.transports.slurm import first_host, slurm_address, slurm_local_size
 
 GOSSAMER = {

@@ -13,8 +13,7 @@ from gossamer.config.faults import Fault, parse_faults
 from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.launch.hosts import HostMeeting
 from gossamer.real.launch.launcher import Launch, Launcher
-from gossamer.real.launch.process import Ended
-from gossamer.real.launch.shutdown import exit_code
+from gossamer.real.launch.process import Ended, exit_code
 from launching import WAIT, launched, script, wait_until
 
 pytestmark = pytest.mark.timeout(60)

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 import pytest
 
 from gossamer.errors import ConfigurationError
-from gossamer.real.transports.death_notices import Notices, tell_dead
+from gossamer.real.transports.death_notices import DeathWatch, tell_dead
 from gossamer.real.transports.secret import own_secret
 from gossamer.real.transports.store import TcpStore, serve
 
@@ -19,7 +19,7 @@ def test_each_death_is_noticed_once() -> None:
     engine, told = serve(own_secret())
     died = SimpleQueue[int]()
     tell_dead(told, 3, "killed by SIGKILL")
-    notices = Notices(lambda: TcpStore.connect("127.0.0.1", engine.port), (1, 2, 3), died.put)
+    notices = DeathWatch(lambda: TcpStore.connect("127.0.0.1", engine.port), (1, 2, 3), died.put)
     notices.start()
     try:
         assert died.get(timeout=20) == 3
@@ -38,7 +38,7 @@ def test_a_store_that_dies_ends_the_looking() -> None:
         raise RuntimeError("nobody answers there")
 
     died = SimpleQueue[int]()
-    notices = Notices(refuse, (1,), died.put)
+    notices = DeathWatch(refuse, (1,), died.put)
     notices.start()
     notices.stop()
     assert died.empty()

@@ -206,7 +206,7 @@ def test_doctor_reports_a_trial_that_fails(monkeypatch: pytest.MonkeyPatch) -> N
     failing = [sys.executable, "-S", "-c", "print('noise'); raise ValueError('no card')"]
     monkeypatch.setattr(doctor, "_PARTS", {"torch": lambda: works})
     monkeypatch.setattr(
-        doctor, "_TRIALS", {"torch": ("torch", lambda: failing), "shm": ("shm", lambda: failing)}
+        doctor, "_trials", lambda: {"torch": ("torch", failing), "shm": ("shm", failing)}
     )
     findings = gossamer("doctor", "--try", "--json").json["findings"]
     assert [finding["part"] for finding in findings] == ["torch", "try torch"]

@@ -101,7 +101,7 @@ def test_workers_prove_the_secret_to_each_other(secrets: tuple[bytes, bytes]) ->
         store = meeting.connect()
         mine = dataclasses.replace(meeting, secret=secrets[rank])
         try:
-            found[rank] = rendezvous.make_lanes(mine, store, "links", (0, 1))
+            found[rank] = rendezvous.make_lanes(mine, store)
         except RuntimeError as error:
             found[rank] = error
 

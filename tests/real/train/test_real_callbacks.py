@@ -217,7 +217,7 @@ def test_what_workers_write_down_is_told(tmp_path: Path) -> None:
         (tmp_path / "checkpoint" / number).mkdir(parents=True)
     (tmp_path / "checkpoint" / "20" / "manifest.json").touch()
     heard, deaths = Heard(), []
-    row = {"kind": "row", "seconds": 1.0, "epochs": 0.5}
+    row = {"kind": "row", "seconds": 1.0, "epochs": 0.5, "samples": 48}
     diaries = [Lines(progress(3), row), Lines(progress(4))]
     follower = TrainingProgress(tmp_path, diaries, RunListener(callbacks=[heard]), deaths=deaths)
     follower.catch_up()
@@ -284,6 +284,20 @@ def test_train_tells_its_caller(tmp_path: Path) -> None:
     assert heard.told("checkpoint")[-1] == ("checkpoint", newest.name)
     assert heard.told("membership") == []
     assert heard.events[-1] == ("end", result.steps)
+
+
+def test_every_row_of_a_real_run_is_measured_at_its_moment() -> None:
+    """Workers that never exchange anything are apart in every row after the first steps, and a row
+    has the samples of its epochs, not those that the workers last reported."""
+    result = train("digits-mlp", "ensemble", 2, epochs=20, learning_rate=0.05)
+    *before, last = result.history
+    later = [row for row in before if row["epochs"] > 0.5]
+    assert later
+    assert all(row["consensus_distance"] > 0.01 for row in (*later, last))
+    assert [row["samples"] for row in result.history] == [
+        round(row["epochs"] * 1437) for row in result.history
+    ]
+    assert last["samples"] == result.samples
 
 
 def test_an_error_in_a_callback_ends_the_training(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 
 from gossamer.groups import Grouping, Groups
 from gossamer.methods import METHODS, parse_method
-from gossamer.real.grouping import groups_by_host, host_of
 from gossamer.real.join.loader import OwnBatches, Passes, Positions, shard_of
 from gossamer.real.launch.environment import Environment
+from gossamer.real.session import groups_by_host, host_of
 from gossamer.real.transports.local import LocalStore
 from tiers import only
 from train_groups import Group, run_groups

@@ -18,14 +18,11 @@ from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS, parse_method
-from gossamer.observe.run_observer import RunObserver
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.real.join.binding import ModuleBinding
-from gossamer.real.join.joined_worker import JoinedWorker
-from gossamer.real.join.loop_session import LoopSession
+from gossamer.real.join.joined_worker import JoinedWorker, coupled
 from gossamer.real.join.replica import LoopReplica
-from gossamer.real.join.server import momentum_left_out
-from gossamer.real.replicas import WindowReplica
+from gossamer.real.replicas import Place, WindowReplica
 from gossamer.real.train.progress import TrainingProgress
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.training import Training
@@ -117,23 +114,19 @@ def on_a_real_worker(spec: str, optimiser: str, folder: Path) -> Tensor:
     training = Training(TrainRequest(settings, folder), LocalTransport())
     training.open()
     training.start()
-    training.driver.drive(training._main, "main", training._end)
+    training.session.driver.drive(training.main, "main", training.end)
     if has_moved_server(spec):
-        return torch.cat([server.snapshot() for server in training.servers.values()])
-    return training._replica.snapshot()
+        return torch.cat([server.snapshot() for server in training.session.servers.values()])
+    return training.replica.snapshot()
 
 
 def loop_of(spec: str, make: Make) -> JoinedWorker:
     """A loop that is coupled, be it with itself alone."""
     model = FlatModel(still(), torch.device("cpu"), seed=SEED).module
     optimizer = make(model.parameters(), lr=RATE)
-    method = parse_method(spec)
-    binding, observer = ModuleBinding(trainable(model)), RunObserver(1)
-    coupling = LoopSession(
-        LocalTransport(), method, model, binding, optimizer, SEED, STEPS, observer
-    )
-    notices = momentum_left_out(method, optimizer, is_synchronous=coupling.is_synchronous)
-    return JoinedWorker(model, optimizer, method, coupling, SEED, observer, notices)
+    return coupled(
+        LocalTransport(), model, optimizer, parse_method(spec), seed=SEED, steps=STEPS
+    )  # fmt: skip
 
 
 def in_a_loop(spec: str, optimiser: str, folder: Path) -> Tensor:
@@ -146,7 +139,7 @@ def in_a_loop(spec: str, optimiser: str, folder: Path) -> Tensor:
     assert options.items() <= group.items()  # what is left out is left out for the step alone
     coupling: Any = worker.coupling
     if has_moved_server(spec):
-        return torch.cat([server.snapshot() for server in coupling._servers.values()])
+        return torch.cat([server.snapshot() for server in coupling.session.servers.values()])
     return coupling.replica.snapshot()
 
 
@@ -296,7 +289,7 @@ def stored(optimiser: str, start: Tensor) -> Replica:
 
 
 def in_a_window(optimiser: str, start: Tensor) -> Replica:
-    return WindowReplica(start.clone(), make_optimiser(optimiser), lambda: RATE)
+    return WindowReplica(Place(start.clone()), make_optimiser(optimiser), lambda: RATE)
 
 
 def of_a_loop(optimiser: str, start: Tensor) -> Replica:
@@ -305,7 +298,8 @@ def of_a_loop(optimiser: str, start: Tensor) -> Replica:
     window = start.clone()
     binding.attach(window, is_private=False)
     return cast(
-        Replica, LoopReplica(binding, window, OPTIMISERS[optimiser](model.parameters(), lr=RATE))
+        Replica,
+        LoopReplica(binding, Place(window), OPTIMISERS[optimiser](model.parameters(), lr=RATE)),
     )
 
 

@@ -33,7 +33,7 @@ def training_of(method: str, folder: Path, **choices: Any) -> Training:
 
 
 def run(training: Training) -> None:
-    training.driver.drive(training._main, "main", training._end)
+    training.session.driver.drive(training.main, "main", training.end)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -65,12 +65,12 @@ def test_what_others_see_in_the_middle_of_a_step_belongs_together(tmp_path: Path
             torch.testing.assert_close(model, whole)
         x.add_(torch.ones_like(whole))
 
-    training._main.close()
-    training._main = halving(training._worker, training._replica)
+    training.main.close()
+    training.session.main = halving(training.worker, training.replica)
     run(training)
     found = training.own_output()
-    assert torch.equal(found.value, training._replica.snapshot())
-    assert found.weight == training._replica.weight == 0.5 ** len(seen)
+    assert torch.equal(found.value, training.replica.snapshot())
+    assert found.weight == training.replica.weight == 0.5 ** len(seen)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import gossamer
 from fork_server import Program
+
+SOURCE = Path(gossamer.__file__).parents[1]
 
 MINE = """
 from gossamer.real.transports.shm import ShmTransport
@@ -32,7 +35,7 @@ def conformance(folder: Path, *arguments: str) -> tuple[int, str, str]:
     program = Program(
         [sys.executable, "-m", "gossamer.real.transports.conformance", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SOURCE}:{folder}"},
     )  # fmt: skip
     out, err = program.communicate(timeout=100)
     return program.returncode, out, err

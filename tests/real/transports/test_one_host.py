@@ -176,6 +176,21 @@ def test_who_is_held_for_gone_posts_nothing_more(end: str) -> None:
     assert torch.equal(result(sums[0], torch.ones(3), range(2)), torch.ones(3))
 
 
+def test_what_was_begun_before_leaving_is_whole_however_late_it_is_read() -> None:
+    """The others keep what they put in until the one that has left has read it."""
+    sums = shared(3)
+    late = [torch.full((9,), float(rank)) for rank in range(3)]
+    begun = [sums[rank].start([late[rank]], range(3)) for rank in range(3)]
+    sums[1].leave()
+    for rank in (0, 2):
+        begun[rank].settle()
+    for _ in range(20):  # so many that cells and memory are used again
+        means = in_threads(2, lambda n: result(sums[2 * n], torch.full((9,), 2.0 * n), range(3)))
+        assert [mean.tolist() for mean in means] == [[1.0] * 9] * 2
+    in_threads(1, lambda _: begun[1].settle())
+    assert late[1].tolist() == [1.0] * 9
+
+
 def test_what_has_no_room_in_memory_goes_another_way() -> None:
     """A model fits many times, whatever its size; what is much larger than all of them may not."""
     (sums,) = shared(1)

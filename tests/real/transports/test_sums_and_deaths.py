@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -66,26 +66,34 @@ class Process:
         self.log = DepartureLog(
             network.store, lambda epoch, gone: self.sums.depart(epoch, gone), self.size, stop
         )
-        self.sums = MessageAllReduce(self, self.log, stop)
+        self.sums = MessageAllReduce(cast(Any, self), self.log, stop)
 
-    def expect(self, source: int, target: Tensor) -> int:
+    def __getitem__(self, peer: int) -> Line:
+        return Line(self, peer)
+
+
+@dataclass
+class Line:
+    """The link of a process to one of its peers."""
+
+    process: Process
+    to: int
+
+    def expect(self, target: Tensor) -> int:
+        rooms = self.process.rooms
         if target.numel() <= SLOT:
             return 0
-        self.rooms[len(self.rooms) + 1] = target
-        return len(self.rooms)
+        rooms[len(rooms) + 1] = target
+        return len(rooms)
 
-    def begin(self, to: int, kind: int, head: bytes, length: int, room: int = 0) -> Message:
-        message = Message(self, to, kind, head, length, room)
+    def begin(self, kind: int, head: bytes, length: int, room: int = 0) -> Message:
+        message = Message(self.process, self.to, kind, head, length, room)
         if not room:
-            self.lines[to].append(message)
+            self.process.lines[self.to].append(message)
         return message
 
-    def post(
-        self, to: int, kind: int, head: bytes, body: Tensor | None = None, room: int = 0
-    ) -> None:
-        assert body is not None
-        assert not room
-        message = self.begin(to, kind, head, body.numel())
+    def post(self, kind: int, head: bytes, body: Tensor) -> None:
+        message = self.begin(kind, head, body.numel())
         for piece in body.split(PIECE):
             message.push(piece)
 

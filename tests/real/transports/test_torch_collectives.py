@@ -15,7 +15,7 @@ from torch.cuda import nccl
 from gossamer.commands import doctor
 from gossamer.errors import ConfigurationError
 from gossamer.real.launch.environment import Environment
-from gossamer.real.transports.torch.choose import (
+from gossamer.real.transports.torch.reduction_choice import (
     ReductionPlace,
     agree_on_reduction,
     check_reduction,

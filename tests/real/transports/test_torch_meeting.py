@@ -12,7 +12,7 @@ from torch import distributed
 
 from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.real.transports.conformance.tools import FrameRecorder
-from gossamer.real.transports.death_notices import Attendance, tell_dead
+from gossamer.real.transports.death_notices import StartupCheck, tell_dead
 from gossamer.real.transports.store import TcpStore, serve
 from gossamer.real.transports.torch import TorchTransport
 from gossamer.real.transports.torch.rendezvous import Meeting, meet
@@ -110,7 +110,7 @@ def open_transport(meeting: Meeting) -> None:
 
 def only_meet(meeting: Meeting) -> None:
     engine = meeting.connect()
-    meet(meeting, engine, Attendance(StopToken(), TcpStore(engine)).check)
+    meet(meeting, StartupCheck(StopToken(), TcpStore(engine)).check)
 
 
 @pytest.mark.parametrize("come", [open_transport, only_meet])

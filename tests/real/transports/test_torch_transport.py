@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from gossamer.errors import ConfigurationError, Error
 from gossamer.real.transports.buffers import BufferPool
 from gossamer.real.transports.conformance.group import SCENARIOS, Scenario
 from gossamer.real.transports.torch import TorchTransport
 from gossamer.real.transports.torch.departures import Departure, DepartureLog
-from gossamer.real.transports.torch.reduce_state import contributors_of, mean_into, parts_of
+from gossamer.real.transports.torch.reduce_state import contributors_of, parts_of
 from gossamer.real.transports.torch.rendezvous import Meeting
 from gossamer.real.transports.transport import StopToken
-from gossamer.rules import mean_in_order
 from programs import PROGRAMS, answers_of
 from tiers import wide
 
@@ -254,15 +252,6 @@ def test_the_parts_of_a_sum_cover_it_once(length: int, members: tuple[int, ...])
     assert set(parts) <= set(members)
     covered = [i for part in parts.values() for i in range(part.start, part.stop)]
     assert sorted(covered) == list(range(length))
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_a_mean_in_place_has_the_simulators_bits(count: int) -> None:
-    """`mean_into` is `mean_in_order`."""
-    values = [torch.randn(1001) for _ in range(count)]
-    target = torch.empty(1001)
-    mean_into(target, values)
-    assert torch.equal(target, mean_in_order(values))
 
 
 @pytest.mark.parametrize("added", [-2, -1, 0])

@@ -1,4 +1,4 @@
-"""The commands of the laboratory and of the reproductions; `batch.py` is what most of them share.
+"""The commands of the laboratory and of the reproductions.
 
 Read `lab.py` or `reproduce.py` first: they are the commands. A batch of trainings that can be
 stopped and continued is run by `batch.py`; `grid_batch.py` trains one grid of the laboratory,

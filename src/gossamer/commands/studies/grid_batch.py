@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gossamer.commands.console import Reporter
-from gossamer.commands.studies.batch import BatchOptions, continued, interruptible
+from gossamer.commands.studies.batch import (
+    BatchOptions,
+    BatchPlan,
+    MachineOptions,
+    continued_plan,
+    interruptible,
+    new_plan,
+    reading,
+)
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
 from gossamer.quantities import counted
@@ -23,64 +29,44 @@ from gossamer.studies.lab.training import GroupTraining
 from gossamer.tasks import Task, make_task
 
 
-@dataclass(frozen=True)
-class GridPlan:
-    """What the trainings of a grid are made from, as config.json keeps it."""
-
-    task: str
-    data: Path | None
-    device: str
-    threads: int
-    grid: Grid
-    table: str | None = None
-    """The published table that is reproduced, if one is."""
-
-    def as_dict(self) -> Row:
-        rest = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return rest | {"grid": self.grid.as_dict(), "data": self.data and str(self.data.resolve())}
+def grid_plan(
+    task: str, grid: Grid, machine: MachineOptions, table: str | None = None
+) -> BatchPlan:
+    """Plan a grid; `table` names the published table that it reproduces."""
+    return new_plan({"task": task, "grid": grid.as_dict(), "table": table}, machine)
 
 
-def continued_grid(
-    path: Path, asked: Mapping[str, object], device: str | None, threads: int, data: Path | None
-) -> GridPlan:
-    """The plan of a folder; where and on what it is trained may change."""
-
-    def read(config: dict[str, Any]) -> GridPlan:
-        kept = config["data"]
-        return GridPlan(
-            config["task"], data or (Path(kept) if kept else None), device or config["device"],
-            threads, Grid.from_dict(config["grid"]), config["table"],
-        )  # fmt: skip
-
-    return continued(path, asked, read, what="grid", whose="a laboratory run")
+def continued_grid(path: Path, machine: MachineOptions, asked: Mapping[str, object]) -> BatchPlan:
+    return continued_plan(path, machine, asked, ("task", "grid", "table"), "grid")
 
 
 @dataclass
 class GridBatch:
     """All trainings of one grid."""
 
-    plan: GridPlan
+    plan: BatchPlan
     options: BatchOptions
     described: Callable[[GridResults], Row]
-    """What goes to summary.json."""
+    """What summary.json keeps of the results."""
     shown: Callable[[Task, GridResults, RunFolder | None], None]
     task: Task = field(init=False)
     ended: str = "running"
 
     def __post_init__(self) -> None:
-        """What cannot be run is refused before anything is written."""
-        plan = self.plan
-        self.task = make_task(plan.task, data=plan.data)
-        plan.grid.check_fits(self.task)
-        # Device and threads are those of every run, and are refused in the same words.
+        """Refuse what cannot be run before anything is written."""
+        plan, resume = self.plan, self.options.resume
+        self.task = make_task(plan.choices["task"], data=plan.data)
+        with reading(resume or Path()):
+            self.grid = Grid.from_dict(plan.choices["grid"])
+        self.grid.check_fits(self.task)
+        # Settings refuse a device and a number of threads in the same words everywhere.
         make_settings(
             self.task, "ensemble", Cluster(workers=1), device=plan.device, threads=plan.threads
         )
         self.options.check()
-        self._sweep = Sweep(self.task, plan.grid, device=plan.device, threads=plan.threads)
-        if self.options.resume is not None:
-            self._sweep.keep_in(self.options.resume)
-            self._sweep.resume()
+        self._sweep = Sweep(self.task, self.grid, device=plan.device, threads=plan.threads)
+        if resume is not None:
+            self._sweep.resume(resume)
 
     @property
     def notices(self) -> list[str]:
@@ -90,7 +76,7 @@ class GridBatch:
         return self.plan.as_dict()
 
     def summary(self) -> Row:
-        top = {"ended": self.ended, "task": self.task.name, **self.plan.grid.as_dict()}
+        top = {"ended": self.ended, "task": self.task.name, **self.grid.as_dict()}
         return {**top, "notices": self.notices, **self.described(self._sweep.results())}
 
     def show(self, folder: RunFolder | None) -> None:
@@ -98,8 +84,7 @@ class GridBatch:
 
     def train(self, folder: RunFolder | None, deadline: float) -> str:
         sweep = self._sweep
-        if folder is not None:
-            sweep.keep_in(folder.path)
+        sweep.folder = None if folder is None else folder.path
 
         def write() -> None:
             if folder is not None:

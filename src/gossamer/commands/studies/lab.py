@@ -1,15 +1,15 @@
-"""`gossamer lab`: what late gradients cost, over whole grids; how stale they are."""
+"""`gossamer lab`: what late gradients cost over whole grids, and how stale gradients are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from gossamer.commands import options as given
 from gossamer.commands.console import (
+    add_columns,
     can_draw,
     out,
     plain_table,
@@ -18,10 +18,11 @@ from gossamer.commands.console import (
     say_line,
     show_share,
 )
-from gossamer.commands.kept_run import kept_run, slug
-from gossamer.commands.studies.batch import BatchOptions, run_batch
-from gossamer.commands.studies.grid_batch import GridBatch, GridPlan, continued_grid
+from gossamer.commands.kept_run import kept_run
+from gossamer.commands.studies.batch import BatchOptions, MachineOptions, run_batch
+from gossamer.commands.studies.grid_batch import GridBatch, continued_grid, grid_plan
 from gossamer.commands.studies.stragglers import stragglers
+from gossamer.commands.work.simulations import slug
 from gossamer.config.cluster import Cluster, Compute
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
@@ -40,10 +41,8 @@ from gossamer.studies.lab.staleness import Histogram, monte_carlo, simulated
 from gossamer.tasks import Task, make_task
 
 lab = typer.Typer(
-    help="Experiments: what late gradients and slow workers cost.",
-    rich_markup_mode=None,
+    help="Experiments: what late gradients and slow workers cost.", rich_markup_mode=None
 )
-Number = TypeVar("Number", int, float)
 
 
 lab.command()(stragglers)
@@ -61,18 +60,12 @@ def questions(context: typer.Context) -> None:
 @lab.command()
 @given.with_groups
 def staleness(
-    workers: Annotated[int, typer.Option("--workers", help="How many workers.")] = 8,
+    workers: Annotated[int, given.shown("How many workers.")] = 8,
     distribution: Annotated[
-        str,
-        typer.Option(
-            "--distribution",
-            help="Of compute times: constant, normal, lognormal, uniform, exponential.",
-        ),
+        str, given.shown("Of compute times: constant, normal, lognormal, uniform, exponential.")
     ] = "normal",
-    jitter: Annotated[
-        float, typer.Option("--jitter", help="Standard deviation of compute times over mean.")
-    ] = 0.2,
-    updates: Annotated[int, typer.Option("--updates", help="Gradients to count.")] = 20_000,
+    jitter: Annotated[float, given.shown("Standard deviation of compute times over mean.")] = 0.2,
+    updates: Annotated[int, given.shown("Gradients to count.")] = 20_000,
     seed: given.SeedOption = 0,
     keeping: Annotated[given.KeepOptions, given.Without(("live",))] = given.KeepOptions(),
 ) -> None:
@@ -81,7 +74,7 @@ def staleness(
     A Monte-Carlo of the workers' compute times beside a simulated run of downpour.
     """
     compute = Compute(seconds=1.0, distribution=distribution, jitter=jitter)
-    # Refuses what no cluster can be, before anything is written.
+    # The cluster refuses impossible values before anything is written.
     Cluster(workers=workers, compute=compute)
     if updates < 1:
         raise ConfigurationError(f"updates must be at least 1, got {updates}")
@@ -126,7 +119,7 @@ def _show_staleness(found: dict[str, Histogram], workers: int) -> None:
     for name in found:
         table.add_column(name, justify="right")
     values = sorted({*sampled.counts, *played.counts})
-    # Many workers: ranges of values, so that the table stays one page.
+    # With many workers a row is a range of values, so that the table fits on one page.
     step = -(-len(range(values[0], values[-1] + 1)) // _MOST_ROWS)
     for start in range(values[0], values[-1] + 1, step):
         inside = range(start, start + step)
@@ -151,41 +144,28 @@ def _show_staleness(found: dict[str, Histogram], workers: int) -> None:
 @lab.command()
 @given.with_groups
 def delay(
-    task: Annotated[
-        str | None, typer.Option("--task", help="What to train; default: digits-mlp.")
-    ] = None,
+    task: Annotated[str | None, given.shown("What to train; default: digits-mlp.")] = None,
     optimiser: Annotated[
         str | None,
-        typer.Option(
+        given.shown(
+            "sgd (momentum 0.9), adam or any spec, separated by spaces or commas.",
             "--optimiser",
             "--optimizer",
-            help="sgd (momentum 0.9), adam or any spec, separated by spaces or commas.",
         ),
     ] = None,
-    lr: Annotated[
-        str | None, typer.Option("--lr", help="Learning rates, such as 1e-4,1e-3,1e-2.")
-    ] = None,
-    batch: Annotated[str | None, typer.Option("--batch", help="Sizes, such as 64,256.")] = None,
+    lr: Annotated[str | None, given.shown("Learning rates, such as 1e-4,1e-3,1e-2.")] = None,
+    batch: Annotated[str | None, given.shown("Sizes, such as 64,256.")] = None,
     delays: Annotated[
-        str | None, typer.Option("--delay", help="Steps of delay, such as 0,1,2,4.")
+        str | None, given.shown("Steps of delay, such as 0,1,2,4.", "--delay")
     ] = None,
-    epochs: Annotated[
-        float | None, typer.Option("--epochs", help="Passes over the data of each training.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the first; default: 0.")] = None,
-    seeds: Annotated[
-        int | None, typer.Option("--seeds", help="Repeat with this many seeds; show means.")
-    ] = None,
-    warmup: Annotated[
-        float | None, typer.Option("--warmup", help="Epochs of linear warm-up, from a tenth.")
-    ] = None,
+    epochs: Annotated[float | None, given.shown("Passes over the data of each training.")] = None,
+    seed: Annotated[int | None, given.shown("Of the first; default: 0.")] = None,
+    seeds: Annotated[int | None, given.shown("Repeat with this many seeds; show means.")] = None,
+    warmup: Annotated[float | None, given.shown("Epochs of linear warm-up, from a tenth.")] = None,
     halve: Annotated[
-        bool,
-        typer.Option("--halve", help="Divide rate and batch by delay + 1, the number of workers."),
+        bool, given.shown("Divide rate and batch by delay + 1, the number of workers.", "--halve")
     ] = False,
-    device: given.TrainingDeviceOption = None,
-    threads: given.ThreadsOption = 1,
-    data: given.DataOption = None,
+    machine: MachineOptions = MachineOptions(),
     options: BatchOptions = BatchOptions(),
 ) -> None:
     """Accuracy over learning rate, batch size and delay.
@@ -198,11 +178,12 @@ def delay(
         "--halve": halve or None,
     }  # fmt: skip
     if options.resume is not None:
-        plan = continued_grid(options.resume, asked, device, threads, data)
+        plan = continued_grid(options.resume, machine, asked)
     else:
         asked_task = task or "digits-mlp"
-        grid = _grid(make_task(asked_task, data=data), asked)
-        plan = GridPlan(asked_task, data, device or "cpu", threads, grid)
+        plan = grid_plan(
+            asked_task, _grid(make_task(asked_task, data=machine.data), asked), machine
+        )
     trainings = GridBatch(plan, options, GridResults.as_dict, _report)
     name = f"lab-delay-{slug(trainings.task.name)}"
     run_batch(trainings, options, name, "gossamer lab delay")
@@ -210,16 +191,16 @@ def delay(
 
 def _grid(task: Task, asked: dict[str, Any]) -> Grid:
     names = asked["--optimiser"] or "sgd,adam"
-    # Commas belong to a spec's options as soon as one has any.
+    # In a spec with options, commas separate the options.
     split = names.split() if ":" in names else names.replace(",", " ").split()
     seeds = 1 if asked["--seeds"] is None else asked["--seeds"]
     given.check_seeds(seeds)
     first = asked["--seed"] or 0
     return Grid(
         optimisers=named_optimisers(split),
-        learning_rates=_numbers("--lr", asked["--lr"], float) or DEFAULT_RATES,
-        batches=_numbers("--batch", asked["--batch"], int) or default_batches(task),
-        delays=_numbers("--delay", asked["--delay"], int) or DEFAULT_DELAYS,
+        learning_rates=given.numbers_from("--lr", asked["--lr"], float) or DEFAULT_RATES,
+        batches=given.numbers_from("--batch", asked["--batch"], int) or default_batches(task),
+        delays=given.numbers_from("--delay", asked["--delay"], int) or DEFAULT_DELAYS,
         epochs=task.epochs if asked["--epochs"] is None else asked["--epochs"],
         seeds=tuple(range(first, first + seeds)),
         warmup=asked["--warmup"] or 0.0,
@@ -227,22 +208,9 @@ def _grid(task: Task, asked: dict[str, Any]) -> Grid:
     )
 
 
-def _numbers(
-    option: str, text: str | None, kind: Callable[[str], Number]
-) -> tuple[Number, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(kind(part) for part in text.split(","))
-    except ValueError:
-        what = "whole numbers" if kind is int else "numbers"
-        raise ConfigurationError(
-            f"{option} must be {what} separated by commas, got {text!r}"
-        ) from None
-
-
 def _report(task: Task, results: GridResults, folder: RunFolder | None) -> None:
-    say_line(_heading(task, results))
+    trainings = counted(len(results.grid.points()), "training")
+    say_line(f"{task.title}; {trainings}, {_subtitle(results)}")
     for optimiser in results.grid.optimisers:
         out.print(_table(results, optimiser))
     out.print(_best_table(results))
@@ -256,11 +224,6 @@ def _report(task: Task, results: GridResults, folder: RunFolder | None) -> None:
     if folder is not None and results.cells and can_draw():
         words = Caption(f"{task.title}: what a delay costs", _subtitle(results), caption)
         results_picture(folder.path / "delay.png", results, words)
-
-
-def _heading(task: Task, results: GridResults) -> str:
-    grid = results.grid
-    return f"{task.title}; {counted(len(grid.points()), 'training')}, {_subtitle(results)}"
 
 
 def _subtitle(results: GridResults) -> str:
@@ -300,9 +263,10 @@ def _shown(results: GridResults, cell: ResultCell | None) -> str:
 
 def _best_table(results: GridResults) -> Table:
     table = plain_table(gap=2)
-    for column in ("optimiser", "delay", "best", "at rate", "batch", "largest good rate",
-                   "predicted edge"):  # fmt: skip
-        table.add_column(column, justify="left" if column == "optimiser" else "right")
+    add_columns(
+        table, "optimiser", "delay", "best", "at rate", "batch", "largest good rate",
+        "predicted edge",
+    )  # fmt: skip
     for best in results.best():
         edge, largest = best.predicted_edge, best.largest_rate
         table.add_row(

@@ -1,4 +1,4 @@
-"""How a published table is shown: ours beside theirs."""
+"""Print and draw a published table: our numbers beside the published ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def show_table(table: PublishedTable, cells: list[PublishedCell]) -> None:
     for column in columns:
         shown.add_column(column, justify="right")
     for row in rows:
-        # A table in training may have holes.
+        # Cells that are not trained yet are missing.
         places = [by_place.get((row, column)) for column in columns]
         shown.add_row(row, *("." if cell is None else _cell(cell, table) for cell in places))
     if cells:
@@ -60,7 +60,7 @@ def _cell(cell: PublishedCell, table: PublishedTable) -> str:
     own = table.experiment or table.trainings
     if own is not None:
         return own.show(cell)
-    # Some tables count, and have no unit.
+    # A table of counts has no unit.
     ours = f"{cell.ours:.3g} {table.unit}".rstrip()
     if cell.published is None or cell.deviation is None:
         return ours

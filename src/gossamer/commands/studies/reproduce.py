@@ -1,38 +1,39 @@
-"""`gossamer reproduce`: a published table, ours beside theirs."""
+"""`gossamer reproduce`: compute a published table, our numbers beside the published ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from gossamer.commands import options as given
-from gossamer.commands.console import Reporter, can_draw, out, print_json, say
+from gossamer.commands.console import Reporter, can_draw, out, print_json, say, titled_table
 from gossamer.commands.kept_run import kept_run
-from gossamer.commands.studies.batch import BatchOptions, check_table, run_batch
-from gossamer.commands.studies.grid_batch import GridBatch, GridPlan, continued_grid
-from gossamer.commands.studies.published_table import draw_table, show_table
-from gossamer.commands.studies.training_batch import (
-    TrainingsBatch,
-    TrainingsPlan,
-    continued_trainings,
+from gossamer.commands.studies.batch import (
+    BatchOptions,
+    BatchPlan,
+    MachineOptions,
+    continued_plan,
+    new_plan,
+    run_batch,
 )
+from gossamer.commands.studies.grid_batch import GridBatch, continued_grid, grid_plan
+from gossamer.commands.studies.published_table import draw_table, show_table
+from gossamer.commands.studies.training_batch import KEYS, TrainingsBatch
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
 from gossamer.studies.lab.results import GridResults
 from gossamer.studies.reproductions import TABLES, PublishedTable
 from gossamer.studies.reproductions.table import Experiment
-from gossamer.studies.reproductions.trainings import Trained
 from gossamer.tasks import Task
 
 JobsOption = Annotated[
-    int | None,
-    typer.Option("--jobs", help="So many trainings at a time, in processes; default: 1."),
+    int | None, given.shown("So many trainings at a time, in processes; default: 1.")
 ]
-# By kind of table: computed at once, a grid of the laboratory, single trainings.
+# The options of tables that are a grid of the laboratory, and of tables of single trainings.
 _TRAINED = frozenset({"--data", "--device", "--quick", "--resume", "--minutes"})
 _SINGLE = _TRAINED | {"--epochs", "--jobs"}
 
@@ -41,15 +42,12 @@ _SINGLE = _TRAINED | {"--epochs", "--jobs"}
 def reproduce(
     table: Annotated[str | None, typer.Argument(help="Which table; left out: list them.")] = None,
     seed: given.SeedOption = 0,
-    data: given.DataOption = None,
-    device: given.TrainingDeviceOption = None,
-    threads: given.ThreadsOption = 1,
+    machine: MachineOptions = MachineOptions(),
     quick: Annotated[
-        bool, typer.Option("--quick", help="A small part with few epochs, of tables that train.")
+        bool, given.shown("A small part with few epochs, of tables that train.", "--quick")
     ] = False,
     epochs: Annotated[
-        float | None,
-        typer.Option("--epochs", help="Instead of the paper's; the schedule shrinks with them."),
+        float | None, given.shown("Instead of the paper's; the schedule shrinks with them.")
     ] = None,
     jobs: JobsOption = None,
     options: BatchOptions = BatchOptions(),
@@ -63,37 +61,47 @@ def reproduce(
     chosen, resume = TABLES[table], options.resume
     changing = {"--quick": quick or None, "--epochs": epochs}
     limits = {"--resume": resume, "--minutes": options.minutes}
-    _refuse(chosen, {"--data": data, "--device": device, **changing, "--jobs": jobs, **limits})
+    machine_asked = {"--data": machine.data, "--device": machine.device}
+    _refuse(chosen, {**machine_asked, **changing, "--jobs": jobs, **limits})
     asked = changing | {"--seed": seed or None}
     if chosen.trainings is not None:
-        finished: dict[str, Trained] = {}
         if resume is not None:
-            plan, finished = continued_trainings(chosen, resume, asked, device, threads, data)
+            plan = continued_plan(resume, machine, asked, KEYS, "trainings")
         else:
             full, short = chosen.trainings.epochs, chosen.trainings.quick_epochs
             length = epochs if epochs is not None else short if quick else full
-            plan = TrainingsPlan(table, seed, quick, length, data, device or "cpu", threads)
+            choices = {"table": table, "seed": seed, "quick": quick, "epochs": length}
+            plan = new_plan(choices, machine)
+        _check_table(resume, plan, table)
         count = 1 if jobs is None else jobs
-        batch = TrainingsBatch(chosen, chosen.trainings, plan, options, count, finished)
+        batch = TrainingsBatch(chosen, chosen.trainings, plan, options, count)
     elif chosen.experiment is not None:
-        experiment = chosen.experiment
         if resume is not None:
-            setup = continued_grid(resume, asked, device, threads, data)
-            check_table(resume, setup.table, table)
+            plan = continued_grid(resume, machine, asked)
         else:
-            grid = experiment.grid(seed, quick)
-            setup = GridPlan(experiment.task, data, device or "cpu", threads, grid, table)
-        batch = _grid_batch(chosen, experiment, setup, options)
+            grid = chosen.experiment.grid(seed, quick)
+            plan = grid_plan(chosen.experiment.task, grid, machine, table)
+        _check_table(resume, plan, table)
+        batch = _grid_batch(chosen, chosen.experiment, plan, options)
     else:
         _compute(chosen, seed, options)
         return
     run_batch(batch, options, f"reproduce-{table}", f"gossamer reproduce {table}")
 
 
+def _check_table(path: Path | None, plan: BatchPlan, table: str) -> None:
+    """Refuse to continue a run as another table than its own."""
+    found = plan.choices["table"]
+    if found != table:
+        raise ConfigurationError(
+            f"{path} holds {found or 'another run'}, not {table}; name its own table"
+        )
+
+
 def _grid_batch(
-    chosen: PublishedTable, experiment: Experiment, setup: GridPlan, options: BatchOptions
+    chosen: PublishedTable, experiment: Experiment, setup: BatchPlan, options: BatchOptions
 ) -> GridBatch:
-    """A table whose cells are trainings of a laboratory grid."""
+    """The batch of a table whose cells are trainings of a laboratory grid."""
 
     def described(results: GridResults) -> dict[str, Any]:
         cells = [cell.as_dict() for cell in experiment.cells(results)]
@@ -130,7 +138,7 @@ def _refuse(table: PublishedTable, asked: Mapping[str, object]) -> None:
 
 
 def _compute(chosen: PublishedTable, seed: int, options: BatchOptions) -> None:
-    """A table that takes no training."""
+    """Compute a table that needs no training."""
     assert chosen.compute is not None
     config = {"table": chosen.name, "seed": seed, "settings": chosen.settings}
     with kept_run(options.runs, f"reproduce-{chosen.name}", config) as folder:
@@ -147,11 +155,7 @@ def _compute(chosen: PublishedTable, seed: int, options: BatchOptions) -> None:
 
 
 def _list(as_json: bool) -> None:
-    listing = Table(title="Published tables", title_justify="left")
-    for column in ("table", "what it shows", "source"):
-        listing.add_column(column)
-    for table in TABLES.values():
-        listing.add_row(table.name, table.title, table.source)
-    out.print(listing)
+    rows = [(table.name, table.title, table.source) for table in TABLES.values()]
+    out.print(titled_table("Published tables", "table", "what it shows", "source", rows=rows))
     if as_json:
         print_json({"tables": [{"name": t.name, "title": t.title} for t in TABLES.values()]})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
 
 from gossamer.commands import options as given
@@ -19,10 +19,13 @@ from gossamer.commands.console import (
     say_line,
     show_table,
 )
-from gossamer.commands.kept_run import EngineCache, execute, kept_run
+from gossamer.commands.kept_run import kept_run
+from gossamer.commands.work.jobs import JobWatch, OnRow, SimulationJob, run_jobs
+from gossamer.commands.work.simulations import EngineCache
 from gossamer.quantities import counted
 from gossamer.report.pictures.stragglers_picture import Runner, Stage, stragglers_picture
 from gossamer.runs.folder import RunFolder
+from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import Interval, show_number
 from gossamer.studies.lab.stragglers import (
     OPTIMISER,
@@ -30,6 +33,7 @@ from gossamer.studies.lab.stragglers import (
     STEPS,
     Claim,
     StragglerEntry,
+    StragglerPace,
     StragglerRun,
     StragglerScene,
     Study,
@@ -44,12 +48,12 @@ Found = dict[str, dict[str, StragglerEntry]]
 
 @given.with_groups
 def stragglers(
-    workers: Annotated[int, typer.Option("--workers", help="How many workers.")] = 16,
+    workers: Annotated[int, given.shown("How many workers.")] = 16,
     seed: given.SeedOption = 0,
     seeds: given.SeedsOption = 3,
     epochs: given.EpochsOption = None,
     steps: Annotated[
-        int, typer.Option("--steps", help="Steps per worker of the runs that take times only.")
+        int, given.shown("Steps per worker of the runs that take times only.")
     ] = STEPS,
     lr: given.GridOption = None,
     task: given.TaskOption = "digits-mlp",
@@ -78,36 +82,50 @@ def stragglers(
                 _draw(folder.path / "stragglers.png", study, found)
 
 
+@dataclass(frozen=True)
+class StragglerJob:
+    """One run of the study: it takes times, or it trains at a learning rate."""
+
+    one: StragglerRun
+
+    @property
+    def label(self) -> str:
+        one = self.one
+        return f"{one.scene.name} stragglers, {one.label}, seed {one.settings.seed}"
+
+    def run(
+        self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]
+    ) -> StragglerPace | Result:
+        if self.one.rate is None:
+            return pace(self.one.settings)
+        return SimulationJob(self.label, self.one.settings).run(engines, on_row, is_over)
+
+
 def _run(jobs: list[StragglerRun], folder: RunFolder | None) -> Found:
-    """One line of metrics a run, so that an interruption loses at most one."""
-    engines = EngineCache()
+    """Run the study. Each run is one line of metrics, so that an interruption loses at most one."""
     found: Found = {}
+
+    def done(job: StragglerJob, answer: StragglerPace | Result) -> None:
+        one = job.one
+        entries = found.setdefault(one.scene.name, {})
+        entry = entries.setdefault(one.label, StragglerEntry(one.label))
+        row: Row = {"scene": one.scene.name, "method": one.label, "seed": one.settings.seed}
+        if isinstance(answer, StragglerPace):
+            entry.paces.append(answer)
+            row |= vars(answer)
+            reporter.finished(f"{job.label}: {answer.throughput:,.0f} gradients/s")
+        else:
+            entry.histories.setdefault(one.rate or 0.0, []).append(answer.history)
+            row |= {"learning_rate": one.rate, "history": answer.history}
+            score = answer.summary[entry.key]
+            reporter.finished(f"{job.label}, rate {one.rate:g}: {entry.key} {score:.4f}")
+        if folder is not None:
+            folder.add_row(row)
+
     try:
         with Reporter(len(jobs), "stragglers") as reporter:
-            for job in jobs:
-                entry = found.setdefault(job.scene.name, {}).setdefault(
-                    job.label, StragglerEntry(job.label)
-                )
-                name = f"{job.scene.name} stragglers, {job.label}, seed {job.settings.seed}"
-                row: dict[str, Any] = {
-                    "scene": job.scene.name, "method": job.label, "seed": job.settings.seed
-                }  # fmt: skip
-                if job.rate is None:
-                    timed = pace(job.settings)
-                    entry.paces.append(timed)
-                    row |= vars(timed)
-                    reporter.finished(f"{name}: {timed.throughput:,.0f} gradients/s")
-                else:
-                    result = execute(
-                        job.settings, folder=None, on_row=lambda row: None, engines=engines
-                    )
-                    entry.histories.setdefault(job.rate, []).append(result.history)
-                    row |= {"learning_rate": job.rate, "history": result.history}
-                    last = result.summary
-                    score = last["accuracy"] if last["accuracy"] is not None else last["loss"]
-                    reporter.finished(f"{name}, rate {job.rate:g}: {entry.key} {score:.4f}")
-                if folder is not None:
-                    folder.add_row(row)
+            for _ in run_jobs(map(StragglerJob, jobs), JobWatch(on_done=done)):
+                pass
     finally:
         if folder is not None:
             folder.close()
@@ -174,7 +192,7 @@ def _table(scene: StragglerScene, entries: Mapping[str, StragglerEntry]) -> Tabl
     key = next(iter(entries.values())).key
     show = _spread_share if key == "accuracy" else _spread_loss
     columns: dict[str, Callable[[StragglerEntry], str]] = {
-        "used/s": lambda entry: _spread(entry.over_seeds("throughput")),
+        "used/s": lambda entry: _spread(entry.over_seeds("throughput"))
     }
     if scene.slowest_pace is not None:
         columns["2nd half/s"] = lambda entry: _spread(entry.over_seeds("late_throughput"))

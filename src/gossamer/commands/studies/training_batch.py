@@ -3,98 +3,88 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from gossamer.commands.console import Reporter, can_draw, say
-from gossamer.commands.studies.batch import BatchOptions, check_table, continued
+from gossamer.commands.studies.batch import BatchOptions, BatchPlan, reading
 from gossamer.commands.studies.published_table import show_table
-from gossamer.commands.studies.training_processes import (
-    TrainingSite,
-    TrainingWatch,
-    train_here,
-    train_side_by_side,
-)
+from gossamer.commands.work.jobs import JobWatch, OnRow, SimulationJob, run_jobs
+from gossamer.commands.work.simulations import EngineCache
 from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
 from gossamer.specs import check_range
 from gossamer.studies.reproductions import PublishedCell, PublishedTable
 from gossamer.studies.reproductions.table import Trainings
-from gossamer.studies.reproductions.trainings import CellTraining, Trained, brief
-from gossamer.tasks import Task
+from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained, brief
 
-
-@dataclass(frozen=True)
-class TrainingsPlan:
-    """What decides the cells of such a table, as config.json keeps it."""
-
-    table: str
-    seed: int
-    quick: bool
-    epochs: float
-    data: Path | None
-    device: str
-    threads: int
-
-    def as_dict(self) -> Row:
-        return vars(self) | {"data": self.data and str(self.data.resolve())}
-
-
-def continued_trainings(
-    table: PublishedTable, path: Path, asked: Mapping[str, object], device: str | None,
-    threads: int, data: Path | None,
-) -> tuple[TrainingsPlan, dict[str, Trained]]:  # fmt: skip
-    """The plan of a folder and what is finished; where and on what it is trained may change."""
-
-    def read(config: dict[str, Any]) -> tuple[TrainingsPlan, dict[str, Trained]]:
-        check_table(path, config["table"], table.name)
-        kept = config["data"]
-        plan = TrainingsPlan(
-            table.name, config["seed"], config["quick"], config["epochs"],
-            data or (Path(kept) if kept else None), device or config["device"], threads,
-        )  # fmt: skip
-        return plan, _finished(path)
-
-    return continued(path, asked, read, what="trainings", whose="such a run")
+KEYS = ("table", "seed", "quick", "epochs")
+"""What decides the cells of such a table, as config.json keeps it."""
 
 
 def _finished(path: Path) -> dict[str, Trained]:
+    """The trainings that a folder holds; none where it was stopped before the first evaluation."""
     progress = path / "progress.json"
     if not progress.exists():
-        # It was stopped before the first evaluation.
         return {}
-    kept = json.loads(progress.read_text(encoding="utf-8"))["finished"]
-    return {one["label"]: Trained.from_dict(one) for one in kept}
+    with reading(path):
+        kept = json.loads(progress.read_text(encoding="utf-8"))["finished"]
+        return {one["label"]: Trained.from_dict(one) for one in kept}
+
+
+# The cells of a table share their task, so that each process loads it once.
+_load = lru_cache(maxsize=1)(Problem.load)
+
+
+@dataclass(frozen=True)
+class CellJob:
+    """The training of one cell, as plain data: a process loads the task by itself."""
+
+    training: CellTraining
+    problem: Problem
+    plan: BatchPlan
+
+    @property
+    def label(self) -> str:
+        return self.training.label
+
+    def run(self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]) -> Trained:
+        task, plan = _load(self.problem, self.plan.data), self.plan
+        settings = self.training.settings(task, plan.device, plan.threads)
+        job = SimulationJob(self.label, settings)
+        return Trained.of(self.training, job.run(engines, on_row, is_over))
 
 
 @dataclass
 class TrainingsBatch:
-    """The trainings of a table: what has come out is written after every evaluation of each."""
+    """The trainings of a table. The folder is brought up to date after every evaluation."""
 
     table: PublishedTable
     trainings: Trainings
-    plan: TrainingsPlan
+    plan: BatchPlan
     options: BatchOptions
     jobs: int
     trained: dict[str, Trained] = field(default_factory=dict[str, Trained])
     unfinished: dict[str, list[Row]] = field(default_factory=dict[str, list[Row]])
-    """The evaluations of trainings that are under way, or were when everything was stopped."""
+    """The evaluations of trainings that have not ended."""
     ended: str = "running"
-    task: Task = field(init=False)
     work: list[CellTraining] = field(init=False)
 
     def __post_init__(self) -> None:
-        """What cannot be trained is refused before anything is written."""
+        """Refuse what cannot be trained before anything is written."""
         check_range("jobs", self.jobs, 1)
         self.options.check()
+        if self.options.resume is not None:
+            self.trained = _finished(self.options.resume)
         plan = self.plan
-        self.task = self.trainings.problem.load(plan.data)
-        self.work = self.trainings.make(plan.seed, plan.quick, plan.epochs)
+        self.epochs: float = plan.choices["epochs"]
+        task = _load(self.trainings.problem, plan.data)
+        self.work = self.trainings.make(plan.choices["seed"], plan.choices["quick"], self.epochs)
         for one in self.work:
-            one.settings(self.task, plan.device, plan.threads)
+            one.settings(task, plan.device, plan.threads)
 
     @property
     def notices(self) -> list[str]:
@@ -104,11 +94,11 @@ class TrainingsBatch:
         return {**self.plan.as_dict(), "settings": self.table.settings}
 
     def cells(self) -> list[PublishedCell]:
-        """In the table's order, whatever the order in which they were finished."""
+        """The cells that are known, in the order of the table."""
         return [cell for cell, _ in self._cells()]
 
     def _cells(self) -> list[tuple[PublishedCell, Row]]:
-        """Each with the summary of the training that it comes from."""
+        """Each known cell with the summary of the training that it comes from."""
         found: list[tuple[PublishedCell, Row]] = []
         for one in self.work:
             if one.label in self.trained:
@@ -133,37 +123,33 @@ class TrainingsBatch:
                 folder.write_progress({"finished": finished, "unfinished": self.unfinished})
                 folder.write_summary(self.summary())
 
-        def on_row(training: CellTraining, row: Row) -> None:
-            self.unfinished.setdefault(training.label, []).append(brief(row))
+        def at(job: CellJob, row: Row) -> None:
+            self.unfinished.setdefault(job.label, []).append(brief(row))
             write()
-            shares[training.label] = min(1.0, row["epochs"] / self.plan.epochs)
-            reporter.at(f"{training.label}  epoch {row['epochs']:.1f}", sum(shares.values()))
+            shares[job.label] = min(1.0, row["epochs"] / self.epochs)
+            reporter.at(f"{job.label}  epoch {row['epochs']:.1f}", sum(shares.values()))
 
-        def on_done(training: CellTraining, trained: Trained) -> None:
-            self.trained[training.label] = trained
-            self.unfinished.pop(training.label, None)
+        def done(job: CellJob, trained: Trained) -> None:
+            self.trained[job.label] = trained
+            self.unfinished.pop(job.label, None)
             write()
-            shares.pop(training.label, None)
-            report(training)
+            shares.pop(job.label, None)
+            report(job.label)
 
-        def report(training: CellTraining) -> None:
-            summary = self.trained[training.label].summary
+        def report(label: str) -> None:
+            summary = self.trained[label].summary
             value = f"{self.trainings.value(summary):.4g} {self.table.unit}".rstrip()
-            reporter.finished(f"{training.label}: {value}, in {summary['wall_seconds']:.0f} s")
+            reporter.finished(f"{label}: {value}, in {summary['wall_seconds']:.0f} s")
 
-        plan = self.plan
         missing = [one for one in self.work if one.label not in self.trained]
-        site = TrainingSite(self.trainings.problem, plan.data, plan.device, plan.threads)
-        watch = TrainingWatch(on_row, on_done, deadline)
+        jobs = [CellJob(one, self.trainings.problem, self.plan) for one in missing]
         with Reporter(len(self.work), self.table.name) as reporter:
             for one in self.work:
                 if one.label in self.trained:
-                    report(one)
+                    report(one.label)
             try:
-                if self.jobs == 1:
-                    train_here(missing, self.task, site, watch)
-                else:
-                    train_side_by_side(missing, self.jobs, site, watch)
+                for _ in run_jobs(jobs, JobWatch(at, done, deadline), processes=self.jobs):
+                    pass
             except KeyboardInterrupt:
                 return "interrupted"
         return "finished" if len(self.trained) == len(self.work) else "stopped"
@@ -172,7 +158,7 @@ class TrainingsBatch:
         cells = self.cells()
         show_table(self.table, cells)
         say(
-            f"this run: {counted(self.plan.epochs, 'epoch')} (in full: {self.trainings.epochs:g}), "
+            f"this run: {counted(self.epochs, 'epoch')} (in full: {self.trainings.epochs:g}), "
             f"{counted(len(cells), 'cell')} of {self.table.cells}"
         )
         if folder is not None and self.trained and can_draw():

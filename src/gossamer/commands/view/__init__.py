@@ -1,1 +1,1 @@
-"""What is seen of a run while it goes on: on the terminal, or in a browser."""
+"""Views of a run while it goes on, on the terminal or in a browser."""

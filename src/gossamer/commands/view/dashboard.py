@@ -1,20 +1,27 @@
-"""A comparison while it runs: a row per method on a terminal, a line per run elsewhere."""
+"""The view of a comparison: a row for each method on a terminal, a line for each run elsewhere."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from gossamer.commands.console import err, fit, plain_table, show_share, show_stale, warn
+from gossamer.commands.console import (
+    err,
+    fit,
+    plain_table,
+    progress_line,
+    show_share,
+    show_stale,
+    warn,
+)
+from gossamer.errors import Error
 from gossamer.quantities import counted
-
-Row = dict[str, Any]
+from gossamer.runs.result import Row
 
 
 @dataclass
@@ -25,16 +32,16 @@ class _Method:
     done: float = 0.0
     failed: int = 0
     rate: float = 0.0
-    row: Row = field(default_factory=dict[str, Any])
+    row: Row = field(default_factory=Row)
     speed: float | None = None
-    """Steps of all its workers per second of real time."""
+    """Steps of all workers per second of real time."""
 
 
 class Dashboard:
-    """Progress of the runs of several methods."""
+    """Shows the progress of the runs of several methods."""
 
     def __init__(self, runs: dict[str, int]) -> None:
-        """How many runs each method has."""
+        """`runs` says how many runs each method has."""
         self._methods = {label: _Method(count) for label, count in runs.items()}
         self._total = sum(runs.values())
         self._finished = 0
@@ -53,7 +60,7 @@ class Dashboard:
         self._live.stop()
 
     def expect(self, label: str) -> None:
-        """One more run of this method is to come."""
+        """Count one more run of this method that is to come."""
         self._methods[label].runs += 1
         self._total += 1
 
@@ -63,7 +70,7 @@ class Dashboard:
         self._methods[label].rate = rate
 
     def at(self, row: Row, share: float) -> None:
-        """An evaluation of the run that is going on, and how far it is."""
+        """Show an evaluation of the present run, and how far the run is."""
         assert self._current is not None
         method = self._methods[self._current]
         method.row = row
@@ -74,18 +81,20 @@ class Dashboard:
             self._shown = time.monotonic()
             self._live.update(self.view())
 
-    def finished(self, what: str, *, has_failed: bool = False) -> None:
-        """The run that was going on is over."""
+    def finished(self, name: str, outcome: Row | Error) -> None:
+        """The present run is over, with this summary or this error."""
         assert self._current is not None
         method = self._methods[self._current]
         method.done = int(method.done) + 1.0
+        has_failed = isinstance(outcome, Error)
         method.failed += has_failed
         self._finished += 1
         if not err.is_terminal:
+            what = f"{name} failed: {outcome}" if has_failed else progress_line(name, outcome)
             warn(f"[{self._finished}/{self._total}] {what}")
 
     def view(self) -> Group:
-        """All methods, and how long it may take."""
+        """Show all methods, and how long the rest may take."""
         table = plain_table()
         table.add_column("method", no_wrap=True)
         table.add_column("runs")

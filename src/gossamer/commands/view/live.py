@@ -1,4 +1,4 @@
-"""`--live PORT`: the page of a run that is going on, for the browsers of this machine only.
+"""`--live PORT`: serve the page of a run while it goes on, to browsers of this machine only.
 
 The page is built anew from the run folder when it is asked for, so what it shows is what a crash
 would leave behind. Nothing but the page and its data is served, and only while the command runs.
@@ -22,14 +22,14 @@ from gossamer.runs.folder import RunFolder, to_json
 
 _HOST = "127.0.0.1"
 _FRESH_S = 1.0
-"""Pages asked for within this time share one reading of the folder."""
+"""Requests within this time share one reading of the folder."""
 _RECENT_S = 5.0
-"""Who asked so lately is still watching, and is given the end of the run to read."""
+"""A browser that asked so recently is still watching, and gets the end of the run, too."""
 _FAREWELL_S = 5.0
 
 
 class LivePage:
-    """A server of one page; use it as a context."""
+    """A server of one page. Use it as a context."""
 
     def __init__(self, port: int) -> None:
         if not 0 <= port <= 65535:
@@ -58,11 +58,11 @@ class LivePage:
         return self
 
     def show(self, folder: RunFolder) -> None:
-        """From now on the page is that of this folder."""
+        """Show this folder from now on."""
         self._folder = folder.path
 
     def __exit__(self, *error: object) -> None:
-        """Who is watching gets the last word before the server goes."""
+        """Wait until a browser that is watching has read the end of the run; stop the server."""
         with self._lock:
             self._is_over, self._made = True, None
         until = time.monotonic() + _FAREWELL_S
@@ -77,7 +77,7 @@ class LivePage:
         self._thread.join()
 
     def data(self) -> PageData | None:
-        """As of now; None as long as there is no folder."""
+        """The present data of the page; None as long as there is no folder."""
         with self._lock:
             if self._folder is None:
                 return None
@@ -92,7 +92,7 @@ class LivePage:
 
 
 def live_page(port: int | None, *, keeps_folder: bool) -> AbstractContextManager[LivePage | None]:
-    """That of `--live`, or nothing where it was left out."""
+    """Make the page of `--live`, or an empty context where the option is left out."""
     if port is None:
         return nullcontext()
     if not keeps_folder:
@@ -108,7 +108,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((_HOST, port), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # a browser that went away is not worth a traceback in the middle of a run
+        pass  # no traceback for a browser that closed its connection
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -120,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         host = self.headers.get("Host", "").rpartition(":")[0]
         if host not in (_HOST, "localhost"):
-            # Another site's name that points here: its scripts are not to read the run.
+            # The name of another site points to this machine; its scripts must not read the run.
             self._answer(403, "text/plain", "this page is for this machine only")
             return
         path = self.path.partition("?")[0]
@@ -150,4 +150,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        pass  # standard error is for the run
+        pass  # standard error belongs to the run

@@ -1,4 +1,4 @@
-"""The workers of a real run while it goes on: a row each on a terminal, lines elsewhere."""
+"""The view of a real run: a row for each worker on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from rich.live import Live
 from rich.table import Table
 
-from gossamer.commands.console import err, fit, show_share, show_stale, warn
+from gossamer.commands.console import err, fit, progress_line, show_share, show_stale, warn
 from gossamer.quantities import counted
 from gossamer.runs.result import Row
 
 
 class TrainView:
-    """All workers live on a terminal; a line per evaluation elsewhere."""
+    """Shows all workers on a terminal, and a line for each evaluation elsewhere."""
 
     def __init__(self, method: str, workers: int, epochs: float) -> None:
         self._method = method
@@ -35,7 +35,7 @@ class TrainView:
         self._live.stop()
 
     def start(self) -> None:
-        """The first word, before seconds of imports; what is refused is one sentence without it."""
+        """Say that workers start, because their imports take seconds."""
         if not err.is_terminal:
             warn(f"starting {counted(self._workers, 'worker')}")
 
@@ -52,18 +52,10 @@ class TrainView:
     def row(self, row: Row) -> None:
         self._last = row
         if not err.is_terminal:
-            warn(self._line(row))
-
-    def _line(self, row: Row) -> str:
-        parts = [self._method, f"epoch {row['epochs']:.1f}", f"{row['seconds']:.2f} s"]
-        if row.get("loss") is not None:
-            parts.append(f"loss {row['loss']:.3f}")
-        if row.get("accuracy") is not None:
-            parts.append(f"accuracy {show_share(row['accuracy'])}")
-        return "  ".join(parts)
+            warn(progress_line(self._method, row))
 
     def _table(self) -> Table:
-        title = self._line(self._last) if self._last else self._method
+        title = progress_line(self._method, self._last) if self._last else self._method
         table = Table(title=title, title_justify="left")
         for column in (
             "worker", "steps", "steps/s", "training loss", "exchanges/step", "stale", "waiting",
@@ -88,6 +80,6 @@ class TrainView:
 
 
 def _waiting(row: Row) -> str:
-    """How much of its time, and for what the most."""
+    """The share of time that a worker waited, and for what it waited most."""
     share = show_share(row["waiting_seconds"] / max(row["seconds"], 1e-9))
     return share if row["waits_for"] is None else f"{share} {row['waits_for']}"

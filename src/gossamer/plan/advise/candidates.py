@@ -1,8 +1,9 @@
-"""What advice may choose from: methods with their main settings, and one grid of learning rates.
+"""What advice chooses from: methods with their main settings, and one grid of learning rates.
 
-The menu is a table in order of importance: where a budget cannot pay for all of it, rows at the end
-go first. Every row gets the same rates, for the rate decides more than the method does; so a row
-must train at one of them, and settings that need another grid (ssp:bound=16) are not here.
+The rows of the menu are in order of importance: where a budget does not pay for all of them, the
+last ones are dropped first. Every row gets the same rates, because the rate decides more than the
+method does; so a row must train at one of them, and settings that need another grid (ssp:bound=16)
+are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gossamer.methods import parse_method
 from gossamer.quantities import counted
 
 MENU = (
-    # One of each way to couple workers.
+    # One row for each way to couple workers.
     "all_reduce",
     "ad_psgd",
     "local_sgd:period=8",
@@ -28,7 +29,7 @@ MENU = (
     "push_gossip",
     "backup_workers",
     "ssp:bound=4,divide=true",
-    # The same with another period, topology, bound or number of servers.
+    # Another period, topology, bound or number of servers.
     "local_sgd:period=32",
     "push_sum:overlap=1",
     "ad_psgd:topology=bipartite_ring",
@@ -88,7 +89,7 @@ class Candidate:
         return f"{self.method} at {self.learning_rate:g}"
 
     def settings(self, base: Settings) -> Settings:
-        """The base with this method and rate, checked."""
+        """The base settings with this method and rate, checked."""
         return dataclasses.replace(
             base, method=parse_method(self.method), learning_rate=self.learning_rate
         ).resolved()
@@ -97,7 +98,7 @@ class Candidate:
 def candidates(
     base: Settings, rates: Sequence[float], menu: Sequence[str] = MENU
 ) -> tuple[list[Candidate], dict[str, str]]:
-    """All that can run on this cluster, in the menu's order, and why the others cannot."""
+    """The candidates that can run on this cluster, in the menu's order, and why others cannot."""
     found: list[Candidate] = []
     left_out = dict(NOT_ADVISED)
     for method in menu:
@@ -133,7 +134,7 @@ def _obstacle(base: Settings, method: str) -> str:
 
 
 def kind_of(candidate: Candidate, settings: Settings) -> str:
-    """How this candidate couples its workers, in a few words."""
+    """How this candidate couples its workers: the kind that it belongs to."""
     method = settings.method.method
     if method.family == "local updates":
         return "local updates"

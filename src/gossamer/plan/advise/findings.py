@@ -1,4 +1,4 @@
-"""What a search found, in words and numbers: for the console, for JSON and for the page."""
+"""What a search found, in words and numbers, for the console and for the summary."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from gossamer.plan.advise.search import Search, Standing
 from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.plan.advise.sensitivity import SceneOutcome, sentence, thresholds
 from gossamer.quantities import counted
-from gossamer.report.page.data import ArrivalData, TableData
-from gossamer.report.page.method import arrival_data
 from gossamer.runs.arrival import RULE, is_lower_better
 from gossamer.runs.ranking import RankedMethod, Ranking
 from gossamer.runs.statistics import beyond, show_score
@@ -42,10 +40,11 @@ class SearchFindings:
 
     @property
     def has_final(self) -> bool:
-        """Whether the finalists have run: before that nobody may be called first."""
+        """Whether the finalists have run; before that no method may be called first."""
         return bool(self.ranking) and self.ranking[0].is_final
 
     def place(self, one: Standing) -> RankedMethod:
+        """Its place in the contest, with its interval."""
         return next(p for p in self.contest.places if p.label == one.candidate.method)
 
     def verdict(self) -> str:
@@ -54,7 +53,7 @@ class SearchFindings:
         contest = self.contest
         if not self.has_final:
             cut_short = f"{self._why_ended()} when {self._measured()} had been measured"
-            # Such a search knows nothing of those who had not arrived yet.
+            # Such a search knows nothing of the methods that had not arrived yet.
             contest = Ranking([one.arrival for one in self.ranking if one.arrival.reached])
         ends = {one.candidate.method: one.nearest for one in self.ranking}
         return verdict(contest, self.search.target, self.search.key, ends, cut_short)
@@ -65,11 +64,11 @@ class SearchFindings:
         )
 
     def _measured(self) -> str:
-        tried = len(self.search.candidates) + len(self.search.widened)
-        return f"{len(self.search.searched)} of {counted(tried, 'candidate')}"
+        tried = counted(len(self.search.candidates), "candidate")
+        return f"{len(self.search.searched)} of {tried}"
 
     def widened(self) -> str:
-        """Who was tried at a rate beyond the grid."""
+        """Which candidates were tried at a rate beyond the grid."""
         tried = ", ".join(map(str, self.search.widened))
         why = "because the best rate was the outermost of the grid"
         return f"Also tried, {why}: {tried}." if tried else ""
@@ -85,10 +84,14 @@ class SearchFindings:
             for one in (first, second)
         )
         if winner is None:
+            begun = (
+                f"No method reaches {self.goal} with every seed; {first.candidate.method} comes"
+                if first.is_final
+                else f"So far {first.candidate.method} has come"
+            )
             return (
-                f"Nobody reaches {self.goal} with every seed; {first.candidate.method} comes "
-                f"nearest with {show_score(first.nearest, key)}, then {second.candidate.method} "
-                f"with {show_score(second.nearest, key)}."
+                f"{begun} nearest with {show_score(first.nearest, key)}, then "
+                f"{second.candidate.method} with {show_score(second.nearest, key)}."
             )
         if loser is None and not second.is_final:
             return f"{second.candidate.method} had not arrived yet."
@@ -101,14 +104,14 @@ class SearchFindings:
         return why(winner, loser)
 
     def proposal(self) -> str:
-        """Where nobody arrives: a target or a length with which somebody would."""
-        if self.is_reached or not self.ranking or not self.ranking[0].is_final:
+        """Where no method arrives: a target or a length with which one would."""
+        if self.is_reached or not self.has_final:
             return ""
         key, epochs = self.search.key, self.search.base.epochs or 1.0
         best = self.ranking[0].nearest
         if not math.isfinite(best):
             return "Every candidate diverged; give smaller rates with --lr."
-        # Held with some seeds, or nearly held: what is proposed must be easier than what was asked.
+        # The target may be held with some seeds: what is proposed must be easier than it.
         rounded = (
             max(math.ceil(best * 100) / 100, math.floor(self.search.target * 100 + 1) / 100)
             if is_lower_better(key)
@@ -117,7 +120,7 @@ class SearchFindings:
         return f"Try --target {rounded:g}, or --epochs {_LONGER * epochs:g}."
 
     def edge(self) -> str:
-        """Where the winner's rate is the outermost of the grid, a better one may lie beyond."""
+        """A hint where the winner's rate is the outermost that was tried."""
         if not self.has_final:
             return ""
         first = self.ranking[0].candidate
@@ -149,7 +152,7 @@ class SearchFindings:
         return found
 
     def remarks(self) -> list[str]:
-        """What the page says besides its verdict, its tables and the advice itself."""
+        """What the page says besides the verdict, the tables and the advice itself."""
         judged = RULE_OF_CHANGES if self.changes() else ""
         said = [one for one in (self.ended(), self.widened(), judged) if one]
         said += [f"{what} failed: {error}" for what, error in self.search.failures.items()]
@@ -159,14 +162,14 @@ class SearchFindings:
         return said
 
     def next_step(self) -> str:
-        """What to do with the answer; nothing where there is none."""
+        """What to do with the answer; empty where there is none."""
         if not self.has_final:
             return ""
         whom = "the winner" if self.contest.winner is not None else "the first of them"
         return f"Train with {whom}: {self.train_command()}"
 
     def train_command(self) -> str:
-        """Trains with the first of the ranking on real processes; empty before there is one."""
+        """The command that trains with the first of the ranking; empty before the final."""
         if not self.has_final:
             return ""
         first = self.ranking[0].candidate
@@ -174,8 +177,8 @@ class SearchFindings:
         return shlex.join(["gossamer", "train", *chosen, *_common(self.search.base)])
 
     def ended(self) -> str:
-        """What a reader must know of a search that was cut short; empty where it was not."""
-        seeds = len(self.ranking[0].results) if self.ranking and self.ranking[0].is_final else 0
+        """How far a search got that was cut short; empty for one that was not."""
+        seeds = len(self.ranking[0].results) if self.has_final else 0
         final = (
             f"the final had {seeds} of {counted(self.search.plan.seeds, 'seed')}, "
             f"followed by {counted(len(self.search.outcomes), 'changed cluster')}"
@@ -193,11 +196,13 @@ class SearchFindings:
         """What `--json` prints and the folder keeps."""
         base, plan = self.search.base, self.search.plan
         return {
+            "title": f"Advice for {base.task.title} on {base.cluster.title or base.cluster.name}",
             "ranking": [self._row(one) for one in self.ranking],
             "task": base.task.name,
             "cluster": base.cluster.name,
             "workers": base.cluster.workers,
             "target": self.search.target,
+            "score": self.search.key,
             "seed": base.seed,
             "ended": self.search.ended,
             "verdict": self.verdict() if self.ranking else "",
@@ -218,6 +223,7 @@ class SearchFindings:
             ],
             "left_out": self.left_out,
             "failures": self.search.failures,
+            "remarks": self.remarks(),
             "plan": {
                 "candidates": plan.candidates,
                 "rungs": [{"share": rung.share, "keep": rung.keep} for rung in plan.rungs],
@@ -226,10 +232,6 @@ class SearchFindings:
                 "nominal_seconds": plan.nominal_s,
             },
         }
-
-    def arrivals(self) -> dict[str, ArrivalData]:
-        """For the page, whose curves do not know what collecting the model costs."""
-        return {place.label: arrival_data(place) for place in self.contest.places}
 
     def _row(self, one: Standing) -> dict[str, Any]:
         place = self.place(one)
@@ -257,32 +259,6 @@ class SearchFindings:
             "leader": one.leader(),
             "seconds_to_target": {method: found.mean for method, found in one.arrivals.items()},
             "failures": dict(one.failures),
-        }
-
-    def tables(self) -> list[TableData]:
-        """For the page: the ranking, and who was left behind."""
-        made = [self._ranking_table()]
-        behind = self.search.left_behind()
-        if behind:
-            made.append(
-                {
-                    "title": "Left behind in the search",
-                    "columns": ["method", "learning rate", "rung", f"best {self.search.key} there"],
-                    "rows": [[c.method, c.learning_rate, rung, best] for c, rung, best in behind],
-                }
-            )
-        return made
-
-    def _ranking_table(self) -> TableData:
-        keys = (
-            "method", "kind", "learning_rate", "seconds_to_target", "low", "high",
-            "times_the_first", "reached", "seeds", "best",
-        )  # fmt: skip
-        rows = [self._row(one) for one in self.ranking]
-        return {
-            "title": f"Time to {self.goal}, in virtual seconds",
-            "columns": [key.replace("_", " ") for key in keys],
-            "rows": [[row[key] for key in keys] for row in rows],
         }
 
 

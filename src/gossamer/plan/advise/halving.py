@@ -1,10 +1,10 @@
 """Successive halving over learning curves in time: short runs of all, longer runs of the best.
 
-Rungs are counted in samples, because those cost work; what is asked for is time. A method that is
-quick per second may be poor per sample, so equal samples must never decide: two candidates are
-compared at the last moment up to which both were measured. A candidate whose curve is the higher
-one at every moment wins all its comparisons and is never dropped. Curves may cross, though: the
-quickest at first need not be the quickest to a tight goal, so the best of every kind stays in.
+The length of a rung is counted in samples, because samples cost work; but the question is about
+time. A method that is fast per second may be slow per sample, so two candidates are not compared
+at equal samples but at the last moment up to which both were measured. A candidate whose curve is
+the higher one at every moment wins all its comparisons and is never dropped. Curves may cross: the
+fastest at first need not be the fastest to a tight goal, so the best of every kind stays in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LearningCurve:
 
     @property
     def end(self) -> float:
-        """Up to when the curve is known: for ever, if the run has nothing more to show."""
+        """Up to when the curve is known; infinity if the run has nothing more to show."""
         return self.times[-1] if self.times else math.inf
 
     @property
@@ -57,9 +57,9 @@ class LearningCurve:
 
 
 def curve(points: Sequence[tuple[float, float]], *, is_over: bool = False) -> LearningCurve:
-    """From (time, score) in order of time; a score that is no number is no progress.
+    """The curve through (time, score), in order of time; a score that is no number is no progress.
 
-    `is_over`: nothing better will ever come, because the run failed, diverged or was complete.
+    `is_over`: no better score will follow, because the run failed, diverged or was complete.
     """
     times: list[float] = []
     scores: list[float] = []
@@ -96,7 +96,7 @@ def order(curves: Mapping[C, LearningCurve], goal: float) -> list[C]:
 
 
 def _up_to(goal: float, own: LearningCurve) -> LearningCurve:
-    """What comes after the goal does not count: how far a run overshoots is no merit."""
+    """The curve up to its arrival: how far a run overshoots the goal does not count."""
     arrival = own.arrival(goal)
     if math.isinf(arrival):
         return own
@@ -106,13 +106,11 @@ def _up_to(goal: float, own: LearningCurve) -> LearningCurve:
 
 @dataclass(frozen=True)
 class Rung:
-    """A stage: everybody who is left runs for this share of the samples, so many go on.
-
-    Besides them goes on who is the best of its kind.
-    """
+    """A stage: the candidates that are left run for a share of the samples, and the best go on."""
 
     share: float
     keep: int
+    """How many go on, besides the best of every kind."""
 
 
 @dataclass
@@ -126,11 +124,11 @@ class HalvingStage(Generic[C]):
 
 
 Measure = Callable[[C, Rung, float], LearningCurve]
-"""Runs a candidate for a rung; it may stop once its time passes the limit, for then it is out."""
+"""Runs a candidate for a rung; the run may end when its time passes the limit."""
 
 
 class Halving(Generic[C]):
-    """The stages so far, also when they were interrupted."""
+    """The stages so far, also after an interruption."""
 
     def __init__(
         self,
@@ -138,7 +136,7 @@ class Halving(Generic[C]):
         goal: float,
         kind: Callable[[C], Hashable] = lambda candidate: None,
     ) -> None:
-        self._goal = goal
+        self.goal = goal
         self._left = list(candidates)
         self._kind = kind
         self.stages: list[HalvingStage[C]] = []
@@ -150,18 +148,9 @@ class Halving(Generic[C]):
             self.stages.append(stage)
             for candidate in stage.entrants:
                 stage.curves[candidate] = measure(candidate, rung, self._limit(stage))
-            stage.kept = self._keep(order(stage.curves, self._goal), rung.keep)
+            stage.kept = self._keep(order(stage.curves, self.goal), rung.keep)
             self._left = stage.kept
         return self._left
-
-    def challenge(self, candidate: C, other: C, measure: Measure[C]) -> C:
-        """The better of the two, after the other ran as long as the candidate did."""
-        stage = next(one for one in reversed(self.stages) if candidate in one.curves)
-        own = stage.curves[candidate]
-        found = measure(other, stage.rung, own.arrival(self._goal))
-        stage.entrants.append(other)
-        stage.curves[other] = found
-        return order({candidate: own, other: found}, self._goal)[0]
 
     def _keep(self, ranking: list[C], count: int) -> list[C]:
         best = {self._kind(candidate): candidate for candidate in reversed(ranking)}
@@ -169,17 +158,17 @@ class Halving(Generic[C]):
         return [candidate for candidate in ranking if candidate in kept]
 
     def _limit(self, stage: HalvingStage[C]) -> float:
-        """Once as many have arrived as will be kept, later ones cannot be among them."""
-        arrivals = sorted(own.arrival(self._goal) for own in stage.curves.values())
+        """Once as many have arrived as will be kept, a later one cannot be among them."""
+        arrivals = sorted(own.arrival(self.goal) for own in stage.curves.values())
         return arrivals[stage.rung.keep - 1] if len(arrivals) >= stage.rung.keep else math.inf
 
     def standing(self) -> list[C]:
-        """The best first, as far as is known: those still in, then those left behind."""
+        """All candidates, the best first: those that are still in, then those left behind."""
         ranking: list[C] = []
         for at in range(len(self.stages) - 1, -1, -1):
             stage = self.stages[at]
             earlier = self.stages[at - 1].curves if at else {}
             merged = {c: stage.curves.get(c) or earlier.get(c) for c in stage.entrants}
             known = {c: own for c, own in merged.items() if own is not None and c not in ranking}
-            ranking += order(known, self._goal)
+            ranking += order(known, self.goal)
         return ranking

@@ -1,8 +1,9 @@
-"""Why one candidate is slower than another: samples it needs, times what a sample takes.
+"""Why one candidate is slower than another: the samples that it needs, and its samples per second.
 
-seconds to target = samples to target / samples per second + collecting the mean. The first is a
-matter of learning (staleness, workers that drift apart, the rate), the second of the machine
-(waiting, communication). All of it is read off the runs; nothing here is guessed.
+The time to the target is samples / samples per second + the time that collecting the mean takes.
+How many samples a candidate needs is a matter of learning: staleness, workers that drift apart, the
+learning rate. How many it processes per second is a matter of the machine: waiting, communication.
+All figures are read from the runs.
 """
 
 from __future__ import annotations
@@ -14,59 +15,62 @@ from typing import Any
 
 import numpy as np
 
-from gossamer.runs.arrival import History, seconds_to
+from gossamer.runs.arrival import seconds_to
 from gossamer.runs.result import Result
 from gossamer.runs.statistics import show_number
 
 _MATTERS = 1.05
+"""A smaller ratio is not named as a reason."""
 _STALE = 0.5
+_LEAST = 1e-9
 
 
 @dataclass(frozen=True)
 class SlownessFactors:
-    """Means over the seeds, up to the moment when the target is reached."""
+    """Means over the seeds, up to the moment when the target is reached.
+
+    Those of times, samples and throughputs are geometric, as in the ranking.
+    """
 
     label: str
-    seconds: float
+    total: float
+    """Seconds to the target, collecting included."""
     samples: float
+    throughput: float
+    """Samples per second."""
     waiting: float
-    """Share of the time in which a worker has nothing to compute."""
+    """The share of the time in which a worker has nothing to compute."""
     cause: str
     """What most of the waiting is for."""
     staleness: float
     apart: float
-    """Consensus distance."""
+    """The consensus distance."""
     bytes_per_step: float
-    collecting: float = 0.0
-    """Seconds that it takes to have the model that was scored."""
-
-    @property
-    def total(self) -> float:
-        return self.seconds + self.collecting
-
-    @property
-    def throughput(self) -> float:
-        """Samples per second."""
-        return self.samples / self.seconds if self.seconds else math.inf
+    collecting: float
+    """The seconds that it takes to collect the model that was scored."""
 
 
 def parts(
     label: str, results: Sequence[Result], target: float, key: str, collecting: float = 0.0
 ) -> SlownessFactors | None:
-    """None unless every seed reaches the target."""
+    """The factors of a candidate; None unless every seed reaches the target."""
     found: list[tuple[float, ...]] = []
     causes: dict[str, float] = {}
     for result in results:
-        seconds = seconds_to(result.history, target, key)
+        history = result.history
+        seconds = seconds_to(history, target, key)
         if seconds is None:
             return None
-        row = _first_after(result.history, seconds)
-        passed = float(row["virtual_seconds"]) or 1.0
+        row = next(row for row in history if row["virtual_seconds"] >= seconds)
+        times = [float(one["virtual_seconds"]) for one in history]
+        samples = float(np.interp(seconds, times, [float(one["samples"]) for one in history]))
+        logs = np.log(np.maximum([seconds + collecting, samples, seconds], _LEAST))
         found.append(
             (
-                seconds,
-                _samples_at(result.history, seconds),
-                float(np.mean(row["waiting_seconds"])) / passed,
+                logs[0],
+                logs[1],
+                logs[1] - logs[2],
+                float(np.mean(row["waiting_seconds"])) / (row["virtual_seconds"] or 1.0),
                 _staleness(row),
                 float(row["consensus_distance"]),
                 float(result.summary["bytes_per_step"]),
@@ -76,51 +80,42 @@ def parts(
             causes[cause] = causes.get(cause, 0.0) + waited
     if not found:
         return None
-    seconds, samples, waiting, staleness, apart, sent = (float(v) for v in np.mean(found, axis=0))
-    cause = max(causes, key=lambda one: causes[one]) if causes else ""
+    total, samples, pace, waiting, staleness, apart, sent = map(float, np.mean(found, axis=0))
     return SlownessFactors(
-        label, seconds, samples, waiting, cause, staleness, apart, sent, collecting
-    )
+        label, math.exp(total), math.exp(samples), math.exp(pace), waiting,
+        max(causes, key=lambda one: causes[one]) if causes else "",
+        staleness, apart, sent, collecting,
+    )  # fmt: skip
 
 
 def _staleness(row: Mapping[str, Any]) -> float:
-    """Updates of all workers where they were counted, which is what a server counts; else the
-    worker's own. Not a number where neither was, which compares as no reason."""
+    """The updates of all workers where they were counted, else the worker's own.
+
+    Not a number where neither was counted: every comparison with it is false, so that staleness is
+    no reason.
+    """
     known = [row.get("mean_global_staleness"), row.get("mean_staleness")]
     return next((float(found) for found in known if found is not None), math.nan)
 
 
-def _first_after(history: History, seconds: float) -> Any:
-    return next(row for row in history if row["virtual_seconds"] >= seconds)
-
-
-def _samples_at(history: History, seconds: float) -> float:
-    times = [float(row["virtual_seconds"]) for row in history]
-    return float(np.interp(seconds, times, [float(row["samples"]) for row in history]))
-
-
 def why(winner: SlownessFactors, loser: SlownessFactors) -> str:
-    """One sentence: how much longer, and from which of the two factors."""
-    slower = loser.total / winner.total if winner.total else math.inf
-    samples = loser.samples / winner.samples if winner.samples else math.inf
-    pace = winner.throughput / loser.throughput if loser.throughput else math.inf
-    said = [f"{loser.label} takes {slower:.2f} times as long as {winner.label}"]
+    """One sentence: how much longer the loser takes, and from which of the factors."""
+    samples, pace = loser.samples / winner.samples, winner.throughput / loser.throughput
     clauses: list[str] = []
     if samples >= _MATTERS:
         clauses.append(f"it needs {samples:.2f} times the samples{_learning(winner, loser)}")
     if pace >= _MATTERS:
         clauses.append(
-            f"it gets through {1 / pace:.2f} times the samples a second{_machine(winner, loser)}"
+            f"it processes {1 / pace:.2f} times the samples per second{_machine(winner, loser)}"
         )
-    later = loser.collecting - winner.collecting
-    if later >= (_MATTERS - 1) * winner.total:
+    if loser.collecting - winner.collecting >= (_MATTERS - 1) * winner.total:
         clauses.append(
             f"the mean of its workers takes {show_number(loser.collecting)} s to collect, "
             f"{winner.label}'s model {show_number(winner.collecting)} s"
         )
     if not clauses:
         clauses.append("neither its pace nor its need of samples differs by more than 5 %")
-    # What it is better at belongs to the reason: the trade did not pay.
+    # What the loser is better at belongs to the reason, too.
     elif samples <= 1 / _MATTERS:
         clauses.append(
             f"that it needs only {samples:.2f} times the samples does not make up for it"
@@ -129,7 +124,8 @@ def why(winner: SlownessFactors, loser: SlownessFactors) -> str:
         clauses.append(
             f"that it is {1 / pace:.2f} times as quick per sample does not make up for it"
         )
-    return f"{said[0]}: " + "; ".join(clauses) + "."
+    slower = f"{loser.label} takes {loser.total / winner.total:.2f} times as long as {winner.label}"
+    return f"{slower}: {'; '.join(clauses)}."
 
 
 def _learning(winner: SlownessFactors, loser: SlownessFactors) -> str:
@@ -140,7 +136,7 @@ def _learning(winner: SlownessFactors, loser: SlownessFactors) -> str:
         )
     if loser.apart > _MATTERS * winner.apart and loser.apart > 0.01:
         causes.append(f"its workers are {loser.apart:.3f} apart against {winner.apart:.3f}")
-    return f" ({'; '.join(causes)})" if causes else " at its best rate of the grid"
+    return f" ({'; '.join(causes)})" if causes else " at its best rate"
 
 
 def _machine(winner: SlownessFactors, loser: SlownessFactors) -> str:

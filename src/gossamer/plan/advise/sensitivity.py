@@ -1,4 +1,4 @@
-"""What would change the answer: the contenders again, on clusters that differ in one thing."""
+"""What would change the answer: the contenders run again on clusters that differ in one thing."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ RULE = (
 
 @dataclass(frozen=True)
 class ChangedCluster:
-    """A changed cluster and what is different on it."""
+    """A cluster that differs from the given one in one thing."""
 
     what: str
-    """bandwidth, slow workers or workers: scenes of one kind belong to one question."""
+    """What was changed: bandwidth, slow workers or workers."""
     title: str
     cluster: Cluster
 
 
 def scenes(cluster: Cluster) -> list[ChangedCluster]:
-    """Thinner and wider links, other stragglers, fewer and more workers; none of one worker."""
+    """Less and more bandwidth, other stragglers, fewer and more workers; none for one worker."""
     if cluster.workers == 1:
         return []
     found = [
@@ -66,7 +66,7 @@ def scenes(cluster: Cluster) -> list[ChangedCluster]:
 
 
 def with_workers(cluster: Cluster, workers: int) -> Cluster:
-    """With another number of workers; faults of those that are gone go with them."""
+    """The cluster with another number of workers, without the faults of those that are gone."""
     kept = tuple(
         fault for fault in cluster.faults
         if fault.worker < workers and all(r < workers for side in fault.sides for r in side)
@@ -100,17 +100,17 @@ class SceneOutcome:
 
     scene: ChangedCluster
     arrivals: Mapping[str, Arrival]
-    """By method, in the order of the ranking on the cluster as it is."""
+    """By method, in the order of the ranking on the unchanged cluster."""
     failures: Mapping[str, str]
 
     def leader(self) -> str | None:
-        """The first to arrive with every seed; None if nobody does."""
+        """The fastest of the methods that arrive with every seed; None if no method does."""
         there = {method: one.mean for method, one in self.arrivals.items() if one.mean is not None}
         return min(there, key=lambda method: there[method]) if there else None
 
 
 def sentence(outcome: SceneOutcome, winner: str, goal: str) -> str:
-    """What this change does to the answer, with the numbers."""
+    """What this change does to the answer, with the times."""
     leader = outcome.leader()
     title = f"with {outcome.scene.title}"
     if leader is None:
@@ -158,7 +158,7 @@ def _seconds(outcome: SceneOutcome, method: str) -> str:
 
 
 def _overlap(outcome: SceneOutcome, one: str, other: str) -> bool:
-    """Whether the seeds of the one do not all arrive before those of the other: see RULE."""
+    """Whether one method cannot be called quicker than the other by RULE."""
     first, second = outcome.arrivals.get(one), outcome.arrivals.get(other)
     if first is None or second is None or first.mean is None or second.mean is None:
         return False

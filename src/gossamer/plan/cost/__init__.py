@@ -1,7 +1,8 @@
-"""What a step costs, in closed form: no clock runs and nothing is drawn.
+"""The cost of a step in closed form, without a simulation.
 
-`alpha_beta` prices messages and collectives, `queueing` cards that several use at random, `pace`
-computing that varies, `forms` the steps of each method out of these, `step_time` puts a method, a
-cluster and a model together, `crossing` says where one method overtakes another, `work_depth`
-counts what the layers of a model compute, and `agreement` sets it all beside the simulator.
+Read `forms` first: the step of each method. It is built on `alpha_beta` (messages and collectives),
+`queueing` (network cards that several workers use) and `pace` (compute times that vary).
+`step_time` applies a form to a cluster and a model, `crossing` finds where one method overtakes
+another, `work_depth` counts the operations of a model, and `agreement` compares the closed forms
+with the simulator.
 """

@@ -1,4 +1,4 @@
-"""The closed forms beside the simulator: the same method, cluster and model, in time only."""
+"""The closed forms compared with the simulator on the same method, cluster and model."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gossamer.tasks import Task, make_task
 
 WORKERS = (2, 4, 8, 16, 32)
 FAST, SLOW = 12.5e9, 12.5e6
-"""Bytes per second: 100 Gbit/s, where computing decides, and 100 Mbit/s, where the network does."""
+"""Bytes per second: 100 Gbit/s, where computing dominates, and 100 Mbit/s, where it does not."""
 MODEL_BYTES = 1_000_000
 COMPUTE_S, LATENCY_S = 0.010, 100e-6
 TOLERANCE = 0.05
 STEPS = 48
 DRAWN_STEPS = 4800
-"""Of all workers together, for methods that draw their partners: chance has to even out."""
+"""Steps of all workers together for methods with random partners, to average out chance."""
 _DRAWS = ("pull_gossip", "ad_psgd")
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """One method on one cluster, twice."""
+    """The predicted and the simulated step of one method on one cluster."""
 
     prediction: Prediction
     bandwidth: float
@@ -56,7 +56,7 @@ class Agreement:
 def equal_cluster(
     workers: int, bandwidth: float, *, jitter: float = 0.0, collective: str = "ring"
 ) -> Cluster:
-    """Equal workers, each on a machine; without jitter every gradient takes the same time."""
+    """Equal workers, one on each machine; without jitter every gradient takes the same time."""
     distribution = "normal" if jitter else "constant"
     return Cluster(
         "check", workers=workers,
@@ -74,7 +74,7 @@ def compare_step(
     steps: int | None = None,
     workload: Workload | None = None,
 ) -> Agreement:
-    """Predict and simulate; the simulated run is given every option that the form was."""
+    """Predict a step and simulate it with the same options."""
     spec = parse_method(method)
     prediction = predict(spec, cluster, workload or workload_of(task, model_bytes=model_bytes))
     drawn = min(DRAWN_STEPS // cluster.workers, 10 * STEPS) if spec.name in _DRAWS else 0
@@ -96,7 +96,7 @@ def agreement_table(
     jitter: float = 0.0,
     steps: int | None = None,
 ) -> Iterator[Agreement | NoClosedForm]:
-    """Every method at every size and bandwidth, one comparison after the other."""
+    """Compare every method with every number of workers and every bandwidth."""
     task = make_task("digits-mlp")
     workload = workload_of(task, model_bytes=model_bytes, batch=1)
     for method in methods:

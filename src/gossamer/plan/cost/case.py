@@ -1,4 +1,4 @@
-"""One question to the closed forms, and the shape of the answer."""
+"""The input and the output of a closed form."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from gossamer.plan.cost.workload import Piece
 
 
 class NoClosedForm(ConfigurationError):
-    """The step of this method on this cluster has none; the message says why."""
+    """The step of this method on this cluster has no closed form; the message says why."""
 
 
 @dataclass(frozen=True)
 class StepParts:
-    """Where the seconds of one step go; their sum is the step."""
+    """The parts of one step in seconds; their sum is the step."""
 
     compute_s: float
-    """Computing, as on average."""
+    """The mean compute time."""
     waiting_s: float = 0.0
-    """For those whose step took longer than the average."""
+    """Waiting for workers whose step takes longer than the mean."""
     exposed_s: float = 0.0
-    """Communication that computing does not hide, if nobody else used the cards."""
+    """Communication that computing does not hide, without other users of the network cards."""
     queueing_s: float = 0.0
-    """What others' transfers through the same card add, such as everybody's at a server."""
+    """The delay by other transfers through the same card, such as a server's."""
     rate: float = 1.0
-    """Gradients per step and worker: above 1 where some workers go on while others wait."""
+    """Gradients per step and worker; above 1 if some workers continue while others wait."""
     backlog: float = 0.0
-    """Transfers begun over transfers that a card could end: above 1 they pile up."""
+    """Transfers begun over transfers that a card can finish; above 1 a queue builds up."""
     ignores_jitter: bool = False
-    """Whether compute times that vary would make the step longer than this."""
+    """Whether varying compute times make the step longer than this figure."""
 
     @property
     def total_s(self) -> float:
-        """Per gradient."""
+        """Seconds per gradient."""
         return (self.compute_s + self.waiting_s + self.exposed_s + self.queueing_s) / self.rate
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a form may look at."""
+    """The input of a closed form."""
 
     ends: int
-    """Workers, or groups of them."""
+    """The number of workers, or of groups of workers."""
     pace: ComputeTime
     link: AlphaBeta
     machines: Machines
@@ -62,18 +62,18 @@ class Case:
 
     @property
     def model_s(self) -> float:
-        """A model through one card."""
+        """The transfer of a model through one card."""
         return self.model_bytes * self.link.seconds_per_byte
 
     def all_reduce_s(self, size_bytes: float) -> float:
         return self.machines.all_reduce_s(self.link, self.collective, size_bytes)
 
     def lone_way_s(self) -> float:
-        """A model between one worker and the servers while nobody else speaks to them."""
+        """The transfer of a model between the servers and one worker, without other transfers."""
         return server_way_s(self.link, self.server_seconds_per_byte, 1, self.shards)
 
     def crowded_way_s(self) -> float:
-        """The same for all workers at once."""
+        """The same transfer for all workers at once."""
         return server_way_s(
             self.link, self.server_seconds_per_byte, self.ends, self.shards,
             on_workers=self.servers_on_workers,
@@ -81,14 +81,14 @@ class Case:
 
     @property
     def server_s(self) -> float:
-        """A range of the parameters through the busiest server's card."""
+        """The transfer of the largest range of the parameters through its server's card."""
         return max(self.shards) * self.server_seconds_per_byte
 
 
 def split(
     compute_s: float, latest_s: float, alone_s: float, step_s: float, **more: Any
 ) -> StepParts:
-    """The parts of a step: computing, waiting for the latest, what stays of `alone_s`, the rest."""
+    """The parts of a step of `step_s`: computing, waiting for the latest, exposed and queueing."""
     rest = max(0.0, step_s - latest_s)
     exposed = min(rest, alone_s)
     return StepParts(compute_s, latest_s - compute_s, exposed, rest - exposed, **more)

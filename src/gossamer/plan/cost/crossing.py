@@ -1,4 +1,4 @@
-"""Where one method overtakes another: over the number of workers, the bandwidth or the model."""
+"""Where one method overtakes another over the number of workers, bandwidth or model size."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from gossamer.plan.cost.workload import Piece, Workload
 from gossamer.quantities import counted
 
 TIE = 1e-3
-"""Methods whose speeds differ by less count as equal: none of them overtakes the other."""
+"""Methods whose speeds differ by less than this share count as equal."""
 SIMULATED_TIE = 0.02
-"""The same where one of them was simulated, over few steps and with chance in them."""
+"""The same share if one of the speeds was simulated, as it then contains some noise."""
 
 Known = Mapping[tuple[str, int], float]
-"""Samples per second that were simulated, by method and number of workers."""
+"""Simulated samples per second, by method and number of workers."""
 _NOTHING: Known = MappingProxyType({})
 Speed = Callable[[str, float], float | None]
-"""Samples per second of a method at a value of what is varied; None: no closed form there."""
+"""Samples per second of a method at a value of the axis; None without a closed form."""
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """From `value` on (workers: the first number of them), `faster` is faster than `slower`."""
+    """From `value` on (for workers: the first such number), `faster` is faster than `slower`."""
 
     axis: str
     value: float
@@ -39,7 +39,7 @@ class Crossing:
     slower: str
 
     def __str__(self) -> str:
-        # Workers come in whole numbers: from 23 on is above 22.
+        # The number of workers is an integer, so from 23 on means above 22.
         least = self.value - 1 if self.axis == "workers" else self.value
         return f"above {show_value(self.axis, least)} {self.faster} overtakes {self.slower}"
 
@@ -51,7 +51,7 @@ AXES = ("workers", "bandwidth", "model_bytes")
 
 
 def show_value(axis: str, value: float) -> str:
-    """With its unit."""
+    """A value of an axis with its unit."""
     if axis == "workers":
         return counted(round(value), "worker")
     if axis == "bandwidth":
@@ -63,9 +63,9 @@ def show_value(axis: str, value: float) -> str:
 
 
 def speeds_over(axis: str, cluster: Cluster, workload: Workload, known: Known = _NOTHING) -> Speed:
-    """How fast a method is when one thing varies and the rest is as given.
+    """The speed of a method as a function of one axis, with everything else as given.
 
-    Over workers, what was simulated counts where there is no closed form.
+    Over the number of workers, simulated speeds stand in where there is no closed form.
     """
     if axis not in AXES:
         raise unknown_name("axis", axis, AXES)
@@ -94,7 +94,7 @@ def speeds_over(axis: str, cluster: Cluster, workload: Workload, known: Known = 
 
 
 def scaled(workload: Workload, model_bytes: float) -> Workload:
-    """The same layers as a model of another size, in as many pieces."""
+    """The same layers scaled to a model of another size, in as many pieces."""
     factor = model_bytes / workload.model_bytes
     pieces = tuple(Piece(p.size_bytes * factor, p.ready_share) for p in workload.pieces)
     return dataclasses.replace(
@@ -113,8 +113,8 @@ def crossings(
 ) -> list[Crossing]:
     """All crossings between the first and the last value, in order.
 
-    Looked for between neighbouring values: two crossings of one pair between two of them cancel
-    out and stay unseen, so give more values where that may be.
+    Neighbouring values are compared, so two crossings of one pair between two neighbours are not
+    found; more values find them.
     """
     speed = speeds_over(axis, cluster, workload, known)
     found: list[Crossing] = []
@@ -123,12 +123,12 @@ def crossings(
         orders: list[tuple[float, int]] = []
         for value in grid:
             order = _order(speed, first, second, value, _tie(known, (first, second), value))
-            # Ties are passed over: only who was behind and is then ahead has overtaken.
+            # Ties are skipped: a method overtakes if it was slower and is then faster.
             if order:
                 orders.append((value, order))
         for (low, before), (high, after) in pairwise(orders):
             if before != after:
-                # Between two numbers of workers nothing was simulated.
+                # Simulated speeds are known at the given numbers of workers only.
                 at = _between(axis, speed, first, second, (low, before), high)
                 faster, slower = (first, second) if after > 0 else (second, first)
                 found.append(Crossing(axis, at, faster, slower))
@@ -141,7 +141,7 @@ def _tie(known: Known, methods: Sequence[str], value: float) -> float:
 
 
 def _order(speed: Speed, first: str, second: str, value: float, tie: float = TIE) -> int:
-    """1 where the first is faster, -1 where the second is, 0 for a tie or where one is refused."""
+    """1 if the first is faster, -1 if the second is, 0 for a tie or without a closed form."""
     one, other = speed(first, value), speed(second, value)
     if one is None or other is None or abs(one - other) <= tie * max(one, other):
         return 0
@@ -151,10 +151,10 @@ def _order(speed: Speed, first: str, second: str, value: float, tie: float = TIE
 def _between(
     axis: str, speed: Speed, first: str, second: str, start: tuple[float, int], high: float
 ) -> float:
-    """The least value at which the order is no longer that of the start."""
+    """The least value at which the order differs from that at the start."""
     low, before = start
     if axis == "workers":
-        # Some numbers of workers have no closed form; the first that shows the new order counts.
+        # Some numbers of workers have no closed form, so the first with the new order counts.
         for count in range(round(low) + 1, round(high)):
             if _order(speed, first, second, count) == -before:
                 return count
@@ -176,7 +176,7 @@ def fastest(
     workload: Workload,
     known: Known = _NOTHING,
 ) -> dict[float, list[str]]:
-    """At each value the fastest methods; several where they tie, none where all are refused."""
+    """The fastest methods at each value; several if they tie, none without any closed form."""
     speed = speeds_over(axis, cluster, workload, known)
     best: dict[float, list[str]] = {}
     for value in values:

@@ -1,10 +1,10 @@
-"""The step of each method, in closed form.
+"""The step of each method in closed form, for equal workers.
 
-Written for workers that are equal, so that those who start together and do the same stay together:
-where compute times do not vary at all, asynchronous workers meet at the server in one crowd, for
-ever. Where they vary, the crowd disperses, and a closed network of queues (`queueing`) takes its
-place. c is computing, L latency, G seconds per byte, B the model, p the workers, q = p B G / S the
-time that everybody's transfer takes at one of S servers.
+If compute times do not vary, workers that start together stay together, so asynchronous workers all
+reach the server at the same moment. If they vary, the workers disperse, and a closed queueing
+network (`queueing`) describes the server. The symbols are: c compute time, L latency, G seconds per
+byte, B bytes of the model, p workers, and q = p B G / S, the time that the transfers of all workers
+take at one of S servers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _ROUNDS = 20
 
 
 def all_reduce(case: Case) -> StepParts:
-    """Pieces are reduced one after the other, each as soon as the slowest has it."""
+    """The pieces are reduced in turn, each as soon as the slowest worker has it."""
     stale, pace = case.options["stale"], case.pace
     whole_s = case.all_reduce_s(case.model_bytes)
     latest_s = pace.latest_s(case.ends)
     pieces = case.pieces if case.options["overlap"] else ()
     reduced_s = sum(case.all_reduce_s(piece.size_bytes) for piece in pieces) or whole_s
     if stale:
-        # Reducing hides behind the next step, as long as there is less of it than of computing.
+        # The next step hides the reduction, unless the reduction takes longer.
         step_s = max(latest_s, reduced_s)
         return split(pace.mean_s, latest_s, reduced_s, step_s, ignores_jitter=True)
     if not pieces:
@@ -35,20 +35,20 @@ def all_reduce(case: Case) -> StepParts:
     gradient_s, forward = pace.gradient_s(case.ends), pace.compute.forward_share
     done_s = 0.0
     for piece in pieces:
-        # A group has its gradient in one piece, at the end.
+        # A group has its whole gradient at the end of the step.
         share = forward + (1 - forward) * piece.ready_share if pace.members == 1 else 1.0
         done_s = max(done_s, gradient_s * share) + case.all_reduce_s(piece.size_bytes)
     return split(pace.mean_s, latest_s, reduced_s, max(latest_s, done_s))
 
 
 def local(case: Case) -> StepParts:
-    """H steps alone, then one all-reduce: (H c + T) / H; T twice with the optimiser's state."""
+    """H local steps, then one all-reduce: (H c + T) / H; T also for the optimiser's state."""
     period, pace = case.options["period"], case.pace
     exchange_s = case.all_reduce_s(case.model_bytes)
     if case.options.get("state") == "averaged":
         exchange_s += case.all_reduce_s(case.optimiser_slots * case.model_bytes)
     early = case.options.get("switch", 0.0)
-    # Before the switch everybody averages after every step.
+    # Before the switch the workers average after every step.
     meetings = early + (1 - early) / period
     together_s = pace.latest_sum_s(case.ends, period) / period
     latest_s = early * pace.latest_s(case.ends) + (1 - early) * together_s
@@ -61,11 +61,11 @@ def ensemble(case: Case) -> StepParts:
 
 
 def d_psgd(case: Case) -> StepParts:
-    """max(c, L + d B G) where the exchange overlaps the gradient, their sum where it cannot."""
+    """max(c, L + d B G) if the exchange overlaps the gradient, otherwise their sum."""
     exchange_s, alone_s, latest_s = _neighbours_s(case)
     compute_s = case.pace.mean_s
     if case.options["overlap"] and case.options["adapt"] != "before":
-        # A message leaves when its step begins, so that only a whole step of lag is waited for.
+        # A message leaves when its step begins, so only a lag of a whole step causes waiting.
         return split(compute_s, compute_s, alone_s, max(compute_s, exchange_s), ignores_jitter=True)
     return split(compute_s, latest_s, alone_s, latest_s + exchange_s, ignores_jitter=True)
 
@@ -82,10 +82,10 @@ def push_sum(case: Case) -> StepParts:
 
 
 def _neighbours_s(case: Case) -> tuple[float, float, float]:
-    """Seconds of a mean round on the method's topology, of one message alone, of the slowest.
+    """The seconds of a mean exchange on the topology, of one message alone, and of the slowest.
 
-    The slowest of a neighbourhood is the least that a step waits for: who waits makes its own
-    neighbours wait, for which there is no closed form.
+    A step waits at least for the slowest of a neighbourhood. Workers that wait delay their own
+    neighbours, for which there is no closed form.
     """
     if case.ends == 1:
         return 0.0, 0.0, case.pace.mean_s
@@ -100,7 +100,7 @@ def _neighbours_s(case: Case) -> tuple[float, float, float]:
 
 
 def _largest_degree(graph: Topology, step: int) -> int:
-    """Of the card that the most messages cross in that round: everybody ends up at its pace."""
+    """The most messages that cross one card in that round; all workers end up at its pace."""
     return max(
         max(len(graph.out_neighbours(rank, step)), len(graph.in_neighbours(rank, step)))
         for rank in graph.members
@@ -112,9 +112,9 @@ def _topology(case: Case) -> Topology:
 
 
 def ad_psgd(case: Case) -> StepParts:
-    """Active workers take max(c, A), passive ones c; A = 2 (L + B G) if nobody else asks.
+    """Active workers take max(c, A), passive ones c; A = 2 (L + B G) without other requests.
 
-    Averaging hides behind the next gradient. Several active workers may ask the same passive one.
+    The next gradient hides the averaging. Several active workers may ask the same passive worker.
     """
     compute_s, least = case.pace.mean_s, case.options["least"]
     if case.ends == 1 or least == 0:
@@ -136,28 +136,28 @@ def ad_psgd(case: Case) -> StepParts:
         asked_s = answered_by_one_of_s(len(active), choices, users, pauses_s + idle_s, case.model_s)
         others = asked_s / (2 * case.model_s) - 1
         if len(active) == 2 and case.pace.is_constant:
-            # Two that ask at the same moment are also answered at the same moment, for ever.
+            # Two workers that ask at the same moment stay synchronised.
             others = (users - 1) / choices
         chances = binomial(round(users) - 1, others)
         busy_s = sum(
             chance * max(compute_s, least * (pauses_s + 2 * case.model_s * (1 + count)))
             for count, chance in enumerate(chances)
         )
-        # Who is done with averaging before its gradient is there asks nobody meanwhile.
+        # A worker that has averaged before its gradient is ready sends no requests meanwhile.
         idle_s = max(0.0, busy_s - least * (pauses_s + asked_s))
     mean_rate = (len(active) / busy_s + len(passive) / compute_s) / case.ends
     return split(compute_s, compute_s, alone_s, busy_s, rate=busy_s * mean_rate)
 
 
 def pull_gossip(case: Case) -> StepParts:
-    """c + (2 L + B G) / period, and what others add who read from the same card."""
+    """c + (2 L + B G) / period, and the delay by other workers that read from the same card."""
     period, compute_s = case.options["period"], case.pace.mean_s
     if case.ends == 1:
         return StepParts(compute_s)
     alone_s = 2 * case.link.latency_s + case.model_s
     think_s = period * compute_s + 2 * case.link.latency_s
     if case.ends == 2 and case.pace.is_constant:
-        # Two that ask each other at the same moment: both requests are there before the answers.
+        # Two workers ask each other at the same moment, so neither request waits.
         round_s = think_s + case.model_s
     else:
         round_s = pulled_round_s(case.ends, think_s, case.model_s)
@@ -166,7 +166,7 @@ def pull_gossip(case: Case) -> StepParts:
 
 
 def push_gossip(case: Case) -> StepParts:
-    """c: nobody waits. Where a card carries less than a model in that time, messages pile up."""
+    """c, as no worker waits; if a card cannot carry a model in that time, a queue builds up."""
     compute_s = case.pace.mean_s
     load = case.model_s / (case.options["period"] * compute_s) if case.ends > 1 else 0.0
     return StepParts(compute_s, backlog=load)
@@ -179,7 +179,7 @@ def sync_server(case: Case) -> StepParts:
     """c + 2 (L + q): the first p - b gradients in, then the parameters out to everybody."""
     backups = case.options["backups"]
     if case.pace.is_constant:
-        # All arrive at once: those beyond the first p - b are dropped, and answered like them.
+        # All gradients arrive at once; those beyond the first p - b are dropped.
         return _in_step(case, 1, 2 * case.crowded_way_s())
     order = case.pace.in_order_s(case.ends).tolist()
     latest_s = order[case.ends - backups - 1]
@@ -188,16 +188,16 @@ def sync_server(case: Case) -> StepParts:
         latest_s + case.lone_way_s() - case.link.latency_s,
     )
     step_s = gathered_s + case.link.latency_s + case.crowded_way_s()
-    # Where the late are dropped, the last that counts may be earlier than most.
+    # If late gradients are dropped, the last that counts may come before the mean.
     compute_s = min(case.pace.mean_s, latest_s)
     return split(compute_s, latest_s, 2 * case.lone_way_s(), step_s, ignores_jitter=backups > 0)
 
 
 def _gathered_s(order: Sequence[float], needed: int, service_s: float) -> float:
-    """When the first `needed` gradients have passed the server's card.
+    """When the first `needed` gradients have crossed the server's card.
 
-    From some k-th on the card never rests, and it is shared with all that come before the end, also
-    with those that will be too late.
+    From the k-th gradient on, for some k, the card is never idle. All gradients that arrive before
+    the end share it, including those that will be too late.
     """
     end_s = 0.0
     while True:
@@ -210,24 +210,24 @@ def _gathered_s(order: Sequence[float], needed: int, service_s: float) -> float:
 
 
 def clock_server(case: Case) -> StepParts:
-    """A fresh read at every step: with equal workers nobody is ever ahead by the bound."""
+    """A fresh read at every step: equal workers never differ by the bound."""
     if case.options["bound"] == 0:
         return _in_step(case, 1, 2 * case.crowded_way_s())
     return asynchronous(case)
 
 
 def asynchronous(case: Case) -> StepParts:
-    """Gradient in, parameters out, and nobody waits for another but at the server's card."""
+    """A gradient in and the parameters out; workers delay each other at the server's card only."""
     return _served(case, case.pace.mean_s, 2, 2 * case.link.latency_s, 1)
 
 
 def hogwild(case: Case) -> StepParts:
-    """c + 3 L + 2 q: a read is asked for and answered, then the update is added."""
+    """c + 3 L + 2 q: a read with its request and answer, then the update."""
     return _served(case, case.pace.mean_s, 2, 3 * case.link.latency_s, 1)
 
 
 def downpour(case: Case) -> StepParts:
-    """Per fetch: its answer, and the pushes between two fetches as far as computing hides them."""
+    """Per fetch: its answer, and the pushes that computing does not hide."""
     pushes, fetches = case.options["n_push"], case.options["n_fetch"]
     if case.options["warm_start"] or case.options["introduce"]:
         raise NoClosedForm(
@@ -249,12 +249,12 @@ def downpour(case: Case) -> StepParts:
 
 
 def ssp(case: Case) -> StepParts:
-    """A push at every step, a read only when the cache is older than the bound."""
+    """A push at every step, and a read if the cache is older than the bound."""
     return _pushed_meanwhile(case, case.options["bound"] + 1, 1)
 
 
 def easgd(case: Case) -> StepParts:
-    """Per period: max(tau c, q) + 2 L + q, for the push goes on while the worker computes."""
+    """Per period: max(tau c, q) + 2 L + q, as the worker computes during the push."""
     period, latency_s = case.options["period"], case.link.latency_s
     if case.options["synchronous"]:
         meetings_s = 2 * case.all_reduce_s(case.scalar_bytes)
@@ -263,7 +263,7 @@ def easgd(case: Case) -> StepParts:
     compute_s = period * case.pace.mean_s
     way_s = case.crowded_way_s() - latency_s
     if case.pace.is_constant or way_s >= case.pace.latest_sum_s(case.ends, period):
-        # Where everybody's push outlasts all computing, nothing that varies is left to part them.
+        # If the pushes take longer than computing, the workers stay together.
         _refuse_unequal_places(case)
         round_s = max(compute_s, way_s) + 2 * latency_s + way_s
         alone_s = latency_s + case.lone_way_s()
@@ -272,7 +272,7 @@ def easgd(case: Case) -> StepParts:
 
 
 def _in_step(case: Case, steps: int, ways_s: float, *, ignores_jitter: bool = False) -> StepParts:
-    """All workers compute so many steps, then wait for all of them and for the server."""
+    """All workers compute this many steps, then wait for each other and for the server."""
     latest_s = case.pace.latest_sum_s(case.ends, steps) / steps
     alone_s = min(ways_s, 2 * case.lone_way_s()) / steps
     return split(
@@ -282,14 +282,14 @@ def _in_step(case: Case, steps: int, ways_s: float, *, ignores_jitter: bool = Fa
 
 
 def _served(case: Case, compute_s: float, ways: int, latency_s: float, steps: int) -> StepParts:
-    """Rounds of computing and of models that cross the servers' cards, in a crowd or dispersed."""
+    """Rounds of computing and of transfers through the servers' cards, together or dispersed."""
     _refuse_unequal_places(case)
     lone_s = case.lone_way_s() - case.link.latency_s
     alone_s = latency_s + ways * lone_s
     if case.pace.is_constant:
         round_s = compute_s + latency_s + ways * (case.crowded_way_s() - case.link.latency_s)
     else:
-        # What a worker's own card adds to the server's share is nobody else's business.
+        # The time at the worker's own card does not delay other workers.
         think_s = compute_s + latency_s + ways * (lone_s - case.server_s)
         round_s = think_s + response_s(case.ends, think_s, [case.server_s] * ways)
     mean_s = case.pace.mean_s
@@ -297,10 +297,10 @@ def _served(case: Case, compute_s: float, ways: int, latency_s: float, steps: in
 
 
 def _pushed_meanwhile(case: Case, steps: int, between: int) -> StepParts:
-    """A push after every `between` steps in the background, a read after all of them.
+    """A push in the background after every `between` steps, and a read after all `steps`.
 
-    The read's request follows the last push on its connection: L + max(n c + q, c + m q) for m
-    pushes in n steps, then L + q for the answer.
+    The request of the read follows the last push on the same connection: L + max(n c + q, c + m q)
+    for m pushes in n steps, then L + q for the answer.
     """
     way_s = case.crowded_way_s() - case.link.latency_s
     compute_s, pushes = steps * case.pace.mean_s, steps // between
@@ -309,7 +309,7 @@ def _pushed_meanwhile(case: Case, steps: int, between: int) -> StepParts:
         pushed_s = max(compute_s + way_s, compute_s / pushes + pushes * way_s)
         round_s = pushed_s + way_s + pauses_s
     else:
-        # Dispersed, a card that is never idle carries all pushes of all workers in a round.
+        # A card that is never idle carries all pushes of all workers in a round.
         think_s = compute_s + pauses_s + 2 * (case.lone_way_s() - case.link.latency_s)
         think_s -= 2 * case.server_s
         response = response_s(case.ends, think_s, [case.server_s] * 2)
@@ -354,7 +354,7 @@ FORMS: dict[str, Form] = {
     "diloco": local,
     "ensemble": ensemble,
 }
-"""By name of method; a new method has none until its row is written here."""
+"""The closed form of each method; a method without one is simulated."""
 
 COLLECTIVE_ONLY = frozenset({"all_reduce", "local_sgd", "bmuf", "slowmo", "diloco", "ensemble"})
-"""Those that send no messages of their own, so that machines and racks are priced with them."""
+"""Methods that use collectives only, for which the forms also cover machines and racks."""

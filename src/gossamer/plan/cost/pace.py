@@ -1,8 +1,8 @@
-"""How long computing takes when it varies: the mean, and the slowest of several.
+"""Compute times that vary: their mean, and the expected slowest of several.
 
-Who waits for everybody waits for the slowest of n draws. The expected k-th smallest of n follows
-from the distribution function F alone, E X_(k) = integral of P(Binomial(n, F(x)) < k), which is
-evaluated here by quadrature for every distribution that a cluster can have.
+A worker that waits for all others waits for the slowest of n draws. The expected k-th smallest of n
+follows from the distribution function F: E X_(k) = integral of P(Binomial(n, F(x)) < k), evaluated
+here by quadrature.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _POINTS = 4001
 
 @dataclass(frozen=True)
 class ComputeTime:
-    """What one end of a method computes per step: a worker, or a group that steps together."""
+    """The compute time per step of one end of a method: a worker, or a group of workers."""
 
     compute: Compute
     members: int = 1
-    """How many workers compute at once; the end has its gradient when the slowest is ready."""
+    """The workers of the end, which has its gradient when the slowest of them is ready."""
     extra_s: float = 0.0
-    """What an end adds to each gradient: spreading the point and averaging inside a group."""
+    """The time to broadcast the parameters and to average gradients inside a group."""
 
     @property
     def is_constant(self) -> bool:
@@ -36,11 +36,11 @@ class ComputeTime:
 
     @property
     def mean_s(self) -> float:
-        """Of one step, all that nothing hides included."""
+        """The mean time of one step, including copying and applying."""
         return self.gradient_s(1) + self.compute.unoverlapped_seconds
 
     def latest_s(self, ends: int) -> float:
-        """Of the slowest of so many ends."""
+        """The expected time of the slowest of this many ends."""
         return self.gradient_s(ends) + self.compute.unoverlapped_seconds
 
     def gradient_s(self, ends: int) -> float:
@@ -49,14 +49,14 @@ class ComputeTime:
         return self.extra_s + float(order_means(self.compute, count)[-1])
 
     def in_order_s(self, ends: int) -> Values:
-        """Of all ends, from the fastest to the slowest."""
+        """The expected times of all ends, from the fastest to the slowest."""
         if self.members > 1:
             return np.full(ends, self.latest_s(ends))
         after = self.extra_s + self.compute.unoverlapped_seconds
         return order_means(self.compute, ends) + after
 
     def latest_sum_s(self, ends: int, steps: int) -> float:
-        """Of the end that is slowest over so many steps; their sum is taken to be normal."""
+        """The expected time of the end that is slowest over this many steps, by a normal sum."""
         if steps == 1:
             return self.latest_s(ends)
         if self.members > 1:
@@ -105,7 +105,7 @@ def _order_means(compute: Compute, count: int) -> tuple[float, ...]:
     mean = _mean_s(compute)
     if deviation(compute) == 0.0:
         return (mean,) * count
-    # Beyond this no draw is worth counting: the tail of an exponential is the longest.
+    # Draws beyond this end are negligible, even for the exponential with its long tail.
     far = math.log(count) + 30.0
     end = mean + compute.pause_seconds + far * deviation(compute)
     grid = np.linspace(0.0, end, _POINTS)
@@ -130,7 +130,7 @@ def order_means(compute: Compute, count: int) -> Values:
 
 
 def _times(count: int, logarithm: Values) -> Values:
-    """A count times a logarithm, with nothing times minus infinity being nothing."""
+    """A count times a logarithm, where 0 times minus infinity is 0."""
     return count * logarithm if count else np.zeros_like(logarithm)
 
 

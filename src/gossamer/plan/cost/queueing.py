@@ -1,10 +1,10 @@
-"""Cards that several workers use at times of their own: closed networks of shared cards.
+"""Closed queueing networks of network cards that several workers use at random times.
 
 A card divides its capacity equally between the transfers that cross it: a processor-sharing
-station. Workers compute for a while, then visit a card: a closed network with a product-form
-solution, in which only the mean of each time matters (Baskett, Chandy, Muntz & Palacios 1975).
-Mean value analysis (Reiser & Lavenberg 1980) evaluates it exactly: who arrives at a station sees
-what would be there on average if it were not in the network.
+station. Workers alternate between computing and a card: a closed network with a product-form
+solution, in which only mean times matter (Baskett, Chandy, Muntz & Palacios 1975). Mean value
+analysis (Reiser & Lavenberg 1980) evaluates it exactly: an arriving customer sees the mean queue
+of the network without itself.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import math
 from collections.abc import Sequence
 
 _ROUNDS = 200
-"""Of a fixed point, which halves its distance in each."""
+"""Iterations of a fixed point, each of which halves the error."""
 
 
 def response_s(customers: int, think_s: float, services_s: Sequence[float]) -> float:
-    """Seconds at the stations of one round, each visited once, by each of so many customers."""
+    """The seconds that a customer spends at all stations in a round with one visit to each."""
     queues = [0.0] * len(services_s)
     response = 0.0
     for count in range(1, customers + 1):
@@ -29,10 +29,10 @@ def response_s(customers: int, think_s: float, services_s: Sequence[float]) -> f
 
 
 def read_from_another_s(members: int, think_s: float, service_s: float) -> float:
-    """Seconds of a transfer from the card of another member, drawn anew each time.
+    """The seconds of a transfer from the card of another member, chosen at random each time.
 
-    Every member is a customer of all cards but its own. Among n of them the cards of those n are
-    used by n - 1 and the other cards by n, and by symmetry no more needs to be told apart.
+    Every member is a customer of all cards but its own. With n members in the network, the cards of
+    these n have n - 1 users and all other cards have n; by symmetry no other cases exist.
     """
     if members < 2:
         return 0.0
@@ -47,13 +47,13 @@ def read_from_another_s(members: int, think_s: float, service_s: float) -> float
 
 
 def pulled_round_s(members: int, think_s: float, service_s: float) -> float:
-    """Seconds of one round of computing and reading from another member, drawn anew each time.
+    """The seconds of one round of computing and of reading from a random other member.
 
-    Messages of one connection keep their order: a request to a member that is reading from this
-    one waits behind what that one is being sent. A pair is in that state for a share `a` of the
-    time in either direction, never in both, so of the time that this member does not read from the
-    other it is a / (1 - a). Who was held up in this way begins when the other has read, and is
-    met again by an asker that computes for less than a transfer takes.
+    Messages of one connection keep their order, so a request to a member that is reading from this
+    one waits behind the data sent to that member. A pair is in that state for a share `a` of the
+    time in either direction, and never in both, so the share is a / (1 - a) of the time in which
+    this member does not read from the other. A delayed member begins when the other has read, and
+    meets it again if that one computes for less than a transfer takes.
     """
     if members < 2:
         return think_s
@@ -73,7 +73,7 @@ def pulled_round_s(members: int, think_s: float, service_s: float) -> float:
 
 
 def _squared_variation(members: int, sharing: float) -> float:
-    """Of a transfer's time: the others on its card are there or not, independently."""
+    """The squared coefficient of variation of a transfer's time, with independent other users."""
     others = sharing - 1
     if members < 3:
         return 0.0
@@ -81,7 +81,7 @@ def _squared_variation(members: int, sharing: float) -> float:
 
 
 def binomial(others: int, mean: float) -> list[float]:
-    """The chances that 0, 1, ... of the others are met, each with the same chance on its own."""
+    """The probabilities that 0, 1, ... of the others are met, independently of each other."""
     share = min(1.0, max(0.0, mean / others)) if others else 0.0
     return [
         math.comb(others, count) * share**count * (1 - share) ** (others - count)
@@ -92,10 +92,10 @@ def binomial(others: int, mean: float) -> list[float]:
 def answered_by_one_of_s(
     askers: int, choices: float, users: float, think_s: float, service_s: float
 ) -> float:
-    """Seconds in and out of the card of one of `choices` passive peers, drawn anew each time.
+    """The seconds in and out of the card of a random one of `choices` passive peers.
 
-    Each passive card is used by `users` askers. Where everybody may ask everybody this is exact;
-    on sparser graphs the askers that share a card are taken to be independent of the others.
+    Each passive card has `users` askers. The result is exact if every asker may ask every passive
+    peer; on sparser graphs the askers of a card are taken to be independent of the others.
     """
     if users <= 1:
         return 2 * service_s
@@ -104,7 +104,7 @@ def answered_by_one_of_s(
         return response_s(askers, think_s, share)
     lone = response = 2 * service_s
     for _ in range(_ROUNDS):
-        # Of the others that use this card, each is found there for its share of its round.
+        # Each of the other users is at this card for a share of its round.
         seen = (users - 1) * (response / 2 / choices) / (think_s + response)
         following = lone * (1 + seen)
         if abs(following - response) <= 1e-12 * response:

@@ -1,7 +1,7 @@
-"""Where a step has no closed form it is simulated in time only.
+"""The step of a method without a closed form, from a simulation in time only.
 
-Messages that share a card, racks, slow workers and partners that everybody may ask have no closed
-form here, and a run without gradients knows what they cost.
+Messages that share a card, racks, slow workers and random partners have no closed form. A simulated
+run without gradients takes them into account.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from gossamer.topology import make_topology
 
 _LEAST_STEPS = 4
 _GRADIENTS = 192
-"""Of all workers together, so that chance evens out where they are few."""
+"""Gradients of all workers together, so that chance averages out with few workers."""
 _MOST_GRADIENTS = 10_000
-"""A first look takes seconds, not minutes."""
+"""The most gradients of all workers together, so that a prediction takes seconds."""
 
 
 class _Times(Callback):
-    """When each gradient of a run was there."""
+    """Records when each gradient of a run was ready."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -41,7 +41,7 @@ class _Times(Callback):
 
 
 def round_steps(options: dict[str, object], ends: int) -> int:
-    """After how many steps a method's exchanges repeat."""
+    """The number of steps after which a method's exchanges repeat."""
     rounds = [options.get(key, 1) for key in ("period", "n_push", "n_fetch")]
     bound = options.get("bound", 0)
     rounds.append(bound + 1 if isinstance(bound, int) else 1)
@@ -53,10 +53,9 @@ def round_steps(options: dict[str, object], ends: int) -> int:
 def simulated_step(
     spec: MethodSpec, cluster: Cluster, task: Task, *, model_bytes: float, steps: int, more: int
 ) -> StepParts:
-    """Seconds per gradient and worker from the `steps`-th step on, over as many.
+    """The seconds per gradient and worker over `steps` steps, after as many steps of warm-up.
 
-    The run goes on for `more` steps, so that its end, where workers wait for nobody any more, does
-    not count.
+    The run continues for `more` steps, because at its end workers no longer wait for each other.
     """
     times = _Times()
     settings = make_settings(
@@ -78,9 +77,9 @@ def answer_over(
     workers: Sequence[int],
     on_simulation: Callable[[str], None] = lambda what: None,
 ) -> dict[int, Prediction | NoClosedForm]:
-    """The step for several numbers of workers: by its closed form, else by simulating it.
+    """The step for several numbers of workers, by its closed form or else by simulation.
 
-    A refusal takes the place of what it refuses.
+    Where neither is possible, the answer is the error that says why.
     """
     spec = parse_method(method)
     found: dict[int, Prediction | NoClosedForm] = {}
@@ -95,7 +94,7 @@ def answer_over(
         except NoClosedForm as refusal:
             found[count] = refusal
         except ConfigurationError as error:
-            # Such as backups that are not fewer than the workers: no such run exists.
+            # No such run exists, for example with as many backups as workers.
             found[count] = NoClosedForm(str(error))
     return found
 
@@ -110,11 +109,11 @@ def _simulated(
                 f"'{fault}'; leave the fault out, or use gossamer simulate"
             ) from None
     ends = len(split_groups(spec.groups, cluster)) or cluster.workers
-    # Those of a long run: what suits so few steps is not what a step of a training costs.
+    # The options are those of a long run, although few steps are simulated.
     options = spec.resolve(ends, LONG_RUN)
     own = round_steps(options, ends)
-    # Who waits for a slow neighbour makes its own neighbours wait: half a ring later all do. Until
-    # then they get ahead, and at the end they have nothing left to do while the others catch up.
+    # A worker that waits for a slow neighbour delays its own neighbours, so that the delay reaches
+    # all workers after half a ring; at the end, the workers that were ahead finish early.
     lead = cluster.workers // 2 if cluster.faults and "topology" in options else 1
     steps, more = (
         own * math.ceil(least / own)

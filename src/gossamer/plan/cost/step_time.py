@@ -1,4 +1,4 @@
-"""A method, a cluster and a model: how long a step takes, and why."""
+"""The time of a step for a method, a cluster and a model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gossamer.plan.cost.pace import ComputeTime
 from gossamer.plan.cost.workload import Piece, Workload
 
 LONG_RUN = 1_000_000
-"""Steps per worker: what options that suit the run are in a run that is not short."""
+"""Steps per worker from which options that depend on the length of a run are derived."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a step of one method on one cluster costs."""
+    """The predicted step of one method on one cluster."""
 
     method: str
     workers: int
@@ -32,16 +32,16 @@ class Prediction:
     options: dict[str, Any]
     notes: tuple[str, ...] = ()
     simulated_because: str = ""
-    """Why there is no closed form, where the step was simulated in time only instead."""
+    """Why there is no closed form, if the step was simulated in time only."""
 
     @property
     def step_seconds(self) -> float:
-        """Per gradient of one worker, on average."""
+        """The mean seconds per gradient of one worker."""
         return self.parts.total_s
 
     @property
     def samples_per_second(self) -> float:
-        """Of all workers together: the same batch on each, however many there are."""
+        """The samples of all workers together; each worker has the same batch."""
         return self.workers * self.batch / self.step_seconds
 
     @property
@@ -72,21 +72,17 @@ def predict(
         raise NoClosedForm(
             f"{spec.name} has no closed form here; simulate it, or choose one of {', '.join(FORMS)}"
         )
-    _check_equal(cluster)
+    if cluster.faults:
+        raise NoClosedForm(
+            f"the closed forms are for equal workers, but cluster {cluster.name} has the fault "
+            f"'{cluster.faults[0]}'; use an equal cluster, or simulate it"
+        )
     case = _case(spec, cluster, workload, steps)
     parts = FORMS[spec.name](case)
     return Prediction(
         str(spec), cluster.workers, parts, workload.batch, workload.samples,
         dict(case.options), tuple(_notes(spec, parts, case)),
     )  # fmt: skip
-
-
-def _check_equal(cluster: Cluster) -> None:
-    if cluster.faults:
-        raise NoClosedForm(
-            f"the closed forms are for equal workers, but cluster {cluster.name} has the fault "
-            f"'{cluster.faults[0]}'; use an equal cluster, or simulate it"
-        )
 
 
 def _case(spec: MethodSpec, cluster: Cluster, workload: Workload, steps: int) -> Case:
@@ -119,13 +115,13 @@ def _case(spec: MethodSpec, cluster: Cluster, workload: Workload, steps: int) ->
 
 
 def _machines(cluster: Cluster, ranks: Sequence[int]) -> Machines:
-    """Where these workers sit."""
+    """The machines of these workers."""
     count = len({cluster.machine_of(rank) for rank in ranks})
     return Machines(count, -(-len(ranks) // count), cluster.network.memory_bandwidth)
 
 
 def _link(cluster: Cluster, machines: int) -> AlphaBeta:
-    """What joins so many machines: between racks, the slower way."""
+    """The link between this many machines; the slower one between racks."""
     wires = cluster.network
     per_byte, latency_s = 1 / wires.bandwidth, wires.latency
     if cluster.rack_of(machines - 1) > 0:
@@ -135,7 +131,7 @@ def _link(cluster: Cluster, machines: int) -> AlphaBeta:
 
 
 def _check_cards(spec: MethodSpec, cluster: Cluster, ends: int, servers: int) -> None:
-    """Messages between ends have closed forms where every end has a card, all of them alike."""
+    """Messages have closed forms only if every end has a card of its own in the same rack."""
     if ends > cluster.machine_of(cluster.workers - 1) + 1:
         raise NoClosedForm(
             f"{spec.name} with {cluster.workers_per_machine} workers on a machine has no closed "

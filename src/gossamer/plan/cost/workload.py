@@ -1,4 +1,4 @@
-"""What a step has to compute and to move: the sizes of a model, from a task or from a number."""
+"""The sizes of a model that decide the cost of a step, from a task or from its bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gossamer.tasks.flat_model import FlatModel
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the gradient, and the share of the backward pass after which it is there."""
+    """A part of the gradient, and the share of the backward pass after which it is ready."""
 
     size_bytes: float
     ready_share: float
@@ -30,17 +30,17 @@ class Workload:
     pieces: tuple[Piece, ...]
     """In the order in which the backward pass finishes them."""
     tensors: tuple[int, ...]
-    """Elements of each parameter, at whose ends servers may be divided; empty: anywhere."""
+    """The elements of each parameter, between which servers split the model; empty: anywhere."""
     scalar_bytes: float = 4.0
-    """Charged for one number that travels alone."""
+    """The bytes of a single number that is sent alone."""
     optimiser_slots: int = 1
-    """Vectors of an optimiser's state, such as one for momentum."""
+    """The vectors of the optimiser's state, such as one for momentum."""
     batch: int = 32
     samples: int = 50_000
-    """Of one epoch."""
+    """The samples of one epoch."""
 
     def shards(self, servers: int) -> tuple[float, ...]:
-        """The bytes that each of so many servers holds."""
+        """The bytes that each of this many servers holds."""
         if not self.tensors:
             return (self.model_bytes / servers,) * servers
         total = sum(self.tensors)
@@ -52,7 +52,7 @@ def workload_of(
     task: Task, *, model_bytes: float | None = None, batch: int | None = None,
     optimiser: str | None = None,
 ) -> Workload:  # fmt: skip
-    """That of a task; with `model_bytes` the same layers charged as a model of that size."""
+    """The workload of a task; `model_bytes` scales its layers to a model of that size."""
     model = FlatModel(task, torch.device("cpu"), seed=0)
     element = model.initial.element_size()
     own = model.layout.total * element
@@ -71,7 +71,7 @@ def workload_of(
 
 
 def workload_of_bytes(model_bytes: float, *, batch: int = 32, samples: int = 50_000) -> Workload:
-    """A model of which nothing is known but its size: equal layers, in DDP's pieces."""
+    """The workload of a model of which only the size is known: equal layers in DDP's buckets."""
     left = _checked(model_bytes)
     pieces: list[Piece] = []
     while left > 0:

@@ -1,7 +1,7 @@
-"""What the machines are like on which this runs: computing, links, and links under contention.
+"""`gossamer probe`: measure these machines, and describe them as a cluster for the simulator.
 
-`gossamer probe` measures them without any method and describes them as a cluster that the
-simulator reads. Worker 0 conducts; everybody else does what it is told and answers.
+It measures step times, links, and links under contention, without any method. Worker 0 conducts the
+probe; the other workers do what it asks and answer. Read `conductor` first.
 """
 
 from gossamer.plan.probe.description import describe

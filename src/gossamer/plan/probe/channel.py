@@ -1,7 +1,7 @@
-"""What the processes of a probe say to each other: words as JSON, pings, and bulk.
+"""The messages between the processes of a probe: requests and answers as JSON, pings, and bulk.
 
-Pings and bulk are answered by the thread that receives, as a method's servers answer, so nobody
-has to be asked to hold still for being measured.
+The receiving thread answers pings and bulk, as it does for a method's servers, so that a worker can
+be measured whatever it is doing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gossamer.errors import Late, PeerLost
 from gossamer.real.transports.transport import Stopped, StopToken, Transport, Window
 
 PATIENCE_S = 60.0
-"""How long an answer may take beyond the time that was given for it."""
+"""How many seconds an answer may be late."""
 _WORDS, _PING, _BULK, _ECHO = (bytes([kind]) for kind in range(4))
 
 
@@ -31,11 +31,11 @@ class ProbeChannel:
         self._stop = StopToken()
         self._words = {rank: SimpleQueue[dict[str, Any]]() for rank in range(self.size)}
         self._echoes = {rank: SimpleQueue[None]() for rank in range(self.size)}
-        self._lost: dict[int, None] = {}
+        self._lost: list[int] = []
 
     def open(self) -> None:
         windows = {rank: Window(1, torch.float32, rank) for rank in range(self.size)}
-        # One that ended before it came here is waited for by everybody, and nobody would say so.
+        # Without a limit all workers would wait for one that ended before it came here.
         enough = threading.Timer(PATIENCE_S, self._stop.set)
         enough.daemon = True
         enough.start()
@@ -53,7 +53,7 @@ class ProbeChannel:
         self._stop.set()
         self._transport.close()
 
-    # ------------------------------------------------------------------ what comes
+    # ------------------------------------------------------------------ receiving
 
     def frame(self, source: int, data: memoryview) -> None:
         kind = bytes(data[:1])
@@ -65,23 +65,23 @@ class ProbeChannel:
             try:
                 self._transport.send(source, [_ECHO])
             except PeerLost:
-                pass  # nobody waits for it any more
+                pass  # the sender is gone, so nobody waits for the echo
 
     def lost(self, process: int) -> None:
-        self._lost[process] = None
+        self._lost.append(process)
 
     def check(self) -> None:
-        """Without any one of the workers there is no description, so nobody goes on."""
-        for process in self._lost:
-            raise PeerLost(process)
+        """Raise if a worker was lost, as a probe needs all of them."""
+        if self._lost:
+            raise PeerLost(self._lost[0])
 
-    # ------------------------------------------------------------------ words
+    # ------------------------------------------------------------------ requests and answers
 
     def tell(self, to: int, words: dict[str, Any]) -> None:
         self._transport.send(to, [_WORDS, json.dumps(words).encode()])
 
     def hear(self, source: int, seconds: float | None = None) -> dict[str, Any]:
-        """The next words of a process; without a limit they may take any time."""
+        """The next request or answer of a process; without `seconds` it may take any time."""
         return self._take(self._words[source], source, seconds)
 
     # ------------------------------------------------------------------ measuring
@@ -94,7 +94,7 @@ class ProbeChannel:
         return time.perf_counter() - began
 
     def transfer(self, peer: int, bulk: bytes) -> float:
-        """Seconds until the peer says that it has all of it."""
+        """The seconds until the peer has confirmed the whole message."""
         began = time.perf_counter()
         self.start_transfer(peer, bulk)
         self.wait_for_echo(peer)

@@ -1,7 +1,7 @@
-"""Who does what when: worker 0 says it, everybody does it, worker 0 collects what was found.
+"""The course of a probe: worker 0 asks, all workers measure, and worker 0 collects the answers.
 
-Each phase has its own part of the time and ends with it; an answer that stays away for a minute
-longer, or a worker that is lost, ends the probe.
+Each phase has its share of the time. The probe ends with an error if an answer is a minute late or
+a worker is lost.
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ from gossamer.real.faults.slow_worker import Slowness
 from gossamer.real.transports.transport import Transport
 
 Progress = Callable[[float, str], None]
-"""Told which share of the time is over, and what is going on."""
+"""Called with the share of the time that has passed, and with what is being measured."""
 _COMPUTE, _LINKS = 0.4, 0.35
-"""Shares of the time; crowds have the rest."""
+"""Shares of the time; the measurement of crowds has the rest."""
 _LEAST_ROUND_S = 0.1
 _MOST_ROUND_S = 1.0
 _MOST_CROWD_S = 2.0
 _CROWD_MESSAGE_S = 0.02
+_PATTERNS = {
+    "inside": "each to the next on its host",
+    "between": "each to the next host",
+    "to_one": "all to one",
+}
 
 
 def conduct(transport: Transport, inquiry: Inquiry, on_progress: Progress) -> ProbeFindings:
-    """Worker 0's part: the whole probe."""
+    """Run the whole probe, as worker 0."""
     post = ProbeChannel(transport)
     own = ProbePart(post, _stepper(inquiry, transport))
     conductor = Conductor(own, inquiry, transport.name, on_progress)
@@ -51,7 +56,7 @@ def conduct(transport: Transport, inquiry: Inquiry, on_progress: Progress) -> Pr
 
 
 def take_part(transport: Transport, inquiry: Inquiry) -> None:
-    """Everybody else's part: do as told until there is nothing more to do."""
+    """Do what worker 0 asks until the probe ends, as any other worker."""
     post = ProbeChannel(transport)
     part = ProbePart(post, _stepper(inquiry, transport))
     post.open()
@@ -60,7 +65,7 @@ def take_part(transport: Transport, inquiry: Inquiry) -> None:
         while (words := post.hear(0)).get("do") != "end":
             post.tell(0, part.obey(words))
     except PeerLost:
-        raise  # worker 0 learns of it from the transport, or is the one
+        raise  # worker 0 learns of the loss from the transport, or is itself lost
     except Exception as error:
         why = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
         post.tell(0, {"failed": f"worker {post.rank} gave up: {why}"})
@@ -75,10 +80,10 @@ def _stepper(inquiry: Inquiry, transport: Transport) -> Stepper:
 
 
 def own_host() -> str:
-    """A name that workers share if, and only if, they run on one host."""
+    """A name of this host that differs from that of every other host."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     try:
-        # Hosts that were never given names are all called localhost.
+        # Several hosts may be called localhost.
         mark = boot.read_text(encoding="ascii")[:8]
     except OSError:
         mark = ""
@@ -86,13 +91,13 @@ def own_host() -> str:
 
 
 class ProbePart:
-    """What one worker can be told to do."""
+    """The measurements that a worker does when it is asked."""
 
     def __init__(self, post: ProbeChannel, stepper: Stepper) -> None:
         self.post = post
         self._stepper = stepper
         self.on_time: Callable[[float], None] = lambda passed: None
-        """Told while steps are measured how much time has passed."""
+        """Called with the seconds that have passed while steps are measured."""
 
     def obey(self, words: Mapping[str, Any]) -> dict[str, Any]:
         seconds = words["seconds"]
@@ -101,11 +106,9 @@ class ProbePart:
                 steps = measure_steps(self._stepper.step, seconds, self._pass_time)
                 return dataclasses.asdict(steps)
             case "link":
-                link = links.measure_link(self.post, words["peer"], seconds)
-                return dataclasses.asdict(link)
+                return dataclasses.asdict(links.measure_link(self.post, words["peer"], seconds))
             case _:
-                rate = links.flood(self.post, words["peer"], seconds, words["size"])
-                return {"rate": rate}
+                return {"rate": links.flood(self.post, words["peer"], seconds, words["size"])}
 
     def _pass_time(self, passed: float) -> None:
         self.post.check()
@@ -113,7 +116,7 @@ class ProbePart:
 
 
 class Conductor:
-    """Worker 0 while it says what to do."""
+    """Worker 0 in the course of a probe."""
 
     def __init__(
         self, own: ProbePart, inquiry: Inquiry, transport: str, on_progress: Progress
@@ -152,12 +155,12 @@ class Conductor:
         )
 
     def dismiss(self) -> None:
-        """Whatever has happened, nobody waits for further words."""
+        """Tell all workers that the probe has ended, however it ended."""
         for rank in range(1, self._post.size):
             try:
                 self._post.tell(rank, {"do": "end"})
             except PeerLost:
-                pass  # it needs none
+                pass  # a lost worker does not wait
 
     # ------------------------------------------------------------------ phases
 
@@ -197,7 +200,7 @@ class Conductor:
         for link in found:
             for end in (link.source, link.target):
                 best[end] = max(best.get(end, 0.0), link.bandwidth)
-        # A worker in the middle, so that nobody's slow card is taken for everybody's.
+        # A worker of middle speed, so that a slow card is not taken for a typical one.
         target = sorted(best, key=lambda rank: (best[rank], rank))[len(best) // 2]
         patterns = {
             "inside": links.ring_inside(hosts),
@@ -216,7 +219,7 @@ class Conductor:
             share = len(sends) if pattern == "to_one" else 1
             size = int(_CROWD_MESSAGE_S * typical / share)
             size = min(links.LARGEST, max(links.SMALLEST, size))
-            self._tell(self._share, f"{len(sends)} senders at once, {_pattern_shown(pattern)}")
+            self._tell(self._share, f"{len(sends)} senders at once, {_PATTERNS[pattern]}")
             words = {
                 one: {"do": "flood", "peer": other, "seconds": slot, "size": size}
                 for one, other in sends.items()
@@ -227,12 +230,12 @@ class Conductor:
             crowds.append(Crowd(pattern, len(sends), aim, rates))
         return crowds
 
-    # ------------------------------------------------------------------ words
+    # ------------------------------------------------------------------ requests and answers
 
     def _ask(
         self, words: Mapping[int, dict[str, Any]], seconds: float
     ) -> dict[int, dict[str, Any]]:
-        """Everybody named does its own at the same time; their answers."""
+        """Let these workers measure at the same time; returns their answers."""
         for rank, said in words.items():
             if rank != 0:
                 self._post.tell(rank, said)
@@ -259,11 +262,3 @@ class Conductor:
 def _pairs_shown(pairs: list[links.Pair]) -> str:
     shown = ", ".join(f"{one} and {other}" for one, other in pairs[:3])
     return f"{shown} and {len(pairs) - 3} more" if len(pairs) > 3 else shown
-
-
-def _pattern_shown(pattern: str) -> str:
-    return {
-        "inside": "each to the next on its host",
-        "between": "each to the next host",
-        "to_one": "all to one",
-    }[pattern]

@@ -1,4 +1,4 @@
-"""From what was measured to a cluster that the simulator reads."""
+"""The cluster that describes the findings of a probe to the simulator."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from gossamer.config.faults import Fault
 from gossamer.plan.probe.findings import Crowd, MeasuredLink, ProbeFindings
 from gossamer.plan.probe.fit import fit
 from gossamer.plan.probe.links import ring_between
+from gossamer.quantities import counted
 
 SLOW_WORKER = 1.25
-"""A worker whose steps are so many times longer than the typical one's is described as slow."""
+"""A worker is described as slow if its steps take this many times the typical time."""
 SLOW_CARD = 1.5
-"""So many times less bandwidth than the typical card makes a slow one."""
+"""A network card is slow if the typical card has this many times its bandwidth."""
 CROWDED = 0.8
-"""A crowd in which a sender gets less than this part of what it gets alone is worth a word."""
+"""A notice is given if a sender in a crowd gets less than this share of its rate alone."""
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """The steps of all workers, compared."""
+    """A comparison of the step times of all workers."""
 
     medians: list[float]
     typical: float
-    """The median of a typical worker."""
+    """The median step time of a typical worker."""
     factors: list[float]
     """How many times longer than the typical worker's each one's steps are, on average."""
     slow: dict[int, float]
-    """The factors of those that differ."""
+    """How many times as long their steps take, on average, for the workers that differ."""
 
 
 def speeds_of(findings: ProbeFindings) -> Speeds:
-    """Who differs has another median and another mean; the means say by how much.
+    """A worker differs if both its median and its mean differ; the means say by how much.
 
-    A worker that stood still once is not slow, so its median must differ too. But what a slow one
-    gets done follows from its mean, long steps included.
+    A single pause does not make a worker slow, so its median must differ as well. The throughput of
+    a slow worker follows from its mean, which includes long steps.
     """
     medians = [statistics.median(steps.compute) for steps in findings.steps]
     means = [statistics.fmean(steps.compute) for steps in findings.steps]
-    # Of two workers that differ the slow one is the one to name.
+    # Of two workers that differ, the slow one is named.
     typical, typical_mean = statistics.median_low(medians), statistics.median_low(means)
     factors = [mean / typical_mean for mean in means]
     slow = {
@@ -54,13 +55,13 @@ def speeds_of(findings: ProbeFindings) -> Speeds:
 
 
 def describe(findings: ProbeFindings, name: str = "measured") -> Cluster:
-    """Equal machines become typical ones; whoever differs is named."""
+    """A cluster of typical machines, with faults for the workers and cards that differ."""
     per_machine = workers_per_machine(findings.hosts)
     speeds = speeds_of(findings)
     faults = [Fault("slow", worker=rank, amount=_rounded(f)) for rank, f in speeds.slow.items()]
     for host, factor in slow_cards(findings).items():
         ranks = [rank for rank, there in enumerate(findings.hosts) if there == host]
-        # Workers of one machine share its card, which must not be slowed once for each of them.
+        # Workers of one machine share its card, which must be slowed only once.
         for rank in ranks[:1] if per_machine > 1 else ranks:
             faults.append(Fault("slow-link", worker=rank, amount=_rounded(factor)))
     return Cluster(
@@ -71,7 +72,7 @@ def describe(findings: ProbeFindings, name: str = "measured") -> Cluster:
 
 
 def workers_per_machine(hosts: Sequence[str]) -> int:
-    """As many as share each host, if all hosts have as many and in order; otherwise 1."""
+    """The workers on each host, if all hosts have the same number and in order; otherwise 1."""
     names = list(dict.fromkeys(hosts))
     share, rest = divmod(len(hosts), len(names))
     is_regular = rest == 0 and all(host == names[rank // share] for rank, host in enumerate(hosts))
@@ -79,15 +80,13 @@ def workers_per_machine(hosts: Sequence[str]) -> int:
 
 
 def _title(findings: ProbeFindings) -> str:
-    hosts, workers = len(findings.host_names), findings.workers
-    return (
-        f"{workers} worker{'s' * (workers > 1)} on {hosts} host{'s' * (hosts > 1)}, measured with "
-        f"{findings.inquiry.task}"
-    )
+    workers = counted(findings.workers, "worker")
+    hosts = counted(len(findings.host_names), "host")
+    return f"{workers} on {hosts}, measured with {findings.inquiry.task}"
 
 
 def _compute(findings: ProbeFindings, speeds: Speeds) -> Compute:
-    """Times in units of each typical worker's own median have one distribution."""
+    """One distribution is fitted to the times of typical workers, each over its own median."""
     relative = [
         value / speeds.medians[rank]
         for rank, steps in enumerate(findings.steps)
@@ -95,7 +94,7 @@ def _compute(findings: ProbeFindings, speeds: Speeds) -> Compute:
         for value in steps.compute
     ]
     fitted = fit(relative)
-    # Nothing of it is described as a pause, so the mean has to hold what interrupted it.
+    # A cluster has no pauses between gradients, so the mean includes the interruptions there.
     others = [statistics.fmean(steps.other) for steps in findings.steps]
     return Compute(
         seconds=speeds.typical * fitted.seconds,
@@ -111,24 +110,25 @@ def _compute(findings: ProbeFindings, speeds: Speeds) -> Compute:
 
 
 def inside(findings: ProbeFindings) -> list[MeasuredLink]:
-    """Links of workers that share a host."""
+    """The links between workers of one host."""
     return [link for link in findings.links if findings.are_together(link.source, link.target)]
 
 
 def between(findings: ProbeFindings) -> list[MeasuredLink]:
+    """The links between workers of different hosts."""
     return [link for link in findings.links if not findings.are_together(link.source, link.target)]
 
 
 def measured_as_network(findings: ProbeFindings) -> list[MeasuredLink]:
-    """What the description calls the network: links between hosts, if there are several."""
+    """The links described as the network: those between hosts, if there are several hosts."""
     return between(findings) or inside(findings)
 
 
 def slow_cards(findings: ProbeFindings) -> dict[str, float]:
-    """Hosts whose cards are slower than the typical one, with how many times.
+    """The hosts whose cards are slow, and how many times slower than the typical card.
 
-    A link is as fast as the slower of its cards, so a card is as fast as its best link. Of two
-    hosts nobody can say which one holds the other up.
+    A link is as fast as the slower of its cards, so a card is as fast as its best link. With two
+    hosts it cannot be decided which of them has the slow card.
     """
     best: dict[str, float] = {}
     for link in between(findings):
@@ -154,8 +154,8 @@ def _wires(findings: ProbeFindings, per_machine: int) -> Wires:
     if per_machine > 1 and (together := inside(findings)):
         memory = statistics.median(link.bandwidth for link in together)
         if (crowd := crowd_of(findings, "inside")) is not None:
-            # Inside a machine the simulator's transfers do not share: what each gets in a crowd
-            # is what it gets in a run.
+            # The simulator's transfers inside a machine do not share bandwidth, so each gets what
+            # a sender gets in a crowd.
             memory = min(memory, statistics.median(crowd.rates.values()))
     return Wires(
         bandwidth=statistics.median(link.bandwidth for link in typical or found),
@@ -169,7 +169,7 @@ def crowd_of(findings: ProbeFindings, pattern: str) -> Crowd | None:
 
 
 def share_in_a_crowd(findings: ProbeFindings) -> float | None:
-    """What the typical card gets while all hosts send, over what the same links carry alone."""
+    """The rate of a typical card while all hosts send, over the rate of the same links alone."""
     crowd = crowd_of(findings, "between")
     if crowd is None:
         return None
@@ -184,7 +184,7 @@ def share_in_a_crowd(findings: ProbeFindings) -> float | None:
 
 
 def card_rates(findings: ProbeFindings, rates: Mapping[int, float]) -> dict[str, float]:
-    """What the cards of the senders' hosts put out together."""
+    """The rate of each host's card: the sum over the senders of that host."""
     found: dict[str, float] = {}
     for rank, rate in rates.items():
         host = findings.hosts[rank]
@@ -193,7 +193,7 @@ def card_rates(findings: ProbeFindings, rates: Mapping[int, float]) -> dict[str,
 
 
 def notices(findings: ProbeFindings) -> list[str]:
-    """What the description cannot say, or what was not measured."""
+    """Sentences on what was not measured and what a cluster cannot describe."""
     said: list[str] = []
     if findings.workers == 1:
         said.append(

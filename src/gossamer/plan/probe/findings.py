@@ -1,17 +1,16 @@
-"""What a probe was asked and what it found, as plain values that travel as JSON."""
+"""The settings and the findings of a probe, as plain values that are sent as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Inquiry:
-    """Every choice made and checked before a worker starts."""
+    """The settings of a probe, which are checked before a worker starts."""
 
     task: str
     data: str | None
@@ -20,7 +19,7 @@ class Inquiry:
     optimiser: str
     threads: int
     seconds: float
-    """For all phases together."""
+    """The time for all phases together."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -32,55 +31,55 @@ class Inquiry:
 
 @dataclass(frozen=True)
 class Steps:
-    """How long the steps of one worker took, in seconds, without those that warmed up."""
+    """The seconds of one worker's steps, without those of the warm-up."""
 
     count: int
     compute: list[float]
-    """Forward and backward; at most a few thousand of them, evenly chosen."""
+    """The forward and the backward pass; a few thousand samples at most, evenly chosen."""
     other: list[float]
-    """What lies between two gradients: copying the parameters and applying the optimiser."""
+    """The time between two gradients: copying the parameters and applying the optimiser."""
 
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """From one worker to another while nothing else was sent, at least not by their hosts."""
+    """The link from one worker to another, while their hosts sent nothing else."""
 
     source: int
     target: int
     latency: float
     """Half of the median round trip."""
     bandwidth: float
-    """Bytes per second of large messages, the median."""
+    """The median of the bytes per second of large messages."""
     trips: int
     messages: int
 
 
 @dataclass(frozen=True)
 class Crowd:
-    """Many senders at once."""
+    """A measurement with many senders at once."""
 
     pattern: str
     """inside (a ring in each host), between (a ring of hosts), or to_one."""
     senders: int
     target: int | None
-    """Who received, where it was one."""
+    """The only receiver, if there was one."""
     rates: dict[int, float]
-    """Bytes per second that each sender got through."""
+    """The bytes per second of each sender."""
 
 
 @dataclass(frozen=True)
 class ProbeFindings:
-    """All of it."""
+    """Everything that a probe has found."""
 
     inquiry: Inquiry
     transport: str
     hosts: list[str]
-    """Where each worker is."""
+    """The host of each worker."""
     steps: list[Steps]
     links: list[MeasuredLink]
     crowds: list[Crowd]
     pairs: int
-    """How many there are; `links` may speak of fewer."""
+    """The number of pairs of workers; `links` may cover fewer."""
     began: float
     seconds: float
 
@@ -99,16 +98,15 @@ class ProbeFindings:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def from_dict(told: Mapping[str, Any]) -> ProbeFindings:
+    def from_dict(told: dict[str, Any]) -> ProbeFindings:
         crowds = [
-            Crowd(
-                one["pattern"], one["senders"], one["target"],
-                {int(rank): rate for rank, rate in one["rates"].items()},
-            )
+            Crowd(**one | {"rates": {int(rank): rate for rank, rate in one["rates"].items()}})
             for one in told["crowds"]
-        ]  # fmt: skip
-        return ProbeFindings(
-            Inquiry(**told["inquiry"]), told["transport"], list(told["hosts"]),
-            [Steps(**one) for one in told["steps"]], [MeasuredLink(**one) for one in told["links"]],
-            crowds, told["pairs"], told["began"], told["seconds"],
-        )  # fmt: skip
+        ]
+        parts: dict[str, Any] = {
+            "inquiry": Inquiry(**told["inquiry"]),
+            "steps": [Steps(**one) for one in told["steps"]],
+            "links": [MeasuredLink(**one) for one in told["links"]],
+            "crowds": crowds,
+        }
+        return ProbeFindings(**told | parts)

@@ -1,9 +1,9 @@
-"""Which distribution of the simulator step times follow, and which of them were pauses.
+"""The distribution that step times follow, and which of the steps were pauses.
 
-Every family is given a chance: its body is estimated from quartiles, which a few long steps cannot
-move; what it could hardly have produced counts as a pause; the family under which all of that is
-most likely wins. Mean and spread are then those of the steps that were no pauses, so that the mean
-of the description is the mean of the measurement.
+For each family of distributions the body is estimated from quartiles, which a few long steps do not
+move, and steps that the body could hardly have produced count as pauses. The family with the
+largest likelihood is chosen. The mean and the spread are those of the steps that were no pauses, so
+that the mean of the description is the mean of the measurement.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import numpy.typing as npt
 Samples = npt.NDArray[np.float64]
 
 CONSTANT_BELOW = 0.01
-"""A smaller spread than this, over the mean, is none."""
+"""A spread below this share of the mean counts as none."""
 FEWEST = 20
-"""Below that many samples quartiles say little; mean and spread are taken as they are."""
+"""With fewer samples quartiles say little, so mean and spread are taken directly."""
 LEAST_PAUSE = 1.5
-"""A pause takes a step to at least so many times the median."""
+"""A step with a pause takes at least this many times the median."""
 MOST_PAUSES = 0.2
-"""What happens more often is no pause but the way the steps are."""
+"""If more steps than this share are long, they are not pauses."""
 _SURPRISE = 0.01
-"""How many steps of the body beyond the limit are expected among all samples."""
+"""The expected number of steps of the body beyond the limit, among all samples."""
 _QUARTILES = 2 * NormalDist().inv_cdf(0.75)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """As `Compute` of a cluster says it."""
+    """A fitted distribution, in the terms of a cluster's `Compute`."""
 
     distribution: str
     seconds: float
@@ -44,7 +44,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class _Family:
-    """A distribution: where its body ends, and how likely it makes samples."""
+    """A family of distributions: the limit of its body, and the log-likelihood of samples."""
 
     name: str
     limit: Callable[[Samples], float]
@@ -52,7 +52,7 @@ class _Family:
 
 
 def fit(samples: Sequence[float]) -> Fit:
-    """The description under which these step times are most likely."""
+    """The distribution under which these step times are most likely."""
     times = np.sort(np.asarray(samples, dtype=np.float64))
     if len(times) == 0 or not bool(np.all(np.isfinite(times))) or times[0] <= 0:
         raise ValueError("a fit needs at least one step, each with a time above 0")
@@ -81,7 +81,7 @@ def _described(name: str, kept: Samples, paused: Samples) -> Fit:
 
 
 def _parted(times: Samples, limit: float) -> tuple[Samples, Samples]:
-    """The body and the pauses; sorted samples are cut at one place."""
+    """The body and the pauses of sorted samples."""
     limit = max(limit, LEAST_PAUSE * float(times[len(times) // 2]))
     cut = int(np.searchsorted(times, limit, side="right"))
     if len(times) - cut > MOST_PAUSES * len(times):
@@ -90,20 +90,20 @@ def _parted(times: Samples, limit: float) -> tuple[Samples, Samples]:
 
 
 def _score(times: Samples, family: _Family) -> float:
-    """The logarithm of how likely the family makes all samples, pauses included."""
+    """The log-likelihood of all samples, pauses included."""
     kept, paused = _parted(times, family.limit(times))
     score = family.likelihood(kept)
     if len(paused) == 0:
         return score
-    # A pause's length beyond the limit is taken as exponential, its kind for every family.
+    # The length of a pause beyond the limit is exponential in every family.
     share, begin = len(paused) / len(times), float(kept[-1])
     excess = max(float(paused.mean()) - begin, 1e-9 * begin)
     score += len(kept) * math.log1p(-share) + len(paused) * (math.log(share / excess) - 1.0)
-    return score - math.log(len(times))  # two more numbers to choose, as Schwarz prices them
+    return score - math.log(len(times))  # Schwarz's criterion for two more parameters
 
 
 def _surprising(count: int) -> float:
-    """So many standard deviations above the mean hardly any of so many normal samples lies."""
+    """The standard deviations beyond which hardly any of so many normal samples lies."""
     return NormalDist().inv_cdf(1.0 - _SURPRISE / count)
 
 
@@ -137,7 +137,7 @@ def _lognormal_likelihood(times: Samples) -> float:
 
 
 def _exponential_likelihood(times: Samples) -> float:
-    # It has one number fewer to choose than the others.
+    # The exponential has one parameter fewer than the others.
     return -len(times) * (math.log(float(times.mean())) + 1.0) + 0.5 * math.log(len(times))
 
 

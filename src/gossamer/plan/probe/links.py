@@ -1,4 +1,4 @@
-"""Latency and bandwidth of pairs, which pairs can be measured together, and crowds of senders."""
+"""Latency and bandwidth of pairs, the pairs measured at the same time, and crowds of senders."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Pair = tuple[int, int]
 SMALLEST = 1 << 16
 LARGEST = 1 << 24
 _LONG_ENOUGH_S = 0.02
-"""A message that takes so long is not about latency any more."""
+"""A message that takes longer than this measures bandwidth, not latency."""
 _WARM_TRIPS = 3
 _MOST_TRIPS = 300
 _MOST_MESSAGES = 50
 _TRIPS_SHARE = 0.4
-"""Of the time given to a link."""
+"""The share of a link's time that is spent on round trips."""
 _WARM_UP = 0.2
 _IN_FLIGHT = 2
 MOST_PAIRS = 2016
-"""Those of 64 workers; of more workers not every pair is looked at."""
+"""The pairs of 64 workers; with more workers only some of the pairs are measured."""
 
 
 def measure_link(post: ProbeChannel, peer: int, seconds: float) -> MeasuredLink:
-    """From this worker to another, within about that time."""
+    """Measure the link from this worker to another, in about this time."""
     began = time.monotonic()
     for _ in range(_WARM_TRIPS):
         post.ping(peer)
@@ -37,7 +37,7 @@ def measure_link(post: ProbeChannel, peer: int, seconds: float) -> MeasuredLink:
         len(trips) < _MOST_TRIPS and time.monotonic() < began + _TRIPS_SHARE * seconds
     ):
         trips.append(post.ping(peer))
-    # For the bandwidth the shortest one counts: what delays some trips need not delay a message.
+    # The bandwidth is computed with the shortest trip: delays of other trips are chance.
     trip = min(trips)
     until = began + seconds
     bulk = bytes(SMALLEST)
@@ -50,14 +50,14 @@ def measure_link(post: ProbeChannel, peer: int, seconds: float) -> MeasuredLink:
     rates: list[float] = []
     while not rates or (len(rates) < _MOST_MESSAGES and time.monotonic() + took < until):
         took = post.transfer(peer, bulk)
-        # The way of the first byte there and that of the answer back are latency.
+        # The trip of the first byte there and of the answer back is latency.
         rates.append(len(bulk) / max(took - trip, 0.1 * took))
     latency = statistics.median(trips) / 2
     return MeasuredLink(post.rank, peer, latency, statistics.median(rates), len(trips), len(rates))
 
 
 def flood(post: ProbeChannel, peer: int, seconds: float, size: int) -> float:
-    """Bytes per second that this worker gets through to another while others send too."""
+    """The bytes per second that this worker sends to another while others send too."""
     began = time.monotonic()
     counted_from, until = began + _WARM_UP * seconds, began + seconds
     bulk = bytes(size)
@@ -80,9 +80,9 @@ def flood(post: ProbeChannel, peer: int, seconds: float, size: int) -> float:
 
 
 def pairs_of(size: int) -> list[Pair]:
-    """Neighbours first, so that however early it ends everybody has been measured.
+    """The pairs to measure, neighbours first, so that an early end leaves no worker unmeasured.
 
-    Of very many workers, those at distances that are powers of two: each has a few partners.
+    With very many workers these are the pairs at distances that are powers of two.
     """
     if size * (size - 1) // 2 <= MOST_PAIRS:
         return sorted(combinations(range(size), 2), key=lambda pair: _distance(pair, size))
@@ -102,7 +102,7 @@ def _distance(pair: Pair, size: int) -> int:
 
 
 def rounds(hosts: Sequence[str]) -> list[list[Pair]]:
-    """Every pair once; pairs of one round have no host in common and cannot disturb each other."""
+    """Every pair once; the pairs of a round share no host, so they do not disturb each other."""
     left, planned = pairs_of(len(hosts)), list[list[Pair]]()
     while left:
         busy: set[str] = set()
@@ -121,7 +121,7 @@ def rounds(hosts: Sequence[str]) -> list[list[Pair]]:
 
 
 def ring_inside(hosts: Sequence[str]) -> dict[int, int]:
-    """Everybody sends to the next worker of its own host, where there is one."""
+    """Each worker sends to the next worker of its own host, if there is one."""
     found: dict[int, int] = {}
     for members in _members(hosts):
         if len(members) > 1:
@@ -130,7 +130,7 @@ def ring_inside(hosts: Sequence[str]) -> dict[int, int]:
 
 
 def ring_between(hosts: Sequence[str]) -> dict[int, int]:
-    """Everybody sends to a worker of the next host, where there is one."""
+    """Each worker sends to a worker of the next host, if there is one."""
     groups = _members(hosts)
     if len(groups) < 2:
         return {}
@@ -141,7 +141,7 @@ def ring_between(hosts: Sequence[str]) -> dict[int, int]:
 
 
 def all_to_one(hosts: Sequence[str], target: int) -> dict[int, int]:
-    """Everybody of the other hosts, or of the one host, sends to one worker."""
+    """All workers of the other hosts, or of the only host, send to one worker."""
     is_one = len(set(hosts)) == 1
     senders = [
         rank

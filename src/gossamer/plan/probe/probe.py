@@ -1,4 +1,4 @@
-"""A probe from its launch to its findings, with workers of our own or as one of another job."""
+"""A probe from its launch to its findings, with workers of its own or inside another job."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _PROGRAM = program_of("gossamer.plan.probe.program")
 
 
 def job_around() -> Environment | None:
-    """The job that this process is a worker of, whoever started it."""
+    """The job of torchrun, mpirun or another launcher to which this process belongs, if any."""
     here = discover()
     return None if here.kind == "alone" else here
 
 
 def check(workers: int, transport: str | None, faults: FaultPlan) -> None:
-    """Refuse what could not be started."""
+    """Refuse a probe that could not be started."""
     if job_around() is not None:
         faults.check(workers)
     else:
@@ -48,7 +48,7 @@ def probe(
     inquiry: Inquiry, workers: int, transport: str | None, faults: FaultPlan,
     on_progress: Progress,
 ) -> ProbeFindings | None:  # fmt: skip
-    """What was found; None on a worker of another launcher's job that is not its first."""
+    """The findings; None on any worker but the first of another launcher's job."""
     if job_around() is not None:
         return _take_part(inquiry, transport, faults, on_progress)
     with tempfile.TemporaryDirectory(prefix="gossamer-probe-") as name:
@@ -99,14 +99,14 @@ def _take_part(
 
 
 class _ProbeReader(LogReader):
-    """Reads what worker 0 writes down while it conducts."""
+    """Reads the log that worker 0 writes during the probe."""
 
     def __init__(self, folder: Path, on_progress: Progress) -> None:
         super().__init__([FileEntries(folder, 0)])
         self._on_progress = on_progress
         self.found: Row | None = None
         self.failure: str | None = None
-        """What worker 0 gave up over."""
+        """Why worker 0 gave up."""
 
     def _note(self, rank: int, kind: str, entry: Row) -> None:
         if kind == "progress":

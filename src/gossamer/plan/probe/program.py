@@ -1,4 +1,4 @@
-"""What a worker process of `gossamer probe` runs: `python -m gossamer.plan.probe.program`."""
+"""The program of a worker of `gossamer probe`: `python -m gossamer.plan.probe.program`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from gossamer.errors import Error, PeerLost
-from gossamer.plan.probe.conductor import Progress, conduct, take_part
+from gossamer.plan.probe.conductor import conduct, take_part
 from gossamer.plan.probe.findings import Inquiry
 from gossamer.real.launch.environment import connect
 from gossamer.real.train.worker_log import WorkerLog
@@ -29,13 +29,17 @@ def main() -> int:
         except KeyboardInterrupt:
             return INTERRUPTED
         except PeerLost:
-            return 0  # worker 0 says what happened; this one has nothing to add
+            return 0  # worker 0 reports the loss
         except Error:
             return 1  # worker 0 was told why
         return 0
     log = WorkerLog(Path(os.environ[FOLDER]), 0)
     try:
-        log.write("findings", conduct(transport, inquiry, _progress(log)).as_dict())
+        found = conduct(
+            transport, inquiry,
+            lambda share, what: log.write("progress", {"share": share, "what": what}),
+        )  # fmt: skip
+        log.write("findings", found.as_dict())
     except KeyboardInterrupt:
         return INTERRUPTED
     except Error as error:
@@ -43,10 +47,6 @@ def main() -> int:
     finally:
         log.close()
     return 0
-
-
-def _progress(log: WorkerLog) -> Progress:
-    return lambda share, what: log.write("progress", {"share": share, "what": what})
 
 
 if __name__ == "__main__":

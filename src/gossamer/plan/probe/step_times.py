@@ -1,4 +1,4 @@
-"""The steps of a task, timed as `gossamer train` does them, but without a word to anybody."""
+"""The times of a task's steps, computed as `gossamer train` does, without communication."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.plan.probe.findings import Inquiry, Steps
 from gossamer.real.faults.slow_worker import Slowness
-from gossamer.real.replicas import WindowReplica
+from gossamer.real.replicas import Place, WindowReplica
 from gossamer.tasks import make_sampler, make_task
 from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.keyed import key_of
 
 _WARM_UP = 0.2
-"""This part of the time, and at least so many steps, are not counted."""
+"""This share of the time, and at least `_WARM_STEPS` steps, are not counted."""
 _WARM_STEPS = 2
 _MOST_SAMPLES = 4000
 _TELL_S = 0.2
 
 
 class Stepper:
-    """A model, its optimiser and an order of batches: all that a step needs."""
+    """A model, its optimiser and its batches: everything that a step needs."""
 
     def __init__(self, inquiry: Inquiry, rank: int, size: int, slowness: Slowness) -> None:
         torch.set_num_threads(inquiry.threads)
@@ -33,7 +33,7 @@ class Stepper:
         self._model = FlatModel(task, torch.device("cpu"), seed=0)
         self._buffers = self._model.initial_buffers.clone()
         optimiser, rate = make_optimiser(inquiry.optimiser), inquiry.learning_rate
-        self._replica = WindowReplica(self._model.initial.clone(), optimiser, lambda: rate)
+        self._replica = WindowReplica(Place(self._model.initial.clone()), optimiser, lambda: rate)
         self._sampler = make_sampler(
             task.train.targets, size, inquiry.batch, "shuffled", 0, synchronous=True
         )
@@ -42,7 +42,7 @@ class Stepper:
         self._done = 0
 
     def step(self) -> tuple[float, float]:
-        """Seconds of the gradient, and seconds of what belongs to a step besides."""
+        """The seconds of the gradient, and the seconds of the rest of the step."""
         began = time.perf_counter()
         point = self._replica.snapshot()
         batch = torch.from_numpy(self._sampler.next(self._rank))
@@ -60,10 +60,9 @@ class Stepper:
 def measure_steps(
     step: Callable[[], tuple[float, float]], seconds: float, on_time: Callable[[float], None]
 ) -> Steps:
-    """For that long, and at least one counted step; `on_time` hears now and then how much passed.
+    """Measure steps for this time, at least one; `on_time` is called with the seconds passed.
 
-    A step that has begun is not broken off: a model whose steps are longer than the time given
-    takes a few of them.
+    A step that has begun is completed, so a model with very long steps takes longer than asked.
     """
     began = told = time.monotonic()
     warm_until, until = began + _WARM_UP * seconds, began + seconds
@@ -84,6 +83,6 @@ def measure_steps(
 
 
 def _thinned(samples: list[float]) -> list[float]:
-    """Evenly chosen, with as many digits as a clock can mean."""
+    """A few thousand samples at most, evenly chosen and rounded to nanoseconds."""
     every = -(-len(samples) // _MOST_SAMPLES)
     return [round(value, 9) for value in samples[::every]]

@@ -1,9 +1,10 @@
-"""A measured cluster as a TOML file that says what was measured, when, and how much it spread."""
+"""The TOML file of a measured cluster, with comments on what was measured and its spread."""
 
 from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 import time
 from collections.abc import Sequence
 
@@ -27,7 +28,7 @@ _LINE = 96
 
 
 def to_toml(cluster: Cluster, findings: ProbeFindings) -> str:
-    """The file: `load_cluster` reads it, and a person too."""
+    """The text of the file, which `load_cluster` reads."""
     lines = [
         *_header(findings),
         f"title = {json.dumps(cluster.title)}",
@@ -49,23 +50,22 @@ def to_toml(cluster: Cluster, findings: ProbeFindings) -> str:
 
 
 def show_time(seconds: float) -> str:
-    """As `quantities.seconds` reads it."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.4g}{unit}"
-    return f"{seconds / 1e-9:.4g}ns"
+    """A time as `quantities.seconds` reads it."""
+    return _with_unit(seconds, {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9})
 
 
 def show_rate(bytes_per_second: float) -> str:
-    """As `quantities.bytes_per_second` reads it."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if bytes_per_second >= size:
-            return f"{bytes_per_second / size:.4g}{unit}"
-    return f"{bytes_per_second:.4g}B"
+    """A rate as `quantities.bytes_per_second` reads it."""
+    return _with_unit(bytes_per_second, {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0})
+
+
+def _with_unit(value: float, units: dict[str, float]) -> str:
+    unit = next((unit for unit, size in units.items() if value >= size), list(units)[-1])
+    return f"{value / units[unit]:.4g}{unit}"
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """From where to where nine of ten lie."""
+    """The range that holds nine of ten values."""
     low, high = np.quantile(values, [0.05, 0.95])
     return float(low), float(high)
 
@@ -78,8 +78,8 @@ def _header(findings: ProbeFindings) -> list[str]:
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(findings.began))
     lines = _comment(
         f"Measured by gossamer probe on {when}, in {findings.seconds:.0f} s: task {inquiry.task}, "
-        f"batch {inquiry.batch}, {inquiry.optimiser}, {inquiry.threads} "
-        f"thread{'s' * (inquiry.threads > 1)} of torch in each worker."
+        f"batch {inquiry.batch}, {inquiry.optimiser}, {counted(inquiry.threads, 'thread')} of "
+        "torch in each worker."
     )
     for host in findings.host_names[:_MOST_LINES]:
         ranks = [str(rank) for rank, there in enumerate(findings.hosts) if there == host]
@@ -113,8 +113,8 @@ def _compute(cluster: Cluster, findings: ProbeFindings) -> list[str]:
     lines += [
         f'seconds = "{show_time(compute.seconds)}"',
         f'distribution = "{compute.distribution}"',
+        f"jitter = {compute.jitter:.4f}",
     ]
-    lines.append(f"jitter = {compute.jitter:.4f}")
     others = [statistics.fmean(steps.other) for steps in findings.steps]
     lines += _comment(
         f"Copying the parameters and applying the optimiser: means from {show_time(min(others))} "
@@ -134,20 +134,19 @@ def _plain(share: float) -> str:
 
 def _network(cluster: Cluster, findings: ProbeFindings) -> list[str]:
     wires, links = cluster.network, measured_as_network(findings)
+    values = [
+        f'bandwidth = "{show_rate(wires.bandwidth)}"', f'latency = "{show_time(wires.latency)}"',
+    ]  # fmt: skip
     if not links:
         return [
-            *_comment("Not measured: there was one worker only. These are the defaults."),
-            f'bandwidth = "{show_rate(wires.bandwidth)}"',
-            f'latency = "{show_time(wires.latency)}"',
-        ]
+            *_comment("Not measured: there was one worker only. These are the defaults."), *values,
+        ]  # fmt: skip
     where = "between hosts" if between(findings) else "inside the host"
     lines = _comment(
         f"Messages over {findings.transport} {where}, {len(links)} directions of pairs, alone:"
     )
     lines += [f"#   {line}" for line in _spreads(links)]
-    lines += _crowds(findings)
-    lines.append(f'bandwidth = "{show_rate(wires.bandwidth)}"')
-    lines.append(f'latency = "{show_time(wires.latency)}"')
+    lines += [*_crowds(findings), *values]
     if wires.memory_bandwidth > 0:
         if between(findings):
             lines += _comment("Inside a host, alone:")
@@ -191,11 +190,8 @@ def _crowds(findings: ProbeFindings) -> list[str]:
 
 
 def _comment(text: str) -> list[str]:
-    """One sentence as lines of a comment."""
-    lines, line = list[str](), "#"
-    for word in text.split():
-        if len(line) + 1 + len(word) > _LINE and line != "#":
-            lines.append(line)
-            line = "#"
-        line += f" {word}"
-    return [*lines, line]
+    """A sentence as lines of a comment."""
+    return textwrap.wrap(
+        text, _LINE, initial_indent="# ", subsequent_indent="# ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip

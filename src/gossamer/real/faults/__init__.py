@@ -1,5 +1,5 @@
-"""Faults brought about on purpose in real workers: slow workers, slow links, pauses and deaths.
+"""Deliberate faults of real workers: slow workers, slow links, pauses and deaths.
 
-Read `fault_plan` first: it is what a user asks for. `shaped_links` wraps any transport, and
-`slow_worker` lengthens the steps of one worker.
+Read `fault_plan` first, which has the faults that a user asks for. `shaped_links` slows the links
+of any transport down, and `slow_worker` makes the steps of one worker longer.
 """

@@ -1,10 +1,10 @@
-"""The faults that a launcher brings about in real workers, and what it lets their links carry.
+"""The deliberate faults of the workers of one run, and the bandwidth and latency of their links.
 
-The launcher kills and pauses workers by signals. It tells all workers of the plan in the variable
+The launcher kills and pauses workers by signals. It gives the plan to all workers in the variable
 GOSSAMER_FAULTS, and each of them slows itself and its links down. Every worker has a network card
-of its own with a bandwidth each way; a message takes the latency and then the time of its bytes.
-Times of kills and pauses count from the start of the workers, those of links from the moment when
-all workers have met.
+of its own, with a bandwidth in each direction. A message takes the latency and then the time of its
+bytes. Times of kills and pauses count from the start of the workers, and times of links from the
+moment when all workers are connected.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SIMULATED = {
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """All that is asked of the workers of one run and their links; by default nothing."""
+    """All faults of one run; by default there are none."""
 
     faults: tuple[Fault, ...] = ()
     bandwidth: float = math.inf
-    """Bytes per second of a card, each way."""
+    """Bytes per second of a card in each direction."""
     latency: float = 0.0
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class FaultPlan:
         return [fault for fault in self.faults if fault.kind in kinds]
 
     def check(self, workers: int) -> None:
-        """Refuse faults of workers that do not exist, and what would silently not happen."""
+        """Refuse faults of workers that do not exist, and faults that would have no effect."""
         for fault in self.faults:
             if fault.worker >= workers:
                 raise ConfigurationError(
@@ -78,7 +78,7 @@ class FaultPlan:
     # ------------------------------------------------------------------ workers
 
     def signals(self) -> list[tuple[float, int, int]]:
-        """When to send which worker which signal, in order of time."""
+        """Return (time, worker, signal) for each signal to send, in order of time."""
         found = [(kill.at, kill.worker, int(signal.SIGKILL)) for kill in self.of("kill")]
         for pause in self.of("pause"):
             found.append((pause.at, pause.worker, int(signal.SIGSTOP)))
@@ -86,7 +86,7 @@ class FaultPlan:
         return sorted(found)
 
     def slow_factor(self, worker: int) -> float:
-        """How many times slower a worker computes; the last option that names it counts."""
+        """Return how many times slower a worker computes. The last option for it counts."""
         return next((f.amount for f in self.of("slow")[::-1] if f.worker == worker), 1.0)
 
     # ------------------------------------------------------------------ links
@@ -97,7 +97,7 @@ class FaultPlan:
         return is_limited or bool(self.of("slow-link", "delay"))
 
     def rate(self, worker: int, time_s: float) -> float:
-        """Bytes per second of a worker's card."""
+        """Return the bytes per second of a worker's card."""
         slow = (f for f in self.of("slow-link") if f.worker == worker and f.is_on(time_s))
         return self.bandwidth / math.prod(fault.amount for fault in slow)
 
@@ -105,12 +105,12 @@ class FaultPlan:
         return self.latency + sum(f.amount for f in self.of("delay") if f.is_on(time_s))
 
     def all_reduce_seconds(self, members: Sequence[int], size_bytes: int, time_s: float) -> float:
-        """The time around a ring, whose slowest card sets the pace."""
+        """Return the time of an all-reduce around a ring, which the slowest card determines."""
         slowest = min(self.rate(rank, time_s) for rank in members)
         latency = self.latency_at(time_s)
         return all_reduce_seconds("ring", len(members), size_bytes, latency, 1 / slowest)
 
-    # ------------------------------------------------------------------ telling the workers
+    # ------------------------------------------------------------------ for the workers
 
     def to_json(self) -> str:
         links = {"bandwidth": self.bandwidth, "latency": self.latency}
@@ -124,6 +124,6 @@ class FaultPlan:
 
 
 def own_fault_plan() -> FaultPlan:
-    """The plan of this process's launcher."""
+    """Return the plan that the launcher gave to this process."""
     text = os.environ.get(FAULTS_VARIABLE)
     return FaultPlan.from_json(text) if text else FaultPlan()

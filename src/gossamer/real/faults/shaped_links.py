@@ -1,12 +1,12 @@
-"""Links as slow as a test wants them, over any transport.
+"""A transport with links that are as slow as a plan says, on top of any other transport.
 
-A frame is handed to the transport below at once, with a few bytes behind it that say how long its
-first byte and all of them would have been on the way; its receiver keeps it until then. So no
-clocks have to agree, nobody's sending waits, and what is left when a process leaves still arrives.
-What is done to another process's window moves no frames above the transport, so empty ones that
-pretend to have its size go ahead of it: cards are shared with those as with all others.
+A frame goes to the transport below at once. A label after it says how long its first byte and all
+of its bytes would have been on their way, and the receiver keeps the frame for that time. So clocks
+need not agree, no sender waits, and the last frames of a process that leaves still arrive. An
+operation on the window of another process moves no frame above the transport. So an empty frame,
+whose label has the size of the operation, goes before it and uses the cards like any other frame.
 
-Bytes of several messages pass a card one message after the other, in order of their arrival there.
+The bytes of several messages pass a card one message after the other, in order of arrival.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ T = TypeVar("T")
 _DATA, _PRETENCE, _BACK, _DONE = range(4)
 _REQUEST_BYTES = 32
 _SMALL_BYTES = 256
-"""As in the simulator: requests and acknowledgements take no time on a card."""
+"""Requests and acknowledgements take no time on a card, as in the simulator."""
 _FAREWELL_S = 2.0
 
 
 class TimerThread(threading.Thread):
-    """A thread that does each thing at its time, at equal times what was entered first."""
+    """A thread that calls each action at its time; at equal times the first entry comes first."""
 
     def __init__(self, stop: StopToken) -> None:
         super().__init__(name="gossamer links", daemon=True)
@@ -57,7 +57,7 @@ class TimerThread(threading.Thread):
         self._is_closed = False
 
     def at(self, due: float, action: Callable[[], None]) -> None:
-        """On the monotonic clock, not before; may be called by any thread."""
+        """Call an action at a time of the monotonic clock. Any thread may call this."""
         with self._changed:
             heappush(self._entries, (due, next(self._numbers), action))
             self._changed.notify()
@@ -81,7 +81,7 @@ class TimerThread(threading.Thread):
         return None
 
     def close(self) -> None:
-        """Do nothing more, and leave no thread that the end of the program could cut off."""
+        """Call nothing more, and end the thread before the program ends."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -91,19 +91,19 @@ class TimerThread(threading.Thread):
 
 @dataclass(frozen=True)
 class _Label:
-    """What stands behind every frame."""
+    """The bytes after every frame."""
 
     kind: int
     number: int = 0
-    """Of the errand that it belongs to, at the process that has it."""
+    """The number of the operation that waits for it, at the process of the operation."""
     size: int = 0
-    """The bytes that it stands for."""
+    """The bytes that the frame represents."""
     back: int = 0
-    """How many are to come back for a pretence."""
+    """How many bytes the receiver has to send back."""
     wait_s: float = 0.0
-    """Until its first byte is there."""
+    """Seconds until the first byte arrives."""
     lasts_s: float = 0.0
-    """From its first byte to its last, as fast as the sender's card gives them out."""
+    """Seconds from the first byte to the last, at the rate of the sender's card."""
 
     def pack(self) -> bytes:
         return _LAYOUT.pack(
@@ -116,132 +116,118 @@ class _Label:
 
 
 _LAYOUT = struct.Struct("<QQQQdd")
-"""Behind the frame and not before it, so that what is in it stays aligned."""
+"""The label follows the frame, so that the content of the frame stays aligned."""
 
 
-class _Clock:
-    """The time since the workers met."""
+class _Card:
+    """This worker's network card: what it sends, what it receives, and the operations that wait for
+    bytes on their way. It is the listener of the transport below."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, inner: Transport, plan: FaultPlan, timer: TimerThread, listener: Listener
+    ) -> None:
         self.began = time.monotonic()
-
-    def since(self, moment: float) -> float:
-        return moment - self.began
-
-
-class _Departures:
-    """The outgoing half of this worker's card."""
-
-    def __init__(self, inner: Transport, plan: FaultPlan, clock: _Clock) -> None:
+        """When all workers were connected; the times of the plan count from here."""
         self._inner = inner
+        self._rank = inner.rank
         self._plan = plan
-        self._clock = clock
+        self._timer = timer
+        self._listener = listener
         self._lock = threading.Lock()
-        self._free = 0.0
-        """When the card has given out all that it was given."""
+        self._sent = 0.0
+        """When the card has sent all that it was given."""
         self._behind: dict[int, float] = defaultdict(float)
-        """When the last byte for each process will be there: what follows is not earlier."""
+        """By process: when the last byte for it arrives. Later frames do not arrive earlier."""
+        self._received = 0.0
+        """When the card has received all that has begun to arrive."""
+        self._first: dict[int, float] = defaultdict(float)
+        """By process: when its latest frame began to arrive, as no frame overtakes another."""
+        self._last: dict[int, float] = defaultdict(float)
+        self._lost: set[int] = set()
+        self._numbers = count(1)
+        self._operations: dict[int, tuple[int, Callable[[], None]]] = {}
+        """By number: the process that an operation waits for, and how it continues."""
+
+    # ------------------------------------------------------------------ sending
 
     def send(
         self, to: int, kind: int, size: int, *, number: int = 0, back: int = 0, parts: Parts = ()
     ) -> None:
         now = time.monotonic()
-        time_s = self._clock.since(now)
         is_small = size <= _SMALL_BYTES
-        lasts = 0.0 if is_small else size / self._plan.rate(self._inner.rank, time_s)
+        lasts = 0.0 if is_small else size / self._plan.rate(self._rank, now - self.began)
         with self._lock:
-            begins = now if is_small else max(now, self._free)
+            begins = now if is_small else max(now, self._sent)
             if not is_small:
-                self._free = begins + lasts
-            there = max(begins + self._plan.latency_at(time_s), self._behind[to])
+                self._sent = begins + lasts
+            there = max(begins + self._plan.latency_at(now - self.began), self._behind[to])
             self._behind[to] = there + lasts
-        label = _Label(kind, number, size, back, there - now, lasts)
-        self._inner.send(to, [*parts, label.pack()])
+        self.send_at_once(to, _Label(kind, number, size, back, there - now, lasts), parts)
 
     def send_at_once(self, to: int, label: _Label, parts: Parts = ()) -> None:
         self._inner.send(to, [*parts, label.pack()])
 
-
-class _Errands:
-    """What waits for bytes that are on their way."""
-
-    def __init__(self) -> None:
-        self._numbers = count(1)
-        self._open: dict[int, tuple[int, Callable[[], None]]] = {}
-
-    def begin(self, process: int, then: Callable[[], None]) -> int:
+    def carry(self, process: int, there: int, back: int, then: Callable[[], None]) -> None:
+        """Send so many bytes, then receive so many, then call `then` in the timer thread."""
         number = next(self._numbers)
-        self._open[number] = (process, then)
-        return number
+        self._operations[number] = (process, then)
+        try:
+            self.send(process, _PRETENCE, there, number=number, back=back)
+        except PeerLost:
+            self._continue_soon(number)
+        if process in self._inner.lost:  # the process may have died in the meantime
+            self._continue_soon(number)
 
-    def end(self, number: int) -> None:
-        """Once, whoever says it how often."""
-        if (errand := self._open.pop(number, None)) is not None:
-            errand[1]()
-
-    def with_process(self, process: int) -> list[int]:
-        return [number for number, errand in list(self._open.items()) if errand[0] == process]
-
-
-class _Arrivals:
-    """The incoming half of this worker's card, and the listener of the transport below."""
-
-    def __init__(
-        self, rank: int, plan: FaultPlan, clock: _Clock, departures: _Departures, errands: _Errands,
-        timer: TimerThread, listener: Listener,
-    ) -> None:  # fmt: skip
-        self._rank = rank
-        self._plan = plan
-        self._clock = clock
-        self._departures = departures
-        self._errands = errands
-        self._timer = timer
-        self._listener = listener
-        self._free = 0.0
-        self._first: dict[int, float] = defaultdict(float)
-        """When the latest frame of each process has begun to arrive: none overtakes another."""
-        self._last: dict[int, float] = defaultdict(float)
-        self._lost: set[int] = set()
+    # ------------------------------------------------------------------ receiving
 
     def frame(self, source: int, data: memoryview) -> None:
         now, label = time.monotonic(), _Label.of(data)
         if label.kind == _DONE:
-            self._timer.at(now, lambda: self._errands.end(label.number))
+            self._continue_soon(label.number)
             return
         due = self._first[source] = max(now + label.wait_s, self._first[source])
         content = data[: len(data) - _LAYOUT.size]
         self._timer.at(due, lambda: self._begin(due, source, label, content))
 
+    def lost(self, process: int) -> None:
+        self._lost.add(process)
+        self._listener.lost(process)
+        for number, operation in list(self._operations.items()):
+            if operation[0] == process:
+                self._continue_soon(number)  # the transport below decides how it ends
+
     def _begin(self, now: float, source: int, label: _Label, content: memoryview) -> None:
-        """Its first byte is there; the card takes its bytes when those before it are through."""
+        """The first byte has arrived. The card takes the bytes of a frame after those before it."""
         ends = now + label.lasts_s
         if label.size > _SMALL_BYTES and source != self._rank:
-            rate = self._plan.rate(self._rank, self._clock.since(now))
-            self._free = max(now, self._free) + label.size / rate
-            ends = max(ends, self._free)
+            rate = self._plan.rate(self._rank, now - self.began)
+            self._received = max(now, self._received) + label.size / rate
+            ends = max(ends, self._received)
         ends = self._last[source] = max(ends, self._last[source])
         self._timer.at(ends, lambda: self._arrive(source, label, content))
 
     def _arrive(self, source: int, label: _Label, content: memoryview) -> None:
         if source in self._lost:
-            return  # what a dying worker had on the way is lost, as in the simulator
+            return  # the last frames of a dying worker are lost, as in the simulator
         if label.kind == _DATA:
             self._listener.frame(source, content)
         elif label.kind == _BACK:
-            self._errands.end(label.number)
+            self._continue(label.number)
         else:
-            with suppress(PeerLost):  # nobody waits for it any more
+            with suppress(PeerLost):  # then nobody waits for it any more
                 if label.back:
-                    self._departures.send(source, _BACK, label.back, number=label.number)
+                    self.send(source, _BACK, label.back, number=label.number)
                 else:
-                    self._departures.send_at_once(source, _Label(_DONE, label.number))
+                    self.send_at_once(source, _Label(_DONE, label.number))
 
-    def lost(self, process: int) -> None:
-        self._lost.add(process)
-        self._listener.lost(process)
-        for number in self._errands.with_process(process):
-            # The transport below says what becomes of it.
-            self._timer.at(0.0, lambda number=number: self._errands.end(number))
+    def _continue_soon(self, number: int) -> None:
+        """Continue an operation in the timer thread."""
+        self._timer.at(0.0, lambda: self._continue(number))
+
+    def _continue(self, number: int) -> None:
+        """Continue an operation; further calls with the same number do nothing."""
+        if (operation := self._operations.pop(number, None)) is not None:
+            operation[1]()
 
 
 class ShapedTransport:
@@ -251,13 +237,10 @@ class ShapedTransport:
         self.name, self.rank, self.size = inner.name, inner.rank, inner.size
         self._inner = inner
         self._plan = plan
-        self._clock = _Clock()
-        self._departures = _Departures(inner, plan, self._clock)
-        self._errands = _Errands()
         self._timer: TimerThread | None = None
         self._lock = threading.Lock()
         self._sums_free = 0.0
-        """When the sum before has gone round; like the simulator's, they delay no messages."""
+        """When the last all-reduce ends. All-reduces do not delay messages, as in the simulator."""
 
     @property
     def store(self) -> Store:
@@ -282,13 +265,10 @@ class ShapedTransport:
         self._windows = dict(windows)
         self._stop = stop
         self._timer = TimerThread(stop)
-        arrivals = _Arrivals(
-            self.rank, self._plan, self._clock, self._departures, self._errands, self._timer,
-            listener,
-        )  # fmt: skip
+        self._card = _Card(self._inner, self._plan, self._timer, listener)
         self._timer.start()
-        self._inner.open(windows, initial, arrivals, stop)
-        self._clock.began = time.monotonic()
+        self._inner.open(windows, initial, self._card, stop)
+        self._card.began = time.monotonic()
 
     def leave_sums(self) -> None:
         self._inner.leave_sums()
@@ -306,9 +286,9 @@ class ShapedTransport:
 
     def send(self, to: int, parts: Parts) -> None:
         if to == self.rank:
-            self._departures.send_at_once(to, _Label(_DATA), parts)
+            self._card.send_at_once(to, _Label(_DATA), parts)
         else:
-            self._departures.send(to, _DATA, sum(map(len, parts)), parts=parts)
+            self._card.send(to, _DATA, sum(map(len, parts)), parts=parts)
 
     # ------------------------------------------------------------------ one-sided
 
@@ -318,7 +298,7 @@ class ShapedTransport:
         if window.process == self.rank:
             return found
         if found.done and self._is_alive(window.process):
-            # What a network brings is as old as its way is long; lent memory would be as of now.
+            # A value from a network is old when it arrives; a view of shared memory would not be.
             found = Pending.resolved(found.label, found.result().clone(), found.peer)
         pending: Pending[Tensor] = Pending(found.label, found.peer)
 
@@ -329,7 +309,7 @@ class ShapedTransport:
                 pending.fail(PeerLost(window.process))
 
         size = window.numel * window.dtype.itemsize
-        self._carry(window.process, _REQUEST_BYTES, size, there)
+        self._card.carry(window.process, _REQUEST_BYTES, size, there)
         return pending
 
     def accumulate(self, end: int, delta: Tensor, start: int = 0) -> Pending[None]:
@@ -342,7 +322,7 @@ class ShapedTransport:
         def there() -> None:
             _follow(pending, lambda: self._inner.accumulate(end, own, start))
 
-        self._carry(process, own.nbytes, 0, there)
+        self._card.carry(process, own.nbytes, 0, there)
         return pending
 
     def average(self, own: int, peer: int) -> Pending[None]:
@@ -355,35 +335,24 @@ class ShapedTransport:
         def there() -> None:
             _follow(pending, lambda: self._inner.average(own, peer))
 
-        self._carry(window.process, size, size, there)
+        self._card.carry(window.process, size, size, there)
         return pending
 
     def _is_alive(self, process: int) -> bool:
         return process not in self._inner.lost
 
-    def _carry(self, process: int, there: int, back: int, then: Callable[[], None]) -> None:
-        """So many bytes there, then so many back; then go on, in the timer thread."""
-        assert self._timer is not None
-        number = self._errands.begin(process, then)
-        try:
-            self._departures.send(process, _PRETENCE, there, number=number, back=back)
-        except PeerLost:
-            self._timer.at(0.0, lambda: self._errands.end(number))
-        if not self._is_alive(process):  # it may have gone between asking and sending
-            self._timer.at(0.0, lambda: self._errands.end(number))
-
     # ------------------------------------------------------------------ sums
 
     def all_reduce(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
-        """From this member's call on it takes the time of a ring, one after the other.
+        """All-reduces take the time of a ring, one after the other, from this member's call on.
 
-        Not from the last member's: who comes early is at most one ring ahead, and waits the longer
-        for the next.
+        The time does not count from the last member's call: an early member is at most one ring
+        ahead, and waits longer for the next all-reduce.
         """
         assert self._timer is not None
         timer, now = self._timer, time.monotonic()
         size = sum(tensor.nbytes for tensor in tensors)
-        seconds = self._plan.all_reduce_seconds(members, size, self._clock.since(now))
+        seconds = self._plan.all_reduce_seconds(members, size, now - self._card.began)
         with self._lock:
             due = self._sums_free = max(now, self._sums_free) + seconds
         found = self._inner.all_reduce(tensors, members)
@@ -406,7 +375,7 @@ class ShapedTransport:
 
 
 def _follow(pending: Pending[T], start: Callable[[], Pending[T]]) -> None:
-    """End as the operation below does."""
+    """Let an operation end as the operation below does."""
     try:
         found = start()
         if found.settle is not None and not found.done:

@@ -1,8 +1,8 @@
-"""Slows this worker down by a factor: it sleeps after each step.
+"""Slows this worker down by a factor: the worker sleeps after each step.
 
-A short step that follows a sleep takes longer than it would, because caches and clock rate were
-lost in the meantime. That is not corrected, so that a worker whose steps take less than a
-millisecond may be 10 to 30 % slower than asked for.
+After a sleep a short step takes longer than usual, because caches are cold and the clock rate is
+low. This is not corrected, so a worker whose steps take less than a millisecond may be 10 to 30 %
+slower than the factor says.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from collections.abc import Callable
 from gossamer.real.transports.transport import StopToken
 
 _FIRST = 3
-"""Steps that are not slowed down: code is loaded in them, and what is usual is not known yet."""
+"""So many first steps are not slowed down, because they load code and are not typical."""
 _KEPT = 9
 _LONGEST = 20.0
-"""Times a usual step: more is no step but a pause, and a pause is not multiplied."""
+"""A step that lasts so many typical steps contains a pause, and a pause is not multiplied."""
 
 
 class Slowness:
-    """Makes steps last `factor` times as long as they would."""
+    """Makes steps last `factor` times as long."""
 
     def __init__(self, factor: float, check: Callable[[], None] = lambda: None) -> None:
-        """`check` is called while it sleeps, and may raise."""
+        """The worker calls `check` while it sleeps; `check` may raise."""
         self._factor = factor
         self._check = check
         self._latest: deque[float] = deque(maxlen=_KEPT)
         self._owed = 0.0
-        """Seconds of sleep that the steps so far are short of; below 0 where it slept too long."""
+        """Seconds that the worker has still to sleep; below 0 if it slept too long."""
 
     def lengthen(self, took: float) -> None:
-        """A step has taken that long; return when so much slower a worker would have made it."""
+        """A step has taken so long; sleep as long as a slower worker would still need."""
         if self._factor == 1.0:
             return
         self._latest.append(took)

@@ -1,10 +1,10 @@
-"""A user's module and optimiser seen as one flat replica.
+"""A user's module as one flat vector of parameters.
 
 The module's parameters are views of one flat buffer. Where nobody else changes a worker's
-parameters that buffer is the published window itself: peers only read it, and reading disturbs
-nobody. Where others do (AD-PSGD), or where the gradient is taken elsewhere than at the replica,
-the buffer is private and refreshed at each step, because a change between forward and backward
-would silently mix two points; the optimiser then works on the window.
+parameters, that buffer is the published window itself: peers only read it. Where others change it
+(AD-PSGD), or where the gradient is taken at another point than the replica, the buffer is private
+and is refreshed at each step, because a change between forward and backward would silently mix two
+points. The optimiser then works on the window.
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ Step = Callable[[], object]
 """One step of the user's optimiser."""
 
 
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
-
-
 class ModuleBinding:
     """Moves one module's parameters between the user's loop and a flat window."""
 
@@ -48,19 +44,20 @@ class ModuleBinding:
         self.is_alike = all(
             p.dtype == first.dtype and p.device == first.device for p in self.parameters
         )
-        """One type, one place: then one flat buffer can hold them all."""
+        """Whether all have one type and one device, so that one flat buffer can hold them."""
         self.device = first.device
         self.home = self.device if self.is_alike else torch.device("cpu")
-        """Where a vector of them all belongs."""
+        """The device of a vector of all parameters."""
         self.is_uniform = self.is_alike and self.device.type == "cpu"
-        """Alike, and where the window is."""
+        """Whether the parameters are alike, and on the device of the window."""
+        self.is_private = not self.is_uniform
+        """Whether the module trains elsewhere than in the window."""
         self._sizes = list(self.layout.sizes)
-        self._flat: Tensor | None = None
         self._private: Tensor | None = None
         self._own: Views = [parameter.data for parameter in self.parameters]
-        """Where the parameters lay before; they lie there again in the end."""
-        self._places: Views = []
-        """The parameters' memory as plain tensors; to torch a change there is one of theirs."""
+        """The memory in which the parameters lay before, and lie again in the end."""
+        self.places: Views = []
+        """The parameters' memory, where the module was pointed to, as plain tensors."""
         self._window_views: Views = []
         self._private_views: Views = []
 
@@ -71,52 +68,43 @@ class ModuleBinding:
         return torch.cat([p.detach().reshape(-1).to("cpu", self.dtype) for p in self.parameters])
 
     def let_gpu_finish(self) -> None:
-        """What was asked of it may still be to do; in other streams than this thread's, too."""
+        """Wait for all work that was given to the GPU, in whatever stream."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def attach(self, window: Tensor, *, is_private: bool) -> None:
         """From now on the module trains coupled to this window."""
-        self._window = window
+        self.window = window
         self.is_uniform = self.is_alike and self.device == window.device
+        self.is_private = not self.is_uniform
         self._window_views = self._views(window)
         if is_private or not self.is_uniform:
             self.make_private()
         else:
             self._point(self._window_views)
 
-    @property
-    def is_private(self) -> bool:
-        return self._private is not None or not self.is_uniform
-
     def make_private(self) -> None:
-        if not self.is_uniform or self._private is not None:
-            return  # parameters on another device, or of several types, are private as they are
-        self._private = self._window.clone()
+        if self.is_private:
+            return  # as are all parameters on another device, or of several types
+        self.is_private = True
+        self._private = self.window.clone()
         self._private_views = self._views(self._private)
         self._point(self._private_views)
 
     def _views(self, flat: Tensor) -> Views:
-        """Each with a storage of its own: whoever saves a parameter saves its whole storage, and
-        that of a window may be all the memory that processes share."""
+        """Views that have a storage of their own each: saving a parameter saves its whole storage,
+        and that of a window may be all the memory that processes share."""
         pieces = zip(flat.split(list(self.layout.sizes)), self.layout.shapes, strict=True)
         return [torch.from_dlpack(piece).view(shape) for piece, shape in pieces]
 
     def _point(self, views: Views) -> None:
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view
-        self._places = [parameter.detach() for parameter in self.parameters]
-
-    def is_in_place(self, number: int) -> bool:
-        """Whether a parameter lies where the module was pointed to."""
-        return (
-            not self.is_uniform
-            or self.parameters[number].data_ptr() == self._places[number].data_ptr()
-        )
+        self.places = [parameter.detach() for parameter in self.parameters]
 
     def note_move(self) -> None:
-        """The window has changed, which to torch is not the parameters' memory: where it is, a
-        graph from before must not be gone back through."""
+        """Torch does not know that the window is the parameters' memory. Where it is, tell torch
+        that they have changed, so that it refuses a backward pass through an older graph."""
         if not self.is_server and not self.is_private:
             increment_version(self.parameters)
 
@@ -125,7 +113,7 @@ class ModuleBinding:
         if self._private is not None:
             self._private.copy_(flat)
         elif self.is_uniform:
-            self._window.copy_(flat)
+            self.window.copy_(flat)
         else:
             with torch.no_grad():
                 pieces = self.layout.unpack(flat).values()
@@ -133,66 +121,32 @@ class ModuleBinding:
                     parameter.data.copy_(piece)
 
     def restore(self, point: Views, *, is_private: bool) -> None:
-        """Undo a visit of another point."""
+        """Put the parameters back to where they were before a visit of another point."""
         if self._private is not None and not is_private:
-            self._private = None
+            self._private, self.is_private = None, False
             self._point(self._window_views)
             return
         with torch.no_grad():
             for parameter, value in zip(self.parameters, point, strict=True):
                 parameter.data.copy_(value)
 
-    def flat_gradient(self) -> Tensor:
-        """All `.grad`s as one new vector; a parameter without one counts as zero."""
-        if self._flat is None:
-            pieces = [
-                self._window.new_zeros(p.numel()) if p.grad is None
-                else _dense(p.grad.detach()).reshape(-1).to(self._window.device, self.dtype)
-                for p in self.parameters
-            ]  # fmt: skip
-            self._flat = joined(pieces)
-        return self._flat
-
-    def forget_flat_gradient(self) -> None:
-        """The `.grad`s have changed, or nobody needs the vector any more."""
-        self._flat = None
-
-    def gradients(self, numbers: range) -> Views:
-        """What an all-reduce replaces: the `.grad`s of these parameters themselves, or a copy of
-        each that is not there or is not a plain tensor like its parameter."""
-        if not self.is_alike:
-            # Of several types or in several places: as pieces of one vector.
-            pieces = self.cut(self.flat_gradient())
-            return [pieces[number] for number in numbers]
-        found: Views = []
-        for number in numbers:
-            parameter = self.parameters[number]
-            gradient = parameter.grad
-            if gradient is None:
-                gradient = torch.zeros_like(parameter.detach())
-            elif gradient.is_sparse or gradient.requires_grad or gradient.dtype != self.dtype:
-                gradient = _dense(gradient.detach()).to(self.dtype, copy=True)
-            found.append(gradient)
-        return found
-
     def cut(self, flat: Tensor) -> Views:
         pieces = zip(flat.split(self._sizes), self.layout.shapes, strict=True)
         return [piece.view(shape) for piece, shape in pieces]
 
     def set_gradient(self, pieces: Sequence[Tensor], *, is_sparse: bool = False) -> None:
-        """As the `.grad`s; `is_sparse` for an optimiser that takes rows only."""
-        self._flat = None
+        """Set the `.grad`s; `is_sparse` for an optimiser that takes sparse gradients only."""
         for parameter, piece in zip(self.parameters, pieces, strict=True):
             if parameter.grad is None and not self.is_server and not piece.any():
-                continue  # nobody used it: an optimiser would decay its weights
+                continue  # no batch used the parameter, and an optimiser would decay its weights
             own = piece.to(parameter.device, parameter.dtype)
             parameter.grad = own.to_sparse(1) if is_sparse else own
 
     def descend(
         self, step: Step, guard: AbstractContextManager[None], at: Tensor | None = None
     ) -> None:
-        """One step of the user's optimiser on the window; or `at` another point, and the window
-        moves by as much."""
+        """Make one step of the user's optimiser on the window; or `at` another point, and move the
+        window by as much."""
         if not self.is_uniform:
             self._descend_elsewhere(step, guard, at)
             return
@@ -213,11 +167,11 @@ class ModuleBinding:
             self._point(self._window_views if self._private is None else self._private_views)
 
     def _descend_apart(self, step: Step, guard: AbstractContextManager[None], at: Tensor) -> None:
-        """In memory that nobody sees."""
+        """Make the step at another point, in memory that nobody sees."""
         there = joined([at])
         self._step_there(step, self._views(there))
         with guard:
-            self._window.add_(there.sub_(at))
+            self.window.add_(there.sub_(at))
         self.note_move()
 
     def _descend_elsewhere(
@@ -225,10 +179,10 @@ class ModuleBinding:
     ) -> None:
         """The optimiser must work where the parameters are: step there and publish the change."""
         with guard:
-            self.load(self._window if at is None else at)
+            self.load(self.window if at is None else at)
             before = self.initial()
             step()
-            self._window.add_(self.initial().sub_(before))
+            self.window.add_(self.initial().sub_(before))
 
     def detach(self, output: Tensor) -> None:
         """The module owns its memory again and holds the given model."""
@@ -241,8 +195,8 @@ class ModuleBinding:
 
 
 def lay_out_state(optimizer: Any) -> None:
-    """The optimiser's vectors lie in memory as their parameters do, which have moved: fused kernels
-    go through both from the first number to the last, whatever their strides say."""
+    """Lay the optimiser's vectors out in memory as their parameters, which have moved: fused
+    kernels go through both from the first number to the last and ignore strides."""
     for parameter, state in optimizer.state.items():
         if not isinstance(parameter, Tensor) or not isinstance(state, dict):
             continue

@@ -1,20 +1,23 @@
-"""What a loop's module and optimiser must be to be coupled, and must stay while they are."""
+"""What a loop's module and optimiser must be to be coupled."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
-from collections.abc import Sequence
-from itertools import cycle, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
 from gossamer.real.join.binding import ModuleBinding
-from gossamer.real.join.step_guard import check_not_wrapped
 from gossamer.real.transports.checked_values import broken_value
 from gossamer.real.transports.transport import Store
+
+T = TypeVar("T")
 
 
 def check_joinable(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -56,7 +59,7 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
 
 
 def check_apart(named: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """No two may lie in the same memory: each gets memory of its own, and they would come apart."""
+    """No two parameters may share memory: each gets its own, and they would come apart."""
     extents = sorted(
         ((*_extent(parameter), name) for name, parameter in named if parameter.numel()),
         key=lambda extent: extent[:2],
@@ -70,14 +73,14 @@ def check_apart(named: Sequence[tuple[str, nn.Parameter]]) -> None:
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """The addresses from the first element to behind the last one."""
+    """The addresses of the first element and behind the last one."""
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return start, start + (last + 1) * tensor.element_size()
 
 
 def check_alike(model: nn.Module, binding: ModuleBinding, store: Store) -> None:
-    """Everybody's model has the same parameters and buffers: they are averaged by their place."""
+    """All models must have the same parameters and buffers, which are averaged by position."""
     parts = [f"{name} {tuple(shape)}" for name, shape in zip(
         binding.layout.names, binding.layout.shapes, strict=True
     )]  # fmt: skip
@@ -96,31 +99,69 @@ def check_alike(model: nn.Module, binding: ModuleBinding, store: Store) -> None:
         )
 
 
-class LoopWatch:
-    """Looks at one parameter in each step: a look at all would take longer than some steps do."""
+def check_one_optimiser(
+    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
+) -> None:
+    """A parameter that this optimiser does not hold may belong to a second one, whose step a user
+    leaves out as well. Then nobody would train it."""
+    held = {id(parameter) for parameter in parameters_of(optimizer)}
+    names = {id(parameter): name for name, parameter in named if id(parameter) not in held}
+    if names:
+        gc.collect()  # an optimiser that nobody can reach any more does not count
+    for other in _instances(torch.optim.Optimizer) if names else ():
+        for parameter in parameters_of(other):
+            if id(parameter) in names:
+                raise second_optimiser(other, names[id(parameter)])
 
-    def __init__(self, model: nn.Module, binding: ModuleBinding) -> None:
-        self._binding = binding
-        trained = {id(p): at for at, p in enumerate(binding.parameters)}
-        named = [(name, p, trained.get(id(p))) for name, p in model.named_parameters()]
-        self._next = cycle(named).__next__
-        self._is_first = True
 
-    def look(self) -> None:
-        if self._is_first:
-            self._is_first = False
-            check_not_wrapped(self._binding.parameters)
-        name, parameter, at = self._next()
-        if at is not None:
-            if not self._binding.is_in_place(at):
-                raise ConfigurationError(
-                    f"parameter {name} no longer lies where gossamer.join put it, so it would not"
-                    " be trained: something has replaced its .data inside the `with`; change it in"
-                    " place (p.data.copy_(...)), and move or convert the model before joining"
-                )
-        elif parameter.requires_grad:
+def second_optimiser(other: torch.optim.Optimizer, name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"a second optimiser ({type(other).__name__}) holds the model's parameter {name}, and"
+        " worker.step() makes the steps of the joined one only; give all parameters to one"
+        " optimiser, in groups, or delete the second if it is not used any more"
+    )
+
+
+def check_not_wrapped(parameters: Sequence[nn.Parameter]) -> None:
+    """DistributedDataParallel around the model would couple it a second time. It needs a process
+    group; without one there is nothing to look for."""
+    if not _is_in_a_process_group():
+        return
+    own = {id(parameter) for parameter in parameters}
+    for wrapper in _instances(nn.parallel.DistributedDataParallel):
+        if any(id(parameter) in own for parameter in wrapper.parameters()):
             raise ConfigurationError(
-                f"parameter {name} was frozen when the model was joined and is to be trained now,"
-                " which only this worker would see; join it trainable, with the learning rate 0"
-                " until its time has come"
+                "DistributedDataParallel is wrapped around the joined model and would couple it a"
+                " second time; leave it out, and call the model itself"
             )
+
+
+def check_alone() -> None:
+    """Refuse a process of a group of which no launcher's variables tell: it would train alone."""
+    if not _is_in_a_process_group():
+        return
+    size = torch.distributed.get_world_size()
+    raise ConfigurationError(
+        f"this is one of {size} processes of a torch.distributed group, but no launcher's variables"
+        f" say so, and each would train alone; start the script with `gossamer run -n {size}` or"
+        " torchrun, and leave mp.spawn and init_process_group out"
+    )
+
+
+def _is_in_a_process_group() -> bool:
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return False
+    return distributed.get_world_size() > 1
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _instances(kind: type[T]) -> Iterator[T]:
+    """All objects of a type; `isinstance` would run code of proxies that pretend to be one."""
+    for found in gc.get_objects():
+        if issubclass(type(found), kind):
+            yield found

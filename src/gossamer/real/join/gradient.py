@@ -3,11 +3,11 @@
 The gradient lies in the parameters' `.grad`. A method gets a `LoopGradient` that stands for it, and
 an all-reduce of that one replaces the `.grad`s by their means, so that nothing is copied.
 
-`gradient.buckets()` of a method's text comes true here, too. A hook on every parameter says when
-its gradient is there, and a bucket is handed to the method as soon as it is complete, in the middle
-of the user's backward pass. What follows may spoil that: the loop clips its gradients, runs
-backward again or leaves the step out. So each worker remembers what it sent, and all of them vote
-in `step()` whether that still is the gradient. The states of a bucket:
+A method may also ask for `gradient.buckets()`. A hook on every parameter says when its gradient is
+there, and a bucket is handed to the method as soon as it is complete, in the middle of the user's
+backward pass. The loop may still change the gradient afterwards: it may clip, run backward again or
+leave the step out. So each worker remembers what it sent, and in `step()` all workers vote on
+whether what they sent is still the gradient. The states of a bucket:
 
     promised ---- backward has made its gradients ----> handed over ---- all_reduce ----> started
         |                                                    ^                               |
@@ -34,26 +34,28 @@ from gossamer.real.driver import Driver
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.transports.buffers import joined
 from gossamer.real.transports.transport import Transport
-from gossamer.real.worker import RealWorker
+from gossamer.real.worker import reduced_copy
 from gossamer.worker import Gradient
 
 _BYTES = 4 << 20
-"""Of a bucket, at least: small enough that little is left to do when backward has ended."""
+"""The least size of a bucket: small enough that little is left to do after backward."""
 _LOOK = 1 << 14
 """Numbers of one gradient that are compared in a step: torch does not count changes by `.data`."""
 
 
 class LoopGradient(Tensor):
-    """Stands for the gradients of some parameters, and becomes a vector only if somebody looks: a
-    method that only descends along it, or reduces it, saves a copy of the model."""
+    """Stands for the gradients of some parameters. It becomes a vector only if somebody looks at
+    it, so that a method which only reduces it or descends along it needs no copy."""
 
     binding: ModuleBinding
     numbers: range
     """Which parameters."""
     kept: Sequence[Tensor] | None = None
-    """Their gradients, where these are no longer the `.grad`s."""
+    """The gradients themselves, where they are no longer the `.grad`s."""
     check_look: Callable[[], None] | None = None
-    """Raises where it is too early to look."""
+    """Raises an error if it is too early to look."""
+    looked_at: Tensor | None = None
+    """The loop's gradient as one vector, once somebody has looked at it."""
 
     @staticmethod
     def of(
@@ -75,22 +77,67 @@ class LoopGradient(Tensor):
             return func(*flat, **options)
 
     @property
+    def nbytes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        numbers, binding = self.numbers, self.binding
+        return sum(binding.layout.sizes[numbers.start : numbers.stop]) * binding.dtype.itemsize
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first bucket of a gradient, which holds the last parameters."""
+        return self.numbers.stop == len(self.binding.parameters)
+
+    @property
     def is_whole(self) -> bool:
         return len(self.numbers) == len(self.binding.parameters)
 
     def vector(self) -> Tensor:
-        """All of it in one piece."""
-        if self.kept is None:
-            if self.check_look is not None:
-                self.check_look()
-            if self.is_whole:
-                return self.binding.flat_gradient()
-        pieces = self.binding.gradients(self.numbers) if self.kept is None else self.kept
-        return joined([piece.reshape(-1) for piece in pieces])
+        """The gradients in one piece."""
+        if self.kept is not None:
+            return joined([piece.reshape(-1) for piece in self.kept])
+        if self.check_look is not None:
+            self.check_look()
+        if not self.is_whole:
+            return joined([piece.reshape(-1) for piece in self.pieces()])
+        if self.looked_at is None:
+            self.looked_at = _vector(self.binding)
+        return self.looked_at
+
+    def pieces(self) -> Sequence[Tensor]:
+        """What an all-reduce replaces: the `.grad`s of these parameters themselves, or a copy of
+        each that is not there or is not a plain tensor like its parameter."""
+        binding, numbers = self.binding, self.numbers
+        if self.kept is not None:
+            return self.kept
+        if not binding.is_alike:
+            # Parameters of several types, or in several places, are reduced as pieces of a vector.
+            return binding.cut(_vector(binding))[numbers.start : numbers.stop]
+        found: list[Tensor] = []
+        for parameter in binding.parameters[numbers.start : numbers.stop]:
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = torch.zeros_like(parameter.detach())
+            elif gradient.is_sparse or gradient.requires_grad or gradient.dtype != binding.dtype:
+                gradient = _dense(gradient.detach()).to(binding.dtype, copy=True)
+            found.append(gradient)
+        return found
+
+
+def _vector(binding: ModuleBinding) -> Tensor:
+    """All `.grad`s as one new vector; a parameter without one counts as zero."""
+    window = binding.window
+    return joined([
+        window.new_zeros(p.numel()) if p.grad is None
+        else _dense(p.grad.detach()).reshape(-1).to(window.device, binding.dtype)
+        for p in binding.parameters
+    ])  # fmt: skip
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _put_together(values: Sequence[Any]) -> LoopGradient | None:
-    """Buckets of all parameters, in order, are the whole gradient; nothing need be copied."""
+    """The buckets of all parameters, in order, are the whole gradient, without any copy."""
     parts = [value for value in values if isinstance(value, LoopGradient)]
     numbers = [number for part in parts for number in part.numbers]
     if len(parts) != len(values) or any(part.check_look is not None for part in parts):
@@ -102,7 +149,7 @@ def _put_together(values: Sequence[Any]) -> LoopGradient | None:
     if any(part.kept is not None for part in parts):
         kept = []
         for part in parts:
-            kept += binding.gradients(part.numbers) if part.kept is None else part.kept
+            kept += part.pieces()
     return LoopGradient.of(binding, range(len(numbers)), kept)
 
 
@@ -114,37 +161,15 @@ def _flat(value: Any) -> Any:
     return value
 
 
-class LoopWorker(RealWorker):
-    """The worker of a user's loop, whose gradient is reduced where it lies."""
-
-    gradients: LoopGradients
-
-    def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
-        if not isinstance(value, LoopGradient):
-            return super().all_reduce(value, over=over)
-        members = range(self.size) if over is None else over
-        binding, numbers = value.binding, value.numbers
-        count = sum(binding.layout.sizes[number] for number in numbers)
-        # The buckets of a gradient are one exchange; that of the last parameters comes first.
-        is_first = numbers.stop == len(binding.parameters)
-        self._count_sum(members, count * binding.dtype.itemsize, is_first=is_first)
-        return self.gradients.reduce(value, members)
-
-
 class LoopGradients:
     """The gradients of one worker's loop."""
 
     def __init__(
-        self,
-        binding: ModuleBinding,
-        transport: Transport,
-        driver: Driver,
-        go_on: Callable[[], None],
-        *,
-        has_buckets: bool,
-    ) -> None:
-        """`go_on` runs the method on, to where it wants the next bucket; `has_buckets`: all workers
-        can reduce in buckets."""
+        self, binding: ModuleBinding, transport: Transport, driver: Driver,
+        go_on: Callable[[], None], *, has_buckets: bool,
+    ) -> None:  # fmt: skip
+        """`go_on` continues the method to where it wants the next bucket; `has_buckets` says that
+        all workers can reduce in buckets."""
         self._binding = binding
         self._transport = transport
         self._driver = driver
@@ -173,7 +198,7 @@ class LoopGradients:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def close(self) -> None:
-        """Gradients come in one piece from now on."""
+        """From now on gradients come in one piece."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -185,19 +210,23 @@ class LoopGradients:
     # ------------------------------------------------------------------ the method's side
 
     def next(self) -> Gradient:
-        """What the method awaits next."""
+        """The gradient that the method awaits next."""
         if self._started:
             if self.conclude():
-                # Its means are awaited in a later step, so nothing is left to hide behind backward.
+                # The method awaits means in a later step, so there is nothing to overlap with.
                 self.close()
             self._started = [one for one in self._started if not one.mean.done]
             for one in self._started:
                 one.part_from_loop()
-        self._forget()
-        return _InBuckets(self) if self._hooks else Gradient("gradient")
+        if self._promised:
+            self._forget()
+        self._whole.looked_at = None
+        return _NextGradient(self)
 
-    def promise(self) -> Sequence[Pending[Tensor]]:
-        """The method wants the buckets as they come."""
+    def promise(self, whole: Gradient) -> Sequence[Pending[Tensor]]:
+        """The method wants the buckets of its next gradient as they come."""
+        if not self._hooks:
+            return [whole]
         self._promised = [Gradient("gradient") for _ in self._buckets]
         self._missing = [len(bucket.numbers) for bucket in self._buckets]
         self._sent = 0
@@ -208,10 +237,12 @@ class LoopGradients:
         self._vote: tuple[Pending[None], Tensor] | None = None
         return self._promised
 
-    def reduce(self, gradient: LoopGradient, members: Sequence[int]) -> Pending[Tensor]:
-        """The gradient becomes its mean over the members, in place."""
+    def reduce(self, gradient: Tensor, members: Sequence[int]) -> Pending[Tensor]:
+        """The loop's gradient becomes its mean over the members, in place."""
+        if not isinstance(gradient, LoopGradient):
+            return reduced_copy(self._transport, gradient, members)
         reduction = _Reduction(self._transport, gradient, members)
-        # A bucket that was handed out by `promise` counts only if the vote says that it stands.
+        # A bucket counts only if the vote says that nobody has changed it.
         is_bucket = gradient.check_look is not None
         finish = partial(self._finish, reduction, is_bucket=is_bucket)
         if is_bucket or not reduction.under_way.done:
@@ -224,16 +255,16 @@ class LoopGradients:
     def _finish(self, reduction: _Reduction, *, is_bucket: bool) -> None:
         if is_bucket:
             self._conclude()
-        self._driver.wait(reduction.under_way, "all_reduce", is_booked=False)
+        under_way = reduction.under_way
+        if under_way.settle is not None and not under_way.done:
+            under_way.settle()
+        if not under_way.done:
+            self._driver.block(under_way)
+        # While its mean is awaited, no other thread takes the reduction out of the list.
+        self._started.remove(reduction)
         reduction.finish()
-        self._binding.forget_flat_gradient()
 
     # ------------------------------------------------------------------ the loop's side
-
-    def completed(self) -> LoopGradient:
-        """The whole gradient, which the loop has made."""
-        self._binding.forget_flat_gradient()
-        return self._whole
 
     def _arrived(self, number: int, parameter: nn.Parameter) -> None:
         """Backward has made this parameter's gradient."""
@@ -241,7 +272,7 @@ class LoopGradients:
         if not self._promised or self.is_accumulating or gradient is None:
             return
         if self._failure is not None:
-            return  # `step()` says so
+            return  # `step()` raises it
         if self._is_sent(number):
             self._is_changed = True  # a second backward pass
         elif not gradient.is_sparse and not gradient.requires_grad:
@@ -256,7 +287,7 @@ class LoopGradients:
         return self._bucket_of[number] < self._sent
 
     def _sample(self, gradient: Tensor) -> Tensor:
-        """As bytes: what is no number is not even equal to itself."""
+        """The first numbers as bytes, because NaN is not equal to itself."""
         flat = gradient.detach().reshape(-1)
         return (flat if self._is_first else flat[:_LOOK]).view(torch.uint8)
 
@@ -268,7 +299,7 @@ class LoopGradients:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            # Not through the user's backward pass: `step()` raises it.
+            # It must not pass through the user's backward pass, so `step()` raises it.
             self._failure = error
 
     def _hand_over(self) -> None:
@@ -276,17 +307,20 @@ class LoopGradients:
         self._sent += 1
         self._promised[self._sent - 1].resolve(bucket)
 
-    def complete(self, *, is_changed: bool) -> None:
-        """The loop makes its step: what has not been handed over is as it is now. `is_changed`:
-        gradients have been unscaled, which torch does not count as a change."""
+    def complete(self, *, is_changed: bool = False) -> LoopGradient:
+        """The loop makes its step. Returns its gradient; buckets that the method has not got yet
+        are handed over. `is_changed` says that gradients have been unscaled, which torch does not
+        count as a change."""
+        self._whole.looked_at = None
         if not self._promised:
-            return
+            return self._whole
         if self._failure is not None:
             raise self._failure
         self._is_changed = self._is_changed or is_changed or self._has_changed()
         self._is_first, self._is_complete = False, True
         while self._sent < len(self._buckets):
             self._hand_over()
+        return self._whole
 
     def _has_changed(self) -> bool:
         parameters = self._binding.parameters
@@ -310,15 +344,15 @@ class LoopGradients:
     # ------------------------------------------------------------------ the vote
 
     def conclude(self) -> bool:
-        """Before anything takes the place of the `.grad`s: whether the mean of a bucket was still
-        awaited. The vote is then taken here."""
+        """Take the vote before anything replaces the `.grad`s, if the mean of a bucket is still
+        awaited. Returns whether one was."""
         is_open = bool(self._promised) and any(not one.mean.done for one in self._started)
         if is_open:
             self._conclude()
         return is_open
 
     def _conclude(self) -> None:
-        """All buckets are on their way: does everybody's gradient still stand?"""
+        """All buckets are on their way: let all workers vote on whether anybody has changed one."""
         if not self._is_complete:
             raise ProtocolError(
                 "the mean of a gradient's part was awaited before the gradient, whose other parts "
@@ -337,7 +371,7 @@ class LoopGradients:
                 reduction.start_again()
 
     def _check_look(self) -> None:
-        """Of what was made of a bucket nobody would know whether it still stands."""
+        """A value computed from a bucket could not be taken back after the vote."""
         if not self._is_complete:
             raise ProtocolError(
                 "a part of a gradient can only be reduced as it is before the gradient is there; "
@@ -345,15 +379,15 @@ class LoopGradients:
             )
 
 
-class _InBuckets(Gradient):
-    """The gradient of the next batch; a method may take it in one piece all the same."""
+class _NextGradient(Gradient):
+    """The gradient of the loop's next batch."""
 
     def __init__(self, gradients: LoopGradients) -> None:
         super().__init__("gradient")
         self._gradients = gradients
 
     def buckets(self) -> Sequence[Pending[Tensor]]:
-        return self._gradients.promise()
+        return self._gradients.promise(self)
 
 
 class _Reduction:
@@ -369,9 +403,7 @@ class _Reduction:
         self._start()
 
     def _start(self) -> None:
-        gradient = self._gradient
-        kept, binding = gradient.kept, gradient.binding
-        self._tensors = binding.gradients(gradient.numbers) if kept is None else kept
+        self._tensors = self._gradient.pieces()
         self.under_way = self._transport.all_reduce(self._tensors, self._members)
         self.mean.on_cancel = self.under_way.cancel
 
@@ -380,7 +412,7 @@ class _Reduction:
         self._start()
 
     def part_from_loop(self) -> None:
-        """The loop goes on before the mean is there: it gets `.grad`s of its own."""
+        """The loop goes on before the mean is there, so it gets copies as its `.grad`s."""
         gradient = self._gradient
         for number, tensor in zip(gradient.numbers, self._tensors, strict=True):
             parameter = gradient.binding.parameters[number]
@@ -394,23 +426,24 @@ class _Reduction:
             self.mean.fail(error)
         else:
             self.mean.resolve(self._result())
-        # The mean refers to itself through these, and its memory is to go with its last user.
+        # The mean refers to itself through these, which would keep its memory alive.
         self.mean.settle = self.mean.on_cancel = None
 
     def _result(self) -> LoopGradient:
         numbers, binding = self._gradient.numbers, self._gradient.binding
         parameters = binding.parameters
         pairs = zip(numbers, self._tensors, strict=True)
-        # What refers to the `.grad`s must not hold them: where one is freed before the next is
-        # made, that one is made in the same memory, which is still in the cache.
+        # The result must not hold the `.grad`s: if one is freed before the next is made, the next
+        # gets the same memory, which is still in the cache.
         are_those_of_loop = all(parameters[number].grad is tensor for number, tensor in pairs)
         if are_those_of_loop and self._gradient.is_whole:
+            self._gradient.looked_at = None
             return self._gradient
         return LoopGradient.of(binding, numbers, None if are_those_of_loop else self._tensors)
 
 
 def can_send_buckets(binding: ModuleBinding, transport: Transport) -> bool:
-    """Whether this worker can; all must do alike."""
+    """Whether this worker can reduce in buckets; all workers must do the same."""
     is_here = binding.is_alike and binding.device.type == "cpu"
     return transport.reduces_meanwhile and is_here and len(bucket_ranges(binding)) > 1
 
@@ -427,6 +460,6 @@ def bucket_ranges(binding: ModuleBinding) -> list[range]:
             end, held = number, 0
     if held or not found:
         found.append(range(end))
-    elif end:  # what has no numbers is no bucket of its own
+    elif end:  # parameters without numbers get no bucket of their own
         found[-1] = range(found[-1].stop)
     return found

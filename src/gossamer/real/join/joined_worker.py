@@ -1,4 +1,4 @@
-"""The first door: keep your loop. The method's coroutine runs between the user's own steps."""
+"""The first door: users keep their loop, and `worker.step()` runs the method between its steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,13 +21,16 @@ from gossamer.methods import MethodSpec, parse_method
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.observer import SECOND
 from gossamer.observe.run_observer import RunObserver
-from gossamer.real.join.binding import ModuleBinding
-from gossamer.real.join.checks import check_apart, check_joinable
+from gossamer.real.join.checks import (
+    check_alone,
+    check_apart,
+    check_joinable,
+    check_one_optimiser,
+)
 from gossamer.real.join.loader import Passes, shard_of
 from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.recalibration import BATCHES
-from gossamer.real.join.server import momentum_left_out
-from gossamer.real.join.step_guard import check_alone, check_one_optimiser
+from gossamer.real.join.servers import momentum_left_out
 from gossamer.real.launch.console import say
 from gossamer.real.launch.environment import connect, discover
 from gossamer.real.transports.transport import Transport
@@ -73,7 +75,7 @@ def join(
     given = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
     simulation = ScriptProcess.of_environment()
     if simulation is not None:
-        from gossamer.real.join.virtual_session import virtual_worker
+        from gossamer.real.join.virtual_worker import virtual_worker
 
         return virtual_worker(
             simulation, model, optimizer, spec, given, steps,
@@ -96,15 +98,27 @@ def join(
     if connected is None or is_alone or spec is None:
         alone = RunObserver(1, callbacks=callbacks)
         return JoinedWorker(model, optimizer, spec, None, given, alone)
-    named = trainable(model)
-    check_apart(named)
-    binding = ModuleBinding(named)
-    observer = RunObserver(connected.size, [connected.rank], callbacks=callbacks)
+    check_apart(trainable(model))
+    return coupled(
+        connected, model, optimizer, spec, seed=given, steps=steps, callbacks=callbacks,
+        statistics_batches=statistics_batches,
+    )  # fmt: skip
+
+
+def coupled(
+    transport: Transport, model: nn.Module, optimizer: torch.optim.Optimizer, spec: MethodSpec, *,
+    seed: int = 0, steps: int = 1000, callbacks: Sequence[Callback] = (),
+    statistics_batches: int = BATCHES,
+) -> JoinedWorker:  # fmt: skip
+    """Couple a loop that `join` has checked, over a transport of any size."""
+    observer = RunObserver(transport.size, [transport.rank], callbacks=callbacks)
     coupling = LoopSession(
-        connected, spec, model, binding, optimizer, given, steps, observer, statistics_batches
-    )
-    notices = momentum_left_out(spec, optimizer, is_synchronous=coupling.is_synchronous)
-    return JoinedWorker(model, optimizer, spec, coupling, given, observer, notices)
+        transport, spec, model, optimizer, observer, seed=seed, steps=steps,
+        statistics_batches=statistics_batches,
+    )  # fmt: skip
+    is_synchronous = coupling.session.is_synchronous
+    notices = momentum_left_out(spec, optimizer, is_synchronous=is_synchronous)
+    return JoinedWorker(model, optimizer, spec, coupling, seed, observer, notices)
 
 
 def _chosen(method: str | MethodSpec | None) -> MethodSpec | None:
@@ -115,7 +129,7 @@ def _chosen(method: str | MethodSpec | None) -> MethodSpec | None:
 
 @dataclass
 class JoinedWorker:
-    """What a user's loop holds on to. With one worker it touches nothing."""
+    """What a user's loop works with. With one worker it touches nothing."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -124,7 +138,7 @@ class JoinedWorker:
     seed: int
     observer: RunObserver
     notices: Sequence[str] = ()
-    """What the user must be told; worker 0 says it when the loop begins."""
+    """Sentences that the user must be told; worker 0 prints them when the loop begins."""
     _is_accumulating: bool = field(default=False, init=False)
     _was_open: bool = field(default=False, init=False)
     _is_open: bool = field(default=False, init=False)
@@ -132,16 +146,16 @@ class JoinedWorker:
 
     @property
     def rank(self) -> int:
-        return 0 if self.coupling is None else self.coupling.rank
+        return 0 if self.coupling is None else self.coupling.session.rank
 
     @property
     def size(self) -> int:
-        return 1 if self.coupling is None else self.coupling.size
+        return 1 if self.coupling is None else self.coupling.session.size
 
     @property
     def is_main(self) -> bool:
         """Whether this worker does what is done once: printing, saving."""
-        return self.coupling is None or self.coupling.is_main
+        return self.coupling is None or self.coupling.session.is_lowest
 
     @property
     def device(self) -> torch.device:
@@ -155,10 +169,8 @@ class JoinedWorker:
             )
         self._was_open = True
         if self.coupling is not None:
-            try:
+            with _last_words(self.coupling):
                 self.coupling.begin()
-            except PeerLost as lost:
-                raise self.coupling.last_words(lost) from None
             for notice in self.notices if self.rank == 0 else ():
                 say(notice)
         else:
@@ -166,23 +178,17 @@ class JoinedWorker:
         self._is_open = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         self._is_open = False
+        coupling = self.coupling
         if error is None:
-            if self.coupling is not None:
-                try:
-                    self.coupling.finish()
-                except PeerLost as lost:
-                    raise self.coupling.last_words(lost) from None
+            if coupling is not None:
+                with _last_words(coupling):
+                    coupling.finish()
             self.observer.ended(self._summary())
             return
-        if self.coupling is not None:
-            self.coupling.abandon()
+        if coupling is not None:
+            coupling.abandon()
         self.observer.callbacks.close()
 
     def _summary(self) -> dict[str, Any]:
@@ -197,7 +203,7 @@ class JoinedWorker:
             "seed": self.seed,
             "seconds": seconds,
             "notices": list(self.notices),
-            **({"steps": own.steps} if self.coupling is None else self.coupling.summary()),
+            **({"steps": own.steps} if self.coupling is None else self.coupling.session.summary()),
         }
 
     def _open_for(self, what: str) -> None:
@@ -217,16 +223,17 @@ class JoinedWorker:
             return
         if scaler is not None:
             _check_scaler(scaler)
-        now_ns = time.monotonic_ns()
-        self.observer.computed(self.rank, (now_ns, now_ns), 0, 0, None)
-        if self.coupling is not None:
+        now_ns, coupling = time.monotonic_ns(), self.coupling
+        rank = 0 if coupling is None else coupling.session.rank
+        self.observer.computed(rank, (now_ns, now_ns), 0, 0, None)
+        if coupling is not None:
             is_scaled = scaler is not None and scaler.is_enabled()
             if is_scaled:
                 _unscale(scaler, self.optimizer)
             try:
-                self.coupling.step(skips_infinite=is_scaled)
+                coupling.step(skips_infinite=is_scaled)
             except PeerLost as lost:
-                raise self.coupling.last_words(lost) from None
+                raise coupling.session.last_words(lost) from None
             if is_scaled:
                 _note_step(scaler, self.optimizer)
         elif scaler is None:
@@ -258,9 +265,10 @@ class JoinedWorker:
         if scope == "local" or self.coupling is None:
             return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
         self._open_for("clip_grad_norm_")
-        if self.coupling.method.server is not None:
+        method = self.coupling.session.method
+        if method.server is not None:
             raise ConfigurationError(
-                f"{self.coupling.method.name} combines gradients on its servers, each of which "
+                f"{method.name} combines gradients on its servers, each of which "
                 "sees a slice; clip with scope='local'"
             )
         self.coupling.replica.clip = max_norm
@@ -272,12 +280,13 @@ class JoinedWorker:
         Synchronous methods get equal numbers of batches; with asynchronous ones whoever is ready
         takes the next batch, so that fast workers do more.
         """
-        return shard_of(loader, self.coupling, self.seed, self._passes)
+        session = None if self.coupling is None else self.coupling.session
+        return shard_of(loader, session, self.seed, self._passes)
 
     def manual_seed(self, seed: int) -> None:
-        """Seed torch's, numpy's and Python's common generators, on each worker otherwise: after the
-        same `torch.manual_seed` all workers would drop the same units and augment alike. On worker
-        0 it is the given seed."""
+        """Seed torch's, numpy's and Python's common generators differently on each worker. After
+        the same `torch.manual_seed` all workers would drop the same units and augment alike. Worker
+        0 gets the given seed itself."""
         own = random.Random(f"{seed}/{self.rank}").getrandbits(62) if self.rank else seed
         torch.manual_seed(own)
         np.random.seed(own % (1 << 32))
@@ -300,10 +309,8 @@ class JoinedWorker:
             return
         self._open_for("consensus")
         with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(self.coupling.handout.in_place())
-            except PeerLost as lost:
-                raise self.coupling.last_words(lost) from None
+            with _last_words(self.coupling):
+                stack.enter_context(self.coupling.output.in_place())
             yield self.model
 
     def report(self, **values: float) -> None:
@@ -314,7 +321,7 @@ class JoinedWorker:
         alone the callbacks hear of a report, and where `gossamer run --output folder` keeps a
         folder it is a line of metrics.jsonl there.
         """
-        row = {**self._reported(values), "worker": self.rank}
+        row: dict[str, Any] = {**reported(values), "worker": self.rank}
         own = self.observer.metrics.workers[self.rank]
         row |= {"steps": own.steps, "seconds": self.observer.callbacks.seconds(time.monotonic_ns())}
         self.observer.evaluated(row)
@@ -322,23 +329,6 @@ class JoinedWorker:
         if folder is not None and self.is_main:
             with (Path(folder) / "metrics.jsonl").open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(row) + "\n")
-
-    def _reported(self, values: Mapping[str, Any]) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for name, value in values.items():
-            try:
-                found[name] = float(value)
-            except (TypeError, ValueError):
-                raise ConfigurationError(
-                    f"worker.report() takes numbers, got {name}={value!r}; give a float, or a "
-                    "tensor of one number"
-                ) from None
-        if not found:
-            raise ConfigurationError(
-                "worker.report() was given nothing; name what was measured, as in "
-                "worker.report(loss=0.31, accuracy=0.9)"
-            )
-        return found
 
     def recalibrate(
         self, batches: Iterable[Any], forward: Callable[[Any], object] | None = None
@@ -354,9 +344,9 @@ class JoinedWorker:
             return  # alone, the statistics are those of the model that is trained
         if not self._was_open:
             self._open_for("recalibrate")
-        recalibration = self.coupling.handout.recalibration
+        recalibration = self.coupling.output.recalibration
         recalibration.take(batches, forward)
-        if self._was_open and (not self._is_open or self.coupling.handout.is_visiting):
+        if self._was_open and (not self._is_open or self.coupling.output.is_visiting):
             recalibration.recompute(warns=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -377,7 +367,7 @@ class JoinedWorker:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Before the `with`. The model and the optimiser are loaded by their own."""
+        """Load what `state_dict` returned, before the `with`; not the model or the optimiser."""
         if self._was_open:
             raise ConfigurationError(
                 "worker.load_state_dict() comes too late; call it before `with worker`"
@@ -390,9 +380,37 @@ class JoinedWorker:
                     f"{value!r}; each worker saves and loads its own"
                 )
         if self.coupling is not None:
-            self.coupling.load_state_dict(state)
+            self.coupling.loaded = state
             self._passes.before = list(state["passes"])
         self.observer.callbacks.steps[self.rank] = int(state.get("step", 0))
+
+
+@contextlib.contextmanager
+def _last_words(coupling: LoopSession) -> Generator[None]:
+    """A loss that ends the loop is told in one sentence."""
+    try:
+        yield
+    except PeerLost as lost:
+        raise coupling.session.last_words(lost) from None
+
+
+def reported(values: Mapping[str, Any]) -> dict[str, float]:
+    """What a loop has reported, as numbers."""
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"worker.report() takes numbers, got {name}={value!r}; give a float, or a tensor "
+                "of one number"
+            ) from None
+    if not found:
+        raise ConfigurationError(
+            "worker.report() was given nothing; name what was measured, as in "
+            "worker.report(loss=0.31, accuracy=0.9)"
+        )
+    return found
 
 
 def _check_scaler(scaler: Any) -> None:
@@ -404,7 +422,7 @@ def _check_scaler(scaler: Any) -> None:
 
 
 def _unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Unless the loop has done so, to clip; torch has no public way of asking."""
+    """Unscale unless the loop has done so, to clip; torch has no public way of asking."""
     stage = scaler._per_optimizer_states[id(optimizer)]["stage"].name
     if stage == "STEPPED":
         raise ConfigurationError(
@@ -416,6 +434,6 @@ def _unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _note_step(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """What `scaler.step` would have noted; `scaler.update` makes it ready again."""
+    """Note what `scaler.step` would have noted; `scaler.update` makes the scaler ready again."""
     state = scaler._per_optimizer_states[id(optimizer)]
     state["stage"] = type(state["stage"]).STEPPED

@@ -1,4 +1,4 @@
-"""Which batches of a user's loader are this worker's."""
+"""Shares the batches of a user's loader out among the workers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gossamer.real.transports.transport import Store
 
 T = TypeVar("T")
 _LEASE = 4
-"""Batches taken at a time: small, so that the last ones are shared fairly."""
+"""How many batches are taken at a time: few, so that the last ones are shared fairly."""
 _MOST_UNCOUNTED = 1 << 20
-"""Batches that a sampler without a length is asked for before it is taken to have no end."""
+"""A sampler without a length that gives more batches than this is taken to have no end."""
 
 
 class Coupled(Protocol):
-    """What sharding needs to know of a run."""
+    """What sharding needs to know of a session."""
 
     rank: int
     size: int
@@ -44,20 +44,20 @@ class Positions:
 
     def __init__(self, coupled: Coupled) -> None:
         self.coupled = coupled
-        # Loaders are sharded in the same order by everybody, so counting names them.
+        # All workers shard their loaders in the same order, so a number identifies each.
         Positions._orders += 1
         self.name = f"order {Positions._orders}"
         self.epoch = -1
 
     def next_epoch(self) -> str:
-        """A name that all workers have for the same pass over the same loader, and nothing else."""
+        """A name that all workers have for this pass over this loader."""
         self.epoch += 1
         return f"{self.name} epoch {self.epoch}"
 
     def within(self, epoch: str, batches: int | None) -> Iterator[int]:
         coupled = self.coupled
         if coupled.is_synchronous:
-            # Equal numbers for all: a round needs everybody.
+            # All get equally many batches, because a round needs everybody.
             stop = None if batches is None else self.share(batches) * coupled.size
             position = coupled.rank
             while stop is None or position < stop:
@@ -66,7 +66,7 @@ class Positions:
             return
         for first in self.rounds(epoch):
             if batches is not None and first + self.width > batches:
-                return  # positions grow, so nothing that follows fits
+                return  # positions grow, so no later one fits
             yield first + self.place
 
     @property
@@ -76,18 +76,18 @@ class Positions:
 
     @property
     def place(self) -> int:
-        """Which of them is this worker's."""
+        """The place of this worker's batch among those taken together."""
         return self.coupled.group.index(self.coupled.rank) if self.coupled.group else 0
 
     def rounds(self, epoch: str) -> Iterator[int]:
-        """The first positions of what is taken together, without end."""
+        """The first position of each set of batches that are taken together, without end."""
         store, group = self.coupled.store, self.coupled.group
         while not group:
             end = store.add(epoch, _LEASE)
             yield from range(end - _LEASE, end)
         mine, start = f"{group[0]} {self.width}", 0
         for lease in count():
-            # Whoever of a group comes first claims it for all of them, and nobody waits.
+            # The first member of a group to come claims the lease for all, and nobody waits.
             key = f"{epoch} lease {lease}"
             claim = store.agree(key, mine)
             width = numbers_from(key, claim, " ")[-1]
@@ -96,8 +96,8 @@ class Positions:
             start += _LEASE * width
 
     def expected(self, batches: int) -> int:
-        """How many batches this worker may expect of so many: with asynchronous methods its part if
-        all are equally fast, as nobody knows beforehand who will be."""
+        """How many of so many batches this worker may expect. With an asynchronous method that is
+        its part if all workers are equally fast, which nobody knows beforehand."""
         if self.coupled.is_synchronous:
             return self.share(batches)
         return -(-batches // self.coupled.size)
@@ -115,13 +115,13 @@ class Positions:
 class Passes:
     """How often a loop has gone over each of its loaders: a resumed one shuffles as it would have.
 
-    Other iterables are made anew for every pass, so there is nothing to know them by.
+    Other iterables are made anew for every pass, so they cannot be recognised.
     """
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[DataLoader[Any], Positions]] = {}
         self.before: list[int] = []
-        """In the order in which the loaders were shared out first, from a checkpoint."""
+        """The counts of a checkpoint, in the order in which the loaders were first shared out."""
 
     @property
     def counts(self) -> list[int]:
@@ -136,7 +136,7 @@ class Passes:
             positions, number = self.positions(known, coupled), len(self._of)
             if number < len(self.before):
                 positions.epoch = self.before[number] - 1
-            # The loader is held on to, so that no other one gets its number.
+            # The loader is kept alive, so that no other one gets its id.
             self._of[id(known)] = (known, positions)
         return self._of[id(known)][1]
 
@@ -145,8 +145,8 @@ class Passes:
 
 
 class OwnBatches:
-    """A batch sampler, or a sampler where samples are not batched, that yields only this worker's
-    part of another one."""
+    """A batch sampler that yields only this worker's part of another one; or a sampler, where
+    samples are not batched."""
 
     def __init__(self, batches: Iterable[Any], positions: Positions, seed: int) -> None:
         self._batches = batches
@@ -184,9 +184,9 @@ class OwnBatches:
 
 @contextmanager
 def _same_everywhere(key: str, drawing: Sequence[Any], epoch: int) -> Generator[None]:
-    """Everybody must shuffle alike, and differently in every epoch, whether those who draw do so
-    from a generator of their own or from torch's, Python's or numpy's common one; the loop's own
-    random numbers are as before afterwards."""
+    """Inside, all workers shuffle alike, and differently in every epoch, whether a sampler draws
+    from a generator of its own or from torch's, Python's or numpy's common one. Afterwards the
+    loop's random numbers go on as before."""
     seed = random.Random(key).getrandbits(62)
     state, state_of_numpy = random.getstate(), np.random.get_state()
     given = [(one, getattr(one, "generator", None)) for one in drawing]
@@ -232,11 +232,11 @@ def shard_of(
 def _with_own_batches(
     loader: DataLoader[Any], positions: Positions, seed: int
 ) -> DataLoader[Any]:  # fmt: skip
-    """A copy, so that it stays what it is: a class of the user's own, with settings of any age."""
+    """A copy of the loader, which keeps its class, perhaps the user's own, and its settings."""
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     own = copy(loader)
     if name in vars(loader):
-        # A loader does not take another sampler once it is made; this one was never iterated.
+        # A loader refuses another sampler once it is made, so its dictionary is changed.
         vars(own)[name] = OwnBatches(vars(loader)[name], positions, seed)
         vars(own)["_iterator"] = None
         return own
@@ -246,13 +246,13 @@ def _with_own_batches(
             f"the loader is a {type(loader).__name__} that has no {name} of its own, nor another"
             " loader that has one; use worker.shard() with the plain DataLoader"
         )
-    for key, value in inner.items():  # it hands everything over to another one, as Accelerate's do
+    for key, value in inner.items():  # the loader wraps another one, as Accelerate's does
         vars(own)[key] = _with_own_batches(value, positions, seed)
     return own
 
 
 class _Selected:
-    """Of an iterable that cannot be indexed everybody reads all and keeps its own."""
+    """This worker's part of an iterable that cannot be indexed: all workers read all of it."""
 
     def __init__(self, batches: Iterable[Any], positions: Positions) -> None:
         self._batches = batches
@@ -271,7 +271,7 @@ class _Selected:
         return self._in_leases(epoch)
 
     def _in_rounds(self) -> Iterator[Any]:
-        """A round counts when there is a batch for everybody: nobody may wait for more."""
+        """A round counts only when there is a batch for everybody, so that nobody waits for one."""
         rank, size = self._positions.coupled.rank, self._positions.coupled.size
         own: Any = None
         for number, batch in enumerate(self._batches):

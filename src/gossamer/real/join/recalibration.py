@@ -1,7 +1,7 @@
 """Batches that a loop has trained on, and the output's BatchNorm statistics made anew on them.
 
-What passed through `model(...)` in training is what the model is to be judged by, however the loop
-has prepared it, so it is watched there and some of it is kept. No loader is gone over again.
+A hook keeps some of the inputs that pass through `model(...)` in training, as the loop has prepared
+them. The statistics of the output model are recomputed on these, so no loader is read again.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from gossamer.tasks.flat_model import drawing_from
 
 BATCHES = 32
 _MOST_BYTES = 64 << 20
-"""Of inputs that are kept; a single batch may be larger."""
+"""How many bytes of inputs are kept, at most; a single batch may be larger."""
 _EVERY = 64
-"""Of the passes, once enough is kept: the oldest goes for a new one."""
+"""Once enough batches are kept, every so-many-th pass replaces the oldest of them."""
 
 
 @payload
 @dataclass(frozen=True, slots=True)
 class Averages:
-    """All layers' statistics as the mean over so many batches."""
+    """The statistics of all layers as the mean over `count` batches."""
 
     count: int
     values: Tensor
@@ -45,7 +45,7 @@ NO_AVERAGES = Averages(0, torch.empty(0))
 
 
 def combined_averages(found: Sequence[Averages]) -> Averages:
-    """Over everybody's batches; everyone who combines the same gets the same bits."""
+    """The mean over everybody's batches; all who combine the same averages get the same bits."""
     total = sum(one.count for one in found)
     if not total:
         return NO_AVERAGES
@@ -54,7 +54,7 @@ def combined_averages(found: Sequence[Averages]) -> Averages:
 
 
 class _Watching:
-    """The hook: a copy of the model, or a model that is saved, takes no batches along."""
+    """The hook. Copies of the model, and saved models, get a hook that does nothing instead."""
 
     def __init__(self, passed: Callable[[nn.Module, Any, Any], None]) -> None:
         self._passed = passed
@@ -67,7 +67,7 @@ class _Watching:
 
 
 def copied_hook() -> Callable[..., None]:
-    """What stands for the hook in copies: it does nothing."""
+    """The hook of copies."""
     return _unwatched
 
 
@@ -76,19 +76,19 @@ def _unwatched(model: nn.Module, given: Any, named: Any) -> None:
 
 
 class Recalibration:
-    """What one worker knows of the batches that go through its model."""
+    """Keeps batches of one worker, and recomputes BatchNorm's statistics on them."""
 
     def __init__(self, model: nn.Module, most: int, *, is_needed: bool) -> None:
-        """`most` batches are kept; `is_needed`: the output is another model than the trained one,
-        which matters if it has layers with statistics."""
+        """`most` batches are kept. `is_needed` says that the output is another model than the
+        trained one, which matters if it has layers with statistics."""
         self._model = model
         self._most = most
         self._layers = layers_with_statistics(model) if is_needed else []
         self.is_needed = bool(self._layers) and most > 0
         self.is_paused = False
-        """The model is not this worker's own just now."""
+        """Set while the model is not the one that this worker trains."""
         self._passes: deque[tuple[Callable[[], object], int]] = deque()
-        """Each with the bytes that it holds on to."""
+        """Forward passes to repeat, each with the number of bytes of its inputs."""
         self._resting: list[nn.Module] = []
         """Modules that the loop keeps in evaluation mode, such as frozen BatchNorm."""
         self._seen = 0
@@ -100,7 +100,7 @@ class Recalibration:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Nothing more is kept."""
+        """Keep no more batches."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -111,7 +111,7 @@ class Recalibration:
         self._seen += 1
         if self._is_full and self._seen % _EVERY:
             return
-        # Copied: the loop, or the model itself, may work in place.
+        # The inputs are copied, because the loop or the model may work in place.
         arguments = pytree.tree_map(_copied, (given, named))
         leaves = pytree.tree_leaves(arguments)
         size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
@@ -125,7 +125,7 @@ class Recalibration:
         self._resting = [module for module in model.modules() if not module.training]
 
     def take(self, batches: Iterable[Any], forward: Callable[[Any], object] | None) -> None:
-        """Use these from now on, and no others."""
+        """Use these batches from now on, and no others."""
         if self._model.training:
             self._resting = [module for module in self._model.modules() if not module.training]
         self.close()
@@ -134,7 +134,8 @@ class Recalibration:
         self._passes = deque((partial(call, batch), 0) for batch in chosen)
 
     def recompute(self, *, warns: bool) -> int:
-        """Of the model as it is: on how many batches; if on none, its statistics are left alone."""
+        """Recompute the statistics of the model as it is. Returns on how many batches; without any,
+        the statistics stay as they are."""
         if not self._passes:
             self._warn(
                 warns and self._seen == 0,
@@ -164,7 +165,7 @@ class Recalibration:
             )
 
     def averages(self, *, warns: bool) -> Averages:
-        """The same as what this worker adds to everybody's."""
+        """Recompute, and return what this worker adds to everybody's averages."""
         count = self.recompute(warns=warns)
         values = [value.detach().reshape(-1) for value in self._values()]
         return Averages(count, torch.cat(values).to("cpu", torch.float64))
@@ -184,7 +185,8 @@ class Recalibration:
 
     @contextmanager
     def _as_in_training(self, layers: Sequence[nn.Module]) -> Generator[None]:
-        """Modes, random numbers and buffers that are no statistics are as before afterwards."""
+        """Inside, the model is in training mode. Afterwards modes, random numbers and buffers other
+        than the statistics are as before."""
         modes = [(module, module.training) for module in self._model.modules()]
         moved = {id(buffer) for layer in layers for buffer in layer.buffers()}
         buffers = [buffer for buffer in self._model.buffers() if id(buffer) not in moved]
@@ -207,7 +209,7 @@ class Recalibration:
 
 @contextmanager
 def _own_draws(model: nn.Module) -> Generator[None]:
-    """Whatever the model draws, the loop's own numbers go on as they would have."""
+    """Whatever the model draws inside, the loop's random numbers go on as they would have."""
     state, state_of_numpy = random.getstate(), np.random.get_state()
     try:
         with ExitStack() as stack:
@@ -229,7 +231,7 @@ def _pass(model: nn.Module, arguments: Any) -> object:
 
 
 def _forward(model: nn.Module, batch: Any) -> object:
-    """A batch as loaders give them: inputs, inputs with targets, or what is passed by name."""
+    """Pass a batch as loaders give it: inputs, inputs with targets, or a mapping by name."""
     device = next(model.parameters()).device
 
     def there(leaf: Any) -> Any:

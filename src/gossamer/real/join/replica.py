@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from gossamer.optim.optimisers import clip_one
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.gradient import LoopGradient
-from gossamer.real.replicas import PublishedReplica, WindowReplica
+from gossamer.real.replicas import Place, PublishedReplica, WindowReplica
 
 Momentum = Callable[[float], float]
-"""What is left of the momentum of an SGD."""
+"""Says how much is left of the momentum of SGD."""
 
 
 def slowed(options: dict[str, Any], momentum: Momentum) -> dict[str, Any]:
-    """The options of a group of torch's SGD. Without momentum there is nothing to dampen or to look
-    ahead with."""
+    """The options of a group of torch's SGD with what is left of its momentum. Without momentum
+    there is nothing to dampen, and Nesterov's form does not exist."""
     left = momentum(options["momentum"])
     none: dict[str, Any] = {} if left else {"dampening": 0.0, "nesterov": False}
     return {**options, "momentum": left, **none}
@@ -31,7 +31,7 @@ def slowing(
     optimizer: torch.optim.Optimizer, momentum: Momentum | None, share: float
 ) -> Generator[None]:
     """Inside, the optimiser has that share of its learning rate, and torch's SGD what is left of
-    its momentum; any other one has all of its own, for its rate would be none for plain SGD."""
+    its momentum. Any other class keeps its own, because its rate would not suit plain SGD."""
     is_slowed = momentum is not None and isinstance(optimizer, torch.optim.SGD)
     names = ("lr", "momentum", "dampening", "nesterov") if is_slowed else ("lr",)
     before = [{name: group[name] for name in names} for group in optimizer.param_groups]
@@ -51,25 +51,20 @@ class LoopReplica(PublishedReplica):
     """The `Replica` of a worker whose loop is the user's own."""
 
     def __init__(
-        self,
-        binding: ModuleBinding,
-        window: Tensor,
-        optimizer: torch.optim.Optimizer,
-        guard: AbstractContextManager[None] | None = None,
-        on_descend: Callable[[int], None] = lambda staleness: None,
+        self, binding: ModuleBinding, place: Place, optimizer: torch.optim.Optimizer,
         before_step: Callable[[], None] | None = None,
-    ) -> None:
-        super().__init__(window, guard, on_descend)
+    ) -> None:  # fmt: skip
+        super().__init__(place)
         self.clip: float | None = None
-        """Set by a loop for one step: to clip the gradient when it is applied, combined or not."""
+        """Set by a loop for one step: the gradient is clipped to this norm when it is applied."""
         self.skips_infinite = False
-        """A gradient scaler is in use: infinite gradients are its way of finding the scale."""
+        """A gradient scaler is in use, which finds its scale by infinite gradients."""
         self.skips_this = False
-        """The gradient of this step was infinite and travels as zero; here it is none."""
+        """The gradient of this step was infinite: it goes to servers as zero, and not here."""
         self.before_descent: Callable[[], object] | None = None
         """Called before another gradient takes the place of the loop's own."""
         self.momentum: Momentum | None = None
-        """What becomes of the momentum of torch's SGD, unless it stays as it is."""
+        """Says how much is left of the momentum of torch's SGD; None leaves it as it is."""
         self.rule: WindowReplica | None = None
         """What descends instead of the loop's optimiser, where servers have another one."""
         self._binding = binding
@@ -78,25 +73,16 @@ class LoopReplica(PublishedReplica):
 
     @property
     def learning_rate(self) -> float:
-        """Of the first group; negative where the optimiser climbs."""
+        """The rate of the first group; negative where the optimiser maximises."""
         group = self._optimizer.param_groups[0]
         return -float(group["lr"]) if group.get("maximize") else float(group["lr"])
 
-    def add_(self, delta: Tensor, scale: float = 1.0) -> None:
-        super().add_(delta, scale)
-        self._binding.note_move()
-
-    def mix_(self, theirs: Tensor, beta: float) -> None:
-        super().mix_(theirs, beta)
-        self._binding.note_move()
-
-    def assign_(self, value: Tensor) -> None:
-        super().assign_(value)
+    def _moved(self) -> None:
         self._binding.note_move()
 
     def replace_(self, number: int, value: Tensor, before: Tensor | None) -> None:
-        """The loop has changed one parameter: to this value at the replica itself, or from another
-        at a point that the method had made of it."""
+        """The loop has changed one parameter to this value. It was at the replica itself, or, with
+        `before`, at a point that the method had derived from it."""
         with self._guard:
             own = self._binding.cut(self.window)[number]
             if before is None:
@@ -104,11 +90,7 @@ class LoopReplica(PublishedReplica):
             else:
                 own.add_(value.to(own) - before.to(own), alpha=self._weight)
 
-    def descend_(
-        self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None,
-        share: float = 1.0,
-    ) -> None:  # fmt: skip
-        self._tell_staleness(read)
+    def _descend(self, gradient: Tensor, at: Tensor | None, share: float) -> None:
         clip, self.clip = self.clip, None
         is_infinite = self.skips_infinite and not bool(torch.isfinite(gradient).all())
         if self.skips_this or is_infinite:
@@ -130,7 +112,7 @@ class LoopReplica(PublishedReplica):
             self._binding.descend(self._optimizer.step, self._guard, point)
 
     def _stand_in(self, gradient: Tensor) -> None:
-        """Unless it is the loop's own, let it take the place of that one."""
+        """Let a gradient that is not the loop's own take the place of the `.grad`s."""
         if self.before_descent is not None:
             self.before_descent()
         if isinstance(gradient, LoopGradient):
@@ -147,7 +129,7 @@ class LoopReplica(PublishedReplica):
         return clip_one(self._held(gradient), clip)
 
     def _held(self, gradient: Tensor) -> Tensor:
-        """Zero where the optimiser does not hold a parameter, which then must not move."""
+        """The gradient with zeros for parameters that the optimiser does not hold."""
         groups, parameters = self._optimizer.param_groups, self._binding.parameters
         held = {id(parameter) for group in groups for parameter in group["params"]}
         if all(id(parameter) in held for parameter in parameters):
@@ -171,7 +153,7 @@ class LoopReplica(PublishedReplica):
 
     def _decays(self) -> list[float]:
         """The weight decay of each parameter: groups may differ, and torch's optimisers spare a
-        parameter that has no gradient. Who climbs at a negative rate still decays downwards."""
+        parameter that has no gradient. One that maximises, at a negative rate, still decays."""
         chosen = {
             id(parameter): float(group.get("weight_decay", 0.0))
             * (-1.0 if group.get("maximize") else 1.0)
@@ -182,7 +164,7 @@ class LoopReplica(PublishedReplica):
         return [chosen.get(id(parameter), 0.0) for parameter in self._binding.parameters]
 
     def _state_tensors(self) -> list[Tensor]:
-        """The optimiser's vectors, by name of the quantity, then by parameter."""
+        """The optimiser's vectors in order of their names, then of the parameters."""
         states = [self._optimizer.state.get(p, {}) for p in self._binding.parameters]
         names = sorted({
             name for state, p in zip(states, self._binding.parameters, strict=True)
@@ -214,20 +196,17 @@ class LoopReplica(PublishedReplica):
     def reset_optimiser_(self) -> None:
         self._optimizer.state.clear()
 
-    def state_dict(self) -> dict[str, Any]:
-        """A server's part of a checkpoint; a worker's optimiser is saved by its loop."""
-        return {
-            "value": self.snapshot(),
-            "version": self.version,
-            "optimiser": self._optimizer.state_dict(),
-            "memory": {name: tensor.clone() for name, tensor in self.memory.items()},
-        }
+    def _state(self) -> dict[str, Any]:
+        """With a server's optimiser; a worker's is saved by its loop."""
+        is_server = self._binding.is_server
+        return super()._state() | (
+            {"optimiser": self._optimizer.state_dict()} if is_server else {}
+        )  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """All but the value, which lies in the window before anybody can reach it."""
-        self.version = int(state["version"])
-        self._optimizer.load_state_dict(state["optimiser"])
-        self.memory = {name: tensor.clone() for name, tensor in state["memory"].items()}
+        super().load_state_dict(state)
+        if self._binding.is_server:
+            self._optimizer.load_state_dict(state["optimiser"])
 
 
 def _copied(value: Any) -> Any:

@@ -10,20 +10,20 @@ from __future__ import annotations
 import os
 import socket
 import warnings
-from threading import RLock
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError
-from gossamer.methods import MethodSpec
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.replica import LoopReplica
-from gossamer.real.join.server import OwnOptimiserReplica, server_replica
-from gossamer.replica import cut
+from gossamer.real.join.servers import server_replica
+from gossamer.real.join.virtual_session import VirtualSession
+from gossamer.real.replicas import PublishedReplica, WindowReplica
+from gossamer.real.session import Session
 from gossamer.script.channel import Channel, ChannelClosed, Said
-from gossamer.script.memory import ModelMemory, file_of, tensor_of
+from gossamer.script.memory import file_of, tensor_of
 
 
 def group_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -49,8 +49,8 @@ def _plain(value: Any) -> Any:
 
 
 def fork_server_host(
-    file: int, channel: Channel, spec: MethodSpec, worker: LoopReplica, binding: ModuleBinding,
-    optimizer: torch.optim.Optimizer, memory: ModelMemory, *, ends: int, is_synchronous: bool,
+    file: int, session: VirtualSession, worker: LoopReplica, binding: ModuleBinding,
+    optimizer: torch.optim.Optimizer,
 ) -> None:  # fmt: skip
     """Returns in the worker's process only."""
     with warnings.catch_warnings():
@@ -63,9 +63,9 @@ def fork_server_host(
     status = 1
     try:
         os.setsid()  # what ends worker 0 does not end its servers
-        channel.close()
+        session.channel.close()
         torch.set_num_threads(1)
-        host = ServerHost(spec, worker, binding, optimizer, memory, ends, is_synchronous)
+        host = ServerHost(session, worker, binding, optimizer)
         host.serve(Channel(socket.socket(fileno=file)))
         status = 0
     finally:
@@ -76,26 +76,24 @@ class ServerHost:
     """The optimisers of all servers."""
 
     def __init__(
-        self, spec: MethodSpec, worker: LoopReplica, binding: ModuleBinding,
-        optimizer: torch.optim.Optimizer, memory: ModelMemory, ends: int, is_synchronous: bool,
+        self, session: VirtualSession, worker: LoopReplica, binding: ModuleBinding,
+        optimizer: torch.optim.Optimizer,
     ) -> None:  # fmt: skip
-        self._memory = memory
+        self._memory = session.memory
         self._optimizer = optimizer
-        self._slices = cut(binding.layout.sizes, spec.servers)
-        self._replicas: list[LoopReplica | OwnOptimiserReplica] = []
+        self._slices = session.addresses.slices
+        self._replicas: list[PublishedReplica] = []
 
-        def make(part: slice) -> LoopReplica | OwnOptimiserReplica:
-            return server_replica(
-                spec, worker, binding, optimizer, part, memory.served[part], cast(Any, RLock()),
-                lambda missed: None, ends=ends, is_synchronous=is_synchronous,
-            )  # fmt: skip
+        def make(number: int) -> PublishedReplica:
+            end = session.size + number
+            return server_replica(cast(Session, session), end, worker, binding, optimizer)
 
         self._make = make
 
     def serve(self, channel: Channel) -> None:
         try:
             # What cannot be made of the user's optimiser is refused in the first answer.
-            self._replicas = [self._make(part) for part in self._slices]
+            self._replicas = [self._make(number) for number in range(len(self._slices))]
             channel.send("done")
             while True:
                 said = channel.receive()
@@ -116,6 +114,8 @@ class ServerHost:
             self._follow(said["options"])
         if said.kind == "descend":
             replica.descend_(self._memory.pushed[part], share=said["share"])
+        elif not isinstance(replica, LoopReplica | WindowReplica):
+            raise AssertionError(f"no optimiser to {said.kind}")
         elif said.kind == "state":
             return {"file": file_of(replica.optimiser_state())}
         elif said.kind == "load":

@@ -1,5 +1,5 @@
-"""Starting workers on one host or several, watching over them and ending them.
+"""The launcher of workers on one host or several: it starts, watches and ends them.
 
-Read `launcher` first. `environment` is the workers' side: it recognises who started a process and
-connects it with the others.
+Read `launcher` first. `environment` is the workers' side: it recognises the launcher of a process
+and connects the process with the others.
 """

@@ -1,4 +1,4 @@
-"""What the workers print, put together: whole lines, each with its worker's label."""
+"""The output of the workers: whole lines, each with the label of its worker."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _KEPT = 80
 _SHOWN_WITHOUT_TRACEBACK = 10
 _TRACEBACK = "Traceback (most recent call last)"
 _NOT_THE_FIRST = ("During handling of the above", "The above exception was", "Exception ignored")
-"""Above a traceback that goes on with the one before it, or that ended nobody."""
+"""The line above a traceback that continues another one, or that did not end the worker."""
 _COLOURS = 6
-# A progress bar redraws its line many times a second; as lines, one a second is plenty.
+# A progress bar redraws its line many times a second; one line a second is enough.
 _REDRAW_S = 1.0
 
 
 class Lines:
-    """Bytes of a stream as whole lines.
+    """The bytes of a stream as whole lines.
 
-    What a carriage return overwrites is shown at most once a second; what stands there when the
-    line ends always is.
+    Text that a carriage return overwrites is shown at most once a second. The text at the end of a
+    line is always shown.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Lines:
             self.close()
 
     def close(self) -> None:
-        """Show what has no end yet."""
+        """Show the line that has no end yet."""
         text, self._partial = self._partial.rstrip(b"\r"), b""
         if text:
             self._show(text)
@@ -66,7 +66,7 @@ class Lines:
 
 
 class ConsoleOutput:
-    """Where the lines of all workers go: labelled, those of rank 0 only, or files in a folder."""
+    """Shows the lines of all workers with labels or those of rank 0, or writes them into files."""
 
     def __init__(self, mode: str, folder: Path | None, ranks: range) -> None:
         self._mode = mode
@@ -85,7 +85,7 @@ class ConsoleOutput:
         self._lines[rank, is_error].feed(data)
 
     def end(self, rank: int, is_error: bool) -> None:
-        """Nothing more comes from there."""
+        """Nothing more comes from that stream."""
         self._lines[rank, is_error].close()
 
     def close(self) -> None:
@@ -93,11 +93,11 @@ class ConsoleOutput:
             file.close()
 
     def shows(self, rank: int) -> bool:
-        """Whether a user sees what this worker prints."""
+        """Whether the user sees the output of this worker."""
         return self._mode == "labelled" or (self._mode == "rank0" and rank == 0)
 
     def last_words(self, rank: int) -> list[str]:
-        """The traceback that it printed last, or its last lines on standard error."""
+        """Return the last traceback of a worker, or its last lines on standard error."""
         lines = list(self._last[rank])
         first, above = -_SHOWN_WITHOUT_TRACEBACK, ""
         for number, line in enumerate(lines):
@@ -124,12 +124,12 @@ class ConsoleOutput:
 
 
 def say(sentence: str) -> None:
-    """What the launcher itself has to say."""
+    """Print a sentence of the launcher itself."""
     put(sys.stderr, f"gossamer: {sentence}\n")
 
 
 def put(stream: IO[str], text: str) -> None:
-    """At once and in one piece; a terminal that lacks a character shows another."""
+    """Write text at once and in one piece; replace characters that the stream lacks."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()

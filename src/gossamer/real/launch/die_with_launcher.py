@@ -1,7 +1,8 @@
-"""Runs in front of every worker's command: ties its life to the launcher's, then becomes it.
+"""Makes a worker die with its launcher, and then becomes the worker's command by `exec`.
 
-Executed as a file, not imported, so that it starts within milliseconds. What is set here outlives
-the `exec`; doing the same between fork and exec is not safe in a launcher that has threads.
+The launcher executes this file and does not import it, so that it starts within milliseconds. The
+settings survive the `exec`. To make them between fork and exec is not safe in a launcher that has
+threads.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != launcher:
-        # It died before it could be asked for a signal.
+        # The launcher died before the signal was set up.
         sys.exit(1)
-    # Ignored signals stay ignored through exec: Python ignores SIGPIPE, a shell's `&` SIGINT.
+    # Ignored signals stay ignored after exec. Python ignores SIGPIPE, and a shell's `&` SIGINT.
     for name in ("SIGINT", "SIGPIPE", "SIGXFSZ"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:

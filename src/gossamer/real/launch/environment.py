@@ -1,8 +1,8 @@
-"""Who started this process, and how it reaches the other workers.
+"""Which launcher started this process, and how the process reaches the other workers.
 
-Nothing has to be configured: `gossamer run`, torchrun, mpirun and srun each leave variables in the
-environment of what they start, and from those follow the rank, the number of workers and the
-transport. A process that none of them started is alone and trains like plain PyTorch.
+Nothing has to be configured: `gossamer run`, torchrun, mpirun and srun each set variables in the
+environment of the processes that they start. The rank, the number of workers and the transport
+follow from these. A process that none of them started trains alone, like plain PyTorch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.real.faults.fault_plan import own_fault_plan
@@ -29,7 +29,7 @@ LAUNCHERS = {
 _MPI = ("openmpi", "mpich")
 _DEFAULT_WORKERS = 2
 _joined: list[str] = []
-"""The transport of this process, if it is one that cannot be made a second time."""
+"""The transport of this process, if a process can connect by it only once."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ class Environment:
     local_rank: int = 0
     local_size: int = 1
     address: str | None = None
-    """HOST:PORT where the workers meet, where the launcher names one."""
+    """HOST:PORT where the workers meet, if the launcher names it."""
     transport: str | None = None
-    """What GOSSAMER_TRANSPORT asks for."""
+    """The value of GOSSAMER_TRANSPORT."""
     method: str | None = None
     has_segments: bool = False
     """Whether our launcher passed shared memory on."""
 
 
 def discover(variables: Mapping[str, str] | None = None) -> Environment:
-    """Recognise the launcher; the innermost wins where one was started by another."""
+    """Recognise the launcher. If one launcher started another, the inner one counts."""
     found = os.environ if variables is None else variables
-    for recognise in (_gossamer, _torchrun, _openmpi, _mpich, _srun, _half_set):
+    for recognise in (_gossamer, _torchrun, _mpi, _srun, _half_set):
         here = recognise(found)
         if here is not None:
             return _checked(here, found)
@@ -62,7 +62,7 @@ def discover(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def number_of_workers(asked: int | None, here: Environment | None) -> int:
-    """As many as asked for, as the launcher `here` around this process has started, or two."""
+    """Return the number that was asked for, that the launcher `here` has started, or two."""
     if here is None:
         if asked is not None and asked < 1:
             raise ConfigurationError(f"-n must be at least 1, got {asked}")
@@ -75,7 +75,7 @@ def number_of_workers(asked: int | None, here: Environment | None) -> int:
 
 
 def connect(name: str | None = None) -> Transport | None:
-    """The transport to the other workers, or None where there are no others."""
+    """Connect to the other workers; return None if there are none."""
     here = discover()
     if name is not None and name not in TRANSPORTS:
         raise unknown_name("transport", name, TRANSPORTS)
@@ -97,24 +97,21 @@ def _connected(chosen: str, here: Environment) -> Transport:
             f"this process has joined the others before, and over {_joined[0]} it can do so once; "
             "do all training in one `with gossamer.join(...)`, or start a program for each part"
         )
-    transport = _connected_once(chosen, here)
+    if chosen == "shm":
+        from gossamer.real.transports.shm import ShmTransport
+
+        transport = ShmTransport.from_environment()
+    else:
+        from gossamer.real.transports.torch import TorchTransport
+
+        # The environment itself stays unchanged: it says which launcher started this process.
+        transport = TorchTransport.from_environment({**os.environ, **_names_of_torch(here)})
     _joined.append(chosen)
     return transport
 
 
-def _connected_once(chosen: str, here: Environment) -> Transport:
-    if chosen == "shm":
-        from gossamer.real.transports.shm import ShmTransport
-
-        return ShmTransport.from_environment()
-    from gossamer.real.transports.torch import TorchTransport
-
-    # Not into the environment: who started this process stays to be seen there.
-    return TorchTransport.from_environment({**os.environ, **_names_of_torch(here)})
-
-
 def choose(here: Environment, name: str | None, *, has_mpi4py: bool) -> str:
-    """The transport that was asked for, or the one that suits; refused where it cannot work."""
+    """Return the transport that was asked for, or one that suits; refuse one that cannot work."""
     asked = name or here.transport
     started_by = LAUNCHERS[here.kind]
     if asked is None:
@@ -148,7 +145,7 @@ def choose(here: Environment, name: str | None, *, has_mpi4py: bool) -> str:
 
 
 def _names_of_torch(here: Environment) -> dict[str, str]:
-    """torch's own variables for launchers that do not set them."""
+    """Return torch's own variables, for launchers that do not set them."""
     if here.kind in ("gossamer", "torchrun") or here.address is None:
         return {}
     host, _, port = here.address.rpartition(":")
@@ -182,41 +179,40 @@ _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def _torchrun(found: Mapping[str, str]) -> Environment | None:
-    """torchrun's, or the same ones set by hand or by another launcher that copies it."""
+    """torchrun, or the same variables set by hand or by another launcher."""
     if "TORCHELASTIC_RUN_ID" in found:
         _all_of(found, _OF_TORCHRUN, "torchrun")
     elif not all(name in found for name in _OF_TORCHRUN):
         return None
     rank, size = _count(found, "RANK"), _count(found, "WORLD_SIZE")
-    # By hand, one process on each host is what leaves the local ones out.
+    # Set by hand, the local ones may be missing; then there is one process on each host.
     local_rank = _count(found, "LOCAL_RANK", 0)
     local_size = _count(found, "LOCAL_WORLD_SIZE", local_rank + 1)
     address = f"{found['MASTER_ADDR']}:{_count(found, 'MASTER_PORT')}"
     return Environment("torchrun", rank, size, local_rank, local_size, address)
 
 
-def _openmpi(found: Mapping[str, str]) -> Environment | None:
-    if "OMPI_COMM_WORLD_RANK" not in found and "OMPI_COMM_WORLD_SIZE" not in found:
-        return None
-    _all_of(found, ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), "Open MPI's mpirun")
-    rank, size = _count(found, "OMPI_COMM_WORLD_RANK"), _count(found, "OMPI_COMM_WORLD_SIZE")
-    local_rank = _count(found, "OMPI_COMM_WORLD_LOCAL_RANK", 0)
-    local_size = _count(found, "OMPI_COMM_WORLD_LOCAL_SIZE", local_rank + 1)
-    return Environment("openmpi", rank, size, local_rank, local_size, _master(found))
+_OF_MPI = {
+    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}  # fmt: skip
 
 
-def _mpich(found: Mapping[str, str]) -> Environment | None:
-    if "PMI_RANK" not in found and "PMI_SIZE" not in found:
-        return None
-    _all_of(found, ("PMI_RANK", "PMI_SIZE"), "MPICH's mpiexec")
-    rank, size = _count(found, "PMI_RANK"), _count(found, "PMI_SIZE")
-    local_rank = _count(found, "MPI_LOCALRANKID", 0)
-    local_size = _count(found, "MPI_LOCALNRANKS", local_rank + 1)
-    return Environment("mpich", rank, size, local_rank, local_size, _master(found))
+def _mpi(found: Mapping[str, str]) -> Environment | None:
+    """Open MPI or MPICH. Each says a rank and a size, and perhaps the same two of this host."""
+    for kind, names in _OF_MPI.items():
+        if names[0] in found or names[1] in found:
+            _all_of(found, names[:2], LAUNCHERS[kind])
+            local_rank = _count(found, names[2], 0)
+            local_size = _count(found, names[3], local_rank + 1)
+            rank, size = _count(found, names[0]), _count(found, names[1])
+            return Environment(kind, rank, size, local_rank, local_size, _master(found))
+    return None
 
 
 def _srun(found: Mapping[str, str]) -> Environment | None:
-    """A step of srun; a batch script's own variables name a rank too, but start nobody."""
+    """A step of srun. A batch script itself has a rank too, but it is no worker."""
     if slurm_step(found) is None or "SLURM_PROCID" not in found:
         if "PMIX_RANK" in found:
             raise ConfigurationError(
@@ -235,7 +231,7 @@ def _srun(found: Mapping[str, str]) -> Environment | None:
 
 
 def _half_set(found: Mapping[str, str]) -> None:
-    """A rank without a number of workers, or the reverse, would silently train alone."""
+    """Refuse a rank without a number of workers, or the reverse, which would train alone."""
     if "RANK" in found or "WORLD_SIZE" in found:
         _all_of(found, _OF_TORCHRUN, "torchrun")
 
@@ -247,14 +243,11 @@ def _all_of(found: Mapping[str, str], names: tuple[str, ...], launcher: str) -> 
     missing = [name for name in names if name not in found]
     if missing:
         present = next((name for name in names if name in found), "TORCHELASTIC_RUN_ID")
+        verb = "is" if len(missing) == 1 else "are"
         raise ConfigurationError(
-            f"{present} is set but {' and '.join(missing)} {_is(missing)} not; start the workers "
+            f"{present} is set but {' and '.join(missing)} {verb} not; start the workers "
             f"with `{launcher}`, or unset {present} to train alone"
         )
-
-
-def _is(names: list[str]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 def _count(found: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -269,7 +262,7 @@ def _count(found: Mapping[str, str], name: str, default: int | None = None) -> i
 
 
 def _checked(here: Environment, found: Mapping[str, str]) -> Environment:
-    """Ranks lie below sizes, and a host holds no more workers than there are."""
+    """Refuse ranks that are not below the sizes, and hosts with more workers than there are."""
     fits = 0 <= here.rank < here.size and 0 <= here.local_rank < here.local_size <= here.size
     if not fits:
         raise ConfigurationError(
@@ -277,10 +270,7 @@ def _checked(here: Environment, found: Mapping[str, str]) -> Environment:
             f"{here.size}, local rank {here.local_rank} of {here.local_size}; start the workers "
             "anew, without setting them by hand"
         )
-    return Environment(
-        here.kind, here.rank, here.size, here.local_rank, here.local_size, here.address,
-        _transport(found), found.get("GOSSAMER_METHOD"), here.has_segments,
-    )  # fmt: skip
+    return replace(here, transport=_transport(found), method=found.get("GOSSAMER_METHOD"))
 
 
 def _transport(found: Mapping[str, str]) -> str | None:

@@ -1,8 +1,8 @@
 """The launchers of several hosts: how they meet, and how they tell each other of deaths.
 
-Node 0 keeps the store at the rendezvous address; every launcher enters its name there and waits
-for the others. From then on each adds to a counter of its own every second, so that a host that
-vanishes with its launcher is noticed too.
+Node 0 keeps the store at the rendezvous address. Every launcher enters its name there and waits for
+the others. From then on each launcher adds to a counter of its own every second, so that node 0
+also notices a host that vanishes with its launcher.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Hosts:
     patience_s: float = 60.0
     """How long to wait for the others at the start."""
     secret_file: Path | None = None
-    """With what they all know; else it is in the environment."""
+    """The file with the secret of all hosts; otherwise the secret is in the environment."""
 
     @staticmethod
     def parse(
         count: int, rank: int, rendezvous: str | None, patience_s: float,
         secret_file: Path | None = None,
     ) -> Hosts:  # fmt: skip
-        """From what a command line says."""
+        """Read the options of a command line."""
         if count < 1:
             raise ConfigurationError(f"--nnodes must be at least 1, got {count}")
         if not 0 <= rank < count:
@@ -72,10 +72,10 @@ class Hosts:
 
 
 class HostMeeting:
-    """This launcher's place among those of all hosts."""
+    """This launcher's connection to those of the other hosts."""
 
     def __init__(self, hosts: Hosts, workers: int) -> None:
-        """`workers` is their number on each host."""
+        """`workers` is the number of workers on each host."""
         self._hosts = hosts
         self._workers = workers
         self._last_beat = 0.0
@@ -91,14 +91,14 @@ class HostMeeting:
         self.address = f"{hosts.host}:{port}"
 
     def close(self) -> str | None:
-        """Let go of the store, if it is kept here; what is to be said about strangers there."""
+        """Close the store if it is here; return a sentence about the strangers that it refused."""
         if self._keeper is None:
             return None
         self._keeper.close()
         return self._keeper.refusals
 
     def wait_for_all(self) -> None:
-        """Every launcher enters its name; the deadline's sentence names who has not."""
+        """Enter the name of this launcher, and wait for all others; an error names the missing."""
         hosts = self._hosts
         shape = f"-n {self._workers} --nnodes {hosts.count}"
         first = self.store.agree("launchers/shape", shape)
@@ -118,7 +118,7 @@ class HostMeeting:
         try:
             self._wait(shape)
         except BaseException:
-            # Whoever comes later must not start with a launcher that has given up.
+            # A launcher that comes later must not start with one that has given up.
             with suppress(RuntimeError):
                 self.end_everywhere(1, f"node {hosts.rank} waits no longer")
             raise
@@ -151,7 +151,7 @@ class HostMeeting:
         self.store.agree("launchers/end", f"{status} {why}")
 
     def beat(self) -> tuple[int, str] | None:
-        """Once a second: a sign of life, and whether another host has ended the run."""
+        """Give a sign of life once a second; return an end that another host asks for."""
         if self._hosts.count == 1 or time.monotonic() - self._last_beat < _BEAT_S:
             return None
         self._last_beat = time.monotonic()
@@ -171,9 +171,9 @@ class HostMeeting:
         return Error(f"node 0 is gone, and with it the store at {self.address}")
 
     def leave(self, status: int, is_interrupted: Callable[[], bool]) -> list[str]:
-        """This host is done. Node 0 keeps the store for as long as another host needs it.
+        """This host is done. Node 0 keeps the store as long as another host needs it.
 
-        Returns, for node 0, what went wrong elsewhere.
+        Node 0 gets sentences about what went wrong on other hosts.
         """
         try:
             self.store.agree(f"launchers/left/{self._hosts.rank}", str(status))
@@ -188,7 +188,7 @@ class HostMeeting:
         return [f"node {node} {how}" for node, how in sorted(self._gone.items()) if how]
 
     def _listen(self) -> None:
-        """Which hosts have left, and which have fallen silent."""
+        """Note which hosts have left, and which give no sign of life."""
         now = time.monotonic()
         for node in range(1, self._hosts.count):
             if node in self._gone:

@@ -1,7 +1,7 @@
-"""Starts the workers of one host, watches over them and ends them all.
+"""The launcher starts the workers of one host, watches them, and ends them all.
 
-A worker that dies does not end the run: the launcher tells the others, and they go on. Whatever
-ends the launcher, no worker outlives it.
+A worker that dies does not end the run: the launcher tells the others, and they go on. No worker
+outlives the launcher, whatever ends it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,30 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.real.faults.fault_plan import FAULTS_VARIABLE, FaultPlan
 from gossamer.real.launch.console import OUTPUTS, ConsoleOutput, put, say
 from gossamer.real.launch.environment import TRANSPORTS
 from gossamer.real.launch.explanation import Explanation
 from gossamer.real.launch.hosts import HostMeeting, Hosts
-from gossamer.real.launch.process import Ended, Process, signal_name
-from gossamer.real.launch.shutdown import OVER_DEADLINE, Shutdown, exit_code, failures
-from gossamer.real.launch.terminal import Terminal
-from gossamer.real.launch.wakeup import Alarm
+from gossamer.real.launch.process import (
+    OVER_DEADLINE,
+    Ended,
+    Process,
+    Shutdown,
+    Terminal,
+    exit_code,
+    failures,
+    signal_name,
+)
+from gossamer.real.launch.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from gossamer.real.transports.shm.memory import Segments
 
 _TICK_S = 0.02
 _SLEEP_S = 0.5
-"""At most between two looks at what cannot wake the launcher."""
+"""The longest time between two looks at things that cannot wake the launcher."""
 _CHUNK = 1 << 16
 _MOST_CHUNKS = 64
 _LEFTOVER_S = 2.0
@@ -47,29 +52,29 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start, how often, and what to do with it."""
+    """What to start, how many times, and how to watch it."""
 
     command: Sequence[str]
     workers: int
-    """On this host."""
+    """The number of workers on this host."""
     hosts: Hosts = field(default_factory=Hosts)
     transport: str | None = None
-    """shm or torch; None takes what suits."""
+    """shm or torch; None means the one that suits."""
     method: str | None = None
     seed: int | None = None
     folder: Path | None = None
-    """The run folder, where there is one."""
+    """The run folder, if there is one."""
     faults: FaultPlan = field(default_factory=FaultPlan)
     output: str = "labelled"
     tolerates_deaths: bool = False
-    """Whether survivors make a run a success after an unplanned death."""
+    """Whether the run succeeds after an unplanned death if workers survive."""
     deadline_s: float | None = None
     grace_s: float = 5.0
-    """How long a worker has after SIGINT, and again after SIGTERM."""
+    """How many seconds a worker has after SIGINT, and again after SIGTERM."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """More variables for the workers."""
     under_mpirun: str = "python SCRIPT` instead of `gossamer run"
-    """What to give mpirun instead, to whoever asks for the mpi transport."""
+    """The command for mpirun, for a user who asks for the mpi transport."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -96,19 +101,19 @@ class Launch:
 
     @property
     def size(self) -> int:
-        """The workers of all hosts together."""
+        """The number of workers of all hosts together."""
         return self.workers * self.hosts.count
 
     @property
     def ranks(self) -> range:
-        """Those of this host."""
+        """The ranks of the workers of this host."""
         return range(self.hosts.rank * self.workers, (self.hosts.rank + 1) * self.workers)
 
     @property
     def chosen_transport(self) -> str:
         if self.transport is not None:
             return self.transport
-        # Memory without a name, which nobody can leave behind, is a thing of Linux.
+        # Only Linux has memory without a name, which no process can leave behind.
         return "shm" if self.hosts.count == 1 and hasattr(os, "memfd_create") else "torch"
 
 
@@ -124,17 +129,17 @@ class Launcher:
         self._output = ConsoleOutput(launch.output, launch.folder, launch.ranks)
         self._pipes = selectors.DefaultSelector()
         self._terminal = Terminal.own()
-        self._alarm = Alarm(self._pipes)
+        self._wakeup = Wakeup(self._pipes)
         self._segments: Segments | None = None
         self._signals: list[int] = []
         self.deaths: list[int] = []
-        """Grows by the rank of each worker that dies or fails while the run goes on."""
+        """The ranks of workers that died or failed while the run went on; the list grows."""
         self._due = launch.faults.signals()
         self._explanation: Explanation | None = None
         self._is_over_deadline = False
         self._began = 0.0
         self.ended: list[Ended] = []
-        """In order of time."""
+        """How the workers ended, in order of time."""
 
     def run(self) -> int:
         with ExitStack() as stack:
@@ -143,7 +148,7 @@ class Launcher:
             stack.callback(self._close_store)
             self._meeting.wait_for_all()
             folder = self._launch.folder
-            # Last in, first out: signals are handled until the folder of answers is gone again.
+            # The stack unwinds in reverse: signals are handled until the folder of answers is gone.
             stack.enter_context(self._handled_signals())
             self._answers = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix=".explain-", dir=folder)
@@ -161,16 +166,16 @@ class Launcher:
         return status or (1 if elsewhere else 0)
 
     def end(self) -> None:
-        """As Ctrl-C does; may be called by any thread."""
+        """End the run as Ctrl-C does. Any thread may call this."""
         self._signals.append(signal.SIGINT)
-        self._alarm.call()
+        self._wakeup.call()
 
     # ------------------------------------------------------------------ start
 
     def _start(self) -> None:
         launch = self._launch
         if launch.chosen_transport == "shm" and launch.size > 1:
-            # Imported where it is used: not every system has what it is made of.
+            # Imported here, because not every system supports it.
             from gossamer.real.transports.shm.memory import create_segments
 
             self._segments = create_segments(launch.size)
@@ -180,7 +185,7 @@ class Launcher:
             variables = self._variables(rank, local_rank, fds)
             process = Process(rank, launch.command, variables, fds, self._began, self._terminal)
             self._processes.append(process)
-            self._alarm.watch(process)
+            self._wakeup.watch(process)
             for pipe, is_error in ((process.out, False), (process.err, True)):
                 os.set_blocking(pipe.fileno(), False)
                 self._pipes.register(pipe, selectors.EVENT_READ, (rank, is_error))
@@ -203,13 +208,13 @@ class Launcher:
             "GOSSAMER_RUN": None if launch.folder is None else launch.folder.resolve(),
             "GOSSAMER_EXPLAIN_DIR": Path(self._answers).resolve(),
         }
-        # What a launcher around this one has set would contradict it.
+        # The variables of a launcher around this one would contradict these.
         kept = {key: text for key, text in os.environ.items() if not key.startswith("GOSSAMER_")}
         if self._terminal is not None and self._terminal.is_output:
-            kept["TERM"] = "dumb"  # lines of several workers: nobody may paint between them
-        # Pipes are no terminals: without this, lines would come in blocks of kilobytes.
+            kept["TERM"] = "dumb"  # lines of several workers alternate, so none may move the cursor
+        # Without this, Python would write lines to a pipe in blocks of kilobytes.
         kept.setdefault("PYTHONUNBUFFERED", "1")
-        # Workers that each take all cores hinder each other.
+        # Workers that each use all cores would hinder each other.
         kept.setdefault("OMP_NUM_THREADS", str(max(1, _usable_cores() // launch.workers)))
         set_now = {key: str(value) for key, value in given.items() if value is not None}
         return kept | set_now | dict(launch.environment)
@@ -217,8 +222,8 @@ class Launcher:
     # ------------------------------------------------------------------ watch
 
     def _turn(self) -> None:
-        """Whenever something happens: lines, deaths, faults that are due, signals, deadlines."""
-        self._alarm.sleep(self._until_next())
+        """Sleep until something happens; handle output, deaths, faults, signals and deadlines."""
+        self._wakeup.sleep(self._until_next())
         self._read(0.0)
         self._notice_ends()
         elapsed = time.monotonic() - self._began
@@ -229,7 +234,7 @@ class Launcher:
         while self._signals:
             self._obey(self._signals.pop(0))
         if self._explanation is not None and self._explanation.is_over:
-            self._explanation.show(Console(stderr=True, highlight=False))
+            self._explanation.show()
             self._explanation = None
         if self._launch.deadline_s is not None and elapsed > self._launch.deadline_s:
             self._reach_deadline()
@@ -240,7 +245,7 @@ class Launcher:
 
     def _until_next(self) -> float:
         is_ending = self._is_over_deadline or self._ending.status is not None
-        if is_ending or self._explanation is not None or not self._alarm.sees_all:
+        if is_ending or self._explanation is not None or not self._wakeup.sees_all:
             return _TICK_S
         elapsed = time.monotonic() - self._began
         moments = [at for at, _, _ in self._due[:1]]
@@ -256,14 +261,14 @@ class Launcher:
             self._read_from(key)
 
     def _read_from(self, key: selectors.SelectorKey) -> bool:
-        """Whether there was something."""
+        """Read from one pipe; return whether there was something."""
         rank, is_error = key.data
         try:
             data = os.read(key.fd, _CHUNK)
         except BlockingIOError:
             return False
         except OSError:
-            data = b""  # nobody has the other end of its terminal any more
+            data = b""  # no process has the other end of the terminal any more
         if data:
             self._output.feed(rank, is_error, data)
             return True
@@ -272,9 +277,9 @@ class Launcher:
         return False
 
     def _read_last_words(self, rank: int) -> None:
-        """All that an ended worker has printed, before anything is said about it."""
+        """Show all that an ended worker has printed, before the launcher reports its end."""
         for key in [key for key in self._pipes.get_map().values() if key.data[0] == rank]:
-            # More can come only from what the worker has started, and that may never end.
+            # More could come from processes that the worker has started, which may never end.
             for _ in range(_MOST_CHUNKS):
                 if not self._read_from(key):
                     break
@@ -286,10 +291,10 @@ class Launcher:
                 self.ended.append(ended)
                 self._read_last_words(ended.rank)
                 if ended.status < 0 and process.has_left_others:
-                    # First: they may keep alive what it had asked of a GPU.
+                    # At once, because they may keep the worker's GPU work alive.
                     process.signal(signal.SIGKILL)
                 if self._segments is not None:
-                    # Also of one that ended well: it may have left without closing its transport.
+                    # Also after a good end: the worker may not have closed its transport.
                     self._segments.mark_dead(ended.rank)
                 if ended.status != 0:
                     self._tell_others(process, ended)
@@ -314,7 +319,7 @@ class Launcher:
             self._explanation = Explanation(self._processes, Path(self._answers))
             return
         if self._ending.status is not None:
-            # Asked twice, it means: faster.
+            # A second signal means that the end shall come faster.
             self._ending.hurry()
             return
         say(f"{signal_name(number)}: ending the workers")
@@ -324,7 +329,7 @@ class Launcher:
             self._meeting.end_everywhere(128 + number, reason)
 
     def _reach_deadline(self) -> None:
-        """First the table of who waits for what, then the end."""
+        """Show the table of who waits for what, then end the workers."""
         if not self._is_over_deadline:
             self._is_over_deadline = True
             say(f"not finished within the deadline of {self._launch.deadline_s:g} s")
@@ -335,7 +340,7 @@ class Launcher:
     # ------------------------------------------------------------------ end
 
     def _sweep(self) -> None:
-        """Last lines, and what ended workers have left running: time to end, then no more."""
+        """Read last lines, and give processes that ended workers have started a moment to end."""
         until = time.monotonic() + _LEFTOVER_S
         while time.monotonic() < until and not self._signals:
             if not self._pipes.get_map() and not any(p.has_left_others for p in self._processes):
@@ -347,7 +352,7 @@ class Launcher:
             self._output.end(rank, is_error)
 
     def _conclude(self) -> int:
-        """The exit code, and at the very end, where one looks first, what went wrong."""
+        """Return the exit code. Say at the very end, where a user looks first, what went wrong."""
         if self._ending.status is not None:
             return self._ending.status
         tolerates = self._launch.tolerates_deaths
@@ -375,7 +380,7 @@ class Launcher:
     def _close(self) -> None:
         for process in self._processes:
             process.close()
-        self._alarm.close()
+        self._wakeup.close()
         self._pipes.close()
         self._output.close()
         if self._segments is not None:
@@ -384,13 +389,13 @@ class Launcher:
     @contextmanager
     def _handled_signals(self) -> Generator[None]:
         if threading.current_thread() is not threading.main_thread():
-            # Elsewhere Python delivers none, and the caller answers for Ctrl-C.
+            # Python delivers signals only to the main thread; here the caller handles Ctrl-C.
             yield
             return
 
         def note(number: int, frame: FrameType | None) -> None:
             self._signals.append(number)
-            self._alarm.call()
+            self._wakeup.call()
 
         before = {number: signal.signal(number, note) for number in _HANDLED}
         try:

@@ -1,6 +1,6 @@
-"""The smallest use of a transport: a frame, a read and a sum with the neighbours.
+"""A small test of a transport: one frame, one read and one all-reduce with the neighbours.
 
-`gossamer doctor --try` starts it as a module under each launcher, to see that everything works.
+`gossamer doctor --try` starts it as a module under each launcher.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WIDTH = 4
 
 
 class _Inbox:
-    """A listener that keeps what comes."""
+    """A listener that keeps frames and deaths."""
 
     def __init__(self) -> None:
         self.frames: queue.Queue[tuple[int, bytes]] = queue.Queue()
@@ -37,7 +37,7 @@ class _Inbox:
 
 
 def exchange(transport: Transport) -> None:
-    """Raises unless everything that was exchanged is what the neighbours sent."""
+    """Exchange values with the neighbours; raise an error if one is wrong or does not come."""
     rank, size = transport.rank, transport.size
     inbox = _Inbox()
     windows = {one: Window(_WIDTH, torch.float32, one) for one in range(size)}
@@ -60,7 +60,7 @@ def exchange(transport: Transport) -> None:
 
 
 def finished(pending: Pending[T]) -> T:
-    """The result, waited for in this thread."""
+    """Wait for an operation in this thread, and return its result."""
     if not pending.done and pending.settle is not None:
         pending.settle()
     over = threading.Event()
@@ -71,7 +71,7 @@ def finished(pending: Pending[T]) -> T:
 
 
 def _wait_for_all(transport: Transport) -> None:
-    """Nobody closes while another still reads."""
+    """Wait for all workers, so that none closes while another still reads."""
     transport.store.add("exchange/done", 1)
     until = time.monotonic() + _PATIENCE_S
     while transport.store.add("exchange/done", 0) < transport.size:

@@ -1,6 +1,6 @@
-"""What ends a launcher's sleep: lines of its workers, the end of one of them, a call.
+"""What wakes a sleeping launcher: output of its workers, the end of one of them, or a call.
 
-Looking every few milliseconds instead would take a core from the workers each time.
+To poll every few milliseconds would take processor time from the workers.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from contextlib import suppress
 from gossamer.real.launch.process import Process
 
 
-class Alarm:
-    """Sleeps until something happens, or for so long."""
+class Wakeup:
+    """The sleep of a launcher, which ends when something happens."""
 
     def __init__(self, pipes: selectors.BaseSelector) -> None:
-        """`pipes`: what the workers print."""
+        """`pipes` has the output of the workers."""
         self.sees_all = sys.platform == "linux"
-        """Whether lines and ends of workers end a sleep; not every system can do that."""
+        """Whether output and ends of workers end a sleep, which not every system can do."""
         self._calls, self._caller = socket.socketpair()
         self._calls.setblocking(False)
         self._caller.setblocking(False)
@@ -43,8 +43,8 @@ class Alarm:
         self._sources.register(end, selectors.EVENT_READ)
 
     def call(self) -> None:
-        """May be called by any thread and by a handler of signals."""
-        # A full buffer wakes just as well, and after `close` nobody sleeps.
+        """Wake the launcher. Any thread and any signal handler may call this."""
+        # A full buffer wakes the launcher too, and after `close` it does not sleep.
         with suppress(OSError):
             self._caller.send(b"!")
 

@@ -57,7 +57,7 @@ class RoundBatches:
         self._members: frozenset[int] | None = None
         self._block = 0
         self._rounds = [0, 0]
-        """How many there were in the block before this one, and are in this one so far."""
+        """How many rounds there were in the block before this one, and in this one so far."""
 
     def open_step(self, step: int) -> bool:
         """Everyone gets the same answer, because the members of a round are agreed on."""
@@ -67,7 +67,7 @@ class RoundBatches:
             self._block = block
             self._rounds = [self._rounds[1], 0]
         if self._claimed >= self._samples:
-            # Whoever is known by now to have died has not processed what was counted for it.
+            # Workers known by now to have died have not processed what was counted for them.
             self._keep(self._live_at((block + 1) * BLOCK))
         self.epoch = self._claimed / self._data_size
         if self._claimed >= self._samples:
@@ -77,8 +77,8 @@ class RoundBatches:
         return True
 
     def _keep(self, live: frozenset[int]) -> None:
-        """Go on with these members. Of those who are gone, the rounds of this block and of the one
-        before count no longer: earlier ones they must have made."""
+        """Go on with these members. The rounds of this block and of the one before no longer count
+        for members that are gone; they must have made the earlier ones."""
         if self._members is not None:
             gone = self._members - live
             self._claimed -= self._batch * sum(self._rounds) * len(gone)
@@ -126,23 +126,23 @@ class LeasedBatches:
         self._on_repeat = on_repeat
         self._leased = range(0)
         self._missed: frozenset[int] = frozenset()
-        """Those who had died when this worker last asked for a lease."""
+        """The workers that had died when this one last asked for a lease."""
         self._taken: list[range] = []
         self._drawn = 0
         self._begun: set[int] = set()
-        """Leases of the run that this one resumes, whose holders may go on with them."""
+        """In a resumed run: leases that were begun before, whose holders may go on with them."""
         self._open = (list[int](), 0)
-        """Leases that nobody had in the run before although later ones were taken; then the number
+        """In a resumed run: leases that nobody had taken although later ones were, and the number
         from which on all are free."""
 
     def open_step(self, step: int) -> bool:
         if not self._leased:
             self._leased = self._take()
         if not self._leased:
-            # Others have what is not done yet.
+            # Other workers hold the batches that are not done yet.
             self.epoch = self._last * self._batch / self._data_size
             return False
-        # What a dead worker has left may lie far back; the learning rate does not go back there.
+        # A lease of a dead worker is old; the epoch, and with it the schedule, never runs back.
         self.epoch = max(self.epoch, self._leased[0] * self._batch / self._data_size)
         return True
 
@@ -240,19 +240,19 @@ class LeasedBatches:
 
     @property
     def batches(self) -> int:
-        """How many the run has."""
+        """How many batches the run has."""
         return self._last
 
     @property
     def position(self) -> int:
-        """How many batches all workers together have taken, about."""
+        """About how many batches all workers together have taken."""
         gaps, begin = self._open
         asked = begin + max(0, self._store.add("leases", 0) - len(gaps))
         return min(self._lease * asked, self._last)
 
     @property
     def reached(self) -> int:
-        """The batch that this worker's last lease ends with; unlike the others' known at once."""
+        """The batch with which this worker's last lease ends; no message is needed to know it."""
         return self._batches(self._taken[-1].stop - 1).stop if self._taken else 0
 
     def state(self) -> State:
@@ -264,10 +264,9 @@ class LeasedBatches:
         }
 
     def resume(self, own: State, everyone: Sequence[State]) -> None:
-        """Go on behind what everyone had taken; what is between, and nobody's, comes first.
-
-        Where a worker is missing, which had died, what is between was its own and stays done:
-        the others have learnt from it.
+        """Go on behind the last lease that anyone had taken; leases before it that nobody had
+        taken come first. If a worker is missing because it had died, these were its own and stay
+        done: the others have learnt from it.
         """
         self._taken = [range(*run) for run in own["taken"]]
         self._leased, self._drawn = range(*own["left"]), own["drawn"]
@@ -276,7 +275,7 @@ class LeasedBatches:
         is_whole = len(everyone) == len(self._everyone)
         gaps = [number for number in range(begin) if number not in done]
         self._open = (gaps if is_whole else [], begin)
-        # What is left of a lease, or was added to the last one, which the end had cut.
+        # Leases that were begun: what is left of one, and the last one, which the end had cut.
         parts = [one["left"][0] for one in everyone] + [own["batches"]]
         self._begun = {part // self._lease for part in parts} & done
         self._lengthen(own["batches"])
@@ -288,7 +287,7 @@ class LeasedBatches:
             self._order.resume(self._rank, self._drawn)
 
     def _lengthen(self, before: int) -> None:
-        """A run that has grown goes on with the rest of the lease that its old end had cut."""
+        """A longer run goes on with the rest of the lease that its old end had cut."""
         number = before // self._lease
         is_own = any(number in run for run in self._taken)
         is_last = not self._leased or self._leased.stop == before
@@ -305,7 +304,7 @@ def make_batches(
     live: Callable[[], frozenset[int]], live_at: Callable[[int], frozenset[int]],
     is_synchronous: bool, on_repeat: Callable[[int], None],
 ) -> Batches:  # fmt: skip
-    """Those of one worker; what a group without its leader has taken counts as not processed."""
+    """The batches of one worker. A group without its leader has processed nothing."""
     assert settings.batch
     rank, size, targets = grouping.rank, grouping.size, settings.task.train.targets
     samples, batch, data_size = settings.samples, settings.batch, len(targets)

@@ -1,8 +1,8 @@
 """What a checkpoint holds of one worker of `gossamer train`, and when it is written.
 
-It is always written between two steps. Synchronous methods cut at one step for all workers, so a
-resumed run goes on as if nothing had been. With the others each worker cuts at a step of its own;
-what is on the way then is in no worker's part.
+A worker always writes it between two steps. With a synchronous method all workers write at the same
+step, so a resumed run goes on as if it had never stopped. With an asynchronous method each worker
+writes at a step of its own; messages that are on their way then are lost.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError
-from gossamer.observe.metrics import Metrics
 from gossamer.quantities import seconds
 from gossamer.real.launch.console import say
-from gossamer.real.replicas import WindowReplica
-from gossamer.real.router import Router
+from gossamer.real.replicas import PublishedReplica
+from gossamer.real.session import Session
 from gossamer.real.train import checkpoint_files
 from gossamer.real.train.batches import Batches, LeasedBatches, RoundBatches
 from gossamer.real.train.checkpoint_files import Checkpoint, Facts
@@ -33,7 +32,7 @@ from gossamer.real.transports.transport import Store
 from gossamer.real.worker import RealWorker
 
 _ASKS = 20
-"""Times per interval that synchronous workers agree on whether it is time."""
+"""How often per interval synchronous workers agree on whether it is time."""
 _FARTHEST = 1000
 _WORKER = "worker"
 
@@ -43,50 +42,36 @@ class WorkerCounts:
     """The numbers that a worker goes on counting from."""
 
     gradients: int
-    """Numbers the keys of dropout and augmentation."""
+    """The gradients computed so far; the number is a key of dropout and augmentation."""
     bytes: int
     seconds: float
     next_evaluation: float
 
 
-@dataclass(frozen=True)
-class WorkerParts:
-    """All that a checkpoint holds of one process."""
-
-    worker: RealWorker
-    replica: WindowReplica
-    servers: Mapping[int, WindowReplica]
-    batches: Batches
-    metrics: Metrics
-    buffers: Tensor
-    counts: WorkerCounts
-
-    @property
-    def named(self) -> dict[str, WindowReplica]:
-        return {_WORKER: self.replica} | {str(end): held for end, held in self.servers.items()}
-
-
-def save(folder: Path, parts: WorkerParts, options: Mapping[str, Any]) -> None:
-    """Between two steps of this worker."""
-    tensors = {"buffers": parts.buffers.clone()}
+def save(
+    folder: Path, session: Session, worker: RealWorker, replica: PublishedReplica,
+    batches: Batches, buffers: Tensor, counts: WorkerCounts,
+) -> None:  # fmt: skip
+    """Write the part of this process between two steps of its worker."""
+    tensors = {"buffers": buffers.clone()}
     replicas: Facts = {}
-    for name, replica in parts.named.items():
-        state = replica.state_dict()
-        tensors |= {f"{name}/{what}": state[what] for what in ("value", "optimiser")}
-        tensors |= {f"{name}/memory/{what}": value for what, value in state["memory"].items()}
-        replicas[name] = {what: state[what] for what in ("version", "steps", "weight")}
+    for end, held in [(_WORKER, replica), *session.servers.items()]:
+        state = held.state_dict()
+        tensors |= {f"{end}/{what}": state[what] for what in ("value", "optimiser")}
+        tensors |= {f"{end}/memory/{what}": value for what, value in state["memory"].items()}
+        replicas[str(end)] = {what: state[what] for what in ("version", "steps", "weight")}
     facts: Facts = {
-        "step": parts.worker.step,
-        "epoch": parts.batches.epoch,
-        "options": dict(options),
+        "step": worker.step,
+        "epoch": batches.epoch,
+        "options": dict(session.options),
         "replicas": replicas,
-        "servers": [str(end) for end in parts.servers],
-        "pace": parts.batches.state(),
-        "random": parts.worker.rng.getstate(),
-        "counts": dataclasses.asdict(parts.counts),
-        "metrics": parts.metrics.state(),
+        "servers": [str(end) for end in session.servers],
+        "pace": batches.state(),
+        "random": worker.rng.getstate(),
+        "counts": dataclasses.asdict(counts),
+        "metrics": session.metrics.state(),
     }
-    checkpoint_files.write(folder, parts.worker.rank, tensors, facts)
+    checkpoint_files.write(folder, session.rank, tensors, facts)
 
 
 class WorkerState:
@@ -104,7 +89,7 @@ class WorkerState:
 
     @property
     def options(self) -> dict[str, Any]:
-        """As they were: a run that has grown would resolve some of them differently."""
+        """The method's options as they were: a longer run would resolve some differently."""
         return self._facts["options"]
 
     @property
@@ -119,7 +104,7 @@ class WorkerState:
         """What a worker or server of this process publishes from its first moment on."""
         return self._tensors[f"{_WORKER if end < size else end}/value"]
 
-    def load(self, replica: WindowReplica, end: int | None = None) -> None:
+    def load(self, replica: PublishedReplica, end: int | None = None) -> None:
         """Restore all of a replica but its value. `end=None` means the worker's own replica."""
         name = _WORKER if end is None else str(end)
         prefix = f"{name}/memory/"
@@ -130,15 +115,13 @@ class WorkerState:
         state = {"optimiser": self._tensors[f"{name}/optimiser"], "memory": memory}
         replica.load_state_dict(self._facts["replicas"][name] | state)
 
-    def restore(
-        self, worker: RealWorker, batches: Batches, metrics: Metrics, router: Router
-    ) -> None:
+    def restore(self, session: Session, worker: RealWorker, batches: Batches) -> None:
         whole, facts = self._whole, self._facts
         worker.step = facts["step"]
         everyone = [one["pace"] for one in whole.facts.values()]
         if self._rank not in whole.facts:
-            # It had died: it starts from another worker's state, with its own random state and
-            # counters.
+            # This worker had died. It starts from another worker's state, with its own random
+            # state and counters.
             own = facts["pace"] if "claimed" in facts["pace"] else {
                 **facts["pace"], "taken": [], "left": [0, 0], "drawn": 0
             }  # fmt: skip
@@ -147,8 +130,8 @@ class WorkerState:
         batches.resume(facts["pace"], everyone)
         version, internal, gauss = facts["random"]
         worker.rng.setstate((version, tuple(internal), gauss))
-        metrics.load(self._rank, facts["metrics"])
-        router.bytes_sent = self.counts.bytes
+        session.metrics.load(self._rank, facts["metrics"])
+        session.router.bytes_sent = self.counts.bytes
 
 
 # ---------------------------------------------------------------------- when
@@ -197,7 +180,7 @@ class SynchronousTimer:
             return step if step > 0 and step % int(self._every.amount) == 0 else None
         if step != self._ask_at:
             return None
-        # Who comes first decides by its clock, and also when all will ask again.
+        # The first worker to ask decides by its clock, and says when all will ask again.
         now = time.monotonic()
         before, then = self._asked
         per_step = max(1e-6, (now - then) / (step - before))
@@ -219,8 +202,8 @@ class SynchronousTimer:
 class AsynchronousTimer:
     """For asynchronous methods: by the batches that all have taken, or by each worker's clock.
 
-    One at a time: the next begins when all living workers have made the last, and who is due makes
-    the one that another has begun. So each of them becomes whole, however unequal workers are.
+    The next checkpoint begins when all living workers have made the last one, and a worker that is
+    due makes the one that another has begun. So each becomes whole, however unequal workers are.
     """
 
     def __init__(
@@ -247,7 +230,7 @@ class AsynchronousTimer:
         return self._last
 
     def at_end(self, step: int) -> int:
-        """Behind all others: none of them has a higher number than the run has steps."""
+        """A number after all others: none of them is higher than the steps of the run."""
         return self._steps(self._batches.batches) + 1
 
     def _is_time(self) -> bool:
@@ -277,11 +260,7 @@ class CheckpointedBatches:
     """Batches with a pause between two steps in which a checkpoint may be written."""
 
     def __init__(
-        self,
-        batches: Batches,
-        timer: CheckpointTimer,
-        save: Callable[[int], None],
-        begin: int,
+        self, batches: Batches, timer: CheckpointTimer, save: Callable[[int], None], begin: int
     ) -> None:
         self._batches = batches
         self._timer = timer
@@ -296,7 +275,7 @@ class CheckpointedBatches:
         self._consider(self._timer.due(step))
         if self._batches.open_step(step):
             return True
-        # The last one is for runs that are made longer later on.
+        # The last checkpoint is for runs that are made longer later on.
         self._consider(self._timer.at_end(step))
         return False
 
@@ -310,18 +289,16 @@ class CheckpointWriter:
     """Writes one worker's checkpoints."""
 
     def __init__(
-        self, request: TrainRequest, router: Router, has_server: bool, options: Mapping[str, Any],
-        parts: Callable[[], WorkerParts],
-    ) -> None:  # fmt: skip
+        self, request: TrainRequest, session: Session, save: Callable[[Path], None]
+    ) -> None:
+        """`save` writes the part of this process into the folder of a checkpoint."""
         self._request = request
-        self._router = router
-        self._has_server = has_server
-        self._options = options
-        self._parts = parts
-        self._is_synchronous = False
+        self._session = session
+        self._router = session.router
+        self._save_part = save
         self.count = 0
         self.seconds = 0.0
-        """That the worker stood still for them."""
+        """How long the worker stood still for them."""
 
     def between_steps(self, batches: Batches) -> Batches | CheckpointedBatches:
         """The batches with checkpoints where they are wanted."""
@@ -331,7 +308,6 @@ class CheckpointWriter:
         start = self._request.checkpoint
         begin = 0 if start is None else int(start.name)
         if isinstance(batches, RoundBatches):
-            self._is_synchronous = True
             timer = SynchronousTimer(every, store, begin)
         else:
             router = self._router
@@ -342,12 +318,12 @@ class CheckpointWriter:
 
     def _save(self, name: int) -> None:
         began = time.monotonic()
-        if self._is_synchronous and self._has_server:
+        if self._session.is_synchronous and self._session.method.server is not None:
             self._let_servers_catch_up()
         folder = self._request.place / "checkpoint" / str(name)
         addresses = self._router.addresses
         try:
-            save(folder, self._parts(), self._options)
+            self._save_part(folder)
             servers = range(addresses.size, addresses.ends)
             if checkpoint_files.complete(folder, self._router.live, servers, addresses.size):
                 checkpoint_files.prune(folder.parent)
@@ -358,10 +334,10 @@ class CheckpointWriter:
         self.seconds += time.monotonic() - began
 
     def _let_servers_catch_up(self) -> None:
-        """A gradient on its way to a server would be in nobody's part."""
+        """A gradient on its way to a server would be in no part of the checkpoint."""
         router = self._router
         for process in sorted(router.live - {router.rank}):
-            # Answered behind everything that was sent there before, or never: it has died.
+            # The answer comes after everything that was sent there before, or the process dies.
             answer = router.call(process, "flush")
             router.driver.wait(answer, "checkpoint")
         everyone = router.transport.all_reduce([torch.zeros(1)], range(router.addresses.size))

@@ -28,13 +28,13 @@ Facts = dict[str, Any]
 Say = Callable[[str], None]
 _FORMAT = 2
 _KEPT = 2
-"""Of the newest ones; the one before the newest is there in case a disk fails."""
+"""How many checkpoints are kept; the one before the newest is for a disk that fails."""
 MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that is whole."""
+    """A checkpoint that is whole."""
 
     path: Path
     size: int
@@ -47,7 +47,7 @@ class Checkpoint:
         return int(self.path.name)
 
     def source_of(self, rank: int) -> int:
-        """Whose state a worker goes on from: its own, or where it had died, another's."""
+        """The worker whose state this one goes on from: itself, or another if it had died."""
         return rank if rank in self.facts else min(self.facts)
 
     def tensors_of(self, rank: int) -> dict[str, Tensor]:
@@ -66,7 +66,7 @@ def _facts(folder: Path, rank: int) -> Path:
 
 
 def write(folder: Path, rank: int, tensors: Mapping[str, Tensor], facts: Facts) -> None:
-    """One worker's part. Its facts come last: where they are, the tensors are."""
+    """Write one worker's part. The facts come last: if they are there, so are the tensors."""
     folder.mkdir(parents=True, exist_ok=True)
     data = safetensors.torch.save(dict(tensors))
     replace_bytes(_tensors(folder, rank), data)
@@ -79,8 +79,8 @@ def _sum_of(data: bytes) -> str:
 
 
 def complete(folder: Path, living: Collection[int], ends: Collection[int], size: int) -> bool:
-    """Make it valid if everyone's part is there, and the parts of all servers: the last who writes
-    sees that. `ends` are the servers."""
+    """Make the checkpoint valid if the parts of all living workers and of the servers `ends` are
+    there; the last worker to write sees that."""
     if any(not _facts(folder, rank).exists() for rank in living):
         return False
     texts = {rank: _facts(folder, rank).read_bytes() for rank in sorted(living)}
@@ -94,8 +94,8 @@ def complete(folder: Path, living: Collection[int], ends: Collection[int], size:
 
 
 def prune(parent: Path) -> None:
-    """Keep the two newest valid ones, and what is newer: everyone writes them in order, so one that
-    is unfinished and older has lost a writer and stays so."""
+    """Keep the two newest valid checkpoints, and what is newer. Workers write them in order, so an
+    older one that is unfinished has lost a writer and stays unfinished."""
     folders = _newest_first(parent)
     valid = [folder for folder in folders if (folder / MANIFEST).exists()]
     for folder in folders[folders.index(valid[0]) :] if valid else ():
@@ -104,7 +104,7 @@ def prune(parent: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    # Without its manifest first: half a folder must never look whole.
+    # The manifest goes first, because half a folder must never look whole.
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -118,7 +118,7 @@ def _newest_first(parent: Path) -> list[Path]:
 
 
 def newest(parent: Path, say: Say | None = None) -> Checkpoint | None:
-    """The newest one that is whole; `say` is told of those that are damaged or unfinished."""
+    """The newest checkpoint that is whole; `say` hears of those damaged or unfinished."""
     for folder in _newest_first(parent):
         try:
             return read(folder)
@@ -129,7 +129,7 @@ def newest(parent: Path, say: Say | None = None) -> Checkpoint | None:
 
 
 def read(folder: Path) -> Checkpoint:
-    """Check everything: a run that goes on from damage would be worse than one that does not."""
+    """Read a checkpoint and check all of it: a run must not go on from damaged files."""
     if not (folder / MANIFEST).exists():
         raise ConfigurationError(f"the checkpoint {folder} is unfinished")
     try:
@@ -150,7 +150,7 @@ def read(folder: Path) -> Checkpoint:
 
 
 def forget_newer(parent: Path, than: Checkpoint) -> None:
-    """What a run that goes on from a checkpoint will write again must not be there already."""
+    """Delete newer checkpoints, which a run that goes on from this one will write again."""
     for folder in _newest_first(parent):
         if int(folder.name) > than.step:
             _remove(folder)

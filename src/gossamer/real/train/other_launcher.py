@@ -19,27 +19,26 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from gossamer.errors import ConfigurationError, Late
+from gossamer.errors import ConfigurationError
 from gossamer.real.faults.fault_plan import FAULTS_VARIABLE, FaultPlan
 from gossamer.real.launch.console import say
 from gossamer.real.launch.environment import Environment, connect, discover
+from gossamer.real.session import heard
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.worker_log import WorkerLog
 from gossamer.real.train.worker_main import run_worker
 from gossamer.real.transports.transport import Store, Transport
 
 _LOOK_S = 0.01
-_PATIENCE_S = 300.0
-"""For worker 0, who may have large checkpoints to check, and for hosts that start late."""
 _FILES_S = 5.0
-"""For a shared file system to show what another host has written."""
+"""How long a shared file system may take to show what another host has written."""
 _FAREWELL_S = 5.0
 _REFUSALS = (ConfigurationError, OSError)
-"""What keeps worker 0 from beginning: settings, or a disk."""
+"""The errors that keep worker 0 from beginning: settings, or a disk."""
 
 
 class Refused(ConfigurationError):
-    """What worker 0 refuses, in the process of another worker; worker 0 says it."""
+    """Raised in another worker when worker 0 has refused the job; worker 0 prints why."""
 
 
 def launcher_job() -> Environment | None:
@@ -49,13 +48,13 @@ def launcher_job() -> Environment | None:
 
 
 def is_follower() -> bool:
-    """Whether this process is another worker than 0 of such a job."""
+    """Whether this process is a worker of such a job, but not worker 0."""
     here = launcher_job()
     return here is not None and here.rank != 0
 
 
 class JobPeers:
-    """All workers of such a job, as one of them reaches them."""
+    """The workers of such a job, as one of them reaches them through the store."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self.store = store
@@ -65,8 +64,8 @@ class JobPeers:
     # ------------------------------------------------------------------ worker 0
 
     def send_job(self, prepare: Callable[[], TrainRequest]) -> TrainRequest:
-        """By worker 0: tell the others what the run is. All workers write their checkpoints into
-        one folder, so all must see it."""
+        """Called by worker 0: tell the others what the run is. All workers write their checkpoints
+        into one folder, so all must see it."""
         with self._refusing():
             request = prepare()
         if request.checkpoint_every is None and request.checkpoint is None:
@@ -106,7 +105,7 @@ class JobPeers:
         return None
 
     def _wait_until_all_have_heard(self) -> None:
-        """Where worker 0 keeps the store, it must not leave before."""
+        """Worker 0 may keep the store, so it must not leave earlier."""
         until = time.monotonic() + _FAREWELL_S
         while self.store.add("heard", 0) < self._size - 1 and time.monotonic() < until:
             time.sleep(_LOOK_S)
@@ -114,8 +113,8 @@ class JobPeers:
     # ------------------------------------------------------------------ the others
 
     def receive_job(self, folder: Path, data: Path | None = None) -> TrainRequest:
-        """By any other worker. It keeps what it writes in worker 0's folder if that is shared, else
-        in `folder`; `data` is where the files of the task are on its host, if elsewhere."""
+        """Called by the other workers. They write into worker 0's folder if it is shared, else into
+        `folder`; `data` is where the task's files are on this host, if elsewhere."""
         told = self._hear("job", "worker 0")
         self._obey(told)
         request = TrainRequest.from_json(told["job"], data)
@@ -135,7 +134,7 @@ class JobPeers:
     # ------------------------------------------------------------------ both
 
     def leave(self, living: int) -> None:
-        """Once everything is read that is in the store. Where worker 0 keeps the store, it stays
+        """Leave after reading everything in the store. Worker 0, which may keep the store, stays
         until the other living workers have read it, too."""
         there = self.store.add("log/read", 1)
         until = time.monotonic() + _FAREWELL_S
@@ -147,15 +146,7 @@ class JobPeers:
         self.store.agree(f"peers/{what}", json.dumps(told))
 
     def _hear(self, what: str, whose: str) -> dict[str, Any]:
-        until = time.monotonic() + _PATIENCE_S
-        while (told := self.store.get(f"peers/{what}")) is None:
-            if time.monotonic() > until:
-                raise Late(
-                    f"{whose} did not say within {_PATIENCE_S:.0f} s what it knows of the run; see "
-                    "why it did not start"
-                )
-            time.sleep(_LOOK_S)
-        return json.loads(told)
+        return json.loads(heard(self.store, f"peers/{what}", whose, "what it knows of the run"))
 
 
 def objection_to(folder: Path, mark: str, rank: int) -> str | None:
@@ -194,8 +185,8 @@ def meet(name: str | None, faults: FaultPlan | None = None) -> tuple[JobPeers, T
 
 
 def run_as_follower(name: str | None, faults: FaultPlan, data: Path | None) -> int:
-    """Be another worker than 0, silent unless it gives up: the launcher may end worker 0, which
-    would tell why, or it has died itself. Returns the exit code."""
+    """Be a worker other than 0. It is silent unless it fails: then it prints why, because worker 0
+    may have died or may be ended by the launcher. Returns the exit code."""
     peers, transport = meet(name, faults)
     with tempfile.TemporaryDirectory(prefix="gossamer-") as own:
         try:
@@ -213,7 +204,7 @@ def run_as_follower(name: str | None, faults: FaultPlan, data: Path | None) -> i
 
 @contextlib.contextmanager
 def refuse_everywhere(name: str | None) -> Generator[None]:
-    """Around what only worker 0 looks at while the others wait for the job."""
+    """Wraps checks that only worker 0 makes while the others wait for the job."""
     try:
         yield
     except _REFUSALS as error:

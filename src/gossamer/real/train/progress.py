@@ -1,4 +1,4 @@
-"""A real run as the logs of its workers tell it: rows on the way, and what came out."""
+"""Follows a real run by the logs of its workers, and makes its result of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunListener:
     """Called with a worker's rank and what it has done so far."""
     callbacks: Sequence[Callback] = ()
     on_start: Callable[[], None] = lambda: None
-    """Called once nothing can be refused any more."""
+    """Called when everything has been checked and the workers are about to start."""
 
 
 class TrainingProgress(LogReader):
@@ -56,7 +56,7 @@ class TrainingProgress(LogReader):
         self._on_failure = on_failure
         self._failure: Exception | None = None
         self._began: float | None = None
-        """By this process's clock, as the first line tells it."""
+        """When the workers began, by this process's clock."""
         self.rows: list[Row] = [*history]
         self.books: dict[int, Row] = {}
         self.latest: dict[int, Row] = {}
@@ -118,11 +118,10 @@ class TrainingProgress(LogReader):
                 self._call(listener.on_progress, rank, entry)
             self._tell("on_step", rank, entry["steps"], entry["seconds"], entry["training_loss"])
         else:
-            row = {**entry, "samples": sum(now["samples"] for now in self.latest.values())}
-            self.rows.append(row)
+            self.rows.append(entry)
             if listener.on_row is not None:
-                self._call(listener.on_row, row)
-            self._tell("on_evaluation", row)
+                self._call(listener.on_row, entry)
+            self._tell("on_evaluation", entry)
 
     def result(self, settings: Settings, status: int) -> Result:
         output = self._folder / "output.npy"
@@ -149,7 +148,7 @@ class TrainingProgress(LogReader):
         )  # fmt: skip
 
     def _strip(self) -> Row | None:
-        """Up to the moment at which the first of the workers stopped writing them down."""
+        """The first moments of all workers, as far as all of them have written them down."""
         first = {rank: book.get("first_moments") or [] for rank, book in self.books.items()}
         if not any(first.values()):
             return None
@@ -164,7 +163,7 @@ class TrainingProgress(LogReader):
 
     def _totals(self, metrics: Metrics) -> Row:
         books = list(self.books.values())
-        # Who did not live to close its books has at least done what it last reported.
+        # A worker that died has at least done what it last reported.
         done = {**self.latest, **self.books}
         return {
             **summary(metrics, sum(book["bytes"] for book in books)),

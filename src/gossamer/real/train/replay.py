@@ -21,7 +21,6 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from torch import Tensor
@@ -30,12 +29,12 @@ from gossamer.errors import ConfigurationError, ProtocolError
 from gossamer.pending import Pending
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.training import Training
-from gossamer.real.transports.local import LocalStore
+from gossamer.real.transports.local import LocalStore, LocalTransport
 from gossamer.real.transports.transport import Listener, Parts, Stopped, StopToken, Window
 from gossamer.rules import mean_in_order
 
 Turn = tuple[int, str, int, int]
-"""Number, kind, source, and whose it is."""
+"""The number of a turn, its kind, its source, and the worker that takes it."""
 _NUMBER = struct.Struct("<q")
 
 
@@ -68,7 +67,7 @@ class EventOrder:
         self._lock.release()
 
     def close(self) -> None:
-        """A side loop may still ask for a turn; it gets none."""
+        """Close the record; a side loop that still asks for a turn is stopped."""
         with self._lock:
             self._file.close()
 
@@ -99,7 +98,7 @@ class Switch:
     def contribute(self, rank: int, number: int, tensors: Sequence[Tensor]) -> Pending[None]:
         """The n-th reduction of each worker is the n-th of all.
 
-        As on real workers it ends in the turn after the one that awaits it, never before.
+        As on real workers, it ends in the turn after the one that awaits it, never earlier.
         """
         if self.size == 1:
             return Pending.resolved("all_reduce", None)
@@ -119,49 +118,29 @@ class Switch:
         return pending
 
 
-class ReplayTransport:
-    """One worker's connection to the switch."""
+class ReplayTransport(LocalTransport):
+    """One worker's connection to the switch; the windows of all lie in this one process."""
 
     name = "replay"
-    reduces_meanwhile = False
-    lost: frozenset[int] = frozenset()
-    torn_updates = 0
 
     def __init__(self, switch: Switch, rank: int) -> None:
-        self.rank, self.size = rank, switch.size
+        self.rank, self.size, self.store = rank, switch.size, switch.store
         self._switch = switch
+        self._windows = switch.windows
         self._reductions = 0
-
-    @property
-    def store(self) -> LocalStore:
-        return self._switch.store
 
     def open(
         self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,
         stop: StopToken,
     ) -> None:  # fmt: skip
         self._switch.listeners[self.rank] = listener
-        for end, value in initial.items():
-            self._switch.windows[end] = value.clone()
+        self._windows.update({end: value.clone() for end, value in initial.items()})
 
     def send(self, to: int, parts: Parts) -> None:
         self._switch.send(self.rank, to, parts)
 
-    def window(self, end: int) -> Tensor:
-        return self._switch.windows[end]
-
-    def guard(self, end: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def read(self, end: int) -> Pending[Tensor]:
-        return Pending.resolved("read", self._switch.windows[end])
-
-    def accumulate(self, end: int, delta: Tensor, start: int = 0) -> Pending[None]:
-        self._switch.windows[end][start : start + delta.numel()].add_(delta)
-        return Pending.resolved("accumulate", None)
-
     def average(self, own: int, peer: int) -> Pending[None]:
-        mine, theirs = self._switch.windows[own], self._switch.windows[peer]
+        mine, theirs = self._windows[own], self._windows[peer]
         mine.lerp_(theirs, 0.5)
         theirs.copy_(mine)
         return Pending.resolved("average", None)
@@ -170,15 +149,9 @@ class ReplayTransport:
         self._reductions += 1
         return self._switch.contribute(self.rank, self._reductions, tensors)
 
-    def leave_sums(self) -> None:
-        """All workers of a record make the same sums."""
-
-    def close(self) -> None:
-        pass
-
 
 def read_order(folder: Path, workers: int) -> list[Turn]:
-    """The turns of all workers by number; a record with a hole is refused."""
+    """The turns of all workers in order; a record with a gap is refused."""
     turns: list[Turn] = []
     for rank in range(workers):
         path = folder / "order" / f"{rank}.jsonl"
@@ -209,11 +182,11 @@ def replay(
     request: TrainRequest, workers: int, turns: Sequence[Turn],
     progress: Callable[[int], None] = lambda done: None,
 ) -> Tensor:  # fmt: skip
-    """The output parameters of the run."""
+    """Execute a recorded run again. Returns its output parameters."""
     switch = Switch(workers)
     trainings = [Training(request, ReplayTransport(switch, rank)) for rank in range(workers)]
     for training in trainings:
-        training.driver.is_replayed = True
+        training.session.driver.is_replayed = True
         training.open()
     for number, kind, source, rank in turns:
         match kind:
@@ -222,7 +195,7 @@ def replay(
             case "run":
                 trainings[rank].take_turn()
             case "free":
-                trainings[rank].driver.go_on_freely(source)
+                trainings[rank].session.driver.go_on_freely(source)
             case "deliver":
                 switch.deliver(source, rank)
             case _:

@@ -30,16 +30,16 @@ _OPTIONS = {"learning_rate": "lr"}
 
 @dataclass(frozen=True)
 class Resume:
-    """Where a run goes on."""
+    """From where a run goes on."""
 
     request: TrainRequest
     checkpoint: Checkpoint
     history: list[Row]
-    """Rows up to the checkpoint; what came after is made again."""
+    """The rows up to the checkpoint; later ones will be made again."""
 
 
 def saved_request(folder: Path) -> TrainRequest:
-    """What a run was to do, from its folder."""
+    """The request of a run, from its folder."""
     values = _saved(folder)
     try:
         return TrainRequest.from_json(json.dumps(values))
@@ -67,7 +67,7 @@ def saved_options(folder: Path) -> dict[str, Any]:
     kept = {_OPTIONS.get(name, name): settings.get(name) for name in (*_KEPT, "epochs")}
     if kept["data"] is not None:
         kept["data"] = Path(kept["data"])
-    # How many workers there are is a launcher's to say, if another one has started them.
+    # Another launcher decides itself how many workers it starts.
     workers = None if launcher_job() else found.size
     return kept | {"workers": workers, "checkpoint_every": values.get("checkpoint_every")}
 
@@ -83,7 +83,7 @@ def newest(folder: Path, *, is_silent: bool = True) -> Checkpoint:
 
 
 def resume(request: TrainRequest) -> Resume:
-    """Check that it is the same run, and clear away what it will write again."""
+    """Check that this is the same run, and delete what it will write again."""
     folder, workers = request.place, request.settings.cluster.workers
     found = newest(folder, is_silent=False)
     if found.size != workers:
@@ -137,12 +137,12 @@ def _tell(found: Checkpoint) -> None:
 
 def _history(folder: Path, found: Checkpoint) -> list[Row]:
     """The rows up to the checkpoint; those behind it are cut off, to be made again."""
-    # As its lowest worker counts them: that one evaluates, and goes on evaluating from there.
+    # The lowest worker evaluates, so its count of epochs decides.
     epoch = found.facts[min(found.facts)]["epoch"]
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []
-    # A line without an end is one over which the run was killed.
+    # The run was killed while it wrote a line that has no end.
     whole = [
         line for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
         if line.endswith("\n") and json.loads(line)["epochs"] <= epoch

@@ -33,7 +33,7 @@ from gossamer.runs.result import Result, Row
 
 _PROGRAM = program_of("gossamer.real.train.worker_main")
 _LOOK_S = 0.5
-"""How often worker 0 looks in the store for what the others wrote."""
+"""How often worker 0 reads from the store what the others have written."""
 
 
 def train(
@@ -85,14 +85,15 @@ def train(
 
 
 def cluster_here(workers: int, name: str = "custom") -> Cluster:
-    """So many processes: of this machine, or as many on each as the launcher has started here."""
+    """A cluster of so many processes: on this machine, or as many on each as a launcher started
+    here."""
     here = launcher_job()
     on_one = workers if here is None else here.local_size
     return Cluster(workers=workers, workers_per_machine=on_one, name=name)
 
 
 def check(request: TrainRequest) -> None:
-    """Refuse what could not be started, replayed or kept, before anything is written."""
+    """Refuse a run that could not be started, replayed or kept, before anything is written."""
     if request.is_recorded:
         _check_recordable(request)
     here = launcher_job()
@@ -173,7 +174,7 @@ def launch(request: TrainRequest, listener: RunListener | None = None) -> Result
 
 
 def _launch_of(request: TrainRequest) -> Launch:
-    """Also checks what a launcher could not do."""
+    """The launch of a run; making it checks what a launcher cannot do."""
     settings = request.settings
     return Launch(
         _PROGRAM, settings.cluster.workers, transport=request.transport,
@@ -201,18 +202,18 @@ def _start_workers(request: TrainRequest, listener: RunListener) -> Result:
 
 
 def _prepared(request: TrainRequest) -> tuple[TrainRequest, list[Row]]:
-    """What the workers are to do, kept in the folder, and the rows of a run that goes on."""
+    """Write the workers' request into the folder. Returns it, and the rows of a resumed run."""
     history: list[Row] = []
     if request.is_resumed:
         resumed = resume_from(request)
         request, history = resumed.request, resumed.history
-    # Replaced whole: a run that is killed here must stay one that can be resumed.
+    # The file is replaced whole, so that a run killed here can still be resumed.
     replace_text(request.place / "job.json", request.to_json() + "\n")
     return request, history
 
 
 def _take_part(request: TrainRequest, listener: RunListener) -> Result:
-    """Be one worker of a job; what all of them write goes through the store."""
+    """Be one worker of another launcher's job; the logs of all go through the store."""
     peers, transport = meet(request.transport, request.faults)
     rank, history = peers.rank, list[Row]()
 
@@ -233,7 +234,7 @@ def _take_part(request: TrainRequest, listener: RunListener) -> Result:
     ]
     with ExitStack() as stack:
         if rank != 0:
-            # These stay silent and look once, at the end.
+            # The other workers stay silent and read once, at the end.
             progress = TrainingProgress(folder, logs)
         else:
             progress = TrainingProgress(folder, logs, listener, look_s=_LOOK_S, history=history)

@@ -1,4 +1,4 @@
-"""What each worker writes down for the process that started it: one file of JSON lines each."""
+"""The log of each worker, which the process that started it reads: a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gossamer.real.transports.transport import Store
 from gossamer.runs.result import MODEL, Row, write_model
 
 _STORE_S = 1.0
-"""At least between two lines of progress in the store, which keeps all that it gets in memory."""
+"""The least time between two lines of progress in the store, which keeps all in memory."""
 
 
 class WorkerLog:
@@ -44,7 +44,7 @@ class WorkerLog:
         try:
             self._file.flush()
         except OSError:
-            # What is not written yet stays in the buffer. Progress can wait for there to be room.
+            # What is not written yet stays in the buffer; progress can wait until there is room.
             if kind != "progress":
                 raise
         now = time.monotonic()
@@ -67,7 +67,7 @@ class LogEntries(Protocol):
     """One worker's log, as another process reads it."""
 
     def new(self) -> Iterator[Row]:
-        """What was written since the last look."""
+        """The entries written since the last look."""
         ...
 
 
@@ -132,7 +132,7 @@ class LogReader(ABC):
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Note all that was written so far."""
+        """Read all that was written so far."""
         with self._lock:
             for rank, log in enumerate(self._logs):
                 for entry in log.new():

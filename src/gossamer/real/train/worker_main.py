@@ -50,8 +50,8 @@ def run_worker(
     request: TrainRequest, transport: Transport, log: WorkerLog,
     on_failure: Callable[[str], None] = lambda sentence: None,
 ) -> int:  # fmt: skip
-    """One worker from its start to its exit code. Why it gave up stands in its log, and
-    `on_failure` gets the sentence."""
+    """Run one worker. Returns its exit code. If it fails, its log says why, and `on_failure` gets
+    the same sentence."""
     torch.set_num_threads(request.settings.threads)
     order = EventOrder(request.place, transport.rank) if request.is_recorded else None
     try:

@@ -1,4 +1,4 @@
-"""Waiting for what can only be looked at again and again: busily at first, then with pauses."""
+"""A wait for a condition that can only be polled: without pauses at first, then with them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ _SHORTEST_S = 20e-6
 
 
 class Backoff:
-    """One wait. Between two looks call `pause`, or `yields` and then sleep in a better way."""
+    """One wait. Call `pause` between two looks at the condition. Or call `yields`, and sleep in a
+    better way when it returns False."""
 
     __slots__ = ("_busy_until", "_longest", "_pause", "_stop")
 
     def __init__(self, stop: StopToken, busy: float, longest: float = 500e-6) -> None:
-        """`busy` is for how many seconds looking without sleeping is worth its processor time: a
-        processor that has fallen idle is slow to wake. `longest` bounds the pauses after that."""
+        """For `busy` seconds the wait does not sleep, because an idle processor is slow to wake. No
+        later pause is longer than `longest`."""
         self._stop = stop
         self._busy_until = time.monotonic() + busy
         self._longest = longest
         self._pause = _SHORTEST_S
 
     def yields(self) -> bool:
-        """Give the processor to others, who may be those that are waited for. False, without doing
-        anything, when it is time to sleep; then the wait obeys a stop."""
+        """Give the processor to other threads, one of which may be the one that is waited for, and
+        return True. When it is time to sleep return False, or raise `Stopped`."""
         if time.monotonic() < self._busy_until:
             os.sched_yield()
             return True

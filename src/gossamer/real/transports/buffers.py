@@ -1,7 +1,7 @@
-"""Large buffers that are used again: fresh memory can cost more than moving the bytes into it.
+"""A pool of large buffers, because fresh memory can cost more than moving bytes into it.
 
-A block goes back by itself: a tensor made from it holds the one reference that is counted, and so
-do its views and arrays; when the last of them has gone, the block is free for the next taker.
+Nobody gives a buffer back. A tensor that was made from it, and every view and array of that tensor,
+refer to it; when the last of them is gone, the pool may hand the buffer out again.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import mmap
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from gossamer.real.transports.transport import Part
 
 _SMALL = 1 << 16
 _KINDS = 16
@@ -23,7 +27,7 @@ _LOOKS = 16
 
 
 class BufferPool:
-    """Blocks by size, each ring oldest first."""
+    """Blocks of memory by their size; those of one size form a ring, the oldest first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,7 +35,7 @@ class BufferPool:
         self._alone = _references(deque([_map(_SMALL)]))
 
     def take(self, length: int) -> Tensor:
-        """That many bytes, with whatever they held before."""
+        """Return that many bytes, with whatever content they had before."""
         if length < _SMALL:
             return torch.empty(length, dtype=torch.uint8)
         size = -(-length // _SMALL) * _SMALL
@@ -62,7 +66,8 @@ class BufferPool:
 
 
 def _references(ring: deque[mmap.mmap]) -> int:
-    # Compared with a measured count only: what an interpreter adds by looking differs by version.
+    # The count is only compared with a measured one: how many references the call itself adds
+    # differs between versions of Python.
     return sys.getrefcount(ring[0])
 
 
@@ -77,17 +82,34 @@ _POOL = BufferPool()
 
 
 def take(length: int) -> Tensor:
-    """That many bytes from this process's pool, with whatever they held before."""
+    """Return that many bytes of this process's pool, with whatever content they had before."""
     return _POOL.take(length)
 
 
 def take_elements(count: int, dtype: torch.dtype) -> Tensor:
-    """Flat elements from this process's pool."""
+    """Return so many elements of this process's pool as a flat tensor."""
     return take(count * dtype.itemsize).view(dtype)
 
 
+def copy_parts(parts: Iterable[Part], target: NDArray[np.uint8]) -> None:
+    """Copy the parts into the target, one after the other."""
+    at = 0
+    for part in parts:
+        if memoryview(part).nbytes:
+            source = np.frombuffer(part, np.uint8)  # numpy lets other threads run while it copies
+            target[at : at + len(source)] = source
+            at += len(source)
+
+
+def joined_bytes(parts: Sequence[Part], padding: int = 0) -> Tensor:
+    """A copy of the parts as bytes from the pool, with so many more bytes after them."""
+    whole = take(sum(memoryview(part).nbytes for part in parts) + padding)
+    copy_parts(parts, whole.numpy())
+    return whole
+
+
 def joined(pieces: Sequence[Tensor]) -> Tensor:
-    """A new vector of all pieces; a large one in main memory lies in the pool."""
+    """Return a new vector of all pieces. In main memory it comes from the pool."""
     first = pieces[0]
     if first.device.type != "cpu":
         return torch.cat(list(pieces))

@@ -1,7 +1,7 @@
-"""Deaths that the launchers know of and the connections do not.
+"""Deaths that the launchers notice and the connections of the workers do not.
 
-A host that vanishes closes no connection, and a worker that fails early never opened any. The
-launchers see both, and write them into the store that they share with the workers.
+A host that vanishes closes no connection, and a worker that fails early never opened one. The
+launchers notice both, and write them into the store that they share with the workers.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from gossamer.real.transports.store import TcpStore
 from gossamer.real.transports.transport import StopToken
 
 DEATHS = "deaths"
-"""A counter, so that looking for news is one question."""
+"""The key of a counter of deaths, so that one request tells whether there are new ones."""
 _FIRST = "deaths/first"
 _LOOK_S = 0.5
 
 
 def tell_dead(store: TcpStore, rank: int, how: str) -> None:
-    """A launcher's word that one of the workers is dead."""
+    """A launcher says that one of the workers is dead."""
     store.agree(f"dead/{rank}", how)
     store.agree(_FIRST, str(rank))
     store.add(DEATHS, 1)
 
 
-class Attendance:
-    """Whether those who are waited for at the beginning can still come."""
+class StartupCheck:
+    """Checks, while all workers connect, that nobody waits for a dead one."""
 
     def __init__(self, stop: StopToken, store: TcpStore | None) -> None:
-        """`store`: where the launchers write, if they are ours."""
+        """`store` is where the launchers write deaths, if they are Gossamer's own."""
         self._stop = stop
         self._store = store
         self._looked = time.monotonic()
 
     def check(self) -> None:
-        """Raises once this process is to stop, or one of the others has died."""
+        """Raise if this process is to stop, or if another one has died."""
         self._stop.check()
         if self._store is None or time.monotonic() - self._looked < StopToken.patience:
             return
         self._looked = time.monotonic()
-        # The first, as the others may have died of that.
+        # The first death is named, because it may have caused the others.
         if (rank := self._store.get(_FIRST)) is not None:
             how = self._store.get(f"dead/{rank}")
             raise PeerLost(number_from(_FIRST, rank), f"{how}, before all workers had met")
 
 
-class Notices:
-    """A thread that reads what the launchers write about the others."""
+class DeathWatch:
+    """A thread that reads which deaths the launchers have written into the store."""
 
     def __init__(
         self, connect: Callable[[], TcpStore], peers: Iterable[int], died: Callable[[int], None]
     ) -> None:
-        """`connect`: to a connection of its own, for an answer may never come."""
+        """`connect` makes a connection of the thread's own, because an answer may never come."""
         self._connect = connect
         self._peers = set(peers)
         self._died = died
@@ -71,7 +71,7 @@ class Notices:
     def stop(self) -> None:
         self._is_over.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            # Inside the store's code when the interpreter ends, it would abort the process.
+            # A thread inside the store's code aborts the process when the interpreter ends.
             self._thread.join(_LOOK_S)
 
     def _watch(self) -> None:

@@ -1,4 +1,4 @@
-"""A transport for one worker: nobody is there to talk to, and the windows are plain memory."""
+"""The transport of a run with one worker: it has no peers, and its windows are plain memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LocalTransport:
         return Pending.resolved("all_reduce", None)
 
     def leave_sums(self) -> None:
-        """There is nobody who could wait."""
+        """No other process exists that could wait."""
 
     def close(self) -> None:
         self._windows = {}

@@ -1,7 +1,8 @@
-"""The secret of a run: who does not know it is a stranger, and changes nothing.
+"""The secret of a run: a program that does not know the secret can change nothing.
 
-The launcher makes it and hands it to its workers in the environment, which no other user can read;
-a command line all can. Both sides of a connection prove that they know it, and neither says it.
+The launcher makes the secret and gives it to its workers in the environment, which other users
+cannot read, while they can read command lines. Both sides of a connection prove that they know the
+secret, and neither sends it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def new_secret() -> str:
 
 
 def proof(secret: bytes, who: str, *nonces: bytes) -> bytes:
-    """That `who`, and nobody else, knows the secret and has seen these numbers."""
+    """Return a proof that `who` knows the secret and has seen these numbers."""
     return hmac.digest(secret, who.encode() + b"\0" + b"".join(nonces), hashlib.sha256)
 
 
@@ -35,7 +36,7 @@ def is_proof(got: bytes, secret: bytes, who: str, *nonces: bytes) -> bool:
 
 
 def own_secret(variables: Mapping[str, str] | None = None) -> bytes:
-    """What the launcher has handed to this process."""
+    """Return the secret that the launcher gave to this process."""
     found = os.environ if variables is None else variables
     if VARIABLE not in found:
         raise ConfigurationError(
@@ -46,8 +47,8 @@ def own_secret(variables: Mapping[str, str] | None = None) -> bytes:
 
 
 def secret_of_hosts(file: Path | None, variables: Mapping[str, str] | None = None) -> str:
-    """What the launchers of several hosts, which nobody starts together, all know: the text of a
-    file that only its owner may read, or of the variable."""
+    """Return the secret that the launchers of several hosts share: the text of a file that only its
+    owner may read, or of the variable."""
     found = os.environ if variables is None else variables
     if file is None:
         if VARIABLE in found:

@@ -1,4 +1,4 @@
-"""What SLURM's variables say: which step this is, how many tasks, and where they can meet."""
+"""SLURM's variables: the number of the step, its tasks, and an address where these can meet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PORTS = 12_000
 
 
 def slurm_step(found: Mapping[str, str]) -> int | None:
-    """The number of the srun step that this process belongs to, if any."""
+    """Return the number of the srun step that this process belongs to, if any."""
     text = found.get("SLURM_STEP_ID", found.get("SLURM_STEPID", ""))
     if not text.isdecimal() or int(text) >= _FIRST_SPECIAL_STEP:
         return None
@@ -21,13 +21,13 @@ def slurm_step(found: Mapping[str, str]) -> int | None:
 
 
 def slurm_tasks(found: Mapping[str, str]) -> int | None:
-    """How many tasks the step has; the job's number may be larger."""
+    """Return how many tasks the step has; the job may have more."""
     text = found.get("SLURM_STEP_NUM_TASKS", found.get("SLURM_NTASKS", ""))
     return int(text) if text.isdecimal() else None
 
 
 def slurm_local_size(found: Mapping[str, str], default: int) -> int:
-    """How many tasks of the step run on this host, from a list such as 4(x2),3."""
+    """Return how many tasks of the step run on this host, from a list such as 4(x2),3."""
     listed = found.get("SLURM_STEP_TASKS_PER_NODE", found.get("SLURM_TASKS_PER_NODE", ""))
     counts: list[int] = []
     for part in listed.split(","):
@@ -40,10 +40,10 @@ def slurm_local_size(found: Mapping[str, str], default: int) -> int:
 
 
 def slurm_address(found: Mapping[str, str]) -> str | None:
-    """Where all tasks of a step can meet, the same for each of them without asking anybody.
+    """Return an address where all tasks of a step can meet. Every task computes the same one.
 
-    Rank 0 runs on the step's first host. The host that srun was typed on comes second: it may be
-    a login node, on which no task runs.
+    Rank 0 runs on the step's first host. The host on which srun was typed is the second choice,
+    because it may be a login node on which no task runs.
     """
     hosts = found.get("SLURM_STEP_NODELIST") or found.get("SLURM_NODELIST", "")
     host = first_host(hosts) or found.get("SLURM_LAUNCH_NODE_IPADDR")
@@ -55,12 +55,12 @@ def slurm_address(found: Mapping[str, str]) -> str | None:
 
 
 def slurm_name(found: Mapping[str, str]) -> str:
-    """The step's own name, the same for all of its tasks."""
+    """Return a name of the step, which is the same for all of its tasks."""
     return f"{found.get('SLURM_JOB_ID', '0')}.{slurm_step(found) or 0}"
 
 
 def first_host(listed: str) -> str | None:
-    """The first of a list such as node[003-007,9],gpu1."""
+    """Return the first host of a list such as node[003-007,9],gpu1."""
     match = re.match(r"([^\[,]+)(?:\[([0-9]+)[^\]]*\]([^,]*))?", listed.strip())
     if match is None:
         return None

@@ -1,7 +1,8 @@
-"""The store of small shared facts, kept by the launcher (or the engine), reached over TCP.
+"""The clients of the store of small shared values, which is reached over TCP.
 
-It lives outside of the workers where the engine allows it, so that any worker may die, rank 0 too.
-Ours asks everybody for the secret of the run (`keeper`); that of torchrun asks for nothing.
+The launcher keeps the store where it can, so that any worker may die, also rank 0. Our own store
+(`store_server`) demands the secret of the run from every client; the store of torchrun demands
+nothing.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ _IDLE_S, _UNANSWERED_MS = 15, 60_000
 
 
 class StoreGone(RuntimeError):
-    """As torch's stores say it: the process that kept it has ended."""
+    """The process that kept the store has ended. Torch's stores raise a RuntimeError too."""
 
 
 class NoGreeting(StoreGone):
-    """Something listens there and says nothing."""
+    """A program listens at the address of the store and says nothing."""
 
 
 class Stranger(ConfigurationError):
-    """Nobody there knows the secret, or not this one."""
+    """The program at the address of the store does not know the secret of this process."""
 
 
 class OwnStore(Store):
-    """A connection to a `Keeper`, with the words of torch's stores: Gloo and NCCL take it."""
+    """A connection to a `Keeper`, with the methods of torch's stores, so that Gloo and NCCL can use
+    it."""
 
     def __init__(self, host: str, port: int, secret: bytes, patience_s: float = PATIENCE_S) -> None:
         super().__init__()
@@ -60,7 +62,7 @@ class OwnStore(Store):
             self._connection.close()
 
     def close(self) -> None:
-        """Whoever waits here waits no longer: in the end nobody may be inside of Gloo."""
+        """End all waits here, because no thread may be inside of Gloo when the process ends."""
         self._gone = StoreGone("this process has left the store")
         if self._connection is not None:
             with suppress(OSError):
@@ -73,7 +75,7 @@ class OwnStore(Store):
         self._ask(keeper.SET, key, _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Waits for it, as torch's stores do."""
+        """Return a value, and wait for it if necessary, as torch's stores do."""
         self.wait([key])
         found = self.look(key)
         if found is None:
@@ -81,7 +83,7 @@ class OwnStore(Store):
         return found
 
     def look(self, key: str) -> bytes | None:
-        """What is there now."""
+        """Return the present value, if there is one."""
         state, value, _ = self._ask(keeper.GET, key)
         return None if state == keeper.ABSENT else value
 
@@ -133,7 +135,8 @@ class OwnStore(Store):
         if self._gone is not None:
             raise self._gone
         if self._is_broken_off and self._connection is not None:
-            # Between question and answer, as by Ctrl-C: it would answer the next one wrong.
+            # Something such as Ctrl-C came between a request and its answer. This connection would
+            # now give that answer to the next request.
             self._connection.close()
             self._connection = _connected(*self._place, self._secret, self._patience_s)
         connection = self._connection
@@ -151,16 +154,17 @@ class OwnStore(Store):
 
 
 class TcpStore:
-    """`Store` over one of torch's, whose wire format carries bytes and numbers only, or ours."""
+    """The `Store` of a transport, on one of torch's stores or on ours. Both carry only bytes and
+    numbers."""
 
     def __init__(self, engine: Store, prefix: str = "") -> None:
-        """`prefix`: of the keys, so that they are those of one run."""
+        """All keys begin with `prefix`, so that they belong to one run."""
         self._engine = engine
         self._prefix = prefix
 
     @staticmethod
     def connect(host: str, port: int, secret: bytes | None = None) -> TcpStore:
-        """To our own; the secret is by default that of the environment."""
+        """Connect to our own store, by default with the secret of the environment."""
         return TcpStore(OwnStore(host, port, own_secret() if secret is None else secret))
 
     def agree(self, key: str, value: str) -> str:
@@ -180,13 +184,13 @@ class TcpStore:
 
 
 def serve(secret: bytes, host: str = "127.0.0.1", port: int = 0) -> tuple[Keeper, TcpStore]:
-    """A store in this process, bound to the given address only, and a connection to it."""
+    """Keep a store in this process, at the given address only; return it and a connection to it."""
     kept = Keeper(secret, host, port)
     return kept, TcpStore.connect(host, kept.port, secret)
 
 
 def _connected(host: str, port: int, secret: bytes, patience_s: float) -> socket.socket:
-    """Both sides have proved that they know the secret."""
+    """Return a connection on which both sides have proved that they know the secret."""
     until = time.monotonic() + patience_s
     left = _TRIES
     while True:
@@ -204,7 +208,7 @@ def _connected(host: str, port: int, secret: bytes, patience_s: float) -> socket
             raise NoGreeting(f"what listens at {_name(host, port)} says nothing") from None
         except OSError:
             connection.close()
-            left -= 1  # by accident: it may have had too many callers
+            left -= 1  # the store may have closed it because it had too many callers
             if not left or time.monotonic() > until:
                 raise Stranger(
                     f"the store at {_name(host, port)} does not accept the secret of this process; "
@@ -218,7 +222,8 @@ def _connected(host: str, port: int, secret: bytes, patience_s: float) -> socket
 
 
 def _prove(connection: socket.socket, host: str, port: int, secret: bytes) -> None:
-    """Raises OSError where the other side closed the connection."""
+    """Prove the secret, and check the proof of the store. Raise OSError if the store closes the
+    connection."""
     greeting = _read(connection, len(GREETING))
     if greeting != GREETING:
         raise Stranger(f"something listens at {_name(host, port)} that is no store of Gossamer")
@@ -229,7 +234,7 @@ def _prove(connection: socket.socket, host: str, port: int, secret: bytes) -> No
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # A host that vanishes says nothing.
+    # A host that vanishes does not close the connection.
     for option, value in (("TCP_KEEPIDLE", _IDLE_S), ("TCP_USER_TIMEOUT", _UNANSWERED_MS)):
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,11 +1,12 @@
-"""The store's own side: a thread that keeps small facts for those who prove the run's secret.
+"""The server of the store: a thread that keeps small values for clients that prove the secret.
 
-Whoever connects is sent a number and has to answer with a proof of the secret. Nothing else is read
-before, and not more than a proof's bytes; who gives no right one in time is a stranger, is counted,
-and has changed nothing. All sizes are bounded, and nothing is unpickled.
+The server sends a random number to every caller, and the caller answers with a proof of the secret.
+The server reads nothing but the bytes of a proof before that. A caller that does not prove the
+secret in time is a stranger; the server counts it, and it has changed nothing. All sizes are
+bounded, and nothing is unpickled.
 
     request   kind, lengths of key and value, a number; then the key and the value
-    answer    what became of it, the length of a value, a number; then the value
+    answer    outcome, length of the value, a number; then the value
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DONE, ABSENT, FULL = range(3)
 KEY_BYTES = 1 << 10
 VALUE_BYTES = 16 << 20
 TOTAL_BYTES = 256 << 20
-"""Of all keys and values; torch's store would take whatever memory there is."""
+"""The most bytes of all keys and values together; torch's store has no such bound."""
 _PROVING_S = 10.0
 _MOST_UNPROVED = 64
 _CHUNK = 1 << 16
@@ -45,11 +46,11 @@ class _Caller:
         self.coming = bytearray()
         self.going = bytearray()
         self.is_slow = False
-        """It has not taken its answers yet, and is not read from until then."""
+        """Whether the caller has not taken its answers yet. Until then nothing is read from it."""
 
 
 class Keeper:
-    """A store at one address of this host; `port` 0 takes a free one."""
+    """A store at one address of this host; `port` 0 means a free one."""
 
     def __init__(self, secret: bytes, host: str = "127.0.0.1", port: int = 0) -> None:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -66,11 +67,11 @@ class Keeper:
         self.port = int(self._listening.getsockname()[1])
         self.secret = secret
         self.strangers = 0
-        """Connections that were refused because they proved nothing."""
+        """How many connections were refused because they did not prove the secret."""
         self._values: dict[bytes, bytes] = {}
         self._bytes = 0
         self._unproved: dict[_Caller, None] = {}
-        """The oldest first."""
+        """Callers that have not proved the secret yet, the oldest first."""
         self._calls = selectors.DefaultSelector()
         self._waker, wakened = socket.socketpair()
         self._calls.register(wakened, selectors.EVENT_READ, wakened)
@@ -81,7 +82,7 @@ class Keeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Idempotent. Who is still connected finds the store gone."""
+        """End the store; connected clients find it gone. A second call does nothing."""
         if self._thread.is_alive():
             self._waker.send(b"\0")
             self._thread.join()
@@ -89,7 +90,7 @@ class Keeper:
 
     @property
     def refusals(self) -> str | None:
-        """What is to be said about strangers at the end, if there were any."""
+        """A sentence about the strangers that were refused, if there were any."""
         if not self.strangers:
             return None
         if self.strangers == 1:
@@ -102,7 +103,7 @@ class Keeper:
         try:
             self._listen(wakened)
         finally:
-            # Whatever ends it, callers find the store gone and do not wait for its answers.
+            # Whatever ends this thread, callers must not wait for answers any longer.
             self._end(wakened)
 
     def _listen(self, wakened: socket.socket) -> None:
@@ -132,7 +133,7 @@ class Keeper:
         try:
             connection, _ = self._listening.accept()
         except OSError:
-            # No file is left for another connection, or the caller has gone.
+            # This process has no free file descriptor, or the caller has gone.
             if self._unproved:
                 self._refuse(next(iter(self._unproved)))
             return
@@ -166,7 +167,8 @@ class Keeper:
             pass
 
     def _read(self, caller: _Caller) -> bool:
-        """Whether something came; of who has proved nothing not a byte more than a proof."""
+        """Read from a caller; return whether something came. From a caller that has proved nothing,
+        read no more than the bytes of a proof."""
         most = _CHUNK if caller.is_proved else NONCE + PROOF - len(caller.coming)
         try:
             data = caller.connection.recv(most)
@@ -178,7 +180,7 @@ class Keeper:
             caller.coming += data
             return True
         if caller.is_proved or not caller.coming:
-            self._forget(caller)  # a member that has left, or somebody who has said nothing
+            self._forget(caller)  # a client that has left, or a caller that has sent nothing
         else:
             self._refuse(caller)
         return False
@@ -197,7 +199,7 @@ class Keeper:
         return True
 
     def _answer(self, caller: _Caller, data: bytes) -> bool:
-        """Whether the caller is still there."""
+        """Send an answer; return whether the caller is still connected."""
         caller.going += data
         return self._flush(caller)
 
@@ -218,7 +220,7 @@ class Keeper:
     # ------------------------------------------------------------------ facts
 
     def _take_request(self, caller: _Caller) -> bool:
-        """Whether there was a whole one, and its caller is still there."""
+        """Handle one request; return whether a whole one was there and its caller still is."""
         coming = caller.coming
         if len(coming) < REQUEST.size:
             return False
@@ -234,7 +236,7 @@ class Keeper:
             state, told, counted = self._do(kind, key, value, number)
             answer = ANSWER.pack(state, len(told), counted) + told
         except (ValueError, struct.error):
-            self._forget(caller)  # a member that says nonsense: nothing behind it can be read
+            self._forget(caller)  # after such a request the stream cannot be understood
             return False
         return self._answer(caller, answer)
 

@@ -1,11 +1,12 @@
-"""What an engine underneath must give: frames between processes, windows of memory, and sums.
+"""The contract of a transport: frames between processes, windows of memory, and all-reduces.
 
-A process is one worker. A method's servers live inside the workers' processes; workers and servers
-together are *ends*, numbered workers first. A transport moves frames between processes and keeps
-one window of published parameters per end; which end a frame is for stands inside the frame.
+A process is one worker. A method's servers live inside the workers' processes. Workers and servers
+together are *ends*; the numbers of the workers come first. A transport moves frames between
+processes, and keeps one window of published parameters per end. A frame says inside of itself which
+end it is for.
 
-Everything here may be called from several threads of a process at once. What waits obeys `stop`
-within a tenth of a second by raising `Stopped`. Nothing is ever unpickled from the wire.
+Several threads of a process may call everything here at once. A call that waits raises `Stopped`
+within a tenth of a second after `stop` was set. No transport unpickles what it receives.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ class Stopped(BaseException):
 
 
 class StopToken:
-    """Set once; whoever waits looks at it at least every `patience` seconds."""
+    """Tells threads to stop. Once it is set it stays set; waiting threads look at it every
+    `patience` seconds."""
 
     patience = 0.05
 
     def __init__(self) -> None:
         self.is_set = False
         self.failure: Error | None = None
-        """What a transport's own thread has found wrong: whoever waits raises it."""
+        """An error that a thread of the transport has found; every waiting thread raises it."""
         self.is_hopeless = False
-        """Set where nobody can go on: then nobody waits for farewells either."""
+        """Whether no process can go on; then a transport closes without waiting for the others."""
 
     def set(self) -> None:
         self.is_set = True
@@ -53,34 +55,35 @@ class StopToken:
 
 @dataclass(frozen=True)
 class Window:
-    """The published parameters of one end: how many, of which type, in whose process."""
+    """The published parameters of one end: their number, their type, and the process of the end."""
 
     numel: int
     dtype: torch.dtype
     process: int
     device: torch.device = torch.device("cpu")  # noqa: RUF009
-    """Where it lies; a transport whose windows lie in main memory refuses any other."""
+    """The device of the window. A transport whose windows are in main memory refuses others."""
     home: torch.device = torch.device("cpu")  # noqa: RUF009
-    """Where this process computes, and where values to be reduced are."""
+    """The device on which this process computes, and on which values to be reduced are."""
 
 
 class Listener(Protocol):
-    """What a transport calls from its own thread."""
+    """Receives frames and news of deaths; a transport calls it from a thread of its own."""
 
     def frame(self, source: int, data: memoryview) -> None:
-        """A whole frame of another process. The memory is the listener's to keep."""
+        """A whole frame of another process has arrived. The listener may keep the memory."""
         ...
 
     def lost(self, process: int) -> None:
-        """A process has died. Called once for each."""
+        """A process has died. The transport says so once for each."""
         ...
 
 
 class Store(Protocol):
-    """Small facts that all processes share; it outlives any worker where the engine allows it."""
+    """Small values that all processes share. Where the launcher allows it, the store outlives every
+    worker."""
 
     def agree(self, key: str, value: str) -> str:
-        """The first value proposed for a key, whoever proposed it; never waits for anybody."""
+        """Return the first value that any process has proposed for a key. This never waits."""
         ...
 
     def add(self, key: str, amount: int) -> int:
@@ -88,7 +91,7 @@ class Store(Protocol):
         ...
 
     def get(self, key: str) -> str | None:
-        """The agreed value, or None as long as nobody has proposed one."""
+        """Return the agreed value, or None while no process has proposed one."""
         ...
 
 
@@ -104,17 +107,18 @@ class Transport(Protocol):
 
     @property
     def reduces_meanwhile(self) -> bool:
-        """Whether a reduction goes on while nobody waits for it: then a gradient's first parts are
-        on their way while backward makes the last. Known once it is open."""
+        """Whether an all-reduce goes on while nobody waits for it. Then the first parts of a
+        gradient travel while backward computes the last. It is known once the transport is open."""
         ...
 
     def open(
         self, windows: Mapping[int, Window], initial: Mapping[int, Tensor], listener: Listener,
         stop: StopToken,
     ) -> None:  # fmt: skip
-        """Connect, make the windows and fill this process's own with `initial`.
+        """Connect, make the windows, and fill those of this process with `initial`.
 
-        Collective: returns when every process has done the same; frames may arrive from then on.
+        All processes call this, and it returns when all have done so. Frames may arrive from then
+        on.
         """
         ...
 
@@ -125,62 +129,65 @@ class Transport(Protocol):
 
     @property
     def torn_updates(self) -> int:
-        """How many times this process found that a window's last writer was killed at it; only
-        where memory is shared can a writer's death cut an update short."""
+        """How often this process found that the last writer of a window had died while it wrote.
+        Only in shared memory can a death interrupt an update."""
         ...
 
     def send(self, to: int, parts: Parts) -> None:
-        """One frame: the parts one after the other, whole or not at all, in order per pair.
+        """Send one frame, which consists of the parts one after the other.
 
-        The parts may be changed by the caller as soon as this returns. It never waits for the
-        receiver's attention, so it may be called from `Listener.frame`. Raises `PeerLost` if the
-        process is known to be dead. Sending to oneself is allowed.
+        A frame arrives whole or not at all, and frames of one pair arrive in order. The caller may
+        change the parts as soon as this returns. It never waits for the receiver, so
+        `Listener.frame` may call it. It raises `PeerLost` if the process is known to be dead. A
+        process may send to itself.
         """
         ...
 
     def window(self, end: int) -> Tensor:
-        """The memory of an end of this process, flat. Change it only under `guard`."""
+        """Return the flat memory of an end of this process. Change it only under `guard`."""
         ...
 
     def guard(self, end: int) -> AbstractContextManager[None]:
-        """Keeps everybody else from adding to an end of this process. Not for long. A `with` may be
-        given the same one again and again."""
+        """Return a lock that keeps all others from adding to an end of this process. Hold it only
+        briefly. The same object may be used for many `with` statements."""
         ...
 
     def read(self, end: int) -> Pending[Tensor]:
-        """The window's present value: a view where memory is shared, or a copy.
+        """Read the present value of a window: a view where memory is shared, else a copy.
 
-        A lent view may change under the reader, element by element; whoever keeps it copies it.
+        The elements of a view may change while it is read; copy it to keep it.
         """
         ...
 
     def accumulate(self, end: int, delta: Tensor, start: int = 0) -> Pending[None]:
-        """Add to a window from `start` on; no update is lost under contention.
+        """Add to a window from element `start` on. No update is lost when several processes add.
 
-        `delta` is read before this returns or is copied.
+        The caller may change `delta` as soon as this returns.
         """
         ...
 
     def average(self, own: int, peer: int) -> Pending[None]:
-        """Two windows, one of this process, become their mean, as deltas that keep the sum."""
+        """Replace two windows, one of them of this process, by their mean. Their sum is kept."""
         ...
 
     def all_reduce(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
         """Replace the tensors by their mean over the living members, added in order of rank.
 
-        They are read before this returns; the mean is written when the operation is finished, in
-        the thread that awaits it. Nothing is written if the operation is cancelled before that. All
-        tensors have one type and lie on one device. Every member calls it in the same order for the
-        same members, with tensors of the same sizes. A member that dies is left out, by the same
-        decision for all survivors.
+        The tensors are read before this returns. The mean is written when the operation is
+        finished, in the thread that awaits it; a cancelled operation writes nothing. All tensors
+        have one type and are on one device. Every member calls this for the same members in the
+        same order, with tensors of the same sizes. A member that dies is left out; all survivors
+        decide alike whether its contribution counts.
         """
         ...
 
     def leave_sums(self) -> None:
-        """This process puts nothing into sums any more, and no sum of the others waits for it; it
-        goes on answering. What it was to put into those that it has not finished is left out."""
+        """This process contributes to no further all-reduce, and no all-reduce of the others waits
+        for it. It goes on answering requests. Its contributions to all-reduces that it has begun
+        and not finished may be left out."""
         ...
 
     def close(self) -> None:
-        """Let go of everything; idempotent. Others see this process as gone, not as dead."""
+        """Release everything. The others see this process as gone, and not as dead. A second call
+        does nothing."""
         ...

@@ -4,8 +4,8 @@
 
     gossamer.simulate("digits-mlp", "ad_psgd", callbacks=[CsvExporter("figures")])
 
-Each is a callback that listens to a run, and takes kept runs with `export`; `gossamer export` does
-that for run folders. What an exporter needs is imported when it is made.
+Each exporter is a callback of a run, and its `export` takes a run from its folder, as
+`gossamer export` does. The package that an exporter needs is imported when the exporter is made.
 """
 
 from gossamer.report.exporters.exporter import Exporter

@@ -1,4 +1,4 @@
-"""A run's figures as flat names and plain values: what every table and every tracker can take."""
+"""The figures of a run as flat names and plain values, which tables and trackers can take."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Scalar = float | int | str | bool
 Facts = dict[str, Scalar | None]
 
 LABELS = ("method", "learning_rate", "seed")
-"""What tells the runs of one comparison apart; beside the run's name in every row."""
+"""What differs between the runs of a comparison; every row has it beside the run's name."""
 _HISTOGRAMS = frozenset({"staleness", "staleness_histogram"})
 
 
 def flat(row: Mapping[str, Any]) -> Facts:
-    """Numbers and texts as they are; a list over workers as its mean, least and largest.
+    """Numbers and texts as they are; a list over workers as its mean, minimum and maximum.
 
-    An object becomes one name for each member, as in `waiting_by_cause/reply`. What is neither
-    (the bytes of each card, histograms) stays in the run folder. NaN and infinity are None, as
-    there.
+    An object becomes one name for each member, such as `waiting_by_cause/reply`. Everything else
+    (the bytes of each network card, histograms) stays in the run folder. NaN and infinity become
+    None, as in the run folder.
     """
     found: Facts = {}
     for name, value in row.items():
@@ -51,7 +51,7 @@ def _spread(name: str, values: list[float]) -> Facts:
 
 
 def timed(row: Mapping[str, Any]) -> Facts:
-    """An evaluation or a summary: epochs and seconds first, whichever clock the seconds are of."""
+    """An evaluation or a summary with epochs and seconds first, virtual or real."""
     known = flat(row)
     virtual, seconds = known.pop("virtual_seconds", None), known.pop("seconds", None)
     first: Facts = {
@@ -62,7 +62,7 @@ def timed(row: Mapping[str, Any]) -> Facts:
 
 
 def labels(*sources: Mapping[str, Any]) -> Facts:
-    """The labels of a run, each from the first who knows it."""
+    """The labels of a run, each from the first source that has it."""
     known = [flat(source) for source in sources]
     return {
         name: next((one[name] for one in known if one.get(name) is not None), None)

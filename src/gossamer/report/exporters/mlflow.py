@@ -1,4 +1,4 @@
-"""For MLflow: a run with parameters and metrics, in a folder or at a tracking server."""
+"""An exporter to MLflow: parameters and metrics in a folder or on a tracking server."""
 
 from __future__ import annotations
 
@@ -9,52 +9,47 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import ConfigurationError
-from gossamer.report.exporters.exporter import Exporter, check_vacant, require
+from gossamer.report.exporters.exporter import Exporter, first_line, known, require
 from gossamer.report.exporters.facts import Facts, flat
 
 _MOST_PARAMETERS = 100
-"""That MLflow takes at once."""
+"""The most parameters that MLflow takes at once."""
 _LONGEST = 500
-"""Characters of a parameter."""
+"""The most characters of a parameter."""
 _ENDED = {"finished": "FINISHED", "diverged": "FINISHED", "interrupted": "KILLED"}
 
 
 class MlflowExporter(Exporter):
-    """Needs mlflow, or mlflow-skinny.
+    """Writes to MLflow; needs mlflow or mlflow-skinny.
 
-    Without a `folder` it goes where MLflow is set to go (MLFLOW_TRACKING_URI). A metric's
-    timestamp is the beginning of the export plus the second of the run.
+    Without a `folder` MLflow's own setting (MLFLOW_TRACKING_URI) decides where runs go. The
+    timestamp of a metric is the start of the export plus the run's own seconds.
     """
 
     def __init__(
         self, experiment: str = "gossamer", *, folder: Path | str | None = None,
         name: str | None = None, force: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(name)
-        if folder is not None:
-            # Whoever names a folder wants it there and nowhere else: MLflow's telemetry writes
-            # into the home folder and speaks to the outside unless told before it is imported.
+        super().__init__(folder, name, force=force)
+        place = {}
+        if self._folder is not None:
+            # MLflow's telemetry writes into the home folder and uses the network, unless it is
+            # switched off before MLflow is imported.
             os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+            # MLflow keeps runs in files, which need no database, only with this setting.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            place["tracking_uri"] = self._folder.resolve().as_uri()
         mlflow = require("mlflow", "MLflow's format", "mlflow")
         self._entities = require("mlflow.entities", "MLflow's format", "mlflow")
-        self._client: Any
-        if folder is None:
-            self._client = mlflow.MlflowClient()
-        else:
-            check_vacant(Path(folder), force=force)
-            # MLflow asks for this word before it keeps runs in files, which need no database.
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            place = Path(folder).resolve().as_uri()
-            self._client = mlflow.MlflowClient(tracking_uri=place)
+        self._client: Any = mlflow.MlflowClient(**place)
         try:
-            known = self._client.get_experiment_by_name(experiment)
+            found = self._client.get_experiment_by_name(experiment)
             self._experiment = (
-                self._client.create_experiment(experiment) if known is None else known.experiment_id
+                self._client.create_experiment(experiment) if found is None else found.experiment_id
             )
         except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
             raise ConfigurationError(
-                f"MLflow did not give the experiment {experiment!r} ({reason[0].rstrip('.')}); "
+                f"MLflow did not give the experiment {experiment!r} ({first_line(error)}); "
                 "check MLFLOW_TRACKING_URI, or name a folder"
             ) from error
 
@@ -62,13 +57,9 @@ class MlflowExporter(Exporter):
         self._began_ms = int(1000 * time.time())
         run = self._client.create_run(self._experiment, start_time=self._began_ms, run_name=name)
         self._id: str = run.info.run_id
-        self._last = (0, 0.0)
         self._parameters = self._log_parameters({**flat(settings), **about}, frozenset())
 
     def _row(self, row: Facts, step: int) -> None:
-        seconds = row.get("seconds")
-        seconds = float(seconds) if isinstance(seconds, int | float) else self._last[1]
-        self._last = (step, seconds)
         self._log_metrics(row)
 
     def _end(self, about: Facts, summary: Facts, status: str) -> None:
@@ -90,11 +81,11 @@ class MlflowExporter(Exporter):
         self._client.log_batch(self._id, metrics=metrics)
 
     def _log_parameters(self, facts: Facts, before: frozenset[str]) -> frozenset[str]:
-        """Those that are new: MLflow refuses to change a parameter."""
+        """Log the parameters that are new, as MLflow refuses to change one; returns all names."""
         new = {
             _key(name): str(value)[:_LONGEST]
-            for name, value in facts.items()
-            if value is not None and _key(name) not in before
+            for name, value in known(facts).items()
+            if _key(name) not in before
         }
         parameters = [self._entities.Param(name, value) for name, value in new.items()]
         for at in range(0, len(parameters), _MOST_PARAMETERS):
@@ -103,5 +94,5 @@ class MlflowExporter(Exporter):
 
 
 def _key(name: str) -> str:
-    """MLflow takes letters, digits and these signs in a name."""
+    """A name with only the characters that MLflow takes."""
     return "".join(sign if sign.isalnum() or sign in "_-. :/" else "_" for sign in name)

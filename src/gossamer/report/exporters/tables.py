@@ -1,4 +1,4 @@
-"""Two tidy tables for statistics programs: a row per evaluation, and a row per run."""
+"""Two tables for statistics programs: a row for each evaluation, and a row for each run."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.files import replacement
-from gossamer.report.exporters.exporter import Exporter, check_vacant, require
+from gossamer.report.exporters.exporter import Exporter, known, require
 from gossamer.report.exporters.facts import Facts, Scalar
 
 Column = list[Scalar | None]
 
 
 class TableExporter(Exporter):
-    """Keeps the rows and writes both tables anew whenever there is news, so that whatever ends
-    the run, whole tables are on disk."""
+    """Keeps the rows and rewrites both tables after each new row, so that the tables on disk are
+    whole however the run ends."""
 
     suffix: str
 
     def __init__(
         self, path: Path | str, *, name: str | None = None, force: bool = False
     ) -> None:  # fmt: skip
-        """`path` is a folder, made if it is not there."""
-        super().__init__(name)
-        self._folder = Path(path)
-        check_vacant(self._folder, force=force)
+        """`path` is a folder, which is made if it does not exist."""
+        super().__init__(path, name, force=force)
+        self._path = Path(path)
         self._rows: list[Facts] = []
         self._summaries: list[Facts] = []
         self._first = 0
-        """Of the rows of the run under way, whose labels may come with its end."""
+        """The first row of the run under way, whose labels may be known only at its end."""
 
     def _begin(self, name: str, about: Facts, settings: Mapping[str, Any]) -> None:
         self._first = len(self._rows)
@@ -43,18 +42,16 @@ class TableExporter(Exporter):
             self._write_table("metrics", self._rows)
 
     def _end(self, about: Facts, summary: Facts, status: str) -> None:
-        self._about = self._about | {
-            key: value for key, value in about.items() if value is not None
-        }
+        self._about |= known(about)
         self._rows[self._first :] = [row | self._about for row in self._rows[self._first :]]
-        # The labels are in front already.
+        # The labels come first, and their values stand over those of the summary.
         self._summaries.append(self._about | {"status": status} | summary | self._about)
         self._write_table("metrics", self._rows)
         self._write_table("summary", self._summaries)
 
     def _write_table(self, table: str, rows: Sequence[Facts]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with replacement(self._folder / f"{table}{self.suffix}") as part:
+        self._path.mkdir(parents=True, exist_ok=True)
+        with replacement(self._path / f"{table}{self.suffix}") as part:
             self._write(part, columns(rows))
 
     @abstractmethod
@@ -62,13 +59,13 @@ class TableExporter(Exporter):
 
 
 def columns(rows: Sequence[Facts]) -> dict[str, Column]:
-    """By name, in order of appearance; what a row does not have is None."""
+    """The columns by name, in order of appearance; None where a row has no value."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     return {name: [row.get(name) for row in rows] for name in names}
 
 
 class CsvExporter(TableExporter):
-    """metrics.csv and summary.csv in a folder; what is not known is empty."""
+    """metrics.csv and summary.csv in a folder; a cell without a value is empty."""
 
     suffix = ".csv"
 
@@ -97,8 +94,10 @@ class ParquetExporter(TableExporter):
 
 
 def one_type(column: Column) -> Column:
-    """A column of one type, the narrowest that holds all: a folder may be damaged or of another
-    version, and a table with a text among numbers is better than none."""
+    """The column with all values of one type, text if nothing narrower holds them all.
+
+    A damaged run folder, or one of another version, may have a text among the numbers.
+    """
     kinds = {type(value) for value in column if value is not None}
     convert: Callable[[Scalar], Scalar] = str
     if len(kinds) <= 1:

@@ -1,4 +1,4 @@
-"""For TensorBoard: a folder of events per run, scalars against steps and the run's own seconds."""
+"""An exporter to TensorBoard: a folder of events for each run."""
 
 from __future__ import annotations
 
@@ -6,41 +6,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gossamer.report.exporters.exporter import Exporter, check_vacant, require
+from gossamer.report.exporters.exporter import Exporter, require
 from gossamer.report.exporters.facts import Facts
 from gossamer.runs.folder import to_json
 
 
 class TensorBoardExporter(Exporter):
-    """Look at it with `tensorboard --logdir FOLDER`; needs tensorboard.
+    """Writes event files, which `tensorboard --logdir FOLDER` shows; needs tensorboard.
 
-    The wall time of an event is the second of the run, so that TensorBoard's relative and wall
-    axes show the time by which methods differ, virtual or real.
+    The wall time of an event is the run's own time in seconds, so that TensorBoard's time axes show
+    the time, virtual or real, by which methods differ.
     """
 
     def __init__(
         self, folder: Path | str, *, name: str | None = None, force: bool = False
     ) -> None:  # fmt: skip
-        super().__init__(name)
+        super().__init__(folder, name, force=force)
         self._torch = require("torch.utils.tensorboard", "an event file", "tensorboard")
-        self._folder = Path(folder)
-        check_vacant(self._folder, force=force)
+        self._path = Path(folder)
 
     def _begin(self, name: str, about: Facts, settings: Mapping[str, Any]) -> None:
-        place = self._folder / name
+        place = self._path / name
         for old in place.glob("events.out.tfevents.*"):
-            old.unlink()  # forced: TensorBoard would draw both
+            old.unlink()  # TensorBoard would draw the old and the new events together
         self._writer = self._torch.SummaryWriter(log_dir=str(place))
-        self._last = (0, 0.0)
         self._settings = settings
 
     def _row(self, row: Facts, step: int) -> None:
-        seconds = row.get("seconds")
-        seconds = float(seconds) if isinstance(seconds, int | float) else self._last[1]
-        self._last = (step, seconds)
         for name, value in row.items():
             if isinstance(value, int | float):
-                self._writer.add_scalar(name, value, step, walltime=seconds)
+                self._writer.add_scalar(name, value, step, walltime=self._last[1])
         self._writer.flush()
 
     def _end(self, about: Facts, summary: Facts, status: str) -> None:
@@ -48,7 +43,7 @@ class TensorBoardExporter(Exporter):
         for name, value in texts.items():
             if value:
                 lines = to_json(value, indent=2).splitlines()
-                # Indented by four, it is shown as it is.
+                # TensorBoard shows a text unchanged if it is indented by four spaces.
                 text = "\n".join(f"    {line}" for line in lines)
                 step, seconds = self._last
                 self._writer.add_text(name, text, step, walltime=seconds)

@@ -1,5 +1,5 @@
-"""The page of a run: its data from kept runs, and one HTML file that opens from disk.
+"""The page of a run: one HTML file that opens from disk.
 
-Read `data` first: it is the contract between Python and the page's own script. `build` puts it
-together from `gathered_runs`; `html_file` writes it.
+Read `data` first: it is the interface between Python and the page's own script. `build` makes it
+from `gathered_runs`, and `html_file` writes it.
 """

@@ -1,4 +1,4 @@
-"""From run folders to the data of their page."""
+"""The data of a page, built from run folders."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from pathlib import Path
 
 from gossamer.errors import ConfigurationError
 from gossamer.report.looks import places
+from gossamer.report.page.advice import kept_search, show_search
 from gossamer.report.page.cluster import drawn_cluster, drawn_host, read_cluster
 from gossamer.report.page.data import (
-    AdviceData,
     ClusterData,
     GridData,
     GridRow,
     MethodData,
     PageData,
     Setting,
-    TableData,
 )
 from gossamer.report.page.gathered_runs import GatheredRuns, check_same_task, gather
 from gossamer.report.page.lab import lab_parts
@@ -27,10 +26,9 @@ from gossamer.report.page.text import page_subtitle, page_title, page_verdict
 from gossamer.report.page.topology import server_side
 from gossamer.runs.arrival import RULE
 from gossamer.runs.contest import Contest
-from gossamer.runs.json_files import Row, count, members, number, objects, text, texts
+from gossamer.runs.json_files import count, members, number, objects, text, texts
 from gossamer.runs.kept_runs import Folder, Run, read_folder
 from gossamer.runs.ranking import LEVEL
-from gossamer.runs.statistics import show_number
 
 _LAB = ("delay", "staleness", "stragglers", "table")
 _KINDS = {
@@ -42,7 +40,7 @@ _KINDS = {
 def report_data(
     paths: Sequence[Path], *, target: float | None = None, is_growing: bool = False
 ) -> PageData:
-    """What the page of these folders shows."""
+    """The data of the page of these folders."""
     if not paths:
         raise ConfigurationError("a report needs at least one run, got none; name a run folder")
     return build_page([read_folder(path) for path in paths], target=target, is_growing=is_growing)
@@ -51,7 +49,7 @@ def report_data(
 def build_page(
     folders: Sequence[Folder], *, target: float | None = None, is_growing: bool = False
 ) -> PageData:
-    """From folders that were read; runs of different tasks are refused."""
+    """The data of a page from folders that were read; runs of different tasks are refused."""
     check_same_task(folders)
     gathered = gather(folders)
     if target is None:
@@ -64,11 +62,13 @@ def build_page(
     )
     goal = goal_of(folders, gathered, target)
     labs = [lab_parts(folder) for folder in folders if folder.kind in _LAB]
-    methods = _methods(gathered, goal, contest, _looks(folders, gathered), is_growing=is_growing)
+    methods = _methods(
+        gathered, goal, contest, places({*gathered.all, *_planned(folders)}), is_growing=is_growing
+    )
     methods += [method for lab in labs for method in lab.methods]
     runs = [run for folder in folders for run in folder.runs]
-    first = first_configured(runs)
-    return PageData(
+    first = first_configured(folders)
+    data = PageData(
         title=page_title(folders, gathered, first, labs),
         subtitle=page_subtitle(gathered, first),
         kind=page_kind(folders),
@@ -82,7 +82,7 @@ def build_page(
         can_tell=contest.ranking.can_tell if contest.entries else False,
         time="seconds" if any(run.is_real for run in runs) else "virtual seconds",
         test_samples=_test_samples(runs, contest.key),
-        advice=advice_data(folders[0]) if len(folders) == 1 else None,
+        advice=None,
         methods=methods,
         grid=_grid(contest),
         cluster=_cluster(gathered, first),
@@ -91,13 +91,17 @@ def build_page(
         pictures=[picture for lab in labs for picture in lab.pictures],
         tables=[table for lab in labs for table in lab.tables],
         notices=[*gathered.notices, *_notices(folders, gathered), *_edges(contest)],
-        # What a run that goes on has not written yet is not missing.
+        # A run under way has not written everything yet, so nothing counts as missing.
         missing=[] if is_growing else _missing(folders, gathered),
     )
+    search = kept_search(folders, target)
+    if search is not None:
+        show_search(data, search)
+    return data
 
 
 def _test_samples(runs: Sequence[Run], key: str) -> int | None:
-    """What an accuracy is a share of, where all runs agree on it."""
+    """The number of test samples, if all runs agree on it and are judged by accuracy."""
     found = {count(run.config.get("test_samples")) for run in runs}
     return found.pop() if key == "accuracy" and len(found) == 1 else None
 
@@ -110,7 +114,7 @@ def _version() -> str:
 
 
 def _kept_target(folders: Sequence[Folder]) -> float | None:
-    """That of a comparison or a search is written down, chosen by its user or by itself."""
+    """The target that a comparison or a search wrote down, whether it was given or chosen."""
     if len(folders) != 1:
         return None
     found = number(folders[0].summary.get("target"))
@@ -118,43 +122,49 @@ def _kept_target(folders: Sequence[Folder]) -> float | None:
 
 
 def _level(folders: Sequence[Folder]) -> float:
-    """That of a comparison which looked several times is a part of the usual one."""
+    """The level of the tests; smaller for a comparison that tested after 3, 6 and 12 seeds."""
     kept = number(folders[0].config.get("level")) if len(folders) == 1 else None
     return LEVEL if kept is None else kept
 
 
 def _cut_short(folders: Sequence[Folder], gathered: GatheredRuns) -> str:
-    """Why no winner may be named; empty where all of the runs came to their end."""
+    """Why no winner may be named; empty if all runs finished."""
     for folder in folders:
         said = text(folder.summary.get("cut_short"))
         if said:
             return said
     if not gathered.whole:
         return "The runs did not end"
-    planned = {text(one.get("method")) for f in folders for one in objects(f.config.get("runs"))}
-    open_ones = len(planned - gathered.whole.keys() - {""}) if len(folders) == 1 else 0
+    planned = _planned(folders)
+    open_ones = len(planned - gathered.whole.keys()) if len(folders) == 1 else 0
     has_ended = all(folder.summary for folder in folders)
     if open_ones and not has_ended:
         return f"{open_ones} of {len(planned)} methods have not come to their end"
     return ""
 
 
-def _looks(folders: Sequence[Folder], gathered: GatheredRuns) -> dict[str, int]:
-    """Of all methods that are there or still to come, so that none changes its colour."""
+def _planned(folders: Sequence[Folder]) -> set[str]:
+    """The methods that comparisons were asked for."""
     planned = {text(one.get("method")) for f in folders for one in objects(f.config.get("runs"))}
-    return places({*gathered.all, *(planned - {""})})
+    return planned - {""}
 
 
 def goal_of(folders: Sequence[Folder], gathered: GatheredRuns, given: float | None) -> float | None:
-    """One method alone has no target but a given one: near its own best it says nothing."""
+    """The target; None for one method without a given one, as its own best says nothing."""
     target = _kept_target(folders) if given is None else given
     if target is not None or len(gathered.whole) + len(gathered.partial) < 2:
         return target
     return Contest(gathered.whole or gathered.partial).target
 
 
-def first_configured(runs: Sequence[Run]) -> Run | None:
-    """Whose settings a title speaks of."""
+def first_configured(folders: Sequence[Folder]) -> Run | None:
+    """The run whose settings the title describes: the first that has settings.
+
+    A search that was interrupted before its final has settings, but no runs.
+    """
+    runs = [run for folder in folders for run in folder.runs]
+    searches = [folder for folder in folders if folder.kind == "advise" and not folder.runs]
+    runs = runs or [Run("", one.config, {}, []) for one in searches]
     return next((run for run in runs if run.config), runs[0] if runs else None)
 
 
@@ -169,13 +179,13 @@ def _methods(
     *,
     is_growing: bool,
 ) -> list[MethodData]:
-    """In the order of the ranking; then those that did not end, those without any score last."""
+    """In the order of the ranking, then methods that did not finish, then those without scores."""
     rest = gathered.partial if gathered.whole else {}
     others = Contest(rest, goal)
     made = [
         method_data(
             place.label,
-            own.entries[place.label].results[own.chosen[place.label]],
+            own.shown[place.label],
             None if goal is None else place,
             look=looks[place.label],
             is_growing=is_growing,
@@ -214,7 +224,7 @@ def page_kind(folders: Sequence[Folder]) -> str:
 
 
 def _command(folders: Sequence[Folder]) -> str:
-    """One line for each folder."""
+    """The command lines of the folders, one a line."""
     return "\n".join(dict.fromkeys(folder.command for folder in folders if folder.command))
 
 
@@ -236,20 +246,14 @@ def _cluster(gathered: GatheredRuns, first: Run | None) -> ClusterData | None:
 
 
 def _settings(folders: Sequence[Folder], gathered: GatheredRuns) -> list[Setting]:
-    """Of all runs that a method is shown by; of a folder without runs its own configuration."""
-    runs = [
-        (label, run.config)
-        for label, entry in gathered.all.items()
-        for own in entry.results.values()
-        for run in own
-        if run.config
-    ]
-    runs += [("", folder.config) for folder in folders if folder.kind in _LAB and folder.config]
+    """The settings of all runs shown; of a folder without runs its own configuration."""
+    runs = [(label, run.config) for label, run in _shown(gathered) if run.config]
+    runs += [("", folder.config) for folder in folders if folder.config and not folder.runs]
     return listed_settings(runs)
 
 
 def _notices(folders: Sequence[Folder], gathered: GatheredRuns) -> list[str]:
-    """What a reader must be told, and of which runs."""
+    """The notices of the runs, each with the runs that gave it, and those about the page."""
     found: dict[str, list[str]] = {}
     for folder in folders:
         for notice in texts(folder.summary.get("notices")) if folder.kind in _LAB else ():
@@ -274,7 +278,7 @@ def _notices(folders: Sequence[Folder], gathered: GatheredRuns) -> list[str]:
             "Some of these runs were simulated and some were real: the seconds of the ones are "
             "virtual, those of the others a clock's."
         )
-    clusters = {text(members(run.config.get("cluster")).get("name")) for run in _shown(gathered)}
+    clusters = {text(members(run.config.get("cluster")).get("name")) for _, run in _shown(gathered)}
     if len(clusters - {""}) > 1:
         said.append("The runs are from different clusters; the first one's is drawn.")
     if gathered.whole and gathered.partial:
@@ -287,9 +291,14 @@ def _edges(contest: Contest[Run]) -> list[str]:
     return [f"{edge[0].upper()}{edge[1:]}." for edge in contest.edges()]
 
 
-def _shown(gathered: GatheredRuns) -> list[Run]:
-    entries = gathered.all.values()
-    return [run for entry in entries for runs in entry.results.values() for run in runs]
+def _shown(gathered: GatheredRuns) -> list[tuple[str, Run]]:
+    """All runs that stand behind the page, each with the label of its method."""
+    return [
+        (label, run)
+        for label, entry in gathered.all.items()
+        for runs in entry.results.values()
+        for run in runs
+    ]
 
 
 def _missing(folders: Sequence[Folder], gathered: GatheredRuns) -> list[str]:
@@ -299,51 +308,3 @@ def _missing(folders: Sequence[Folder], gathered: GatheredRuns) -> list[str]:
             name = folder.path.resolve().name
             said.append(f"The command that made {name} was not written down.")
     return list(dict.fromkeys([*said, *gathered.missing]))
-
-
-# ---------------------------------------------------------------------- advice
-
-
-def advice_data(folder: Folder) -> AdviceData | None:
-    """What `gossamer advise` wrote down; a search without a ranking recommends nothing."""
-    summary = folder.summary
-    ranking = objects(summary.get("ranking"))
-    if folder.kind != "advise" or not ranking:
-        return None
-    first = text(ranking[0].get("method"))
-    rivals = [text(one.get("method")) for one in ranking[1:] if one.get("may_be_first") is True]
-    also = f" ({', '.join(rivals)} may be as fast)" if rivals else ""
-    changes = texts(summary.get("changes"))
-    return AdviceData(
-        reasons=[
-            said for key in ("reason", "proposal", "edge") if (said := text(summary.get(key)))
-        ],
-        next_step=f"Train with {first}, the first of the ranking{also}:",
-        command=text(summary.get("command")),
-        changes=[f"{one[0].upper()}{one[1:]}." for one in changes if one],
-        scenes=_scenes(objects(summary.get("sensitivity"))),
-    )
-
-
-def _scenes(outcomes: list[Row]) -> TableData | None:
-    """A row for each changed cluster, a column for each method that was tried there."""
-    times = [members(one.get("seconds_to_target")) for one in outcomes]
-    methods = list(dict.fromkeys(method for found in times for method in found))
-    if not methods:
-        return None
-    return TableData(
-        title="Time to the target if one thing differed",
-        columns=["change", *methods, "first"],
-        rows=[
-            [
-                text(one.get("change")),
-                *(_time(number(found.get(method))) for method in methods),
-                text(one.get("leader")) or "nobody",
-            ]
-            for one, found in zip(outcomes, times, strict=True)
-        ],
-    )
-
-
-def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{show_number(seconds)} s"

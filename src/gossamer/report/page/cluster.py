@@ -1,4 +1,4 @@
-"""A cluster as it is drawn: machines in racks, with what is slow, late or dies."""
+"""The drawing of a cluster: machines in racks, with their faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_WORKERS = 4096
 
 
 def read_cluster(config: Row) -> Cluster | None:
-    """The cluster of a run's settings; None where they hold none that can be drawn."""
+    """The cluster of a run's settings; None if there is none that can be drawn."""
     kept = members(config.get("cluster"))
     if not kept:
         return None
@@ -28,7 +28,7 @@ def read_cluster(config: Row) -> Cluster | None:
 
 
 def drawn_cluster(cluster: Cluster, servers: int, *, own_machines: bool) -> ClusterData:
-    """As it was simulated; a server has a machine of its own, or one of the workers'."""
+    """A simulated cluster; servers have machines of their own or run on those of workers."""
     wires = cluster.network
     notes = [*_about_network(cluster), *_about_everyone(cluster.faults)]
     if servers and not own_machines:
@@ -49,13 +49,13 @@ def drawn_cluster(cluster: Cluster, servers: int, *, own_machines: bool) -> Clus
 
 
 def drawn_host(cluster: Cluster, config: Row, servers: int) -> ClusterData:
-    """Of real workers: processes on one host, with the faults that were brought about."""
+    """Real workers: processes on one host, with the faults that were injected."""
     faults: list[Fault] = []
     for line in texts(config.get("faults")):
         try:
             faults.append(read_fault(line))
         except ConfigurationError:
-            continue  # of a later version; the settings show the line
+            continue  # the fault is from a later version; the settings show the line
     machines = _machines(cluster, faults)
     for machine in machines:
         machine["name"] = machine["name"].replace("machine", "process")
@@ -95,7 +95,7 @@ def _machines(cluster: Cluster, faults: Sequence[Fault]) -> list[Machine]:
 
 
 def _factor(faults: Sequence[Fault], kind: str) -> float:
-    """The worst that ever holds; a worker faster than the others is no slow one."""
+    """The largest factor; at least 1, as a fast worker is not drawn as slow."""
     return max((fault.amount for fault in faults if fault.kind == kind), default=1.0)
 
 
@@ -120,7 +120,7 @@ def _when(fault: Fault) -> str:
 
 
 def _about_everyone(faults: Sequence[Fault]) -> list[str]:
-    """Faults of the network that belong to no one machine."""
+    """The faults of the network that belong to no machine."""
     notes: list[str] = []
     for fault in faults:
         if fault.kind == "drop":

@@ -1,8 +1,7 @@
-"""What a page shows, as the object of JSON that is embedded in it: the one contract between those
-who gather a run's figures and those who draw them.
+"""The data of a page: the JSON object embedded in it, which the page's own script draws.
 
 All numbers are finite or None. A part that a run does not have is None or empty, and the page
-leaves it out or says why it is not there.
+leaves it out or says why it is missing.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any, TypedDict
 
 
 class Curve(TypedDict):
-    """A line and its band over seeds; one seed has no band."""
+    """A mean line and its range over seeds; one seed has no range."""
 
     x: list[float]
     mean: list[float]
@@ -19,24 +18,13 @@ class Curve(TypedDict):
     high: list[float] | None
 
 
-class Curves(TypedDict):
-    """What was measured on the way, against one of the two axes."""
-
-    accuracy: Curve | None
-    loss: Curve | None
-    training_loss: Curve | None
-    consensus_distance: Curve | None
-
-
-class CurveViews(TypedDict):
-    """The two views in which methods differ."""
-
-    time: Curves
-    epochs: Curves
+SCORES = ("accuracy", "loss", "training_loss", "consensus_distance")
+Curves = dict[str, Curve | None]
+"""A curve for each of `SCORES`, against time or against epochs."""
 
 
 class ArrivalData(TypedDict):
-    """The time to the target: mean and 95 % interval if every seed arrives."""
+    """The time to the target, with its 95 % interval if every seed arrives."""
 
     mean: float | None
     low: float | None
@@ -44,15 +32,15 @@ class ArrivalData(TypedDict):
     reached: int
     seeds: int
     runs: list[float | None]
-    """Of each seed; None where it does not arrive."""
+    """The time of each seed; None if the seed does not arrive."""
     times: float | None
-    """So many times as long as the first takes."""
+    """How many times as long as the first method it takes."""
     is_close: bool
-    """Whether it cannot be told from the first."""
+    """Whether the tests cannot tell it from the first method."""
 
 
 class Shares(TypedDict):
-    """Where the time went: parts of it, mean over workers and seeds."""
+    """How the workers spent their time, as fractions: the mean over workers and seeds."""
 
     computing: float
     waiting: float
@@ -60,21 +48,21 @@ class Shares(TypedDict):
 
 
 class WorkerTime(TypedDict):
-    """Where one worker's seconds went."""
+    """How one worker spent its seconds."""
 
     computing: float
     waiting: dict[str, float]
-    """By cause."""
+    """Seconds by cause."""
     other: float
     total: float
 
 
-# `from` is a word of the language, so this one cannot be written as a class.
+# `from` is a keyword of Python, so this type cannot be written as a class.
 StripData = TypedDict(
     "StripData",
     {"from": float, "to": float, "segments": list[list[Any]], "servers": int},
 )
-"""Part of a run as stripes: [worker, start, end, kind, detail] each."""
+"""The first moments of a run; a segment is [worker, start, end, kind, detail]."""
 
 
 class Card(TypedDict):
@@ -86,7 +74,7 @@ class Card(TypedDict):
 
 
 class TopologyData(TypedDict):
-    """Who exchanges with whom; edges are pairs of indices of nodes."""
+    """The communication graph; an edge is a pair of indices into the nodes."""
 
     name: str
     note: str
@@ -94,40 +82,33 @@ class TopologyData(TypedDict):
     edges: list[list[int]]
 
 
-class Figures(TypedDict):
-    """The figures of a method at the end, means over its seeds."""
-
-    accuracy: float | None
-    loss: float | None
-    seconds: float | None
-    waiting_fraction: float | None
-    mean_staleness: float | None
-    max_staleness: float | None
-    mean_global_staleness: float | None
-    bytes_per_step: float | None
-    consensus_distance: float | None
-    exchanges_per_step: float | None
-    steps: float | None
-    wall_seconds: float | None
+FIGURES = (
+    "accuracy", "loss", "seconds", "waiting_fraction", "mean_staleness", "max_staleness",
+    "mean_global_staleness", "bytes_per_step", "consensus_distance", "exchanges_per_step", "steps",
+    "wall_seconds",
+)  # fmt: skip
+Figures = dict[str, float | None]
+"""A value at the end for each of `FIGURES`: the mean over the seeds."""
 
 
 class MethodData(TypedDict):
-    """One method at the learning rate at which it is shown."""
+    """One method at the learning rate chosen for it."""
 
     label: str
     learning_rate: float | None
     seeds: int
     output: str
-    """Which model the scores speak of."""
+    """Which model was evaluated."""
     status: str
     """finished, diverged, interrupted, failed, unfinished, running, ..."""
-    curves: CurveViews
+    curves: dict[str, Curves]
+    """The keys are `time` and `epochs`."""
     arrival: ArrivalData | None
     look: int
-    """Its place in the lists of colours, dashes and marks."""
+    """The index into the lists of colours, dashes and markers."""
     shares: Shares | None
     workers: list[WorkerTime]
-    """Of the first seed."""
+    """The workers of the first seed."""
     strip: StripData | None
     staleness: dict[str, int]
     cards: list[Card]
@@ -136,38 +117,38 @@ class MethodData(TypedDict):
 
 
 class GridRow(TypedDict):
-    """A method over the grid of learning rates."""
+    """The results of one method over the grid of learning rates."""
 
     method: str
     seconds: list[float | None]
-    """When the target was reached; None where it was not, or the rate was not tried."""
+    """When the target was reached; None if it was not, or if the rate was not tried."""
     values: list[float | None]
     """The score at the end."""
     chosen: int
 
 
 class GridData(TypedDict):
-    """The learning rates that each method was tried at, on a seed of its own."""
+    """The learning rates tried for each method, on a seed that is not ranked."""
 
     rates: list[float]
     rows: list[GridRow]
 
 
 class Machine(TypedDict):
-    """A machine as it is drawn."""
+    """One machine in the drawing of the cluster."""
 
     name: str
     workers: list[int]
     rack: int
     slow: float
-    """How many times slower it computes; 1 if it does not."""
+    """How many times slower than usual it computes."""
     slow_link: float
     dies: bool
     notes: list[str]
 
 
 class ClusterData(TypedDict):
-    """The cluster as it is drawn; what is not known of a real one is an empty text."""
+    """The drawing of the cluster; a text that is unknown, as for real workers, is empty."""
 
     name: str
     title: str
@@ -181,7 +162,7 @@ class ClusterData(TypedDict):
 
 
 class Setting(TypedDict):
-    """One thing that decided the run."""
+    """One setting of the runs."""
 
     name: str
     value: str
@@ -193,7 +174,7 @@ class PictureData(TypedDict):
     title: str
     alt: str
     png: str
-    """In base64."""
+    """The file in base64."""
 
 
 class TableData(TypedDict):
@@ -205,40 +186,40 @@ class TableData(TypedDict):
 
 
 class HeatPanel(TypedDict):
-    """One delay of a heat map."""
+    """The part of a heat map for one delay."""
 
     delay: float
     edge: float | None
     """The rate at which theory expects training to break."""
     cells: list[list[Any]]
-    """[rate, batch, score, has failed, has finished] each, the first two by place in the lists."""
+    """[rate, batch, score, has failed, has finished]; rate and batch are indices into the lists."""
 
 
 class HeatMap(TypedDict):
-    """Scores over learning rate, batch size and delay, of one optimiser."""
+    """The scores of one optimiser over learning rate, batch size and delay."""
 
     optimiser: str
     key: str
-    """What is scored: accuracy or loss."""
+    """The score: accuracy or loss."""
     rates: list[float]
     batches: list[float]
     panels: list[HeatPanel]
 
 
 class AdviceData(TypedDict):
-    """What a search recommends, and what would change it."""
+    """The recommendation of `gossamer advise`, and what would change it."""
 
     reasons: list[str]
     next_step: str
     command: str
-    """Trains with the first of the ranking; empty where nothing can be recommended."""
+    """The command that trains with the first method; empty if nothing is recommended."""
     changes: list[str]
     scenes: TableData | None
     """Time to the target on changed clusters."""
 
 
 class PageData(TypedDict):
-    """All of it."""
+    """The whole page."""
 
     title: str
     subtitle: str
@@ -247,21 +228,21 @@ class PageData(TypedDict):
     verdict: str
     """One sentence."""
     command: str
-    """What to type to get the same again."""
+    """The command lines that made the runs."""
     version: str
     is_growing: bool
-    """Whether the run still goes on, so that the page asks for more."""
+    """Whether the run is still under way, so that the page polls for new data."""
     score: str
-    """What methods are judged by: accuracy or loss."""
+    """The score by which methods are judged: accuracy or loss."""
     target: float | None
     rule: str
-    """When a target counts as reached."""
+    """The rule by which a target counts as reached."""
     can_tell: bool
-    """Whether there are seeds enough to tell methods apart."""
+    """Whether there are enough seeds to name a winner."""
     time: str
     """virtual seconds or seconds."""
     test_samples: int | None
-    """So many test samples an accuracy is a share of."""
+    """How many test samples an accuracy is measured on."""
     advice: AdviceData | None
     methods: list[MethodData]
     grid: GridData | None

@@ -1,8 +1,8 @@
-"""The page of a run: one HTML file that opens from disk and asks nothing of any network.
+"""The page of a run: one HTML file that opens from disk and needs no network.
 
-Style, script, plotting library and data are all inside. The data travels as JSON and the script
-shows every word of it as text; a policy in the page lets no other script run, so that a label,
-whoever wrote it, stays a label.
+It contains its style, script, plotting library and data. The data is JSON, and the script shows all
+of it as text. A content security policy allows no other script, so that a label of a run can never
+run as code.
 """
 
 from __future__ import annotations
@@ -23,33 +23,16 @@ if TYPE_CHECKING:
 
 _LIBRARY = "echarts/echarts.min.js"
 _STYLES = ("page.css", "parts.css", "cluster.css", "print.css")
-# In this order: what is used while the script loads stands before what uses it.
+# A file that is used while the script loads comes before the files that use it.
 _SCRIPTS = (
-    "elements.js",
-    "numbers.js",
-    "state.js",
-    "looks.js",
-    "tables.js",
-    "figures.js",
-    "axes.js",
-    "curves.js",
-    "arrivals.js",
-    "time_use.js",
-    "strip.js",
-    "staleness.js",
-    "traffic.js",
-    "topology.js",
-    "cluster.js",
-    "heat_map.js",
-    "results.js",
-    "advice.js",
-    "contents.js",
-    "page.js",
-)
+    "elements.js", "numbers.js", "state.js", "looks.js", "tables.js", "figures.js", "axes.js",
+    "curves.js", "arrivals.js", "time_use.js", "strip.js", "staleness.js", "traffic.js",
+    "topology.js", "cluster.js", "heat_map.js", "results.js", "advice.js", "contents.js", "page.js",
+)  # fmt: skip
 
 
 def write_page(path: Path, data: PageData) -> None:
-    """Write the page of `data`; who reads `path` meanwhile sees the old page or the new one."""
+    """Write the page of `data` in one step: a reader sees the old page or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, page_html(data))
 
@@ -63,18 +46,18 @@ def page_html(data: PageData) -> str:
         "verdict": html.escape(data["verdict"]),
         "command": html.escape(data["command"]),
         "style": "\n".join(_asset(name) for name in _STYLES),
-        # Nothing in a JSON text may end the element that it stands in, or open a comment there.
+        # The JSON text must not end its element or open a comment.
         "data": to_json(data).replace("<", "\\u003c"),
         "library": library,
         "script": script,
     }
     pieces = _asset("page.html").split("@@")
-    # Every second piece is a name: one pass, so that no value is searched for names.
+    # Every second piece is a name; a single pass never searches the values for names.
     return "".join(parts[piece] if odd % 2 else piece for odd, piece in enumerate(pieces))
 
 
 def _policy(scripts: tuple[str, ...], *, may_ask: bool) -> str:
-    """Only our scripts run, by their digests; only a growing page asks, and only its own server."""
+    """Only the page's scripts may run, and only a growing page may connect, to its own server."""
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     asked = "'self'" if may_ask else "'none'"
@@ -91,5 +74,5 @@ def _asset(name: str) -> str:
 
 @cache
 def _script() -> str:
-    """One function around all files: they share their names with each other and nobody else."""
+    """All files inside one function, so that their names are not global."""
     return "\n".join(['(() => {\n"use strict";', *(_asset(name) for name in _SCRIPTS), "})();"])

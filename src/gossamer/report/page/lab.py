@@ -1,15 +1,17 @@
-"""The laboratory's folders and reproduced tables, as parts of a page: tables and a sentence."""
+"""The folders of the laboratory and of reproduced tables as parts of a page."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gossamer.quantities import counted
 from gossamer.report.looks import places
 from gossamer.report.page.data import (
+    FIGURES,
+    SCORES,
     Curves,
-    CurveViews,
     Figures,
     HeatMap,
     HeatPanel,
@@ -22,8 +24,6 @@ from gossamer.runs.kept_runs import Folder
 from gossamer.runs.result import Row
 from gossamer.runs.statistics import show_number, show_score
 
-Cell = str | float | None
-
 _TITLES = {
     "delay": "What a delay costs",
     "staleness": "How stale gradients are",
@@ -33,6 +33,11 @@ _TITLES = {
 _LARGEST_PICTURE = 1_500_000
 _VERBS = {"holds": "hold", "does not hold": "do not hold", "open": "stay open"}
 _PNG = b"\x89PNG"
+_TEXTS = frozenset({
+    "optimiser", "state", "method", "scene", "statement", "verdict", "unit", "row", "column",
+    "evidence",
+})  # fmt: skip
+_RATES = ("learning_rate", "largest_rate", "predicted_edge")
 
 
 @dataclass
@@ -46,9 +51,22 @@ class LabParts:
     heat_maps: list[HeatMap] = field(default_factory=list[HeatMap])
     pictures: list[PictureData] = field(default_factory=list[PictureData])
 
+    def add_table(self, title: str, columns: Mapping[str, str], rows: Sequence[Row]) -> None:
+        """A table from rows of JSON; `columns` maps each heading to its key in a row."""
+        cells = [[_cell(row, key) for key in columns.values()] for row in rows]
+        self.tables.append(TableData(title=title, columns=list(columns), rows=cells))
+
+
+def _cell(row: Row, key: str) -> str | float | None:
+    if key in _TEXTS:
+        return text(row.get(key))
+    known = number(row.get(key))
+    # Half a decade is shown as 3.16, not as 3.1622776601683795.
+    return float(f"{known:.3g}") if known is not None and key in _RATES else known
+
 
 def lab_parts(folder: Folder) -> LabParts:
-    """From what the folder's summary says so far."""
+    """The parts of a page that the folder's summary has so far."""
     parts = LabParts(_TITLES[folder.kind])
     match folder.kind:
         case "delay":
@@ -79,79 +97,55 @@ def _embed(parts: LabParts, folder: Folder) -> None:
         parts.pictures.append(PictureData(title=parts.title, alt=parts.verdict, png=shown))
 
 
-# ---------------------------------------------------------------------- late gradients
+# ---------------------------------------------------------------------- delayed gradients
 
 
 def _delay(parts: LabParts, summary: Row) -> None:
     key = text(summary.get("measure")) or "accuracy"
-    best = objects(summary.get("best"))
-    parts.tables.append(
-        TableData(
-            title=f"Best {key} at each delay",
-            columns=[
-                "optimiser",
-                "delay",
-                key,
-                "learning rate",
-                "batch",
-                "largest good rate",
-                "predicted edge",
-            ],
-            rows=[
-                [
-                    text(one.get("optimiser")),
-                    number(one.get("delay")),
-                    number(one.get(key)),
-                    _rate(one.get("learning_rate")),
-                    number(one.get("batch")),
-                    _rate(one.get("largest_rate")),
-                    _rate(one.get("predicted_edge")),
-                ]
-                for one in best
-            ],
-        )
-    )
-    points = objects(summary.get("points"))
-    # The interval of one seed is that seed.
-    has_interval = _length(summary.get("seeds")) != 1
-    around = ["low", "high"] * has_interval
-    parts.tables.append(
-        TableData(
-            title=f"Every place of the grid: {key} at the end",
-            columns=["optimiser", "delay", "batch", "learning rate", key, *around, "state"],
-            rows=[_place(one, key, has_interval=has_interval) for one in points],
-        )
-    )
+    best, points = objects(summary.get("best")), objects(summary.get("points"))
+    parts.add_table(
+        f"Best {key} at each delay",
+        {
+            "optimiser": "optimiser", "delay": "delay", key: key, "learning rate": "learning_rate",
+            "batch": "batch", "largest good rate": "largest_rate",
+            "predicted edge": "predicted_edge",
+        },
+        best,
+    )  # fmt: skip
+    seeds = summary.get("seeds")
+    # The interval of one seed is the seed's own score, so it is left out.
+    has_interval = not isinstance(seeds, list) or len(list[object](seeds)) != 1
+    columns = {
+        "optimiser": "optimiser", "delay": "delay", "batch": "batch",
+        "learning rate": "learning_rate", key: key,
+        **({"low": "low", "high": "high"} if has_interval else {}), "state": "state",
+    }  # fmt: skip
+    rows = [{**one, **_interval(one), "state": _state(one, key)} for one in points]
+    parts.add_table(f"Every place of the grid: {key} at the end", columns, rows)
     parts.heat_maps = _heat_maps(points, best, key)
     parts.verdict = _delay_verdict(best, key)
 
 
-def _length(raw: object) -> int:
-    return len(list[object](raw)) if isinstance(raw, list) else 0
-
-
-def _rate(raw: object) -> float | None:
-    """Half a decade is 3.16, not 3.1622776601683795."""
-    rate = number(raw)
-    return None if rate is None else float(f"{rate:.3g}")
-
-
-def _place(one: Row, key: str, *, has_interval: bool) -> list[Cell]:
+def _interval(one: Row) -> Row:
     bounds = one.get("interval")
-    low, high = (
-        bounds if isinstance(bounds, list) and len(list[object](bounds)) == 2 else (None,) * 2
-    )
+    ends = list[object](bounds) if isinstance(bounds, list) else []
+    return dict(zip(("low", "high"), ends if len(ends) == 2 else (None, None), strict=True))
+
+
+def _state(one: Row, key: str) -> str:
     failed, learnt = (
         ("chance level or diverged", "above chance") if key == "accuracy"
         else ("no better than untrained", "better than untrained")
     )  # fmt: skip
     state = failed if one.get("failed") is True else learnt
-    return [
-        text(one.get("optimiser")), number(one.get("delay")), number(one.get("batch")),
-        _rate(one.get("learning_rate")), number(one.get(key)),
-        *([number(low), number(high)] if has_interval else []),
-        state if one.get("finished") is True else f"{state}, unfinished",
-    ]  # fmt: skip
+    return state if one.get("finished") is True else f"{state}, unfinished"
+
+
+def _by_optimiser(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for one in rows:
+        found.setdefault(text(one.get("optimiser")), []).append(one)
+    return found
 
 
 def _heat_maps(points: list[Row], best: list[Row], key: str) -> list[HeatMap]:
@@ -161,8 +155,7 @@ def _heat_maps(points: list[Row], best: list[Row], key: str) -> list[HeatMap]:
         for one in best
     }
     made: list[HeatMap] = []
-    for optimiser in dict.fromkeys(text(one.get("optimiser")) for one in points):
-        own = [one for one in points if text(one.get("optimiser")) == optimiser]
+    for optimiser, own in _by_optimiser(points).items():
         rates, batches, delays = (
             sorted({value for one in own if (value := number(one.get(name))) is not None})
             for name in ("learning_rate", "batch", "delay")
@@ -191,8 +184,7 @@ def _heat_maps(points: list[Row], best: list[Row], key: str) -> list[HeatMap]:
 
 def _delay_verdict(best: list[Row], key: str) -> str:
     sentences: list[str] = []
-    for optimiser in dict.fromkeys(text(one.get("optimiser")) for one in best):
-        own = [one for one in best if text(one.get("optimiser")) == optimiser]
+    for optimiser, own in _by_optimiser(best).items():
         ends = [(number(one.get("delay")), number(one.get(key))) for one in (own[0], own[-1])]
         shown = [
             f"{show_score(score, key)} at delay {delay:g}"
@@ -234,18 +226,15 @@ def _staleness(parts: LabParts, summary: Row) -> None:
 
 
 def _histogram(label: str, tally: dict[str, int], mean: float | None) -> MethodData:
-    """A method of which nothing but staleness is known."""
-    nothing = Curves(accuracy=None, loss=None, training_loss=None, consensus_distance=None)
+    """A method of which only the staleness is known."""
+    nothing: Curves = dict.fromkeys(SCORES)
+    figures: Figures = dict.fromkeys(FIGURES)
+    figures |= {"mean_staleness": mean, "max_staleness": max(float(updates) for updates in tally)}
     return MethodData(
         label=label, learning_rate=None, seeds=1, output="", status="finished",
-        curves=CurveViews(time=nothing, epochs=nothing), arrival=None, look=places([label])[label],
+        curves={"time": nothing, "epochs": nothing}, arrival=None, look=places([label])[label],
         shares=None, workers=[], strip=None, staleness=tally, cards=[], topology=None,
-        figures=Figures(
-            accuracy=None, loss=None, seconds=None, waiting_fraction=None, mean_staleness=mean,
-            max_staleness=max(float(updates) for updates in tally), mean_global_staleness=None,
-            bytes_per_step=None,
-            consensus_distance=None, exchanges_per_step=None, steps=None, wall_seconds=None,
-        ),
+        figures=figures,
     )  # fmt: skip
 
 
@@ -266,38 +255,27 @@ def _stragglers(parts: LabParts, summary: Row) -> None:
             f"mean {key}": f"mean_{key}",
             f"{key} at the end": key,
         }
-        parts.tables.append(
-            TableData(
-                title=f"Stragglers: {scene}",
-                columns=["method", "learning rate", *columns],
-                rows=[
-                    [text(row.get("method")), number(row.get("learning_rate")),
-                     *(number(members(row.get(name)).get("mean")) for name in columns.values())]
-                    for row in rows
-                ],
-            )
-        )  # fmt: skip
+        means = [
+            {"method": row.get("method"), "rate": row.get("learning_rate")}
+            | {name: members(row.get(name)).get("mean") for name in columns.values()}
+            for row in rows
+        ]
+        whose = {"method": "method", "learning rate": "rate"}
+        parts.add_table(f"Stragglers: {scene}", whose | columns, means)
     claims = objects(summary.get("claims"))
     if not claims:
         return
-    parts.tables.append(
-        TableData(
-            title="What is said of them, and what we measured",
-            columns=["stragglers", "said", "verdict", "measured", "low", "high", "unit"],
-            rows=[_claim(one) for one in claims],
-        )
+    parts.add_table(
+        "What is said of them, and what we measured",
+        {
+            "stragglers": "scene", "said": "statement", "verdict": "verdict", "measured": "mean",
+            "low": "low", "high": "high", "unit": "unit",
+        },
+        [{**one, **members(one.get("measured"))} for one in claims],
     )  # fmt: skip
     verdicts = [text(one.get("verdict")) for one in claims]
     tally = [f"{verdicts.count(one)} {_VERBS.get(one, one)}" for one in dict.fromkeys(verdicts)]
     parts.verdict = f"Of {len(claims)} statements about these servers: {', '.join(tally)}."
-
-
-def _claim(one: Row) -> list[Cell]:
-    measured = members(one.get("measured"))
-    return [
-        text(one.get("scene")), text(one.get("statement")), text(one.get("verdict")),
-        *(number(measured.get(end)) for end in ("mean", "low", "high")), text(one.get("unit")),
-    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------------- published tables
@@ -307,30 +285,21 @@ def _published(parts: LabParts, folder: Folder) -> None:
     name = text(folder.config.get("table")) or text(folder.summary.get("table"))
     parts.title = f"A published table, ours beside theirs: {name}"
     cells = objects(folder.summary.get("cells"))
-    parts.tables.append(
-        TableData(
-            title=name,
-            columns=["row", "column", "published", "ours", "deviation in %", "evidence"],
-            rows=[_published_cell(cell) for cell in cells],
-        )
-    )
-    both = [cell for cell in cells if number(cell.get("deviation")) is not None]
-    if both:
-        ratios = [1 + (number(cell.get("deviation")) or 0.0) for cell in both]
+    deviations = [number(cell.get("deviation")) for cell in cells]
+    columns = {
+        "row": "row", "column": "column", "published": "published", "ours": "ours",
+        "deviation in %": "percent", "evidence": "evidence",
+    }  # fmt: skip
+    percent = [None if one is None else round(100 * one, 1) for one in deviations]
+    rows = [{**cell, "percent": own} for cell, own in zip(cells, percent, strict=True)]
+    parts.add_table(name, columns, rows)
+    ratios = [1 + one for one in deviations if one is not None]
+    if ratios:
         parts.verdict = (
-            f"Ours over published is {min(ratios):.2f} to {max(ratios):.2f} in the {len(both)} "
+            f"Ours over published is {min(ratios):.2f} to {max(ratios):.2f} in the {len(ratios)} "
             "cells that both have."
         )
     elif cells:
         parts.verdict = (
             f"{counted(len(cells), 'cell')} of ours; the paper gives no number for any of them."
         )
-
-
-def _published_cell(cell: Row) -> list[Cell]:
-    deviation = number(cell.get("deviation"))
-    return [
-        text(cell.get("row")), text(cell.get("column")), number(cell.get("published")),
-        number(cell.get("ours")), None if deviation is None else round(100 * deviation, 1),
-        text(cell.get("evidence")),
-    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""One method as the page shows it, from its runs at the rate chosen for it."""
+"""The data of one method on the page, from its runs at the learning rate chosen for it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from gossamer.report.page.cluster import read_cluster
 from gossamer.report.page.data import (
+    FIGURES,
+    SCORES,
     ArrivalData,
     Card,
     Curve,
     Curves,
-    CurveViews,
     Figures,
     MethodData,
     Shares,
@@ -25,7 +26,7 @@ from gossamer.runs.json_files import count, members, number, numbers, objects, t
 from gossamer.runs.kept_runs import Run
 from gossamer.runs.ranking import RankedMethod
 from gossamer.runs.result import Row
-from gossamer.runs.statistics import interval, seed_curves
+from gossamer.runs.statistics import mean_of, seed_curves
 
 _MOST_POINTS = 300
 _MOST_SEGMENTS = 3000
@@ -37,43 +38,38 @@ _OUTPUTS = {"mean": "mean of workers"}
 def method_data(
     label: str, runs: Sequence[Run], place: RankedMethod | None, *, look: int, is_growing: bool
 ) -> MethodData:
-    """All of it; `runs` has one run a seed and is not empty."""
+    """`runs` has one run for each seed, and at least one."""
     first = runs[0]
-    ends = [ending(run) for run in runs]
-    output = text(ends[0].get("output"))
+    output = text(ending(first).get("output"))
+    shares = shares_of(runs)
     return MethodData(
         label=label,
         learning_rate=first.rate or None,
         seeds=len(runs),
         output=_OUTPUTS.get(output, output),
         status=_status(runs, is_growing=is_growing),
-        curves=CurveViews(
-            time=_curves(runs, "virtual_seconds"),
-            epochs=_curves(runs, "epochs"),
-        ),
+        curves={"time": _curves(runs, "virtual_seconds"), "epochs": _curves(runs, "epochs")},
         arrival=None if place is None else arrival_data(place),
         look=look,
-        shares=shares_of(runs),
+        shares=shares,
         workers=worker_times(first),
         strip=next((strip for strip in map(_strip, runs) if strip is not None), None),
         staleness=_staleness(runs),
         cards=next((cards for cards in map(_cards, runs) if cards), []),
         topology=_topology(first),
-        figures=_figures(ends, runs),
+        figures=_figures(runs, shares),
     )
 
 
 def ending(run: Run) -> Row:
-    """What is known at the end of a run, or at the last evaluation of one that has not ended."""
+    """The summary of a run, completed by its last evaluation where the summary has no value."""
     last = run.history[-1] if run.history else {}
     return {**last, **{key: value for key, value in run.summary.items() if value is not None}}
 
 
-def mean_of(ends: Sequence[Row], key: str) -> float | None:
-    """Over the seeds; None unless all of them know it."""
-    values = [number(end.get(key)) for end in ends]
-    known = [value for value in values if value is not None]
-    return interval(known).mean if known and len(known) == len(values) else None
+def end_mean(runs: Sequence[Run], key: str) -> float | None:
+    """The mean over the seeds of a figure at the end; None unless every run has it."""
+    return mean_of([number(ending(run).get(key)) for run in runs])
 
 
 def _status(runs: Sequence[Run], *, is_growing: bool) -> str:
@@ -82,17 +78,12 @@ def _status(runs: Sequence[Run], *, is_growing: bool) -> str:
     worse = [state for state in states if state != "finished"]
     if not worse:
         return "finished"
-    # Of several seeds it matters how many did not come through.
+    # Some of several seeds may have finished, so the others are counted.
     return worse[0] if len(worse) == len(runs) else f"{worse[0]} ({len(worse)} of {len(runs)})"
 
 
 def _curves(runs: Sequence[Run], along: str) -> Curves:
-    return Curves(
-        accuracy=_curve(runs, "accuracy", along),
-        loss=_curve(runs, "loss", along),
-        training_loss=_curve(runs, "training_loss", along),
-        consensus_distance=_curve(runs, "consensus_distance", along),
-    )
+    return {score: _curve(runs, score, along) for score in SCORES}
 
 
 def _curve(runs: Sequence[Run], key: str, along: str) -> Curve | None:
@@ -113,11 +104,11 @@ def _curve(runs: Sequence[Run], key: str, along: str) -> Curve | None:
 
 
 def arrival_data(place: RankedMethod) -> ArrivalData:
-    span = place.span
+    mean, low, high = place.bounds
     return ArrivalData(
-        mean=None if span is None else span.mean,
-        low=None if span is None else span.low,
-        high=None if span is None else span.high,
+        mean=mean,
+        low=low,
+        high=high,
         reached=place.arrival.reached,
         seeds=len(place.arrival.seconds),
         runs=list(place.arrival.seconds),
@@ -130,7 +121,7 @@ def arrival_data(place: RankedMethod) -> ArrivalData:
 
 
 def worker_times(run: Run) -> list[WorkerTime]:
-    """Of each worker; empty where nobody wrote it down."""
+    """How each worker spent its time; empty if the run did not record it."""
     if run.books:
         return [
             _time(
@@ -159,10 +150,9 @@ def worker_times(run: Run) -> list[WorkerTime]:
 
 
 def shares_of(runs: Sequence[Run]) -> Shares | None:
-    """Computing, waiting and neither, mean over workers and seeds; None if nobody knows.
+    """Computing, waiting and the rest, mean over workers and seeds; None if it was not recorded.
 
-    Each worker's seconds count up to its own end: the one source of what a table, a bar or a
-    picture says about them.
+    Each worker's seconds count up to its own end. Tables, bars and pictures all use these shares.
     """
     parts = [
         (one["computing"], math.fsum(one["waiting"].values()), one["other"], one["total"])
@@ -202,7 +192,7 @@ def _strip(run: Run) -> StripData | None:
     if not segments:
         return None
     if len(segments) > _MOST_SEGMENTS:
-        # An earlier end shows all workers up to there; a gap would look like idleness.
+        # The strip ends earlier for all workers, as a gap would look like idleness.
         end = float(segments[_MOST_SEGMENTS][1])
         segments = segments[:_MOST_SEGMENTS]
         for one in segments:
@@ -225,7 +215,7 @@ def _segment(value: object) -> list[Any] | None:
 
 
 def _staleness(runs: Sequence[Run]) -> dict[str, int]:
-    """The gradients of all seeds together, by staleness."""
+    """How many gradients of all seeds had each staleness."""
     tally: dict[int, int] = {}
     for run in runs:
         kept = [members(run.summary.get("staleness_histogram"))]
@@ -268,21 +258,10 @@ def _topology(run: Run) -> TopologyData | None:
     return drawn_topology(run.label, run.workers, options, collective, per_machine)
 
 
-def _figures(ends: Sequence[Row], runs: Sequence[Run]) -> Figures:
-    shares = shares_of(runs)
-    return Figures(
-        accuracy=mean_of(ends, "accuracy"),
-        loss=mean_of(ends, "loss"),
-        seconds=mean_of(ends, "virtual_seconds"),
-        waiting_fraction=(
-            mean_of(ends, "waiting_fraction") if shares is None else shares["waiting"]
-        ),
-        mean_staleness=mean_of(ends, "mean_staleness"),
-        max_staleness=mean_of(ends, "max_staleness"),
-        mean_global_staleness=mean_of(ends, "mean_global_staleness"),
-        bytes_per_step=mean_of(ends, "bytes_per_step"),
-        consensus_distance=mean_of(ends, "consensus_distance"),
-        exchanges_per_step=mean_of(ends, "exchanges_per_step"),
-        steps=mean_of(ends, "steps"),
-        wall_seconds=mean_of(ends, "wall_seconds"),
-    )
+def _figures(runs: Sequence[Run], shares: Shares | None) -> Figures:
+    figures = {
+        name: end_mean(runs, "virtual_seconds" if name == "seconds" else name) for name in FIGURES
+    }
+    if shares is not None:
+        figures["waiting_fraction"] = shares["waiting"]
+    return figures

@@ -1,4 +1,4 @@
-"""All that decided a run, as a flat list for people: what runs share once, what differs by run."""
+"""The settings of runs as a flat list: common settings once, and others for each method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gossamer.report.page.data import Setting
 from gossamer.runs.json_files import members, number, objects, text
 from gossamer.runs.result import Row
 
-# How the run was started, kept beside what decided it; and what has a section of its own.
+# How the run was started, and settings with a section of their own on the page.
 _ELSEWHERE = frozenset({"command", "command_line", "method", "method_options", "learning_rate",
                         "seed", "runs", "made_with"})  # fmt: skip
 _SIMULATED = frozenset({"engine", "device", "compiled", "model_bytes"})
@@ -25,12 +25,15 @@ _NONE = {
     "clip": "none", "compiled": "where it pays back", "model_bytes": "its own", "data": "built in",
     "transport": "what suits",
 }  # fmt: skip
-_SECONDS = frozenset({
-    "seconds", "unoverlapped_seconds", "pause_seconds", "latency", "rack_latency",
-    "retransmission", "failure_detection", "deadline",
-})  # fmt: skip
-_SHARES = frozenset({"jitter", "forward_share", "pause_probability"})
-_BANDWIDTHS = frozenset({"bandwidth", "memory_bandwidth", "server_bandwidth"})
+_SHOWN: dict[str, Callable[[float], str]] = {
+    **dict.fromkeys((
+        "seconds", "unoverlapped_seconds", "pause_seconds", "latency", "rack_latency",
+        "retransmission", "failure_detection", "deadline",
+    ), show_seconds),
+    **dict.fromkeys(("jitter", "forward_share", "pause_probability"), show_percent),
+    **dict.fromkeys(("bandwidth", "memory_bandwidth", "server_bandwidth"), show_bandwidth),
+    "model_bytes": show_bytes,
+}  # fmt: skip
 _ZERO = {
     "memory_bandwidth": "free", "server_bandwidth": "like everybody's",
     "machines_per_rack": "all in one rack",
@@ -38,7 +41,7 @@ _ZERO = {
 
 
 def listed_settings(runs: Sequence[tuple[str, Row]]) -> list[Setting]:
-    """From (label, config) of each run; several runs of one label are its rates and seeds."""
+    """The settings from (label, config) of each run; a label has a run for each rate and seed."""
     flat = [(label, _flat(config)) for label, config in runs]
     listed = [
         *_spread("methods", [label for label, _ in runs]),
@@ -67,12 +70,12 @@ def _versions(config: Row) -> str:
 
 
 def differing(configs: Sequence[Row]) -> list[str]:
-    """Of configs that must be told apart, what differs: a short text each, perhaps empty."""
+    """A short text for each config that names what differs between them; it may be empty."""
     flat = [{"learning rate": _number(config, "learning_rate"), **_flat(config)}
             for config in configs]  # fmt: skip
     names = list(dict.fromkeys(name for values in flat for name in values))
     apart = [name for name in names if len({values.get(name) for values in flat}) > 1]
-    # The name of another cluster says all that is different in it.
+    # The name of a cluster stands for all of its settings.
     if "cluster" in apart:
         apart = [name for name in apart if not name.startswith("cluster ")]
     return [
@@ -83,9 +86,9 @@ def differing(configs: Sequence[Row]) -> list[str]:
 
 def _spread(name: str, values: Sequence[str]) -> list[Setting]:
     known = list(dict.fromkeys(value for value in values if value))
-    return [Setting(name=name if len(known) > 1 else name[:-1], value=", ".join(known))] * bool(
-        known
-    )
+    if not known:
+        return []
+    return [Setting(name=name if len(known) > 1 else name[:-1], value=", ".join(known))]
 
 
 def _number(config: Row, key: str) -> str:
@@ -96,7 +99,7 @@ def _number(config: Row, key: str) -> str:
 def _flat(config: Row) -> dict[str, str]:
     kept = {key: value for key, value in config.items() if key not in _ELSEWHERE}
     if config.get("command") == "train":
-        # What a simulator needs to know means nothing for real processes.
+        # Settings of the simulator mean nothing for real processes.
         kept = {key: value for key, value in kept.items() if key not in _SIMULATED}
         cluster = members(kept.get("cluster"))
         kept["cluster"] = {key: cluster.get(key) for key in ("name", "workers")}
@@ -107,22 +110,20 @@ def _flat(config: Row) -> dict[str, str]:
 
 
 def _flattened(name: str, key: str, value: object, depth: int = 0) -> dict[str, str]:
-    """One setting, or all that an object or a list of objects holds, by names that say where."""
-    inner = members(value)
-    if inner and depth < _DEEPEST:
-        found: dict[str, str] = {}
-        for part, own in inner.items():
-            # The name of a thing stands for the thing.
-            whole = name if part == "name" else f"{name} {_words(part)}"
-            found |= _flattened(whole, part, own, depth + 1)
-        return found
-    if depth < _DEEPEST and (listed := objects(value)):
-        found = {}
-        for at, one in enumerate(listed):
-            whole = f"{name} {text(one.get('name')) or at}"
-            found |= _flattened(whole, key, one, depth + 1)
-        return found
-    return {name: _shown(key, value)}
+    """One setting, or all settings of an object or of a list of objects, by their full names."""
+    parts = {
+        # A member called `name` stands for the whole object.
+        (name if part == "name" else f"{name} {_words(part)}"): (part, own)
+        for part, own in members(value).items()
+    } or {
+        f"{name} {text(one.get('name')) or at}": (key, one) for at, one in enumerate(objects(value))
+    }
+    if not parts or depth >= _DEEPEST:
+        return {name: _shown(key, value)}
+    found: dict[str, str] = {}
+    for whole, (part, own) in parts.items():
+        found |= _flattened(whole, part, own, depth + 1)
+    return found
 
 
 def _words(key: str) -> str:
@@ -138,16 +139,7 @@ def _shown(key: str, value: object) -> str:
     if known is not None:
         if known == 0 and key in _ZERO:
             return _ZERO[key]
-        show: Callable[[float], str] = "{:g}".format
-        if key in _SECONDS:
-            show = show_seconds
-        elif key in _SHARES:
-            show = show_percent
-        elif key in _BANDWIDTHS:
-            show = show_bandwidth
-        elif key == "model_bytes":
-            show = show_bytes
-        return show(known)
+        return _SHOWN.get(key, "{:g}".format)(known)
     if isinstance(value, list):
         return ", ".join(str(one) for one in list[object](value)) or "none"
     return str(value) or "none"

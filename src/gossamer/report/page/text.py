@@ -1,4 +1,4 @@
-"""What a page says in words: verdict, title and subtitle."""
+"""The words of a page: verdict, title and subtitle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gossamer.quantities import counted
 from gossamer.report.page.cluster import read_cluster
 from gossamer.report.page.gathered_runs import GatheredRuns
 from gossamer.report.page.lab import LabParts
-from gossamer.report.page.method import ending, mean_of
+from gossamer.report.page.method import end_mean
 from gossamer.runs.contest import Contest
 from gossamer.runs.json_files import number, text
 from gossamer.runs.kept_runs import Folder, Run
@@ -36,11 +36,11 @@ def page_verdict(
 
 
 def _of_one(contest: Contest[Run], target: float | None) -> str:
-    """What one method came to, with its uncertainty."""
+    """The score of one method at the end, with its uncertainty."""
     (label,) = contest.entries
-    runs = contest.entries[label].results[contest.chosen[label]]
+    runs = contest.shown[label]
     span = interval([final(run.history, contest.key) for run in runs])
-    seconds = mean_of([ending(run) for run in runs], "virtual_seconds")
+    seconds = end_mean(runs, "virtual_seconds")
     states = sorted({run.status for run in runs} - {"finished"})
     if span.mean != span.mean:
         parts = [f"{label} ends without a finite {contest.key}"]
@@ -65,7 +65,7 @@ def _of_one(contest: Contest[Run], target: float | None) -> str:
 def _between(span: Interval, key: str) -> str:
     if key != "accuracy":
         return f"{max(0.0, span.low):.4g} to {span.high:.4g}"
-    # With few seeds the interval passes what an accuracy can be.
+    # With few seeds the interval exceeds the range of an accuracy.
     low, high = max(0.0, span.low), min(1.0, span.high)
     return f"{100 * low:.1f} to {100 * high:.1f} %"
 
@@ -75,8 +75,7 @@ def _score(value: float, key: str) -> str:
 
 
 def _of_timed(label: str, runs: Sequence[Run]) -> str:
-    ends = [ending(run) for run in runs]
-    seconds, steps = mean_of(ends, "virtual_seconds"), mean_of(ends, "steps")
+    seconds, steps = end_mean(runs, "virtual_seconds"), end_mean(runs, "steps")
     if seconds is None or steps is None:
         return f"{label} was never evaluated, so that nothing can be said of it."
     return (
@@ -118,7 +117,7 @@ def page_subtitle(gathered: GatheredRuns, first: Run | None) -> str:
         "" if epochs is None else counted(epochs, "epoch"),
         "" if batch is None else f"batch {batch:g}",
         text(config.get("optimiser")),
-        "one seed" if seeds == {1} else f"{min(seeds)} to {max(seeds)} seeds",
+        "one seed" if seeds == {1} else f"{min(seeds)} to {max(seeds)} seeds" if seeds else "",
         "real processes" if first.is_real else "true gradients, virtual time",
     ]
     if len(seeds) == 1 and seeds != {1}:

@@ -1,4 +1,4 @@
-"""Who exchanges with whom in a method, as a graph to draw."""
+"""The communication graph of a method, as it is drawn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Edges = list[list[int]]
 
 
 def server_side(method: str) -> MethodSpec | None:
-    """The spec of a method that has servers; None for any other text."""
+    """The spec of a method with servers; None for any other text."""
     try:
         spec = parse_method(method)
     except ConfigurationError:
@@ -30,7 +30,7 @@ def server_side(method: str) -> MethodSpec | None:
 def drawn_topology(
     method: str, workers: int, options: Mapping[str, Any], collective: str, per_machine: int = 1
 ) -> TopologyData | None:
-    """The graph of a method's spec; None where the spec or the number of workers is unknown."""
+    """The graph of a method; None if its spec or the number of workers is unknown."""
     try:
         spec = parse_method(method)
     except ConfigurationError:
@@ -86,13 +86,13 @@ def _among_workers(
 
 
 def _collective(collective: str, nodes: list[str], speakers: Sequence[int]) -> TopologyData:
-    """Everyone averages with everyone: the links that the cluster's way of summing uses."""
+    """The links that the all-reduce algorithm of the cluster uses."""
     note = f"Everyone averages with everyone; the sum travels by {collective.replace('_', ' ')}."
     count = len(speakers)
     if collective == "ring":
         edges = _edges(make_topology("ring", speakers))
     elif collective == "tree":
-        # A binomial tree: a member's parent lacks its lowest set bit.
+        # In a binomial tree the parent of a member lacks the member's lowest set bit.
         edges = [[speakers[at & (at - 1)], speakers[at]] for at in range(1, count)]
     else:
         hops = [1 << power for power in range((count - 1).bit_length())]
@@ -119,7 +119,7 @@ def _about(graph: Topology, method: str) -> str:
 
 
 def _edges(graph: Topology) -> Edges:
-    """Each pair that is ever linked, once."""
+    """All pairs that are ever linked, each once."""
     pairs = {
         (min(rank, peer), max(rank, peer))
         for step in range(graph.period)
@@ -137,7 +137,7 @@ def _inside_groups(workers: int, speakers: Sequence[int]) -> Edges:
 def _thinned(drawn: TopologyData, workers: int) -> TopologyData:
     edges = drawn["edges"]
     if workers > _MOST_WORKERS and len(edges) > _MOST_EDGES:
-        # Evenly, so that the picture keeps the shape of the graph.
+        # The lines are chosen evenly, so that the drawing keeps the shape of the graph.
         kept = [edges[at * len(edges) // _MOST_EDGES] for at in range(_MOST_EDGES)]
         drawn["note"] += f" {_MOST_EDGES} of its {len(edges)} lines are drawn."
         drawn["edges"] = kept

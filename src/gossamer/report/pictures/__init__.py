@@ -1,4 +1,4 @@
 """Pictures of runs by matplotlib, which is imported only when one is drawn.
 
-Read `figure` first: it has what all pictures share.
+Read `figure` first: it has the common parts of all pictures.
 """

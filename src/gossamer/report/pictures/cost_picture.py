@@ -20,7 +20,7 @@ _MOST_TICKS = 10
 
 @dataclass(frozen=True)
 class CostLine:
-    """One method: by number of workers, seconds per step and samples per second of all."""
+    """One method: seconds per step, and samples per second of all workers, by their number."""
 
     label: str
     step_seconds: Mapping[int, float]
@@ -68,10 +68,8 @@ def cost_picture(
     middle = math.sqrt(counts[0] * counts[-1])
     for mark in marks:
         for axes in (steps, speeds):
-            axes.axvline(
-                mark.workers, color=figures.FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1
-            )
-        # Speeds rise, so that there is room above them on the left and below them on the right.
+            axes.axvline(mark.workers, **figures.DOTTED)
+        # Speeds rise, so there is room above the lines on the left and below them on the right.
         is_early = mark.workers < middle
         speeds.annotate(
             f"{mark.label} leads", (mark.workers, 0.98 if is_early else 0.02),

@@ -1,7 +1,7 @@
-"""What all pictures share: colours and marks, titles, a legend above the panels, axes, files.
+"""The common parts of all pictures: colours, markers, titles, legends, axes and files.
 
-Each method also has a marker and a line style of its own, so that nothing depends on colour alone.
-Only figure objects are used: drawing never touches a user's plots.
+Each method has a marker and a line style of its own, so that nothing depends on colour alone.
+Pictures are drawn on figure objects only, and never on the user's current plot.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ Look = dict[str, Any]
 """How a method's line is drawn, as matplotlib's keywords."""
 
 INK, FAINT, EDGE = "#222222", "#666666", "#D55E00"
-# Grey and Okabe and Ito's yellow: the methods' colours would read as the methods themselves.
+# Greys and Okabe and Ito's yellow, which no method has.
 COMPUTING, WAITING, OTHER, PUBLISHED = "#4d4d4d", "#F0E442", "#d9d9d9", "#b8b8b8"
 _STYLES = ("-", (0, (6, 1.5)), (0, (3, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (1.2, 1.2)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 _GRID, _SPINE = "#e6e6e6", "#b0b0b0"
+DOTTED: Look = {"color": FAINT, "linewidth": 0.9, "linestyle": (0, (2, 2)), "zorder": 1}
 _DPI = 150
-# Inches from the upper edge down to the title, the subtitle, the legend, and the panels without it.
+# Inches from the upper edge to the title, the subtitle, the legend, and panels without a legend.
 _TITLE, _SUBTITLE, _LEGEND, _PANELS = 0.14, 0.46, 0.66, 0.8
 _LEGEND_ROW = 0.27
-# The fewer decades an axis spans, the more ticks each of them gets.
+# An axis over fewer decades gets more ticks in each of them.
 _LOG_DIGITS = (
     (0.6, (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)),
     (1.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)),
@@ -46,12 +47,12 @@ _LOG_DIGITS = (
 
 
 def has_matplotlib() -> bool:
-    """Whether pictures can be drawn."""
+    """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A white page of so many inches."""
+    """An empty white figure of this size in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -62,7 +63,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As what the name ends in."""
+    """Write the figure in the format that the file name ends in."""
     if path.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
         raise ConfigurationError(
             f"a picture cannot be written as {path.name!r}; end its name in .png, .svg or .pdf"
@@ -83,16 +84,16 @@ def write_titles(figure: Figure, title: str, subtitle: str) -> None:
         (_SUBTITLE, subtitle, 9.5, "normal", FAINT),
     ):
         place = (0.15 / width, 1 - drop / height)
-        # A long line gets smaller letters rather than losing its end.
+        # A long line gets smaller letters, so that it is not cut off.
         points = min(largest, 115.0 * width / max(1, len(text)))
         figure.text(*place, text, va="top", fontsize=points, fontweight=weight, color=colour)
 
 
 def write_legend(figure: Figure, handles: Sequence[Artist]) -> int:
-    """One legend for all panels, between the titles and them; gives the number of its rows."""
+    """Write one legend for all panels below the titles; returns the number of its rows."""
     width, height = (float(inches) for inches in figure.get_size_inches())
     longest = max(len(str(handle.get_label())) for handle in handles)
-    # A letter takes about a twelfth of an inch; line and gaps take as much as eleven of them.
+    # A letter is about a twelfth of an inch wide; line and gaps are as wide as eleven letters.
     fitting = max(1, int(12 * width) // (longest + 11))
     rows = math.ceil(len(handles) / fitting)
     figure.legend(
@@ -104,7 +105,7 @@ def write_legend(figure: Figure, handles: Sequence[Artist]) -> int:
 
 
 def lay_out(figure: Figure, *, legend_rows: int = 0) -> None:
-    """The panels keep clear of titles and legend, and of each other."""
+    """Arrange the panels below the titles and the legend."""
     height = float(figure.get_figheight())
     above = _PANELS + _LEGEND_ROW * legend_rows
     area = (0.003, 0.006, 0.992, 1 - above / height)
@@ -115,8 +116,8 @@ def lay_out(figure: Figure, *, legend_rows: int = 0) -> None:
 
 
 def look(index: int, colours: Sequence[str] = COLOURS) -> Look:
-    """That of the method at this place."""
-    # Lengths without a common divisor: looks repeat after 660 methods, not after twelve.
+    """How the method with this index is drawn."""
+    # The lengths have no common divisor, so looks repeat after 660 methods, not after twelve.
     return {
         "color": colours[index % len(colours)], "linestyle": _STYLES[index % len(_STYLES)],
         "marker": _MARKERS[index % len(_MARKERS)], "linewidth": 1.7, "markersize": 6.0,
@@ -125,7 +126,7 @@ def look(index: int, colours: Sequence[str] = COLOURS) -> Look:
 
 
 def marked_points(points: int, index: int, lines: int, *, marks: int = 6) -> list[int]:
-    """Where a line's markers go: those of different lines start apart, so that equal ones show."""
+    """The points with markers; they differ between lines, so that equal lines can be seen."""
     stride = max(1, points // marks)
     return [*range(index * stride // lines, points - 1, stride), points - 1]
 
@@ -137,7 +138,7 @@ def style(
     *,
     grid: Literal["x", "y", "both"] | None = None,
 ) -> None:
-    """A heading, one spine and no ticks; a faint grid where values are read off."""
+    """Give a panel its heading, one spine, no tick marks, and a faint grid if one is asked for."""
     axes.set_title(heading, loc="left", fontsize=11, color=INK, pad=7)
     axes.set_facecolor("white")
     axes.set_axisbelow(True)
@@ -154,7 +155,7 @@ def name_axis(axis: Axis, words: str) -> None:
 
 
 def plain_log_ticks(axis: Axis, unit: str = "") -> None:
-    """1, 2, 5, 10 in place of powers of ten: most of our ranges span few decades, or not one."""
+    """Label a log axis with 1, 2, 5, 10 instead of powers of ten, as our ranges are short."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low, high = axis.get_view_interval()
@@ -166,14 +167,22 @@ def plain_log_ticks(axis: Axis, unit: str = "") -> None:
 
 
 def percent_ticks(axis: Axis) -> None:
-    """Of shares: 0.25 reads 25 %."""
+    """Label an axis of fractions in per cent."""
     axis.set_major_formatter(lambda value, _: f"{100 * value:.3g} %")
 
 
+def write_beside(axes: Axes, text: str, end: float, place: float, *, gap: int, size: float) -> None:
+    """Write a text to the right of the end of a horizontal bar."""
+    axes.annotate(
+        text, (end, place), xytext=(gap, 0), textcoords="offset points", va="center",
+        fontsize=size, color=INK,
+    )  # fmt: skip
+
+
 def draw_seeds(axes: Axes, values: Sequence[float], place: float) -> None:
-    """A dot for each seed of a horizontal bar; one alone is the end of the bar."""
+    """Draw a dot for each seed on a horizontal bar; a single seed is the end of the bar."""
     if len(values) > 1:
-        # White around, so that they show on dark bars too.
+        # A white edge, so that the dots can be seen on dark bars.
         axes.scatter(
             values, [place] * len(values), s=17, color=INK, edgecolors="white", linewidths=0.8,
             zorder=4,
@@ -181,11 +190,11 @@ def draw_seeds(axes: Axes, values: Sequence[float], place: float) -> None:
 
 
 def draw_whisker(axes: Axes, span: Interval, place: float) -> None:
-    """The interval across the end of a horizontal bar."""
+    """Draw the interval across the end of a horizontal bar."""
     if span.high > span.low:
-        # No time and no share is below zero, however few the seeds.
+        # With few seeds the interval may reach below zero, which no time and no share does.
         ends = [[span.mean - max(0.0, span.low)], [span.high - span.mean]]
-        # White beneath, so that it shows on dark bars too.
+        # A white line below, so that the whisker can be seen on dark bars.
         for colour, width in (("white", 2.4), (INK, 1.2)):
             axes.errorbar(
                 span.mean, place, xerr=ends, color=colour, linewidth=width,

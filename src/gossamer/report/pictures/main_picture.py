@@ -1,11 +1,11 @@
-"""The main picture of run folders: what the first sections of their page show, as one file."""
+"""The main picture of run folders: the first sections of their page as one file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from gossamer.report.page.advice import kept_places, kept_search
 from gossamer.report.page.build import first_configured, goal_of
 from gossamer.report.page.gathered_runs import gather
 from gossamer.report.page.method import shares_of, worker_times
@@ -13,45 +13,33 @@ from gossamer.report.page.text import page_title
 from gossamer.report.pictures.panels import VIRTUAL, Series
 from gossamer.report.pictures.run_pictures import comparison_picture, run_picture
 from gossamer.runs.contest import Contest
+from gossamer.runs.json_files import text
 from gossamer.runs.kept_runs import Folder, Run
-from gossamer.runs.ranking import Ranking
 from gossamer.runs.statistics import curve
 
 OWN_PICTURE = "comparison.png"
-"""That of a comparison that came to its end, drawn by the command itself."""
+"""The picture that `gossamer compare` draws when it finishes."""
 
 
-@dataclass(frozen=True)
-class Advice:
-    """What a search knows beyond its run folders."""
-
-    title: str
-    ranking: Ranking
-    """With the time that having the model takes."""
-
-
-def main_picture(
-    path: Path,
-    folders: Sequence[Folder],
-    *,
-    target: float | None = None,
-    advice: Advice | None = None,
-) -> bool:
-    """Draw it, and say whether there was anything to draw: a run that was evaluated."""
+def main_picture(path: Path, folders: Sequence[Folder], *, target: float | None = None) -> bool:
+    """Draw the picture; returns False if no run was evaluated, so that nothing was drawn."""
     gathered = gather(folders)
     goal = goal_of(folders, gathered, target)
     contest = Contest(gathered.whole | gathered.partial, goal)
-    ranking = advice.ranking if advice else contest.ranking
+    search = kept_search(folders, target)
+    ranking = contest.ranking.places if search is None else kept_places(search)
     shown = {
-        place.label: contest.entries[place.label].results[contest.chosen[place.label]]
-        for place in ranking.places
+        place.label: contest.shown[place.label]
+        for place in ranking
         if place.label in contest.entries
     }
     if not any(_is_scored(run, contest.key) for runs in shown.values() for run in runs):
         return False
     methods = [series_of(label, runs) for label, runs in shown.items()]
     every = [run for folder in folders for run in folder.runs]
-    title = advice.title if advice else page_title(folders, gathered, first_configured(every), [])
+    title = page_title(folders, gathered, first_configured(folders), [])
+    if search is not None:
+        title = text(search.get("title")) or title
     time = "seconds" if any(run.is_real for run in every) else VIRTUAL
     if goal is None or len(methods) == 1:
         workers = worker_times(shown[methods[0].label][0])
@@ -62,7 +50,7 @@ def main_picture(
 
 
 def has_own_picture(folders: Sequence[Folder]) -> bool:
-    """Whether these are one folder in which the command has left its main picture."""
+    """Whether this is one folder in which the command has left its main picture."""
     return len(folders) == 1 and any(one.name == OWN_PICTURE for one in folders[0].pictures)
 
 
@@ -71,11 +59,11 @@ def _is_scored(run: Run, key: str) -> bool:
 
 
 def series_of(label: str, runs: Sequence[Run]) -> Series:
-    """The runs of one method, one a seed, at the rate that the page shows it at."""
+    """The runs of one method, one for each seed, at the rate at which the page shows it."""
     return Series(
         label,
         [run.history for run in runs],
         runs[0].workers,
-        {"learning_rate": runs[0].rate},
+        runs[0].rate,
         shares_of(runs),
     )

@@ -1,18 +1,18 @@
-"""The panels of a picture of runs: scores, times to the target, and where the time went."""
+"""The panels of a picture of runs: scores, times to the target, and the use of time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gossamer.quantities import counted
 from gossamer.report.page.data import Shares, WorkerTime
 from gossamer.report.pictures import figure as figures
-from gossamer.runs.arrival import is_lower_better
+from gossamer.runs.arrival import History, Vector, is_lower_better
 from gossamer.runs.ranking import RankedMethod
 from gossamer.runs.statistics import curve, final, seed_curves, show_number, show_score
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 VIRTUAL = "virtual seconds"
-"""What time is called unless a clock has measured it."""
+"""The unit of time unless a clock has measured it."""
 _SHARES = (
     ("computing", figures.COMPUTING, "white"),
     ("waiting", figures.WAITING, figures.INK),
     ("other", figures.OTHER, figures.INK),
 )
-# Beyond this ratio of run times a linear axis squeezes the fast methods into its first pixels.
+# Beyond this ratio of run times a linear axis leaves the fast methods no room.
 _LOG_TIME_RATIO = 12.0
 _MOST_NUMBERED = 40
-"""So many workers have their number below their bar; of more every so-manieth has."""
+"""Each of so many workers has its number below its bar; of more workers only some have."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Series:
     """The runs of one method in a comparison, at the learning rate chosen for it."""
 
     label: str
-    histories: Sequence[Sequence[dict[str, Any]]]
-    """One history a seed."""
+    histories: Sequence[History]
+    """One history for each seed."""
     workers: int
-    summary: dict[str, Any]
-    """That of any one of the runs; its `learning_rate` is shown."""
+    rate: float
+    """The learning rate; 0 if it is not known."""
     shares: Shares | None
-    """None where nobody knows."""
+    """How the workers spent their time; None if it was not recorded."""
 
 
 # ---------------------------------------------------------------------- scores
@@ -57,21 +57,15 @@ def draw_curves(
     along: str,
     time: str = VIRTUAL,
 ) -> None:
-    """The mean over seeds, with a band from the least to the largest."""
+    """The scores of all methods over epochs or time."""
     score = "Test loss (log scale, lower is better)" if is_lower_better(key) else "Test accuracy"
     passing = "virtual time" if time == VIRTUAL else "time"
     over = "epochs" if along == "epochs" else passing
     figures.style(axes, "bottom", f"{score} over {over}", grid="both")
     faint = min(0.13, 0.8 / len(runs))
     for index, one in enumerate(runs):
-        places, seeds = seed_curves(one.histories, key, along)
-        if not len(places):
-            continue
-        marked, look = figures.marked_points(len(places), index, len(runs)), looks[one.label]
-        axes.plot(places, seeds.mean(0), markevery=marked, zorder=3, **look)
-        if len(seeds) > 1:
-            low, high = seeds.min(0), seeds.max(0)
-            axes.fill_between(places, low, high, color=look["color"], alpha=faint, linewidth=0)
+        marks = (index, len(runs), 6)
+        draw_curve(axes, one.histories, key, along, looks[one.label], marks=marks, alpha=faint)
     words = "epochs" if along == "epochs" else time
     ends = [final(history, along) for one in runs for history in one.histories]
     if along != "epochs" and min(ends) > 0 and max(ends) > _LOG_TIME_RATIO * min(ends):
@@ -83,8 +77,36 @@ def draw_curves(
     figures.name_axis(axes.xaxis, words)
 
 
+def draw_curve(
+    axes: Axes,
+    histories: Sequence[History],
+    key: str,
+    along: str,
+    look: figures.Look,
+    *,
+    marks: tuple[int, int, int],
+    alpha: float,
+    label: str | None = None,
+) -> tuple[Vector, Vector]:
+    """Draw the mean over seeds, and a band from the least to the largest; returns the line.
+
+    `marks` are the index of the line, the number of lines, and the number of markers on a line.
+    """
+    places, seeds = seed_curves(histories, key, along)
+    if not len(places):
+        return places, places
+    index, lines, count = marks
+    marked = figures.marked_points(len(places), index, lines, marks=count)
+    mean = seeds.mean(0)
+    axes.plot(places, mean, markevery=marked, zorder=3, label=label, **look)
+    if len(seeds) > 1:
+        low, high = seeds.min(0), seeds.max(0)
+        axes.fill_between(places, low, high, color=look["color"], alpha=alpha, linewidth=0)
+    return places, mean
+
+
 def limit_scores(axes: Axes, runs: Sequence[Series], key: str, target: float | None) -> None:
-    """Show where the methods differ: the start, the same for all of them, is left out."""
+    """Limit the axis to the range in which methods differ; they all start at the same score."""
     curves = [curve(history, key, "epochs") for one in runs for history in one.histories]
     curves = [found for found in curves if len(found[0])]
     goal = [] if target is None else [target]
@@ -95,7 +117,7 @@ def limit_scores(axes: Axes, runs: Sequence[Series], key: str, target: float | N
     )
     if is_lower_better(key):
         axes.set_yscale("log")
-        # A run that diverged may leave at the top; it must not flatten all the others.
+        # The curve of a diverged run may leave the panel; it must not flatten the others.
         first = [float(values[0]) for _, values in curves]
         shown = [value for value in (*best, *first, *goal) if value > 0.0]
         if shown:
@@ -113,11 +135,11 @@ def limit_scores(axes: Axes, runs: Sequence[Series], key: str, target: float | N
 
 
 def draw_target(axes: Axes, target: float) -> None:
-    axes.axhline(target, color=figures.FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
+    axes.axhline(target, **figures.DOTTED)
 
 
 def name_target(axes: Axes, target: float, key: str) -> None:
-    """Beside the end of its line."""
+    """Write the target beside the end of its line."""
     shown = f"{target:.4g}" if is_lower_better(key) else show_score(target, key)
     axes.annotate(
         f"target\n{shown}", (1.0, target), xycoords=("axes fraction", "data"), xytext=(5, 0),
@@ -136,7 +158,7 @@ def draw_arrivals(
     looks: Mapping[str, figures.Look],
     time: str = VIRTUAL,
 ) -> None:
-    """A bar for each method, the fastest to the target first; hatched where it never arrives."""
+    """A bar for each method, the fastest first; hatched if the method misses the target."""
     thickness, size = _bar_sizes(len(ranking))
     right = 0.0
     for place, one in enumerate(ranking):
@@ -154,12 +176,9 @@ def draw_arrivals(
             times = f"   {one.times:.1f}×" if one.times and place else ""
             text = f"{show_number(span.mean)} s{times}"
         figures.draw_seeds(axes, known, place)
-        axes.annotate(
-            text, (reach, place), xytext=(6, 0), textcoords="offset points",
-            va="center", fontsize=size, color=figures.INK,
-        )  # fmt: skip
+        figures.write_beside(axes, text, reach, place, gap=6, size=size)
         right = max(right, reach)
-    # A method's options go on a line of their own where the name would squeeze the panels.
+    # The options of a method with a long name go on a line of their own.
     names = [one.label.replace(":", ":\n", len(one.label) > 18) for one in ranking]
     axes.set_yticks(range(len(ranking)), names, fontsize=size)
     axes.set_ylim(max(len(ranking), 2) - 0.4, -0.6)
@@ -169,7 +188,7 @@ def draw_arrivals(
 
 
 def draw_shares(axes: Axes, runs: Sequence[Series]) -> None:
-    """For each method: computing, waiting and neither, mean over workers and seeds."""
+    """Computing, waiting and the rest for each method, mean over workers and seeds."""
     figures.style(axes, "left", "Where the workers' time went")
     thickness, size = _bar_sizes(len(runs))
     left = np.zeros(len(runs))
@@ -193,7 +212,7 @@ def draw_shares(axes: Axes, runs: Sequence[Series]) -> None:
 
 
 def draw_workers(axes: Axes, workers: Sequence[WorkerTime], heading: str, time: str) -> None:
-    """For each worker of one run: computing, waiting and neither, in seconds."""
+    """Computing, waiting and the rest for each worker of one run, in seconds."""
     figures.style(axes, "bottom", heading, grid="y")
     places = range(len(workers))
     below = np.zeros(len(workers))
@@ -209,7 +228,7 @@ def draw_workers(axes: Axes, workers: Sequence[WorkerTime], heading: str, time: 
     every = math.ceil(len(workers) / _MOST_NUMBERED)
     axes.set_xticks(places[::every], [str(place) for place in places[::every]])
     axes.set_ylim(0, (float(below.max()) or 1.0) * 1.03)
-    # A few workers get bars, not walls.
+    # The bars of a few workers stay narrow.
     missing = max(0.0, 8.0 - len(workers)) / 2
     axes.set_xlim(-0.6 - missing, len(workers) - 0.4 + missing)
     figures.name_axis(axes.xaxis, "worker")
@@ -218,7 +237,7 @@ def draw_workers(axes: Axes, workers: Sequence[WorkerTime], heading: str, time: 
 
 
 def _bar_sizes(count: int) -> tuple[float, float]:
-    """Thickness of a bar and size of its text: many methods stand closer."""
+    """The thickness of a bar and the size of its text; both shrink with many methods."""
     return (0.62, 9.0) if count <= 9 else (0.78, max(5.0, 90.0 / count))
 
 

@@ -24,7 +24,7 @@ from gossamer.report.pictures.panels import (
     limit_scores,
     name_target,
 )
-from gossamer.runs.ranking import Ranking
+from gossamer.runs.ranking import RankedMethod
 from gossamer.runs.statistics import measure, show_number, show_score
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 Cells = Mapping[tuple[str, str], float]
 _SIDES = (("published", figures.PUBLISHED), ("ours", COLOURS[0]))
 _NARROW_COLUMNS = 4
-"""With more columns than these, three panels beside each other leave no room for their numbers."""
+"""With more columns than these, three panels in a row leave no room for their numbers."""
 _EM = 0.63
-"""Width of a letter over its size, on average."""
+"""The average width of a letter over its size."""
 
 
 def comparison_picture(
@@ -45,29 +45,19 @@ def comparison_picture(
     *,
     title: str,
     target: float,
-    ranking: Ranking,
+    ranking: Sequence[RankedMethod],
     time: str = VIRTUAL,
 ) -> None:
     """Several methods on one task and one cluster: scores, times to the target, use of time."""
-    if not runs or not all(one.histories and all(one.histories) for one in runs):
-        raise ConfigurationError(
-            "a comparison picture needs at least one evaluated run of each method, got none; "
-            "run the comparison with an engine that trains"
-        )
     by_label = {one.label: one for one in runs}
-    if len(by_label) < len(runs):
-        raise ConfigurationError(
-            f"the methods of a picture need different labels, got {[one.label for one in runs]}; "
-            "name what differs between them"
-        )
     figure = figures.new_figure(12.0, 8.0)
     looks = {label: figures.look(place) for label, place in places(by_label).items()}
-    # A few bars need less room than many, and the curves can have it.
+    # A few bars need less room than many, which leaves more for the curves.
     lower = min(1.0, 0.35 + 0.08 * len(runs))
     panels = figure.subplots(2, 2, sharey="row", height_ratios=(1.3, lower))
     over_time, over_epochs, arrivals, shares = panels.flat
     key = _draw_scores(over_time, over_epochs, runs, looks, target, time)
-    ranked = [place for place in ranking.places if place.label in by_label]
+    ranked = [place for place in ranking if place.label in by_label]
     figures.style(arrivals, "left", f"{time.capitalize()} to reach {show_score(target, key)}")
     draw_arrivals(arrivals, ranked, by_label, looks, time)
     draw_shares(shares, [by_label[one.label] for one in ranked])
@@ -86,7 +76,7 @@ def run_picture(
     target: float | None = None,
     time: str = VIRTUAL,
 ) -> None:
-    """One method alone: scores above, below them each worker's time in the first of its runs."""
+    """One method: its scores, and below them each worker's use of time in the first run."""
     figure = figures.new_figure(12.0, 8.0 if workers else 5.2)
     looks = {label: figures.look(place) for label, place in places([run.label]).items()}
     panels = figure.subplot_mosaic(
@@ -114,7 +104,7 @@ def table_picture(
     *,
     unit: str = "seconds",
 ) -> None:
-    """A reproduced table: one panel a row, one pair of bars a column, published beside ours."""
+    """A reproduced table: a panel for each row, and for each column published beside ours."""
     values = [*published.values(), *ours.values()]
     if not rows or not columns or not values or min(values) <= 0.0:
         raise ConfigurationError(
@@ -123,7 +113,7 @@ def table_picture(
         )
     fitting = 3 if len(columns) <= _NARROW_COLUMNS else 2
     down = math.ceil(len(rows) / fitting)
-    # Four rows are two and two rather than three and a lonely one.
+    # Four rows become two and two instead of three and one.
     across = math.ceil(len(rows) / down)
     width = 4.0 * max(2, min(len(rows), 3))
     figure = figures.new_figure(width, 1.4 + 3.2 * down)
@@ -156,7 +146,7 @@ def _draw_scores(
     target: float | None,
     time: str,
 ) -> str:
-    """In both views, on one scale; gives what the runs are judged by."""
+    """Draw the scores over time and over epochs; returns the score that was drawn."""
     key = measure([history for one in runs for history in one.histories])
     for axes, along in ((over_time, "virtual_seconds"), (over_epochs, "epochs")):
         draw_curves(axes, runs, looks, key, along, time)
@@ -175,19 +165,17 @@ def _write_methods(
 
     titles = [one.label for one in runs]
     if len(_rates(runs)) > 1:
-        titles = [f"{one.label} (rate {one.summary['learning_rate']:g})" for one in runs]
-    return figures.write_legend(
-        figure,
-        [
-            Line2D([], [], label=title, **looks[one.label])
-            for title, one in zip(titles, runs, strict=True)
-        ],
-    )
+        titles = [f"{one.label} (rate {one.rate:g})" for one in runs]
+    lines = [
+        Line2D([], [], label=title, **looks[one.label])
+        for title, one in zip(titles, runs, strict=True)
+    ]
+    return figures.write_legend(figure, lines)
 
 
 def _rates(runs: Sequence[Series]) -> set[float]:
-    """Those that are known."""
-    return {one.summary["learning_rate"] for one in runs} - {0.0}
+    """The learning rates that are known."""
+    return {one.rate for one in runs} - {0.0}
 
 
 def _subtitle(runs: Sequence[Series], *, has_dots: bool) -> str:
@@ -222,7 +210,7 @@ def _write_sides(figure: Figure) -> int:
 def _draw_table_row(
     axes: Axes, row: str, columns: Sequence[str], published: Cells, ours: Cells, inches: float
 ) -> None:
-    """With so many inches for each pair of bars, and what they say above them."""
+    """Draw the bars of a row, with this many inches for each pair and its numbers."""
     figures.style(axes, "bottom", row, grid="y")
     cells_shown = [
         cells[place] for cells in (published, ours) for place in cells if place[0] == row
@@ -232,7 +220,7 @@ def _draw_table_row(
     for shift, cells, (_, colour) in zip((-0.2, 0.2), (published, ours), _SIDES, strict=True):
         places = [at for at, column in enumerate(columns) if (row, column) in cells]
         heights = [cells[row, columns[at]] for at in places]
-        # A bar without its neighbour stands in the middle.
+        # A bar without a partner stands in the middle.
         has_both = [(row, columns[at]) in published and (row, columns[at]) in ours for at in places]
         middles = [at + shift * both for at, both in zip(places, has_both, strict=True)]
         bars = axes.bar(middles, heights, 0.38, color=colour)
@@ -243,13 +231,13 @@ def _draw_table_row(
 
 
 def _name_columns(axes: Axes, columns: Sequence[str], inches: float) -> None:
-    """On several lines, and in smaller letters, where the room for each name asks for it."""
+    """Write long names of columns on several lines and in smaller letters."""
     longest = max(len(word) for column in columns for word in column.split())
     points = min(9.0, 72.0 * inches / (_EM * longest))
     letters = max(longest, int(72.0 * inches / (_EM * points)))
     names = columns
     if max(map(len, columns)) > letters:
-        # After a comma rather than anywhere.
+        # Names are broken after a comma first.
         parts = [column.replace(", ", ",\n").splitlines() for column in columns]
         names = [
             "\n".join(textwrap.fill(part, letters, break_long_words=False) for part in own)

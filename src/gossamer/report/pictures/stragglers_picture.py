@@ -1,4 +1,4 @@
-"""The picture of staleness against waiting: for each kind of straggler one row of three panels."""
+"""The picture of staleness against waiting: a row of three panels for each kind of straggler."""
 
 from __future__ import annotations
 
@@ -10,21 +10,15 @@ from typing import TYPE_CHECKING
 
 from gossamer.errors import ConfigurationError
 from gossamer.report.pictures import figure as figures
-from gossamer.runs.statistics import (
-    History,
-    Interval,
-    Vector,
-    is_lower_better,
-    measure,
-    seed_curves,
-    show_number,
-)
+from gossamer.report.pictures.panels import draw_curve
+from gossamer.runs.arrival import History, Vector, is_lower_better
+from gossamer.runs.statistics import Interval, measure, show_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
-# From cold to warm, as the methods go from waiting for all to waiting for none.
+# Colours from cold to warm, as the methods go from waiting for all to waiting for none.
 _COLOURS = ("#000000", "#CC79A7", "#56B4E9", "#0072B2", "#009E73", "#E69F00", "#D55E00")
 _BAR = 0.62
 
@@ -36,11 +30,11 @@ class Runner:
     label: str
     throughput: Interval
     late_throughput: Interval
-    """Over the second half of the run."""
+    """The throughput in the second half of the run."""
     waiting: Interval
     rate: float
     histories: Sequence[History]
-    """One a seed, at that learning rate."""
+    """One history for each seed, at that learning rate."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,7 @@ class Stage:
     title: str
     runners: Sequence[Runner]
     slowest_pace: float | None = None
-    """Gradients per second if all were as slow as the slowest worker, where one always is."""
+    """Gradients per second if all workers were as slow as the one that is always slow."""
 
 
 def stragglers_picture(path: Path, stages: Sequence[Stage], *, title: str, subtitle: str) -> None:
@@ -62,11 +56,9 @@ def stragglers_picture(path: Path, stages: Sequence[Stage], *, title: str, subti
             "a picture of stragglers needs a trained run of each method in every row, got none; "
             "train with at least one learning rate and seed"
         )
-    labels = list(dict.fromkeys(one.label for stage in stages for one in stage.runners))
     # The same method looks the same in every row; the row with most of them gives the order.
-    longest = max(stages, key=lambda stage: len(stage.runners))
-    order = [one.label for one in longest.runners]
-    order += [label for label in labels if label not in order]
+    longest = sorted(stages, key=lambda stage: -len(stage.runners))
+    order = dict.fromkeys(one.label for stage in longest for one in stage.runners)
     looks = {label: figures.look(index, _COLOURS) for index, label in enumerate(order)}
     figure = figures.new_figure(14.0, 0.7 + 4.3 * len(stages))
     rows = figure.subfigures(len(stages), 1, squeeze=False)
@@ -100,10 +92,7 @@ def _draw_speed(axes: Axes, stage: Stage, looks: Mapping[str, figures.Look]) -> 
                 color="white", markeredgecolor=figures.INK, zorder=5,
                 label="second half of the run" if place == 0 else None,
             )  # fmt: skip
-        axes.annotate(
-            show_number(span.mean), (reach, place), xytext=(7, 0), textcoords="offset points",
-            va="center", fontsize=9, color=figures.INK,
-        )  # fmt: skip
+        figures.write_beside(axes, show_number(span.mean), reach, place, gap=7, size=9)
         right = max(right, reach)
     axes.set_yticks(range(len(stage.runners)), [one.label for one in stage.runners], fontsize=9)
     axes.set_ylim(len(stage.runners) - 0.4, -0.6)
@@ -111,8 +100,8 @@ def _draw_speed(axes: Axes, stage: Stage, looks: Mapping[str, figures.Look]) -> 
     figures.name_axis(axes.xaxis, "dropped gradients do not count")
     if stage.slowest_pace is not None:
         axes.axvline(
-            stage.slowest_pace, color=figures.FAINT, linewidth=1.1, linestyle=(0, (2, 2)), zorder=4,
-            label="everybody at the slow worker's pace",
+            stage.slowest_pace, label="everybody at the slow worker's pace",
+            **figures.DOTTED | {"linewidth": 1.1, "zorder": 4},
         )  # fmt: skip
         axes.legend(
             loc="lower right", bbox_to_anchor=(1.0, 0.36), frameon=False, fontsize=8.5,
@@ -124,13 +113,11 @@ def _draw_waiting(axes: Axes, stage: Stage) -> None:
     figures.style(axes, "left", "Share of time spent waiting")
     for place, one in enumerate(stage.runners):
         axes.barh(place, one.waiting.mean, _BAR, color=figures.WAITING)
-        # With few seeds the interval passes what a share can be.
+        # With few seeds the interval may exceed 1, which no share does.
         span = Interval(one.waiting.mean, one.waiting.low, min(1.0, one.waiting.high))
         figures.draw_whisker(axes, span, place)
-        axes.annotate(
-            f"{100 * span.mean:.0f} %", (max(span.high, span.mean), place),
-            xytext=(6, 0), textcoords="offset points", va="center", fontsize=9, color=figures.INK,
-        )  # fmt: skip
+        end = max(span.high, span.mean)
+        figures.write_beside(axes, f"{100 * span.mean:.0f} %", end, place, gap=6, size=9)
     axes.set_yticks([])
     axes.set_ylim(len(stage.runners) - 0.4, -0.6)
     axes.set_xlim(0, 1.12)
@@ -146,18 +133,14 @@ def _draw_scores(axes: Axes, runners: Sequence[Runner], looks: Mapping[str, figu
     lower = is_lower_better(key)
     heading = "Test loss (log scale)" if lower else "Test accuracy"
     figures.style(axes, "bottom", f"{heading} over epochs, at the best rate", grid="both")
-    means: list[tuple[Vector, Vector]] = []
-    for index, one in enumerate(runners):
-        places, seeds = seed_curves(one.histories, key, "epochs")
-        if not len(places):
-            continue
-        own, mean = looks[one.label], seeds.mean(0)
-        marked = figures.marked_points(len(places), index, len(runners), marks=5)
-        label = f"{one.label}, rate {one.rate:g}"
-        axes.plot(places, mean, markevery=marked, zorder=3, label=label, **own)
-        low, high = seeds.min(0), seeds.max(0)
-        axes.fill_between(places, low, high, color=own["color"], alpha=0.1, linewidth=0)
-        means.append((places, mean))
+    drawn = [
+        draw_curve(
+            axes, one.histories, key, "epochs", looks[one.label],
+            marks=(index, len(runners), 5), alpha=0.1, label=f"{one.label}, rate {one.rate:g}",
+        )
+        for index, one in enumerate(runners)
+    ]  # fmt: skip
+    means = [line for line in drawn if len(line[0])]
     if lower:
         axes.set_yscale("log")
     elif means:
@@ -172,7 +155,7 @@ def _draw_scores(axes: Axes, runners: Sequence[Runner], looks: Mapping[str, figu
 
 
 def _limit_accuracy(axes: Axes, means: Sequence[tuple[Vector, Vector]]) -> None:
-    """Leave out the steep beginning, which is much the same for all of them."""
+    """Leave out the steep beginning, which is similar for all methods."""
     early = [float(mean[len(mean) // 4]) for _, mean in means]
     ends = [float(mean[-1]) for _, mean in means]
     highest = max(float(mean.max()) for _, mean in means)

@@ -274,7 +274,7 @@ class ScriptWorker(SimulatedWorker):
         updates = world.updates.count if self._seen is None else self._seen
         gradient.read = (world.replicas[rank].version, updates)
         self._seen = None
-        seconds = world.cluster.compute.draw(self._compute_rng) * world.slow[rank]
+        seconds = world.cluster.compute.draw(self._compute_rng) * world.faults.slow[rank]
         source.resume(rank, is_elsewhere=is_elsewhere)
         gradient.start(world, round(seconds * SECOND))
         if source.listen(gradient) == "end":

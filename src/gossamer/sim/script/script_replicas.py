@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.script.memory import file_of, tensor_of
+from gossamer.sim.kernel import Kernel
 from gossamer.sim.replica_matrix import ReplicaStore, SimulatedReplica
 from gossamer.sim.script.crew import Crew, Member
 
@@ -21,9 +22,11 @@ from gossamer.sim.script.crew import Crew, Member
 class ScriptStore(ReplicaStore):
     """The rows of all workers, or the range of one server."""
 
-    def __init__(self, crew: Crew, parameters: Tensor, members: Sequence[Member]) -> None:
+    def __init__(
+        self, crew: Crew, parameters: Tensor, members: Sequence[Member], kernel: Kernel
+    ) -> None:
         """`members` hold the optimisers of the rows; a centre that nobody descends has none."""
-        super().__init__(len(parameters), parameters[0], make_optimiser("sgd"))
+        super().__init__(len(parameters), parameters[0], make_optimiser("sgd"), kernel=kernel)
         self.parameters = parameters
         self._crew = crew
         self._members = members

@@ -114,10 +114,11 @@ class ScriptWorld(World):
         crew, memory = self.crew, self.memory
         servers = settings.method.servers if self.method.has_server else 0
         self.slices = cut(model.layout.sizes, servers) if servers else ()
-        self.workers = ScriptStore(crew, memory.value, crew.members)
+        self.workers = ScriptStore(crew, memory.value, crew.members, self.kernel)
         hosts = [] if crew.host is None else [crew.host]
         self.servers = tuple(
-            ScriptStore(crew, memory.served[part].unsqueeze(0), hosts) for part in self.slices
+            ScriptStore(crew, memory.served[part].unsqueeze(0), hosts, self.kernel)
+            for part in self.slices
         )
         self.ends = self.size + len(self.servers)
         self.epochs = [0.0] * self.size
@@ -140,10 +141,12 @@ class ScriptWorld(World):
     def _make_source(self, engine: Engine, model: FlatModel) -> ScriptGradients:
         return ScriptGradients(self, self.crew, model.initial_buffers.repeat(self.size, 1))
 
-    def _make_buckets(self, settings: Settings, model: FlatModel) -> tuple[Bucket, ...]:
+    def _make_buckets(
+        self, settings: Settings, model: FlatModel, byte_scale: float
+    ) -> tuple[Bucket, ...]:
         """What a parameter costs in backward is taken to be its size."""
         sizes = model.layout.sizes
-        per_number = model.initial.element_size() * self._byte_scale
+        per_number = model.initial.element_size() * byte_scale
         return cut_buckets(sizes, [float(size) for size in sizes], per_number)
 
     def _rate_of(self, rank: int) -> float:
@@ -167,7 +170,7 @@ class ScriptWorld(World):
         self.consensus.gone(rank)
         if not self.budget.is_synchronous:
             return  # it goes on answering, and counts as before
-        others = sorted(self.alive - self.ended)
+        others = sorted(self.working)
         missing = set(others)
 
         def told(other: int) -> None:
@@ -180,9 +183,9 @@ class ScriptWorld(World):
             # Like the end of a connection: it arrives behind what is still on its way.
             self.post.carry(rank, other, 0, partial(told, other))
 
-    def _kill(self, rank: int) -> None:
+    def kill(self, rank: int) -> None:
         was_alive = rank in self.alive
-        super()._kill(rank)
+        super().kill(rank)
         if was_alive:
             self.crew.kill(rank)
             self.consensus.gone(rank)

@@ -19,14 +19,14 @@ from gossamer.specs import check_range
 from gossamer.tasks import Task
 
 SHORT_NAMES = {"sgd": "sgd:momentum=0.9"}
-"""As in the study of delayed gradients; the plain one is `sgd:momentum=0`."""
+"""The study of delayed gradients calls this SGD; plain SGD is `sgd:momentum=0`."""
 DEFAULT_DELAYS = (0, 1, 2, 4, 8, 16)
 DEFAULT_RATES = tuple(10.0 ** (half / 2) for half in range(-7, 1))
 
 
 @dataclass(frozen=True, order=True)
 class GridPoint:
-    """One training: where it lies in the grid, and what that means for it."""
+    """One training: its place in the grid, and the rate and batch that it uses."""
 
     optimiser: str
     delay: int
@@ -34,7 +34,7 @@ class GridPoint:
     learning_rate: float
     seed: int
     used_rate: float
-    """The rate that is trained with: another one than the grid's under the halving heuristic."""
+    """The rate of the training, which the halving heuristic makes smaller than the grid's."""
     used_batch: int
 
     @property
@@ -43,7 +43,7 @@ class GridPoint:
 
 
 Place = tuple[str, int, int, float]
-"""Optimiser, delay, batch and learning rate of the grid: where the scores of all seeds belong."""
+"""Optimiser, delay, batch and learning rate of the grid, which all seeds share."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class GridGroup:
 
 @dataclass(frozen=True)
 class Grid:
-    """Every combination of these is trained."""
+    """The values of each setting; every combination of them is trained."""
 
     optimisers: tuple[str, ...]
     learning_rates: tuple[float, ...]
@@ -70,9 +70,9 @@ class Grid:
     epochs: float
     seeds: tuple[int, ...] = (0,)
     warmup: float = 0.0
-    """Epochs over which the rate rises linearly, from a tenth."""
+    """The epochs over which the rate rises linearly, from a tenth."""
     halve: bool = False
-    """When the workers double, halve rate and batch; a delay of d is that of d + 1 workers."""
+    """Whether rate and batch are divided by the number of workers, which is the delay + 1."""
 
     def __post_init__(self) -> None:
         for name in ("optimisers", "learning_rates", "batches", "delays", "seeds"):
@@ -108,11 +108,11 @@ class Grid:
         return GridPoint(optimiser, delay, batch, rate, seed, rate / workers, used_batch)
 
     def groups(self) -> list[GridGroup]:
-        """In the order of training; to rounding, no result depends on who shares a group."""
+        """The groups in the order of training. But for rounding, no result depends on them."""
         found: dict[tuple[str, int], list[GridPoint]] = {}
         for point in self.points():
             found.setdefault((point.optimiser, point.used_batch), []).append(point)
-        # Large batches first: their groups are the quickest, so results appear early.
+        # Groups of large batches are the quickest and come first, so that results appear early.
         order = sorted(found, key=lambda key: (self.optimisers.index(key[0]), -key[1]))
         return [
             GridGroup(*key, tuple(sorted(found[key], key=lambda point: (point.delay, point.seed))))
@@ -120,7 +120,7 @@ class Grid:
         ]
 
     def check_fits(self, task: Task) -> None:
-        """Refuse what the task's data cannot give."""
+        """Refuse a batch that is larger than the data of the task."""
         largest = max(self.batches)
         if largest > len(task.train):
             raise ConfigurationError(
@@ -133,7 +133,7 @@ class Grid:
 
     @staticmethod
     def from_dict(described: Mapping[str, Any]) -> Grid:
-        """The inverse of `as_dict`, from JSON too."""
+        """Make a grid from `as_dict`, also after JSON turned tuples into lists."""
         known = {field.name for field in dataclasses.fields(Grid)}
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value
@@ -144,18 +144,18 @@ class Grid:
 
 
 def default_batches(task: Task) -> tuple[int, ...]:
-    """The task's own, and 4 and 16 times as many samples where the data allow."""
+    """The batch of the task, and batches of 4 and 16 times as many samples if the data allow."""
     batches = (task.batch, 4 * task.batch, 16 * task.batch)
     return tuple(batch for batch in batches if batch <= len(task.train))
 
 
 def steps_of(epochs: float, samples: int, batch: int) -> int:
-    """How many steps of one worker make so many epochs, the last one perhaps beyond them."""
+    """How many steps one worker needs for so many epochs; the last step may exceed them."""
     return max(1, -(-max(1, round(epochs * samples)) // batch))
 
 
 def named_optimisers(names: Sequence[str]) -> tuple[str, ...]:
-    """Specs from names and short names, each written in one way only."""
+    """Turn names and short names of optimisers into specs in their one spelling."""
     return tuple(str(make_optimiser(SHORT_NAMES.get(name, name))) for name in names)
 
 

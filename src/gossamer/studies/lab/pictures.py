@@ -1,4 +1,4 @@
-"""The picture of staleness, and what stands around the pictures of the laboratory."""
+"""The picture of staleness, and the texts around the pictures of the laboratory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gossamer.studies.lab.staleness import Histogram
 
 @dataclass(frozen=True)
 class Caption:
-    """What stands around the panels."""
+    """The texts around the panels of a picture."""
 
     title: str
     subtitle: str
@@ -23,7 +23,7 @@ class Caption:
 def staleness_picture(
     path: Path, found: Mapping[str, Histogram], workers: int, words: Caption
 ) -> None:
-    """Histograms over one axis: bars for the first, points for the second, a line at N - 1."""
+    """Draw two histograms, the first as bars, the second as points, and a line at N - 1."""
     from matplotlib.ticker import MaxNLocator
 
     figure = figures.new_figure(8.0, 4.6)
@@ -59,7 +59,7 @@ def staleness_picture(
 
 
 def _far(found: Mapping[str, Histogram]) -> int:
-    """Where nearly all gradients are: the last single ones would squeeze the rest."""
+    """The staleness below which nearly all gradients lie; outliers would squeeze the picture."""
     far = 1
     for histogram in found.values():
         seen = 0

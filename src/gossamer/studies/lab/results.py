@@ -1,10 +1,11 @@
-"""What a sweep has found: scores by place in the grid, what has failed, where the cliff is."""
+"""The results of a sweep: scores by place in the grid, what failed, and the largest good rate."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,13 +17,13 @@ from gossamer.studies.lab.theory import edge_of
 from gossamer.tasks import Task
 
 CHANCE_FACTOR = 1.6
-"""Accuracies up to so many times chance level count as failed; published ones go up to there."""
+"""An accuracy up to so many times chance level counts as failed, as in the published tables."""
 _NEAR = 0.9
 
 
 @dataclass(frozen=True)
 class Score:
-    """What one point is worth after so many epochs."""
+    """The loss and accuracy of one point after so many epochs."""
 
     epochs: float
     loss: float
@@ -32,7 +33,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Yardstick:
-    """Accuracy where the task has one, loss elsewhere, and from where on a training has failed."""
+    """Which score is compared, accuracy or loss, and the limit beyond which a training failed."""
 
     key: str
     limit: float
@@ -51,7 +52,7 @@ class Yardstick:
         return score.accuracy if self.key == "accuracy" else score.loss
 
     def fails(self, value: float) -> bool:
-        """No number, at chance level, or worse than untrained."""
+        """Whether a score is no number, at chance level, or worse than that of no training."""
         trained = value > self.limit if self.key == "accuracy" else value < self.limit
         return not trained
 
@@ -60,13 +61,13 @@ class Yardstick:
         return value >= _NEAR * best if self.key == "accuracy" else not self.fails(value)
 
     def better(self, value: float) -> float:
-        """For sorting: more is better."""
+        """The score as a key for sorting: more is better."""
         return value if self.key == "accuracy" else -value
 
 
 @dataclass(frozen=True)
 class ResultCell:
-    """The seeds of one place in the grid."""
+    """The scores of all seeds at one place in the grid."""
 
     place: Place
     interval: Interval
@@ -81,19 +82,19 @@ class ResultCell:
 
 @dataclass(frozen=True)
 class Best:
-    """One optimiser at one delay: its best place, and where the rates stop working."""
+    """One optimiser at one delay: its best place, and the largest rate that works."""
 
     optimiser: str
     delay: int
     cell: ResultCell
     largest_rate: float | None
-    """That comes close to the best at some batch size: beyond it is the cliff."""
+    """The largest rate that comes close to the best at some batch size."""
     predicted_edge: float | None
     """The rate beyond which the quadratic theory expects no training."""
 
 
 class GridResults:
-    """All scores of a grid, as far as they are known."""
+    """All scores of a grid that are known."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class GridResults:
     def _cell(self, place: Place, scores: Sequence[Score]) -> ResultCell:
         values = [self.yardstick.value(score) for score in scores]
         found = interval(values)
-        # A place has failed when the mean has: one seed of five at chance level is a finding too.
+        # The mean decides whether a place failed: one seed of five at chance level lowers it.
         return ResultCell(
             place,
             found,
@@ -122,15 +123,13 @@ class GridResults:
             self.yardstick.fails(found.mean),
         )
 
+    def cells_of(self, optimiser: str, delay: int) -> list[ResultCell]:
+        return [cell for cell in self.cells.values() if cell.place[:2] == (optimiser, delay)]
+
     def best(self) -> list[Best]:
-        """For each optimiser and delay that has results."""
-        found: list[Best] = []
-        for optimiser in self.grid.optimisers:
-            for delay in self.grid.delays:
-                own = [c for c in self.cells.values() if c.place[:2] == (optimiser, delay)]
-                if own:
-                    found.append(self._best(optimiser, delay, own))
-        return found
+        """The best cell of each optimiser and delay that has results."""
+        pairs = product(self.grid.optimisers, self.grid.delays)
+        return [self._best(*pair, own) for pair in pairs if (own := self.cells_of(*pair))]
 
     def _best(self, optimiser: str, delay: int, cells: Sequence[ResultCell]) -> Best:
         trained = [cell for cell in cells if not cell.fails]
@@ -183,10 +182,3 @@ class GridResults:
             "finished": cell.is_final,
             "failed": cell.fails,
         }
-
-
-def missing(grid: Grid, results: GridResults) -> int:
-    """How many places of the grid have not been trained to their end."""
-    places: Iterable[Place] = {point.place for point in grid.points()}
-    done = {place for place, cell in results.cells.items() if cell.is_final}
-    return len(set(places) - done)

@@ -46,7 +46,7 @@ class Histogram:
         return self.counts.get(value, 0) / self.total
 
     def distance(self, other: Histogram) -> float:
-        """Total variation: the share of gradients that would have to move; 0 is the same."""
+        """The total variation: the share of gradients that differ; 0 for equal histograms."""
         values = {*self.counts, *other.counts}
         return sum(abs(self.share(value) - other.share(value)) for value in values) / 2
 
@@ -58,12 +58,12 @@ class Histogram:
 
 
 def monte_carlo(compute: Compute, workers: int, updates: int, seed: int) -> Histogram:
-    """Read, compute, write, read again: no messages, no parameters, times only."""
+    """Let workers read, compute and write, without messages and parameters: only times count."""
     check_range("workers", workers, 1)
     check_range("updates", updates, 1)
     rng = random.Random(seed)
     read = [0] * workers
-    # Who of several finishes first at the same moment is drawn too, as in the simulator.
+    # As in the simulator, the order of workers that finish at the same moment is random.
     finishing = [(compute.draw(rng), rng.random(), worker) for worker in range(workers)]
     heapq.heapify(finishing)
     counts: Counter[int] = Counter()
@@ -76,7 +76,7 @@ def monte_carlo(compute: Compute, workers: int, updates: int, seed: int) -> Hist
 
 
 def simulated(compute: Compute, workers: int, updates: int, seed: int) -> Histogram:
-    """Downpour in virtual time on a network that costs next to nothing, without gradients."""
+    """Simulate Downpour without gradients, on a network that takes almost no time."""
     check_range("updates", updates, 1)
     task = make_task("quadratic:dimension=1,samples=1024")
     free = Wires(bandwidth=1e15, latency=0.0)

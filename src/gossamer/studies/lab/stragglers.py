@@ -1,4 +1,4 @@
-"""Staleness against waiting: parameter servers with stragglers that come and go, or stay.
+"""Staleness against waiting: parameter servers with random or permanent stragglers.
 
 A server that waits for everybody wastes time, one that waits for nobody gets stale gradients. Which
 is worse depends on the kind of straggler, so the same methods meet three: random ones, one worker
@@ -34,10 +34,10 @@ from gossamer.tasks import Task
 
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 STEPS = 200
-# SSP with bound 16 must have spent its lead well before the second half of the run.
+# The fast workers of SSP with bound 16 must reach their bound before the second half of the run.
 _FEWEST_STEPS = 40
-# The same for all, so that waiting and staleness alone differ: by default some servers have
-# momentum and others, for a reason, do not, and backup workers evaluate a moving average.
+# All methods share one optimiser, so that only waiting and staleness differ: by default some
+# servers have momentum and others do not, and backup workers evaluate a moving average.
 OPTIMISER = "sgd"
 _SPECS = {"backup_workers": "backup_workers:decay=0"}
 DIAL = ("sync_server", "backup_workers", "ssp:bound=1", "ssp:bound=4", "softsync", "downpour")
@@ -49,20 +49,20 @@ RANDOM, PERMANENT, MEMORYLESS = "random", "permanent", "exponential"
 
 @dataclass(frozen=True)
 class StragglerScene:
-    """One kind of straggler, and who meets it."""
+    """One kind of straggler, and the methods that train with it."""
 
     name: str
     title: str
     cluster: Cluster
     methods: tuple[str, ...] = DIAL
     trains: bool = True
-    """Whether models are trained in it, or times taken only."""
+    """Whether models are trained, or only times are taken."""
     slowest_pace: float | None = None
-    """Gradients per second of all workers if each were as slow as the slow one."""
+    """Gradients per second if all workers were as slow as the slow one."""
 
 
 def scenes(workers: int) -> tuple[StragglerScene, ...]:
-    """The three kinds of stragglers, for so many workers."""
+    """Make the three kinds of stragglers for so many workers."""
     check_range("workers", workers, 2)
     random = load_cluster("random-stragglers-16").changed(workers=workers)
     permanent = load_cluster("one-slow-of-16").changed(workers=workers)
@@ -96,24 +96,24 @@ def scenes(workers: int) -> tuple[StragglerScene, ...]:
 
 @dataclass(frozen=True)
 class StragglerPace:
-    """What one run without gradients says about time."""
+    """The times of one run without gradients."""
 
     throughput: float
-    """Gradients that entered the parameters per virtual second; dropped ones do not count."""
+    """Gradients that entered the parameters per virtual second, without dropped ones."""
     late_throughput: float
-    """The same over the second half of the run, when SSP has spent its lead."""
+    """The throughput of the second half, when the workers of SSP have reached their bound."""
     waiting: float
     dropped: float
-    """Share of the gradients."""
+    """The share of gradients that were dropped."""
     mean_staleness: float | None
     max_staleness: float | None
     max_clock_gap: float | None
-    """Of methods that count clocks; as the next one, None where there is none."""
+    """None where the method counts no clocks, as `max_queue` where it has no queue."""
     max_queue: float | None
 
 
 def pace(settings: Settings) -> StragglerPace:
-    """Run once, and look at the clock after every gradient."""
+    """Run once, and note the time after every gradient."""
     simulation = Simulation(settings)
     world = simulation.world
     moments: list[tuple[int, int]] = [(0, 0)]
@@ -140,24 +140,24 @@ def pace(settings: Settings) -> StragglerPace:
 
 @dataclass
 class StragglerEntry:
-    """One method in one scene, over all seeds."""
+    """The runs of one method in one scene, over all seeds."""
 
     label: str
     paces: list[StragglerPace] = field(default_factory=list[StragglerPace])
     histories: dict[float, list[History]] = field(default_factory=dict[float, list[History]])
-    """By learning rate."""
+    """The histories of all seeds by learning rate."""
 
     def over_seeds(self, name: str) -> Interval:
-        """The mean of one of the numbers of `Pace`, with its interval."""
+        """The mean of one number of `StragglerPace` over the seeds, with its interval."""
         return interval([float(getattr(one, name)) for one in self.paces])
 
     def knows(self, name: str) -> bool:
-        """Whether every run has that number."""
+        """Whether every run has this number."""
         return all(getattr(one, name) is not None for one in self.paces)
 
     @property
     def best_rate(self) -> float:
-        """Of the grid: the best score on average over the run; of equals the smaller one."""
+        """The rate with the best score on average over the run, the smaller one of equals."""
         key = self.key
 
         def order(rate: float) -> tuple[float, float]:
@@ -170,10 +170,8 @@ class StragglerEntry:
     @property
     def is_at_edge(self) -> bool:
         """Whether a wider grid might hold a better rate."""
-        return len(self.histories) > 2 and self.best_rate in (
-            min(self.histories),
-            max(self.histories),
-        )
+        ends = (min(self.histories), max(self.histories))
+        return len(self.histories) > 2 and self.best_rate in ends
 
     @property
     def key(self) -> str:
@@ -184,7 +182,7 @@ class StragglerEntry:
         return interval([final(history, self.key) for history in self.histories[rate]])
 
     def average(self, rate: float) -> Interval:
-        """The mean score over all epochs: what the samples are worth on the way, not only after."""
+        """The mean score over all epochs, which counts progress on the way, too."""
         return interval([_average(history, self.key) for history in self.histories[rate]])
 
     def as_dict(self) -> dict[str, Any]:
@@ -203,7 +201,7 @@ class StragglerEntry:
 def _average(history: History, key: str) -> float:
     epochs, scores = curve(history, key, "epochs")
     if len(epochs) < len({row["epochs"] for row in history}):
-        return math.nan  # a run that has diverged is not worth what it scored before
+        return math.nan  # the earlier scores of a diverged run do not count
     widths = np.diff(epochs)
     return float((widths * (scores[1:] + scores[:-1]) / 2).sum() / widths.sum())
 
@@ -213,7 +211,7 @@ def _average(history: History, key: str) -> float:
 
 @dataclass(frozen=True)
 class StragglerRun:
-    """One run: for its times, or at a learning rate for what it learns."""
+    """One run, which takes times, or trains at a learning rate."""
 
     scene: StragglerScene
     label: str
@@ -223,7 +221,7 @@ class StragglerRun:
 
 @dataclass(frozen=True)
 class Study:
-    """Every method in every scene with every seed, and where models are trained at every rate."""
+    """All runs: every method in every scene with every seed, and at every rate if it trains."""
 
     task: Task
     scenes: Sequence[StragglerScene]
@@ -231,10 +229,10 @@ class Study:
     rates: Sequence[float] = RATES
     epochs: float | None = None
     steps: int = STEPS
-    """Of each worker, in the runs without gradients."""
+    """The steps of each worker in the runs without gradients."""
 
     def jobs(self) -> list[StragglerRun]:
-        """All of it, checked before anything runs."""
+        """Make all runs, and check them before any of them starts."""
         check_range("steps", self.steps, _FEWEST_STEPS)
         return [
             job
@@ -269,7 +267,7 @@ Found = Mapping[str, Mapping[str, StragglerEntry]]
 
 @dataclass(frozen=True)
 class Claim:
-    """Something said about these methods, and whether our measurement bears it out."""
+    """A statement about these methods, and whether our measurement supports it."""
 
     scene: str
     statement: str
@@ -283,7 +281,7 @@ class Claim:
 
 
 def claims(found: Found) -> list[Claim]:
-    """The order of the dial with stragglers of both random kinds; the pace with a permanent one."""
+    """Judge the order of methods with random stragglers, and their pace with a permanent one."""
     made: list[Claim] = []
     for scene in (RANDOM, MEMORYLESS):
         if scene in found:
@@ -302,7 +300,7 @@ def _dial_claims(scene: str, entries: Mapping[str, StragglerEntry]) -> list[Clai
         ("waiting", ">", -100.0, "% of time"),
     ):
         for less, more in steps:
-            # Seed by seed: what a seed does to all methods alike says nothing about their order.
+            # Differences are taken seed by seed, because a seed may slow all methods alike.
             pairs = zip(less.paces, more.paces, strict=True)
             gain = interval([scale * (getattr(b, name) - getattr(a, name)) for a, b in pairs])
             statement = f"{name}: {less.label} {relation} {more.label}"

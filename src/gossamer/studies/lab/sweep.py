@@ -1,49 +1,60 @@
-"""A whole grid, trained group by group: with progress, a time limit, and checkpoints to resume."""
+"""A whole grid, trained group by group; a sweep can stop at any step and continue later.
+
+The folder of a sweep holds its checkpoint:
+
+progress.json   what is finished, and which state belongs to the group that is not
+state-N.npz     the matrices of the group in training, plain arrays without pickle
+
+The state is written first and under a new name. Replacing progress.json, which names the state, is
+the one moment at which the checkpoint changes: a power cut leaves the old checkpoint whole.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
+import numpy as np
 import torch
 
 from gossamer.errors import ConfigurationError
+from gossamer.files import replace_text, replacement
 from gossamer.optim.optimisers import make_optimiser
-from gossamer.studies.lab.checkpoint import SweepCheckpoint
+from gossamer.runs.folder import to_json
+from gossamer.runs.result import Row
 from gossamer.studies.lab.grid import Grid, GridGroup, GridPoint
 from gossamer.studies.lab.results import GridResults, Score, Yardstick
 from gossamer.studies.lab.theory import edge_of, largest_curvature
-from gossamer.studies.lab.training import GroupTraining, Models
+from gossamer.studies.lab.training import Arrays, GroupTraining, Models
 from gossamer.tasks import Task
 
 EVALUATIONS = 10
 """How many times a group is evaluated on the way, at equal distances."""
 _SAVE_EVERY_S = 60.0
-# Saving may take this part of the time at most: large rings take seconds to write.
+# Large rings take seconds to write; saving may take at most this part of the time.
 _SAVING_SHARE = 0.05
 
-History = list[dict[str, Any]]
-"""The evaluations of one group: epochs, and for all rows losses and accuracies."""
+History = list[Row]
+"""The evaluations of one group: the epochs, and the losses and accuracies of all rows."""
 
 
 class Sweep:
     """Trains the groups of a grid one after the other; `run` may be called again after a stop."""
 
     def __init__(
-        self,
-        task: Task,
-        grid: Grid,
-        *,
-        device: str = "cpu",
-        threads: int = 1,
+        self, task: Task, grid: Grid, *, device: str = "cpu", threads: int = 1,
         folder: Path | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         grid.check_fits(task)
         self.task = task
         self.grid = grid
+        self.folder = folder
+        """Where checkpoints go; None keeps none."""
         self.groups = grid.groups()
         self.finished: dict[str, History] = {}
         self.notices: list[str] = []
@@ -55,37 +66,27 @@ class Sweep:
         """Called when a group is finished."""
         self._threads = threads
         self._models = Models(task, torch.device(device), grid.seeds)
-        self._checkpoint: SweepCheckpoint | None = None
-        if folder is not None:
-            self.keep_in(folder)
         self._current: GroupTraining | None = None
         self._history: History = []
-        self._initial_loss = math.nan
-        self._is_prepared = False
+        self._initial_loss: float | None = None
+        """The loss before the first step; None until it is measured."""
         self._saved_at = time.monotonic()
         self._saving_s = 0.0
 
-    def keep_in(self, folder: Path) -> None:
-        """Checkpoints go to this folder."""
-        self._checkpoint = SweepCheckpoint(folder)
-
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
-        """Train until everything is done or `should_stop`; whether everything is done."""
+        """Train until all is done or `should_stop` says so; return whether all is done."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            self._prepare()
-            for group in self.groups:
-                if group.label not in self.finished and not self._train(group, should_stop):
-                    return False
+            if self._initial_loss is None:
+                self._prepare()
+            missing = [group for group in self.groups if group.label not in self.finished]
+            return all(self._train(group, should_stop) for group in missing)
         finally:
             torch.set_num_threads(threads)
-        return True
 
     def _prepare(self) -> None:
-        """What is measured once, before the first step."""
-        if self._is_prepared:
-            return
+        """Measure the loss and the curvature before the first step."""
         first = self._models.first
         start = self._models.scores(first.initial.unsqueeze(0), first.initial_buffers.unsqueeze(0))
         self._initial_loss = start.losses[0]
@@ -95,7 +96,6 @@ class Sweep:
                 self.notices.append(
                     f"{self.task.name} cannot be differentiated twice, so no edge is predicted"
                 )
-        self._is_prepared = True
 
     def _train(self, group: GridGroup, should_stop: Callable[[], bool]) -> bool:
         training = self._current
@@ -113,7 +113,8 @@ class Sweep:
             if training.step in marks:
                 self._evaluate(training)
                 self.on_score()
-            if self._is_time_to_save():
+            wait = max(_SAVE_EVERY_S, self._saving_s / _SAVING_SHARE)
+            if time.monotonic() - self._saved_at > wait:
                 self._save()
         self.notices += [n for n in training.engine.notices if n not in self.notices]
         self.finished[group.label] = self._history
@@ -123,74 +124,71 @@ class Sweep:
         return True
 
     def _evaluate(self, training: GroupTraining) -> None:
-        """At most once a step: a stop may come where a mark is."""
-        if self._history and self._history[-1]["step"] == training.step:
-            return
-        found = training.scores()
-        self._history.append(
-            {
-                "step": training.step,
-                "epochs": training.epochs,
-                "losses": found.losses,
-                "accuracies": found.accuracies,
-            }
-        )
+        """Evaluate a group, but only once at a step: a stop may come just after an evaluation."""
+        if not self._history or self._history[-1]["step"] != training.step:
+            found = training.scores()
+            here = {"step": training.step, "epochs": training.epochs}
+            self._history.append({**here, "losses": found.losses, "accuracies": found.accuracies})
 
-    # ------------------------------------------------------------------ what is there
+    # ------------------------------------------------------------------ results
 
     def scores(self) -> dict[GridPoint, Score]:
         """The latest score of every point that has been evaluated."""
         found: dict[GridPoint, Score] = {}
         for group in self.groups:
-            is_final = group.label in self.finished
             history = self.finished.get(group.label, [])
             if self._current is not None and self._current.group.label == group.label:
                 history = self._history
-            if history:
-                last = history[-1]
+            for last in history[-1:]:
                 rows = zip(group.points, last["losses"], last["accuracies"], strict=True)
                 for point, loss, accuracy in rows:
+                    is_final = group.label in self.finished
                     found[point] = Score(last["epochs"], loss, accuracy, is_final)
         return found
 
     def results(self) -> GridResults:
-        yardstick = Yardstick.of(self.task, self._initial_loss)
+        loss = math.nan if self._initial_loss is None else self._initial_loss
+        yardstick = Yardstick.of(self.task, loss)
         return GridResults(self.grid, yardstick, self.scores(), self.curvature)
 
-    # ------------------------------------------------------------------ to disk and back
-
-    def _is_time_to_save(self) -> bool:
-        wait = max(_SAVE_EVERY_S, self._saving_s / _SAVING_SHARE)
-        return self._checkpoint is not None and time.monotonic() - self._saved_at > wait
+    # ------------------------------------------------------------------ checkpoints
 
     def _save(self) -> None:
-        if self._checkpoint is None:
+        """Replace the checkpoint by the present state."""
+        if self.folder is None:
             return
         began = time.monotonic()
-        training = self._current
-        progress: dict[str, Any] = {
+        training, name = self._current, None
+        old = [path for path in self.folder.glob("state-*.npz") if path.stem[6:].isdecimal()]
+        if training is not None:
+            name = f"state-{1 + max((int(path.stem[6:]) for path in old), default=0)}.npz"
+            with replacement(self.folder / name) as part, part.open("wb") as file:
+                np.savez(file, allow_pickle=False, **training.arrays())
+        progress = {
             "initial_loss": self._initial_loss,
             "curvature": self.curvature,
             "notices": self.notices,
             "finished": self.finished,
             "group": None if training is None else training.group.label,
             "step": 0 if training is None else training.step,
-            "history": self._history if training is not None else [],
+            "history": [] if training is None else self._history,
+            "state": name,
         }
-        self._checkpoint.save(progress, None if training is None else training.arrays())
+        replace_text(self.folder / "progress.json", to_json(progress) + "\n")
+        for path in old:
+            path.unlink()
         self._saved_at = time.monotonic()
         self._saving_s = self._saved_at - began
 
-    def resume(self) -> None:
-        """Take up what the folder holds."""
-        if self._checkpoint is None:
-            raise ConfigurationError("a sweep without a folder has nothing to resume from")
-        progress, arrays = self._checkpoint.load()
-        self._initial_loss = progress["initial_loss"]
+    def resume(self, folder: Path) -> None:
+        """Continue with the checkpoint in this folder."""
+        self.folder = folder
+        progress, arrays = _load(folder)
+        loss = progress["initial_loss"]
+        self._initial_loss = math.nan if loss is None else loss
         self.curvature = progress["curvature"]
         self.notices = progress["notices"]
         self.finished = {label: _read(rows) for label, rows in progress["finished"].items()}
-        self._is_prepared = True
         for group in self.groups:
             if group.label == progress["group"] and arrays is not None:
                 self._current = GroupTraining(self._models, group, self.grid)
@@ -198,15 +196,31 @@ class Sweep:
                 self._history = _read(progress["history"])
 
 
+def _load(folder: Path) -> tuple[Row, Arrays | None]:
+    try:
+        progress: Row = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
+        if progress["state"] is None:
+            return progress, None
+        # The file is opened here, because numpy does not close a file that it cannot read.
+        place: Path = folder / progress["state"]
+        with place.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return progress, dict(arrays)
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"{folder} cannot be resumed, because it has no {Path(error.filename).name}; "
+            "give the folder of a run that was stopped"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
+        raise ConfigurationError(
+            f"{folder} cannot be resumed, because its checkpoint is damaged ({error}); "
+            "start the run again"
+        ) from None
+
+
 def _read(history: History) -> History:
-    """JSON has no NaN: what was not a number comes back as null."""
-    return [
-        {
-            **row,
-            **{
-                key: [math.nan if value is None else value for value in row[key]]
-                for key in ("losses", "accuracies")
-            },
-        }
-        for row in history
-    ]
+    """Turn the null of JSON back into NaN, which JSON does not have."""
+
+    def numbers(values: list[Any]) -> list[float]:
+        return [math.nan if value is None else value for value in values]
+
+    return [row | {key: numbers(row[key]) for key in ("losses", "accuracies")} for row in history]

@@ -1,4 +1,4 @@
-"""How large a step a delay allows: delayed gradient descent on a quadratic.
+"""The largest rate that a delay allows: delayed gradient descent on a quadratic.
 
 On a quadratic of curvature h, heavy-ball descent with rate eta, momentum m and a delay of d steps
 is a linear recurrence: its solutions are powers of the roots z of
@@ -15,9 +15,7 @@ from __future__ import annotations
 import cmath
 import math
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError
@@ -40,7 +38,7 @@ def stability_edge(delay: int, momentum: float = 0.0) -> float:
 
 
 def numerical_edge(delay: int, momentum: float) -> float:
-    """The edge from where the roots cross the unit circle, for any momentum.
+    """Find the edge, where a root crosses the unit circle, for any momentum.
 
     At the edge a root is z = e^(i angle), where z^(d-1) (z - 1) (z - m) is a negative number: its
     phase is pi. The phase starts at pi/2 and grows with the angle, and so does the modulus, hence
@@ -63,18 +61,8 @@ def _phase(angle: float, delay: int, momentum: float) -> float:
     return (delay - 1) * angle + (math.pi + angle) / 2 + cmath.phase(z - momentum)
 
 
-def characteristic_roots(product: float, delay: int, momentum: float) -> NDArray[np.complex128]:
-    """The roots of the recurrence at eta h = `product`; stable where all are below 1 in modulus."""
-    _check(delay, momentum)
-    polynomial = np.zeros(delay + 3)
-    polynomial[:3] = 1.0, -(1.0 + momentum), momentum
-    # Multiplied by z, so that one form serves no delay too; the root at 0 that this adds is stable.
-    polynomial[-2] += product
-    return np.roots(polynomial).astype(np.complex128)
-
-
 def edge_of(optimiser: Optimiser, delay: int) -> float | None:
-    """The edge of an optimiser, None for those that the theory does not cover."""
+    """The edge of an optimiser; None where the theory does not cover it."""
     if not isinstance(optimiser, Sgd) or optimiser.nesterov or optimiser.dampening:
         return None
     return stability_edge(delay, optimiser.momentum) if optimiser.momentum < 1.0 else None
@@ -96,7 +84,7 @@ def largest_curvature(model: FlatModel) -> float | None:
     """
     try:
         first = _dominant(model, shift=0.0)
-        # Dominant means largest in modulus; shifted by it, the largest one is dominant.
+        # The dominant eigenvalue has the largest modulus; after the shift the largest dominates.
         return first if first > 0.0 else _dominant(model, shift=-first) + first
     except (RuntimeError, NotImplementedError):
         return None

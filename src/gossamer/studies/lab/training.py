@@ -39,14 +39,14 @@ _LOOK_AHEAD_STEPS = 64
 
 @dataclass(frozen=True)
 class GroupScores:
-    """Of all rows on the test set; accuracies are NaN for a task without, and for no numbers."""
+    """The scores of all rows on the test set. An accuracy is NaN if the task has none."""
 
     losses: list[float]
     accuracies: list[float]
 
 
 class RingBuffer:
-    """For each row the gradients of its last d + 1 steps; d may differ from row to row."""
+    """Keeps the gradients of the last d + 1 steps of each row, each with its own delay d."""
 
     def __init__(self, delays: list[int], width: int, device: torch.device) -> None:
         self._sizes = torch.tensor([delay + 1 for delay in delays], device=device)
@@ -54,14 +54,14 @@ class RingBuffer:
         self.slots = torch.zeros(int(self._sizes.sum()), width, device=device)
 
     def exchange(self, step: int, fresh: Tensor) -> Tensor:
-        """Keep the gradients of this step; give back those of d steps ago, zeros before."""
+        """Store the gradients of this step; return those of d steps ago, or zeros before that."""
         self.slots.index_copy_(0, self._starts + step % self._sizes, fresh)
-        # The slot to be overwritten next is the oldest: it holds the gradient of step - d.
+        # The next slot to be overwritten is the oldest, which holds the gradient of step - d.
         return self.slots.index_select(0, self._starts + (step + 1) % self._sizes)
 
 
 class GroupTraining:
-    """The rows of one group, from their initial values to their last step."""
+    """Trains the rows of one group, from their initial values to their last step."""
 
     def __init__(self, models: Models, group: GridGroup, grid: Grid) -> None:
         self.group = group
@@ -74,7 +74,7 @@ class GroupTraining:
         self.steps = steps_of(grid.epochs, samples, group.batch)
         self.step = 0
         self.optimiser = make_optimiser(group.optimiser)
-        self.parameters = torch.stack([models.initial(point.seed) for point in points])
+        self.parameters = torch.stack([models.initial[point.seed] for point in points])
         self.buffers = model.initial_buffers.repeat(len(points), 1)
         self.state = {
             slot: torch.full_like(self.parameters, self.optimiser.initial(slot))
@@ -88,16 +88,13 @@ class GroupTraining:
         places = [grid.seeds.index(point.seed) for point in points]
         self._seed_of_row = torch.tensor(places, device=model.device)
         self._ahead: tuple[Tensor, Tensor] | None = None
+        work = grid.epochs * samples * len(points)
         self.engine = VectorEngine(
             model,
-            compiled=self._compiles(samples),
+            compiled=model.device.type == "cuda" and work >= _COMPILE_FROM_SAMPLES,
             most_rows=models.rows_at_once(group.batch),
             trace_after=0 if self.steps >= _TRACE_FROM_STEPS else self.steps,
         )
-
-    def _compiles(self, samples: int) -> bool:
-        work = self._grid.epochs * samples * len(self.group.points)
-        return self._model.device.type == "cuda" and work >= _COMPILE_FROM_SAMPLES
 
     @property
     def epochs(self) -> float:
@@ -108,12 +105,12 @@ class GroupTraining:
         return self.step >= self.steps
 
     def advance(self) -> None:
-        """One step of every row."""
+        """Do one step of every row."""
         batches, keys = self._samples()
         found = self.engine.evaluate(self.parameters, self.buffers, batches, keys)
         self.buffers = found.buffers
         due = self.ring.exchange(self.step, found.gradients)
-        # Rows whose delay has not passed yet have nothing to apply.
+        # A row applies nothing before its delay has passed.
         ready = bisect.bisect_right(self._delays, self.step)
         self.optimiser.descend_(
             self.parameters[:ready],
@@ -125,7 +122,7 @@ class GroupTraining:
         self.step += 1
 
     def _samples(self) -> tuple[Tensor, Tensor]:
-        """Sample numbers [rows, batch] and keys: the same for all rows of a seed."""
+        """The sample numbers [rows, batch] and keys, which all rows of a seed share."""
         place = self.step % _LOOK_AHEAD_STEPS
         if place == 0 or self._ahead is None:
             self._ahead = self._look_ahead(self.step - place)
@@ -133,7 +130,7 @@ class GroupTraining:
         return numbers[self._seed_of_row, place], keys[self._seed_of_row, place]
 
     def _look_ahead(self, start: int) -> tuple[Tensor, Tensor]:
-        """For many steps at a time: on a GPU a transfer costs as much as some steps."""
+        """Fetch the samples of many steps: on a GPU a transfer costs as much as some steps."""
         size, steps = self.group.batch, range(start, start + _LOOK_AHEAD_STEPS)
         numbers = [
             order.lookup(start * size, len(steps) * size).reshape(-1, size)
@@ -144,7 +141,7 @@ class GroupTraining:
         return torch.from_numpy(np.stack(numbers)).to(device), torch.tensor(keys, device=device)
 
     def scores(self) -> GroupScores:
-        """What every row is worth on the test set now."""
+        """The present scores of all rows on the test set."""
         return self._models.scores(self.parameters, self.buffers)
 
     def arrays(self) -> Arrays:
@@ -152,7 +149,7 @@ class GroupTraining:
         return {name: tensor.cpu().numpy() for name, tensor in self._tensors().items()}
 
     def load(self, step: int, arrays: Arrays) -> None:
-        """The inverse of `arrays`, at that step."""
+        """Continue at this step from what `arrays` returned there."""
         self.step = step
         self._ahead = None
         for name, tensor in self._tensors().items():
@@ -169,35 +166,27 @@ class Models:
 
     def __init__(self, task: Task, device: torch.device, seeds: tuple[int, ...]) -> None:
         self.first = FlatModel(task, device, seed=seeds[0])
-        self._initial = {seeds[0]: self.first.initial}
-        for seed in seeds[1:]:
-            # The task of the first has its data on the device already.
-            self._initial[seed] = FlatModel(self.first.task, device, seed=seed).initial
+        # The task of the first model has its data on the device already.
+        rest = {seed: FlatModel(self.first.task, device, seed=seed).initial for seed in seeds[1:]}
+        self.initial = {seeds[0]: self.first.initial, **rest}
+        """The initial parameters by seed."""
         self._sample_bytes = _largest_output_bytes(self.first)
 
-    def initial(self, seed: int) -> Tensor:
-        return self._initial[seed]
-
     def rows_at_once(self, batch: int) -> int:
-        """How many rows one vectorised call should take: decided by the task and the device."""
+        """How many rows one vectorised call should take on this device."""
         allowed = _GPU_BYTES if self.first.device.type == "cuda" else _CPU_BYTES
         return min(_MOST_ROWS, max(1, int(allowed / (batch * self._sample_bytes))))
 
     def scores(self, parameters: Tensor, buffers: Tensor) -> GroupScores:
         """Loss and accuracy of every row on the test set."""
         width = self.rows_at_once(_EVALUATED_AT_ONCE)
-        losses: list[Tensor] = []
-        accuracies: list[Tensor] = []
         self.first.module.eval()
         with torch.no_grad(), drawing_from(0, self.first.device):
-            for rows, own in zip(parameters.split(width), buffers.split(width), strict=True):
-                outputs = self._outputs(rows, own)
-                for output in outputs:
-                    loss, accuracy = self._score(output)
-                    losses.append(loss)
-                    accuracies.append(accuracy)
+            parts = zip(parameters.split(width), buffers.split(width), strict=True)
+            found = [self._score(output) for part in parts for output in self._outputs(*part)]
         self.first.module.train()
-        return GroupScores(torch.stack(losses).tolist(), torch.stack(accuracies).tolist())
+        losses, accuracies = (torch.stack(column).tolist() for column in zip(*found, strict=True))
+        return GroupScores(losses, accuracies)
 
     def _outputs(self, rows: Tensor, buffers: Tensor) -> Tensor:
         predict = self.first.predict
@@ -217,7 +206,7 @@ class Models:
         if task.correct is None:
             return loss, torch.full_like(loss, torch.nan)
         accuracy = task.correct(output, task.test.targets).float().mean()
-        # The largest of nothing is the first class: a diverged model would seem to know it.
+        # The argmax of NaNs is the first class, which a diverged model would seem to know.
         return loss, torch.where(output.isnan().any(), torch.nan, accuracy)
 
 

@@ -41,12 +41,12 @@ _METHODS = {
     _EAMSGD: f"eamsgd:period=1,alpha={_ALPHA / _WORKERS:g},delta={_MOMENTUM:g}",
     _AD_PSGD: "ad_psgd:topology=bipartite_exponential",
 }
-# What seeds of one method differ by is about two tenths of a point for this network.
+# For this network, seeds of one method differ by about two tenths of a point.
 _MARGIN = Margin(absolute=0.4)
 
 
 def trainings(seed: int, quick: bool, epochs: float) -> list[CellTraining]:
-    """All four cells; a quick look has fewer evaluations."""
+    """Make all four cells; a quick look has fewer evaluations."""
     drops = "/".join(f"{drop * epochs / _EPOCHS:.6g}" for drop in _DROPS)
     return [
         CellTraining(
@@ -72,7 +72,7 @@ def trainings(seed: int, quick: bool, epochs: float) -> list[CellTraining]:
 
 
 def verdict(cells: list[PublishedCell]) -> str:
-    """Whether the published order holds, and the largest deviation."""
+    """Say whether the published order holds, and how large the largest deviation is."""
     ours = {cell.column: cell.ours for cell in cells}
 
     def score(column: str) -> Number:
@@ -102,8 +102,7 @@ def _picture(path: Path, work: Sequence[CellTraining], trained: Mapping[str, Tra
     done = [one for one in work if one.label in trained]
     lines = {
         one.column: ErrorCurve(
-            *trained[one.label].points(),
-            None if one.published is None else 100.0 - one.published,
+            *trained[one.label].points(), None if one.published is None else 100.0 - one.published
         )
         for one in done
     }

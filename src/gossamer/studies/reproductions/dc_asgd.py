@@ -1,4 +1,4 @@
-"""The CIFAR-10 table of Zheng et al. 2017, DC-ASGD: what staleness costs, and what is won back."""
+"""The CIFAR-10 table of Zheng et al. 2017, DC-ASGD: staleness with and without compensation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _row(workers: int) -> str:
 
 
 def trainings(seed: int, quick: bool, epochs: float) -> list[CellTraining]:
-    """All cells, or for a quick look those of 1 and 4 workers."""
+    """Make all cells, or for a quick look those of 1 and 4 workers."""
     return [
         CellTraining(
             row=_row(workers),
@@ -60,7 +60,7 @@ def trainings(seed: int, quick: bool, epochs: float) -> list[CellTraining]:
                 "batch": _BATCH,
                 "learning_rate": _RATE,
                 "optimiser": _OPTIMISER,
-                # Without further words it drops at 1/2 and 3/4 of the epochs, by ten.
+                # By default the rate is divided by ten at 1/2 and 3/4 of the epochs.
                 "schedule": "step",
                 # A quick look is for a CPU, on which evaluating takes long.
                 "evaluations": 4 if quick else 20,
@@ -74,7 +74,7 @@ def trainings(seed: int, quick: bool, epochs: float) -> list[CellTraining]:
 
 
 def verdict(cells: list[PublishedCell]) -> str:
-    """Whether the published order of the methods holds, for each number of workers."""
+    """Say for each number of workers whether the published order of the methods holds."""
     ours = {(cell.row, cell.column): cell.ours for cell in cells}
     lines: list[str] = []
     for row in (_row(4), _row(8)):
@@ -105,7 +105,7 @@ def _picture(path: Path, work: Sequence[CellTraining], trained: Mapping[str, Tra
     done = [one for one in work if one.label in trained]
     panels: dict[str, dict[str, ErrorCurve]] = {}
     for workers in (4, 8):
-        # Plain SGD of one worker is what the others are measured by.
+        # Every panel shows the plain SGD of one worker, too.
         lines = {
             one.column: ErrorCurve(*trained[one.label].points(), one.published)
             for one in done

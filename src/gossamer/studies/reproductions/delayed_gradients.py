@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 from gossamer.quantities import counted
 from gossamer.studies.lab.grid import Grid, Place, named_optimisers
 from gossamer.studies.lab.heat_map import (
     Panel,
-    PanelStrip,
     caption_of,
     heat_maps,
     panel_of,
@@ -36,9 +37,9 @@ READ = "read in the paper"
 FAILED = "read in the paper: fails, that is, stays at chance level (about 9 to 18 %)"
 UNREAD = "no figure at hand"
 CHANCE = 0.18
-"""Up to here a published accuracy counts as failed; ours by the same rule."""
+"""An accuracy up to this one counts as failed, published or ours."""
 
-# One line a delay, one field a learning rate, one number a batch size, as in the paper's figures.
+# A line for each delay, a field for each rate, a number for each batch, as in the paper's figures.
 _SGD = {
     0: ".950 .877 .848 .290 .096 | .979 .968 .944 .667 .297 | .988 .983 .976 .962 .913 | "
        ".990 .988 .988 .983 .974 | .991 .992 .989 .989 .986 | .990 .989 .991 .989 .988 | "
@@ -62,7 +63,7 @@ _ADAM = {
     16: ".987 .986 .973 .948 .834 .842 .581 | .988 .988 .976 .967 .798 .513 .594 | "
         ".918 .983 .113 .113 .772 .113 .255 | fail",
 }  # fmt: skip
-# Of its ten rates the paper's figure can be read for seven; the largest, it says, always fails.
+# The paper's figure is readable for seven of ten rates; the paper says that the largest fails.
 _SGD_RATES = tuple(10.0 ** (half / 2) for half in range(-10, 0))
 _SGD_READ_RATES = _SGD_RATES[2:]
 _SGD_BATCHES = (64, 128, 256, 512, 1024)
@@ -70,12 +71,12 @@ _ADAM_RATES = tuple(10.0 ** (half / 2) for half in range(-8, -4))
 _ADAM_BATCHES = (64, 128, 256, 512, 1024, 2048, 4096)
 _FAR = {32: 0.9821, 128: 0.9819, 256: 0.9794}
 _FAR_RATES = tuple(10.0 ** (half / 2) for half in range(-10, -6))
-# Small, as the study's heuristic advises: delay counts in steps, and an epoch has more of them.
+# The batch is small, as the study advises: an epoch then has more steps, in which delay counts.
 _FAR_BATCH = 16
 _QUICK_EPOCHS = 2.0
 
 Published = Mapping[Place, float | None]
-"""None: the paper says that it fails."""
+"""None where the paper says that the training fails."""
 
 
 def _published(
@@ -86,7 +87,7 @@ def _published(
     for delay, line in table.items():
         for rate, field in zip(rates, line.split("|"), strict=True):
             words = field.split()
-            # A whole field that fails is written once.
+            # The word stands for a whole field.
             words = words * len(batches) if words == ["fail"] else words
             for batch, word in zip(batches, words, strict=True):
                 found[name, delay, batch, rate] = None if word == "fail" else float(word)
@@ -104,27 +105,19 @@ def _fails(accuracy: float | None) -> bool:
 
 
 def _cells(results: GridResults, published: Published) -> list[PublishedCell]:
-    """Those that were trained to the end, in the paper's order."""
+    """The cells that were trained to the end, in the order of the paper."""
+    grid = results.grid
     found: list[PublishedCell] = []
-    for place in _places(results.grid):
+    for order in product(grid.optimisers, grid.delays, grid.learning_rates, grid.batches):
+        optimiser, delay, rate, batch = order
+        place = (optimiser, delay, batch, rate)
         cell = results.cells.get(place)
         if cell is not None and cell.is_final:
-            _, delay, batch, rate = place
             row = f"delay {delay}, rate {show_rate(rate)}"
             value = published.get(place)
             evidence = UNREAD if place not in published else FAILED if value is None else READ
             found.append(PublishedCell(row, f"batch {batch}", value, cell.value, evidence))
     return found
-
-
-def _places(grid: Grid) -> list[Place]:
-    return [
-        (optimiser, delay, batch, rate)
-        for optimiser in grid.optimisers
-        for delay in grid.delays
-        for rate in grid.learning_rates
-        for batch in grid.batches
-    ]
 
 
 def _show(cell: PublishedCell) -> str:
@@ -135,7 +128,7 @@ def _show(cell: PublishedCell) -> str:
 
 
 def verdict(cells: list[PublishedCell]) -> str:
-    """Agreement in what trains, apart from how well it does."""
+    """Say which cells train in both, and how far the accuracies of those differ."""
     known = [cell for cell in cells if cell.published is not None or cell.evidence == FAILED]
     theirs_fail = [cell for cell in known if _fails(cell.published)]
     both_fail = sum(_fails(cell.ours) for cell in theirs_fail)
@@ -181,54 +174,37 @@ def _picture(path: Path, results: GridResults, published: Published, title: str)
         for delay in grid.delays
     ]
     ours = [panel_of(results, optimiser, delay) for delay in grid.delays]
-    strips = [PanelStrip("published", theirs), PanelStrip("ours", ours)]
     subtitle = (
         f"accuracy in % on the test set; ours after {counted(grid.epochs, 'epoch')}, one seed"
     )
     words = Caption(title, subtitle, caption_of(results))
-    heat_maps(path, strips, grid.learning_rates, grid.batches, results.yardstick, words)
+    heat_maps(path, {"published": theirs, "ours": ours}, results, words)
 
 
-def _sgd_grid(seed: int, quick: bool) -> Grid:
-    if quick:
-        rates = tuple(10.0**power for power in (-3, -2, -1.5))
-        return _grid("sgd", rates, (64, 256), (0, 2, 8), _QUICK_EPOCHS, seed)
-    return _grid("sgd", _SGD_RATES, _SGD_BATCHES, tuple(_SGD), 30.0, seed)
+def _grid_maker(
+    optimiser: str, epochs: float, full: _Axes, quick: _Axes
+) -> Callable[[int, bool], Grid]:
+    """Make the grid of a table from a seed: the whole grid, or a quick part of it."""
+
+    def make(seed: int, is_quick: bool) -> Grid:
+        length = _QUICK_EPOCHS if is_quick else epochs
+        axes = quick if is_quick else full
+        return Grid(named_optimisers((optimiser,)), *axes, epochs=length, seeds=(seed,))
+
+    return make
 
 
-def _adam_grid(seed: int, quick: bool) -> Grid:
-    if quick:
-        return _grid("adam", _ADAM_RATES[1:], (64, 256), (0, 8, 16), _QUICK_EPOCHS, seed)
-    return _grid("adam", _ADAM_RATES, _ADAM_BATCHES, tuple(_ADAM), 20.0, seed)
-
-
-def _far_grid(seed: int, quick: bool) -> Grid:
-    if quick:
-        return _grid("adam", _FAR_RATES[1:3], (_FAR_BATCH,), (32, 256), _QUICK_EPOCHS, seed)
-    return _grid("adam", _FAR_RATES, (_FAR_BATCH,), tuple(_FAR), 20.0, seed)
-
-
-def _grid(
-    optimiser: str,
-    rates: tuple[float, ...],
-    batches: tuple[int, ...],
-    delays: tuple[int, ...],
-    epochs: float,
-    seed: int,
-) -> Grid:
-    names = named_optimisers((optimiser,))
-    return Grid(names, rates, batches, delays, epochs=epochs, seeds=(seed,))
+_Axes = tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...]]
+"""Learning rates, batches and delays."""
 
 
 def _far_cells(results: GridResults) -> list[PublishedCell]:
-    """Every rate, and beside the best of them the published figure, which was tuned by hand."""
+    """The cells of every rate; the published figure, tuned by hand, stands beside the best."""
     found: list[PublishedCell] = []
-    grid = results.grid
-    (optimiser,) = grid.optimisers
-    for delay in grid.delays:
-        places: list[Place] = [(optimiser, delay, _FAR_BATCH, rate) for rate in grid.learning_rates]
-        own = [results.cells.get(place) for place in places]
-        done = [cell for cell in own if cell is not None and cell.is_final]
+    (optimiser,) = results.grid.optimisers
+    for delay in results.grid.delays:
+        done = [cell for cell in results.cells_of(optimiser, delay) if cell.is_final]
+        done.sort(key=lambda cell: cell.place[3])
         row = f"delay {delay}"
         found += [
             PublishedCell(row, f"rate {show_rate(cell.place[3])}", None, cell.value, UNREAD)
@@ -240,78 +216,91 @@ def _far_cells(results: GridResults) -> list[PublishedCell]:
     return found
 
 
+def _far_picture(path: Path, results: GridResults) -> None:
+    words = Caption(
+        "LeNet-5 on MNIST, Adam with very late gradients",
+        f"accuracy in % on the test set after {counted(results.grid.epochs, 'epoch')}, one seed",
+        caption_of(results),
+    )
+    results_picture(path, results, words)
+
+
 _COMMON = (
     "LeNet-5 with ReLU and max pooling, PyTorch's initialisation, standardised pixels, one seed; "
     "step t applies the gradient of step t - delay, the first steps apply nothing; accuracy on "
     "the test set after the last epoch. "
 )
 
-SGD = PublishedTable(
-    name="delayed-gradients-sgd",
-    title="Delayed gradients, SGD with momentum 0.9: accuracy in % on MNIST",
-    source=SOURCE,
-    unit="",
-    settings=_COMMON
-    + "30 epochs, momentum 0.9. For the rates 1e-5 and 3.16e-5 no figures are at hand: the paper "
+
+def _table(
+    name: str,
+    title: str,
+    settings: str,
+    cells: int,
+    grid: Callable[[int, bool], Grid],
+    found: Callable[[GridResults], list[PublishedCell]],
+    picture: Callable[[Path, GridResults], None],
+) -> PublishedTable:
+    return PublishedTable(
+        name=f"delayed-gradients-{name}",
+        title=title,
+        source=SOURCE,
+        unit="",
+        settings=_COMMON + settings,
+        cells=cells,
+        experiment=Experiment(TASK, grid, found, _show, verdict, picture),
+    )
+
+
+SGD = _table(
+    "sgd",
+    "Delayed gradients, SGD with momentum 0.9: accuracy in % on MNIST",
+    "30 epochs, momentum 0.9. For the rates 1e-5 and 3.16e-5 no figures are at hand: the paper "
     "calls them mostly under-trained.",
-    cells=len(_SGD_RATES) * len(_SGD_BATCHES) * len(_SGD),
-    experiment=Experiment(
-        TASK,
-        _sgd_grid,
-        lambda results: _cells(results, SGD_CELLS),
-        _show,
-        verdict,
-        lambda path, results: _picture(
-            path, results, SGD_CELLS, "LeNet-5 on MNIST, SGD with momentum 0.9 and late gradients"
-        ),
+    len(_SGD_RATES) * len(_SGD_BATCHES) * len(_SGD),
+    _grid_maker(
+        "sgd",
+        30.0,
+        full=(_SGD_RATES, _SGD_BATCHES, tuple(_SGD)),
+        quick=((10.0**-3, 10.0**-2, 10.0**-1.5), (64, 256), (0, 2, 8)),
+    ),
+    partial(_cells, published=SGD_CELLS),
+    partial(
+        _picture,
+        published=SGD_CELLS,
+        title="LeNet-5 on MNIST, SGD with momentum 0.9 and late gradients",
     ),
 )
 
-ADAM = PublishedTable(
-    name="delayed-gradients-adam",
-    title="Delayed gradients, Adam: accuracy in % on MNIST",
-    source=SOURCE,
-    unit="",
-    settings=_COMMON + "20 epochs; Adam with PyTorch's other defaults. Rates above 3.16e-3 and "
-    "below 1e-4 are left out.",
-    cells=len(ADAM_CELLS),
-    experiment=Experiment(
-        TASK,
-        _adam_grid,
-        lambda results: _cells(results, ADAM_CELLS),
-        _show,
-        verdict,
-        lambda path, results: _picture(
-            path, results, ADAM_CELLS, "LeNet-5 on MNIST, Adam with late gradients"
-        ),
+ADAM = _table(
+    "adam",
+    "Delayed gradients, Adam: accuracy in % on MNIST",
+    "20 epochs; Adam with PyTorch's other defaults. Rates above 3.16e-3 and below 1e-4 are left "
+    "out.",
+    len(ADAM_CELLS),
+    _grid_maker(
+        "adam",
+        20.0,
+        full=(_ADAM_RATES, _ADAM_BATCHES, tuple(_ADAM)),
+        quick=(_ADAM_RATES[1:], (64, 256), (0, 8, 16)),
     ),
+    partial(_cells, published=ADAM_CELLS),
+    partial(_picture, published=ADAM_CELLS, title="LeNet-5 on MNIST, Adam with late gradients"),
 )
 
-ADAM_FAR = PublishedTable(
-    name="delayed-gradients-adam-far",
-    title="Adam with gradients 32, 128 and 256 steps late: accuracy in % on MNIST",
-    source=SOURCE,
-    unit="",
-    settings=_COMMON
-    + "20 epochs. The paper tuned by hand and gives neither rate nor batch; ours are batch "
+ADAM_FAR = _table(
+    "adam-far",
+    "Adam with gradients 32, 128 and 256 steps late: accuracy in % on MNIST",
+    "20 epochs. The paper tuned by hand and gives neither rate nor batch; ours are batch "
     f"{_FAR_BATCH} and the rates {', '.join(map(show_rate, _FAR_RATES))}, the best of which "
     "stands beside the published figure.",
-    cells=len(_FAR) * (len(_FAR_RATES) + 1),
-    experiment=Experiment(
-        TASK,
-        _far_grid,
-        _far_cells,
-        _show,
-        verdict,
-        lambda path, results: results_picture(
-            path,
-            results,
-            Caption(
-                "LeNet-5 on MNIST, Adam with very late gradients",
-                "accuracy in % on the test set after "
-                f"{counted(results.grid.epochs, 'epoch')}, one seed",
-                caption_of(results),
-            ),
-        ),
+    len(_FAR) * (len(_FAR_RATES) + 1),
+    _grid_maker(
+        "adam",
+        20.0,
+        full=(_FAR_RATES, (_FAR_BATCH,), tuple(_FAR)),
+        quick=(_FAR_RATES[1:3], (_FAR_BATCH,), (32, 256)),
     ),
+    _far_cells,
+    _far_picture,
 )

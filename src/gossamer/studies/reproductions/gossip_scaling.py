@@ -1,4 +1,4 @@
-"""The shape of Jin et al. 2016: gossip ahead early and with few workers, all-reduce in the end."""
+"""The curves of Jin et al. 2016: gossip leads early and with few workers, all-reduce at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trai
 
 _SYNC, _ELASTIC, _PULL, _PUSH = "all_reduce", "easgd", "pull_gossip", "push_gossip"
 _FEW, _MANY = (8, 16), (32, 64, 128)
-# Images a worker and step, as published. Beyond 16 workers the paper shows two methods only.
+# Images per worker and step, as published. Beyond 16 workers the paper shows only two methods.
 _PUBLISHED_BATCH = {8: 32, 16: 16, 32: 16, 64: 16, 128: 16}
 _EVIDENCE = "the paper shows curves; its words are what is compared"
 _OPTIMISER = "sgd:momentum=0.9,nesterov=true,weight_decay=1e-4"
@@ -63,17 +63,17 @@ def _cluster(workers: int) -> Cluster:
 
 @dataclass(frozen=True)
 class Scaling:
-    """One problem in which the shape is looked for."""
+    """One problem on which the statements of the paper are tested."""
 
     name: str
     problem: Problem
     what: str
     batches: Mapping[int, int]
-    """A worker and step, by number of workers."""
+    """Images per worker and step, by number of workers."""
     epochs: float
     quick_epochs: float
     targets: Mapping[int, float]
-    """The accuracies in % by which speed before the first drop of the rate is measured."""
+    """The accuracies in % that measure the speed before the first drop of the rate."""
     points: float
     """Final accuracies of one seed that are no further apart count as equal."""
     reasons: str
@@ -89,7 +89,7 @@ class Scaling:
         return f"{workers} workers, epochs to {self.targets[workers]:g} %"
 
     def trainings(self, seed: int, quick: bool, epochs: float) -> list[CellTraining]:
-        """All cells, or for a quick look those of 8 and 32 workers."""
+        """Make all cells, or for a quick look those of 8 and 32 workers."""
         return [
             CellTraining(
                 row=self.row(workers),
@@ -115,7 +115,7 @@ class Scaling:
         ]
 
     def further(self, training: CellTraining, trained: Trained) -> list[PublishedCell]:
-        """When it reached the target before the first drop; NaN where it did not."""
+        """When a training reached the target before the first drop; NaN where it did not."""
         workers = training.cluster.workers
         target = self.targets[workers] / 100
         before = [r for r in trained.history if r["epochs"] <= training.choices["epochs"] / 3]
@@ -133,30 +133,40 @@ class Scaling:
     # ------------------------------------------------------------------ the verdict
 
     def verdict(self, cells: list[PublishedCell]) -> str:
-        """Whether what the paper says about its curves holds for ours."""
+        """Say whether the statements of the paper about its curves hold for ours."""
         found = {(cell.row, cell.column): cell.ours for cell in cells}
 
         def seconds(workers: int, column: str) -> Number:
             return moment(column, found.get((self.time_row(workers), column)), "s")
 
+        def epochs(workers: int, column: str) -> Number:
+            return moment(column, found.get((self.epochs_row(workers), column)), "epochs")
+
+        def score(workers: int, column: str) -> Number:
+            return accuracy(column, found.get((self.row(workers), column)))
+
         def faster(workers: int, first: str, second: str) -> PartOfRun:
-            return less(
-                f"{workers} workers", seconds(workers, first), seconds(workers, second),
-                _TIME_MARGIN,
-            )  # fmt: skip
+            pair = seconds(workers, first), seconds(workers, second)
+            return less(self.row(workers), *pair, _TIME_MARGIN)
+
+        def asynchronous_first(workers: int) -> PartOfRun:
+            """One asynchronous method is enough: only with all trained can the claim differ."""
+            others = [seconds(workers, column) for column in (_ELASTIC, _PULL, _PUSH)]
+            known = [one for one in others if one.value is not None]
+            first = min(known, key=lambda one: one.value or 0.0, default=others[0])
+            part = less(self.row(workers), first, seconds(workers, _SYNC), _TIME_MARGIN)
+            if part.finding != AGREES and len(known) < len(others):
+                return PartOfRun(OPEN, f"{self.row(workers)}: not trained")
+            return part
 
         even = alike("8 workers", seconds(8, _SYNC), seconds(8, _PULL), _TIME_MARGIN)
         j4 = [faster(8, _ELASTIC, _PULL), faster(8, _ELASTIC, _SYNC), even]
         j5 = [faster(16, _PULL, _ELASTIC), faster(16, _PULL, _SYNC), faster(16, _ELASTIC, _SYNC)]
-        ends = [self._better_end(found, workers) for workers in _MANY]
         j6 = [faster(workers, _PULL, _SYNC) for workers in _MANY]
-        for workers in _MANY:
-            row = self.epochs_row(workers)
-            pull, sync = (
-                moment(column, found.get((row, column)), "epochs") for column in (_PULL, _SYNC)
-            )
-            j6.append(less(f"{workers} workers", pull, sync, _TIME_MARGIN))
-        j7 = [self._asynchronous_first(found, workers) for workers in _FEW]
+        j6 += [less(self.row(p), epochs(p, _PULL), epochs(p, _SYNC), _TIME_MARGIN) for p in _MANY]
+        apart = Margin(absolute=self.points)
+        ends = [less(self.row(p), score(p, _PULL), score(p, _SYNC), apart) for p in _MANY]
+        j7 = [asynchronous_first(workers) for workers in _FEW]
         return "\n".join(
             (
                 "early: the way to the accuracy in the table, before the first drop of the rate",
@@ -170,27 +180,6 @@ class Scaling:
                 f"within {self.points:g} points count as equal; gossip is judged by its pull form",
             )
         )
-
-    def _better_end(self, found: Mapping[tuple[str, str], float], workers: int) -> PartOfRun:
-        row = self.row(workers)
-        pull, sync = (accuracy(column, found.get((row, column))) for column in (_PULL, _SYNC))
-        return less(f"{workers} workers", pull, sync, Margin(absolute=self.points))
-
-    def _asynchronous_first(
-        self, found: Mapping[tuple[str, str], float], workers: int
-    ) -> PartOfRun:
-        """Any of them will do, so it differs only where all of them were trained."""
-        row, where = self.time_row(workers), f"{workers} workers"
-        sync = moment(_SYNC, found.get((row, _SYNC)), "s")
-        others = [
-            moment(column, found.get((row, column)), "s") for column in (_ELASTIC, _PULL, _PUSH)
-        ]
-        known = [one for one in others if one.value is not None]
-        first = min(known, key=lambda one: one.value or 0.0, default=others[0])
-        part = less(where, first, sync, _TIME_MARGIN)
-        if part.finding != AGREES and len(known) < len(others):
-            return PartOfRun(OPEN, f"{where}: not trained")
-        return part
 
     # ------------------------------------------------------------------ the picture
 
@@ -284,7 +273,7 @@ DIGITS = Scaling(
     name="gossip-scaling-digits",
     problem=Problem("digits-mlp"),
     what="a perceptron on 8x8 digits",
-    # With half of these EASGD's workers, who meet in every tenth step, no longer learn.
+    # With half of these, the workers of EASGD, who meet in every tenth step, do not learn.
     batches={8: 8, 16: 4, 32: 4, 64: 4, 128: 4},
     epochs=60.0,
     quick_epochs=6.0,
@@ -299,12 +288,12 @@ DIGITS = Scaling(
 
 
 def _first_touch(points: Sequence[tuple[float, float | None]], target: float) -> float:
-    """Where a curve first meets the target, as it is read off a published one; NaN where never."""
+    """Where a curve first meets the target, as one reads a printed curve; NaN where it does not."""
     before: tuple[float, float] | None = None
     for at, score in points:
         if score is None or not math.isfinite(score):
             continue
-        # Scores are 32-bit numbers, which may lie a little below what they stand for.
+        # Scores are 32-bit numbers, which may be rounded down.
         if score >= target - 1e-6:
             if before is None or score <= target:
                 return at

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, and a line style of its own for each.
+# The colours of Okabe and Ito, each with its own line style.
 _ERROR_LOOKS: tuple[dict[str, Any], ...] = (
     {"color": "#666666", "linestyle": (0, (2, 1.5))},
     {"color": "#D55E00", "linestyle": "-"},
@@ -33,12 +33,12 @@ _SCALING_LOOKS = (
 )  # fmt: skip
 _DOTTED = {"color": "#8c8c8c", "linestyle": (0, (1, 2)), "linewidth": 1.0}
 _LABELS_WIDE = 0.62
-"""Inches that "17.5 %" takes."""
+"""The width of "17.5 %" in inches."""
 
 
 @dataclass(frozen=True)
 class ErrorCurve:
-    """One training."""
+    """The error of one training over epochs."""
 
     epochs: Sequence[float]
     errors: Sequence[float]
@@ -48,21 +48,21 @@ class ErrorCurve:
 
 @dataclass(frozen=True)
 class ScalingCurve:
-    """One training."""
+    """The accuracy of one training over time and over epochs."""
 
     epochs: Sequence[float]
     seconds: Sequence[float]
-    """Virtual ones."""
+    """Virtual seconds."""
     accuracies: Sequence[float]
     """In %."""
     target: float
-    """The accuracy by which early speed is measured."""
+    """The accuracy that measures early speed."""
 
 
 def error_curves(
     path: Path, panels: Mapping[str, Mapping[str, ErrorCurve]], words: Caption
 ) -> None:
-    """One panel a heading, side by side; triangles mark what was published."""
+    """Draw a panel for each heading, side by side; triangles mark published errors."""
     width = 5.2 * len(panels) + 0.6
     figure = figures.new_figure(width, 5.0)
     looks, rows = _named(figure, panels, _ERROR_LOOKS)
@@ -96,7 +96,7 @@ def scaling_picture(
     drops: Sequence[float],
     words: Caption,
 ) -> None:
-    """One column a heading: accuracy over time above, over epochs below."""
+    """Draw a column for each heading: accuracy over time above, over epochs below."""
     width = max(6.4, 2.9 * len(panels) + 0.8)
     figure = figures.new_figure(width, 6.6)
     looks, _ = _named(figure, panels, _SCALING_LOOKS)
@@ -130,7 +130,7 @@ def scaling_picture(
 def _named(
     figure: Figure, panels: Mapping[str, Mapping[str, object]], looks: Sequence[dict[str, Any]]
 ) -> tuple[dict[str, dict[str, Any]], int]:
-    """The look of each name, and how many rows their legend has."""
+    """Write the legend; return the look of each name, and the number of rows of the legend."""
     from matplotlib.lines import Line2D
 
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
@@ -140,7 +140,7 @@ def _named(
 
 
 def _error_range(panels: Mapping[str, Mapping[str, ErrorCurve]]) -> tuple[float, float]:
-    """What was published and how the trainings ended is inside; how they began need not be."""
+    """A range that holds the published errors and the later part of every training."""
     lines = [line for lines in panels.values() for line in lines.values()]
     late = [error for line in lines for error in line.errors[len(line.errors) // 5 :]]
     published = [line.published for line in lines if line.published is not None]
@@ -149,13 +149,13 @@ def _error_range(panels: Mapping[str, Mapping[str, ErrorCurve]]) -> tuple[float,
 
 
 def _accuracy_range(panels: Mapping[str, Mapping[str, ScalingCurve]]) -> tuple[float, float]:
-    """From a little below the lowest target, above which the differences are, to the best."""
+    """The range from a little below the lowest target to the best accuracy."""
     curves = [curve for curves in panels.values() for curve in curves.values()]
     shown = [value for curve in curves for value in curve.accuracies if math.isfinite(value)]
     target = min(curve.target for curve in curves)
     best = max(shown, default=100.0)
     if best <= target:
-        # Nobody got that far, so the beginning is all there is to see.
+        # No training reached the target, so the range shows the beginning.
         return 0.0, 1.05 * target
     low = target - 0.5 * (best - target)
     return max(0.0, low), best + 0.04 * (best - low)

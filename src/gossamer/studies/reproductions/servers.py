@@ -23,20 +23,20 @@ from gossamer.tasks import make_task
 LEARNERS = 32
 SPLITS = (1, 4, 32)
 SOFTSYNC_STEPS = 200
-"""Gradients of each learner."""
+"""The number of gradients of each learner."""
 _STATED = "as stated in the paper, from memory: the mean is about n and the maximum about 2n"
 
 
 @dataclass(frozen=True)
 class Staleness:
-    """Of the gradients that a server applied."""
+    """The staleness of the gradients that a server applied."""
 
     mean: float
     most: int
 
 
 def softsync_staleness(n: int, compute: Compute, seed: int) -> Staleness:
-    """Measured in a run, after the first gradient of each learner.
+    """Measure staleness in a run, after the first gradient of each learner.
 
     Those start from a model that nobody has changed yet; from the second one on the mean over equal
     learners is (lambda - 1) / c exactly.
@@ -104,14 +104,14 @@ SOFTSYNC_STALENESS = PublishedTable(
 MACHINES = 100
 BACKUPS = (0, 1, 2, 3, 4, 5, 6, 8, 10)
 ROUNDS = 76_200
-"""Of the Monte-Carlo: as many as their run with all 100 machines took to converge."""
+"""The rounds of the Monte-Carlo: as many as the published run of 100 machines needed."""
 UPDATES = 250
-"""Of each simulated run."""
+"""The updates of each simulated run."""
 LIMIT_S = 2.0
 LONGEST_S = 310.0
 _ITERATIONS = {50: 137_500, 100: 76_200}
 _READ = "read in the paper (arXiv 1604.00981 v3)"
-# By number of backups.
+# The key has the number of backups and the row.
 _PUBLISHED = {
     (0, "within"): 30.0,
     (2, "within"): 80.0,
@@ -150,7 +150,7 @@ class Arrivals:
     means: NDArray[np.float64]
     longest: NDArray[np.float64]
     within: NDArray[np.float64]
-    """The share of rounds in which it comes before the limit."""
+    """The share of rounds in which this gradient comes before the limit."""
 
     def to_converge(self) -> NDArray[np.float64]:
         """Updates needed with the first N gradients times the mean wait for the N-th, in seconds.
@@ -164,7 +164,7 @@ class Arrivals:
 
 
 def arrivals(compute: Compute, seed: int) -> Arrivals:
-    """By drawing rounds: a machine that is late has no other work to catch up with."""
+    """Draw rounds in which every machine starts anew, also one that was late before."""
     rng = random.Random(f"{seed}/arrivals")
     means, longest, within = (np.zeros(MACHINES) for _ in range(3))
     for _ in range(ROUNDS):
@@ -181,11 +181,11 @@ class Update:
 
     seconds: float
     used_share: float
-    """Of all gradients; the others came too late."""
+    """The share of gradients that did not come too late."""
 
 
 def simulated_update(backups: int, compute: Compute, seed: int) -> Update:
-    """Here a machine that is late misses the rounds that go on without it."""
+    """Simulate the method, in which a late machine misses the rounds that go on without it."""
     task = make_task("quadratic:dimension=1,samples=1024")
     settings = make_settings(
         task,

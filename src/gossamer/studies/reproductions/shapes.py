@@ -1,4 +1,4 @@
-"""Published statements about shapes, who is ahead of whom, held against our numbers.
+"""Published statements about who is ahead of whom, compared with our numbers.
 
 Where a paper gives curves and no figures, only its words can be compared: a statement agrees, does
 not agree, or cannot be judged because a number is missing or a difference could be chance.
@@ -32,17 +32,17 @@ class Number:
 
 
 def accuracy_of(row: Mapping[str, object]) -> float:
-    """On the test set, in %; NaN where the model diverged."""
+    """The accuracy on the test set in %; NaN where the model diverged."""
     return 100.0 - error_of(row)
 
 
 def accuracy(name: str, value: float | None) -> Number:
-    """Diverged is worse than any accuracy."""
+    """Name an accuracy. A model that diverged counts as worse than any other."""
     return Number(name, 0.0 if value is not None and math.isnan(value) else value, "%")
 
 
 def moment(name: str, value: float | None, unit: str) -> Number:
-    """When something was reached; never is later than any time."""
+    """Name the time of an event. An event that did not happen counts as later than any other."""
     return Number(name, math.inf if value is not None and math.isnan(value) else value, unit)
 
 
@@ -56,7 +56,7 @@ class PartOfRun:
 
 @dataclass(frozen=True)
 class Margin:
-    """How far two numbers of one seed must be apart before their order means anything."""
+    """How far two numbers of one seed must be apart for their order to mean anything."""
 
     absolute: float = 0.0
     relative: float = 0.0
@@ -93,13 +93,13 @@ def alike(where: str, one: Number, other: Number, margin: Margin) -> PartOfRun:
 
 
 def judged(statement: str, parts: Iterable[PartOfRun]) -> str:
-    """One line: it differs where one part does, and agrees only where every part does."""
+    """Judge a statement: it differs if one part does, and agrees only if every part does."""
     parts = list(parts)
     found = {part.finding for part in parts}
     finding = next((one for one in (DIFFERS, OPEN) if one in found), AGREES)
     if not parts:
         finding = OPEN
-    # What was not trained is missing in several parts, and said once.
+    # Several parts may miss the same training; the line names it once.
     decisive = dict.fromkeys(part.text for part in parts if part.finding == finding)
     because = f" ({'; '.join(decisive)})" if decisive else ""
     return f"{statement}: {finding}{because}"

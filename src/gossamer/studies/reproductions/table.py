@@ -1,4 +1,4 @@
-"""What a published table is, and what a reproduction of it gives."""
+"""What a published table is, and how it is computed again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trai
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """One number of a table, theirs and ours."""
+    """One number of a table, as published and as we compute it."""
 
     row: str
     column: str
@@ -49,9 +49,9 @@ class Experiment:
 
     task: str
     grid: Callable[[int, bool], Grid]
-    """From a seed; True: a quick part of it."""
+    """Makes the grid from a seed, or a quick part of it where the flag is set."""
     cells: Callable[[GridResults], list[PublishedCell]]
-    """Those that were trained to the end."""
+    """The cells that were trained to the end."""
     show: Callable[[PublishedCell], str]
     verdict: Callable[[list[PublishedCell]], str]
     """How far ours and the published cells agree."""
@@ -64,17 +64,17 @@ class Trainings:
 
     problem: Problem
     epochs: float
-    """In full: as published, or as chosen where the paper trains on other data."""
+    """The epochs of the paper, or our choice where the paper trains on other data."""
     quick_epochs: float
     make: Callable[[int, bool, float], list[CellTraining]]
-    """From a seed, whether only a quick part is wanted, and the epochs; in the table's order."""
+    """Makes the trainings from a seed, a flag for a quick part, and the epochs, in order."""
     value: Callable[[Mapping[str, Any]], float]
     """The number of a cell, from the summary of its training."""
     show: Callable[[PublishedCell], str]
     verdict: Callable[[list[PublishedCell]], str]
     """How far ours and the published cells agree."""
     picture: Callable[[Path, Sequence[CellTraining], Mapping[str, Trained]], None]
-    """From those that are done, by label; at least one is."""
+    """Draws the trainings that are done, at least one, by label."""
     further: Callable[[CellTraining, Trained], list[PublishedCell]] | None = None
     """More cells from the history of one training, such as when it reached an accuracy."""
 
@@ -88,10 +88,10 @@ class PublishedTable:
     source: str
     unit: str
     settings: str
-    """Every setting that matters, and what the paper leaves open and we chose."""
+    """Every setting that matters, and our choices where the paper is silent."""
     cells: int
     compute: Callable[[int, Progress], list[PublishedCell]] | None = None
-    """From a seed; calls back after each cell."""
+    """Computes the cells from a seed, and reports each of them."""
     experiment: Experiment | None = None
     """Instead of `compute`, for a table that takes long and needs data: one laboratory grid."""
     trainings: Trainings | None = None

@@ -1,6 +1,6 @@
-"""Simulated trainings as the cells of a published table: what one is, and what comes out of it.
+"""Simulated trainings that are the cells of a published table, and their results.
 
-A training is plain data, so that a process of its own can be given it.
+A training is plain data, so that another process can run it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _KEPT_OF_A_ROW = ("epochs", "virtual_seconds", "accuracy", "loss", "training_los
 
 @dataclass(frozen=True)
 class Problem:
-    """What all cells of a table train."""
+    """The task that all cells of a table train."""
 
     task: str
     augmented: bool = True
-    """False: without the augmentation that the task has otherwise."""
+    """Whether the task keeps its augmentation."""
 
     def load(self, data: Path | None) -> Task:
         task = make_task(self.task, data=data)
@@ -46,7 +46,7 @@ class CellTraining:
     column: str
     method: str
     cluster: Cluster
-    """With the number of workers of this cell."""
+    """The cluster with the number of workers of this cell."""
     choices: Mapping[str, Any]
     """Further fields of `Settings`: seed, epochs, batch, learning_rate, optimiser, schedule, ..."""
     published: float | None = None
@@ -54,14 +54,14 @@ class CellTraining:
 
     @property
     def label(self) -> str:
-        """One of a kind in its table."""
+        """The name of the cell, which no other cell of the table has."""
         return f"{self.row}, {self.column}"
 
     def settings(self, task: Task, device: str, threads: int) -> Settings:
-        """Those of its simulation; what does not fit together is refused here."""
+        """Make and check the settings of the simulation."""
         return make_settings(
             task, self.method, self.cluster, device=device, threads=threads,
-            buffers="averaged",  # as the tables were made, and as they say
+            buffers="averaged",  # the published texts of the tables say so
             **self.choices,
         )  # fmt: skip
 
@@ -72,9 +72,9 @@ class Trained:
 
     label: str
     summary: Row
-    """Of the output model at the end, with the digests of the run and its seconds of real time."""
+    """The figures of the output model at the end, with the digests and the wall time of the run."""
     history: Sequence[Row]
-    """Its evaluations."""
+    """The evaluations of the training."""
     notices: tuple[str, ...] = ()
 
     @staticmethod
@@ -94,16 +94,16 @@ class Trained:
         return dataclasses.asdict(self)
 
     def points(self) -> tuple[list[float], list[float]]:
-        """Epochs, and the error on the test set in % at each of them; NaN where it diverged."""
+        """The epochs, and at each the error on the test set in %; NaN where the model diverged."""
         return [row["epochs"] for row in self.history], [error_of(row) for row in self.history]
 
 
 def brief(row: Row) -> Row:
-    """What is kept of an evaluation."""
+    """The entries of an evaluation that are kept."""
     return {key: row[key] for key in _KEPT_OF_A_ROW}
 
 
 def error_of(row: Mapping[str, Any]) -> float:
-    """On the test set, in %; NaN where the model diverged, which JSON keeps as null."""
+    """The error on the test set in %; NaN where the model diverged, which JSON keeps as null."""
     accuracy = row["accuracy"]
     return math.nan if accuracy is None else 100.0 * (1.0 - accuracy)

@@ -1,4 +1,4 @@
-"""Says of each law whether a transport keeps it; ends with 1 where one is broken."""
+"""The command that checks for each law whether a transport keeps it."""
 
 from __future__ import annotations
 

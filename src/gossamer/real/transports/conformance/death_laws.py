@@ -1,7 +1,7 @@
-"""The laws of a transport whose processes die or stop: each wants a group to itself.
+"""The laws in which processes die or stop. Each needs a group of processes of its own.
 
-A victim ends by SIGKILL, as `Scenario.victims` announces; the harness expects that end of it and
-tells the transport of it in its own way (or leaves it to the transport to notice).
+A victim ends by SIGKILL, as `Scenario.victims` announces. The harness expects that, and reports it
+to the transport as a launcher would.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SURVIVORS = (0, 2)
 
 
 def check_mean(mean: Tensor, count: int, operation: int) -> None:
-    """The mean of everybody or of the survivors, nothing in between."""
+    """The mean must be that of all processes or that of the survivors."""
     survivors = mean_in_order([values_of(member, count, operation) for member in SURVIVORS])
     everybody = mean_in_order([values_of(member, count, operation) for member in range(3)])
     assert torch.equal(mean, survivors) or torch.equal(mean, everybody)
 
 
 def survivors_reduce(transport: Transport, rank: int, tools: Tools, first: int) -> None:
-    """All-reduces over everybody go on with the mean of the survivors, the same for all."""
+    """Further all-reduces over all processes must give the mean of the survivors."""
     for operation in range(first, first + 3):
         count = 1 + 999 * (operation % 2)
         mean = tools.wait(mean_of(transport, values_of(rank, count, operation), range(3)))
@@ -52,7 +52,7 @@ def survivors_reduce(transport: Transport, rank: int, tools: Tools, first: int) 
 def scenario_a_death_is_noticed_and_survived(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Everybody hears of it once and soon; sends to the dead fail, those to the living arrive."""
+    """All hear of a death once and soon. Sends to the dead fail, and sends to the living arrive."""
     tools.wait(mean_of(transport, values_of(rank, 10), range(size)))
     if rank == VICTIM:
         tools.die()
@@ -69,7 +69,7 @@ def scenario_a_death_is_noticed_and_survived(
 def scenario_a_death_while_others_wait_in_an_all_reduce(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Those who wait for the dead go on without it."""
+    """Processes that wait for a dead one go on without it."""
     if rank == VICTIM:
         tools.wait_for_arrivals("waiting", len(SURVIVORS))
         tools.die()
@@ -85,7 +85,7 @@ def scenario_a_death_while_others_wait_in_an_all_reduce(
 def scenario_a_death_between_starting_and_finishing_an_all_reduce(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """What the dead one had put in counts for all survivors or for none."""
+    """The contribution of the dead process counts for all survivors or for none."""
     if rank == 0:  # the last to start, so that nobody can have finished before the death
         tools.notices_death(VICTIM)
     pending = mean_of(transport, values_of(rank, 50_000), range(size))
@@ -102,7 +102,7 @@ def scenario_a_death_between_starting_and_finishing_an_all_reduce(
 def scenario_a_death_at_any_moment_of_many_all_reduces(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Operation by operation all survivors get the same bits, with the dead one's share or not."""
+    """In every operation all survivors get the same bits, with or without the dead one's share."""
     if rank == VICTIM:
         threading.Timer(0.05, tools.die).start()
     counts = [(1, 20_000, 333)[number % 3] for number in range(100)]
@@ -125,7 +125,8 @@ def scenario_a_death_at_any_moment_of_many_all_reduces(
 def scenario_a_death_inside_guard_blocks_nobody(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Others get on with the dead one's window or learn that it is lost; with others' as before."""
+    """The others can use the window of the dead process or learn that it is lost. All other windows
+    work as before."""
     if rank == VICTIM:
         with transport.guard(VICTIM):
             transport.window(VICTIM)[: WIDTH // 2].add_(1.0)
@@ -135,7 +136,7 @@ def scenario_a_death_inside_guard_blocks_nobody(
         tools.wait(transport.accumulate(VICTIM, torch.ones(WIDTH)))
         tools.wait(transport.average(rank, VICTIM))
     except PeerLost:
-        pass  # a transport whose windows die with their process
+        pass  # in this transport windows die with their process
     tools.barrier("tried", len(SURVIVORS))
     with transport.guard(rank):
         transport.window(rank).zero_()
@@ -164,7 +165,7 @@ class Deadly(Tensor):
 def scenario_a_death_inside_accumulate_blocks_nobody(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Killed within the addition itself where memory is shared; others go on adding there."""
+    """A process dies within an addition to shared memory; the others go on adding there."""
     if rank == VICTIM:
         transport.store.agree(tools.key("death"), repr(time.monotonic()))
         transport.accumulate(0, torch.ones(WIDTH).as_subclass(Deadly))
@@ -175,7 +176,7 @@ def scenario_a_death_inside_accumulate_blocks_nobody(
     tools.barrier("added", len(SURVIVORS))
     seen = tools.wait(transport.read(0)).clone()
     assert bool(((seen == 20.0) | (seen == 21.0)).all())  # each element without or with its share
-    # Where memory is shared it was cut short, and exactly one noticed.
+    # In shared memory the addition was interrupted, and exactly one process noticed.
     torn = sum(tools.exchange("torn", rank, transport.torn_updates, SURVIVORS))
     assert torn == (transport.name == "shm")
     tools.barrier("read", len(SURVIVORS))
@@ -185,7 +186,7 @@ def scenario_a_death_inside_accumulate_blocks_nobody(
 def scenario_a_death_amid_additions_loses_nothing_of_the_others(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Killed at some moment of a stream of additions by everybody to one window."""
+    """A process dies while all processes add to one window again and again."""
     if rank == VICTIM:
         threading.Timer(0.05, tools.die).start()
     mine = 0
@@ -203,7 +204,7 @@ def scenario_a_death_amid_additions_loses_nothing_of_the_others(
 def scenario_a_frame_cut_short_by_death_is_never_delivered(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Frames that arrive are whole, and end with the dead one's last; others' go on."""
+    """All frames of the dead process that arrive are whole. Frames of others arrive as before."""
     length, frames = 3_000_000, 8
     arrived: list[tuple[int, bool]] = []
 
@@ -235,7 +236,8 @@ def scenario_a_frame_cut_short_by_death_is_never_delivered(
 def scenario_a_process_that_closes_is_gone_but_not_dead(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Its last frames arrive, nobody is reported lost, and closing again does nothing."""
+    """The last frames of a closed process arrive, no process is reported lost, and a second `close`
+    does nothing."""
     if rank == 1:
         transport.send(0, [bytes(2_000_000)])
         transport.close()
@@ -251,7 +253,7 @@ def scenario_a_process_that_closes_is_gone_but_not_dead(
 def scenario_a_stop_ends_a_wait_in_an_all_reduce(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Whoever waits raises `Stopped` soon after the token is set."""
+    """A wait raises `Stopped` soon after the token is set."""
     if rank == 0:
         pending = mean_of(transport, torch.ones(1000), range(size))
         threading.Timer(0.05, tools.stop.set).start()
@@ -268,7 +270,7 @@ def scenario_a_stop_ends_a_wait_in_an_all_reduce(
 def scenario_a_stop_ends_a_wait_for_a_window(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """A window that its owner keeps for itself holds nobody who is told to stop."""
+    """A wait for a window that its owner guards ends soon after the token is set."""
     if rank == 1:
         with transport.guard(1):
             tools.arrive("guarded")

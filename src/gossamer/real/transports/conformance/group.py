@@ -1,4 +1,4 @@
-"""Groups of processes that keep a transport's laws, as forks of one process that has torch."""
+"""Groups of processes that run the laws of a transport. They are forks of one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-# Importing them enters their laws into the table.
+# These imports enter the laws into the table.
 from gossamer.real.transports.conformance import death_laws, laws
 from gossamer.real.transports.conformance.tools import SCENARIOS, Scenario, run_laws
 from gossamer.real.transports.death_notices import tell_dead
@@ -49,7 +49,7 @@ def check_laws(
 ) -> Generator[LawResult]:
     """One result for each law, as soon as it is known.
 
-    Laws that leave everybody well share a group of `size` processes. Behind one that is broken a
+    Laws in which no process dies or stops share a group of `size` processes. After a broken law a
     new group goes on with the rest.
     """
     waiting = [name for name in names if not SCENARIOS[name].apart]
@@ -60,7 +60,7 @@ def check_laws(
             yield LawResult(SCENARIOS[waiting[kept]], True)
             kept += 1
         if kept == len(waiting) and any(ends):
-            # All laws were kept, and yet somebody did not end well: the last one has to answer.
+            # All laws were kept, but a process did not end well: the last law counts as broken.
             kept -= 1
         if kept < len(waiting):
             yield LawResult(SCENARIOS[waiting[kept]], False, "\n".join(written))
@@ -79,8 +79,8 @@ def check_laws(
 def run_group(
     connect: Callable[[], Transport], size: int, names: Sequence[str], limit_s: float = _LIMIT_S
 ) -> tuple[list[int], list[str]]:
-    """How each process ended, and what it wrote. They have what our launcher gives to workers: a
-    store, a secret, shared memory, and news of deaths."""
+    """Run laws in a group; return how each process ended, and what it wrote. The processes get what
+    our launcher gives to workers: a store, a secret, shared memory, and reports of deaths."""
     os.environ.setdefault(VARIABLE, new_secret())
     segments = create_segments(size)
     with tempfile.TemporaryDirectory() as place, store_apart() as port:
@@ -112,7 +112,7 @@ def run_group(
 def _become_member(
     connect: Callable[[], Transport], variables: Mapping[str, str], names: Sequence[str], log: Path
 ) -> None:
-    """Never returns: the process ends as the laws end."""
+    """Run the laws in this process and end it."""
     code = 1
     try:
         with log.open("w", encoding="utf-8") as file:
@@ -134,10 +134,10 @@ def watch(
     told: Callable[[int, int], None] = lambda rank, status: None,
     is_due: Callable[[], bool] = lambda: False,
 ) -> list[int]:
-    """How forked workers end, by rank; what is left at the limit, or when it is due, is killed.
+    """Return how forked workers ended, by rank. At the limit, or if `is_due`, kill the rest.
 
-    Each end is told at once, as a launcher would. Only these processes are waited for: the program
-    has others.
+    This reports each end to `told` at once, as a launcher would. It waits only for these processes,
+    because the program may have others.
     """
     ends: dict[int, int] = {}
     until = time.monotonic() + limit_s
@@ -160,8 +160,8 @@ def watch(
 def store_apart(
     make: Callable[[], _HasPort] = lambda: Keeper(own_secret()),
 ) -> Generator[int]:
-    """The port of a store in a process of its own, for it has threads, and a fork of a process with
-    threads may find their locks taken for ever."""
+    """Yield the port of a store in a process of its own: the store has a thread, and a fork of a
+    process with threads may find locks taken for ever."""
     reading, writing = os.pipe()
     program = os.getpid()
     keeper = os.fork()
@@ -173,7 +173,7 @@ def store_apart(
     try:
         yield int.from_bytes(os.read(reading, 4), "little")
     finally:
-        # Forks that end in the ordinary way come by here, too.
+        # Forks of this process may come here too.
         if os.getpid() == program:
             os.close(reading)
             os.close(writing)

@@ -1,7 +1,7 @@
-"""The laws that every transport keeps, each run by all processes of a group at once.
+"""The laws that every transport keeps. All processes of a group run a law at the same time.
 
-`tools` says what they are written with; its `SCENARIOS` holds them by name. Those with `apart` (see
-`death_laws`) want a group of processes to themselves.
+The table `SCENARIOS` of `tools` has the laws by name. Those with `apart` (see `death_laws`) need a
+group of processes of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEGABYTE = 1 << 20
 
 
 def bytes_of(seed: int, length: int) -> bytes:
-    """Content that differs everywhere, so that a shifted or torn frame cannot look right."""
+    """Return random bytes, so that a shifted or torn frame cannot look right."""
     return random.Random(seed).randbytes(length)
 
 
@@ -39,7 +39,7 @@ def bytes_of(seed: int, length: int) -> bytes:
 def scenario_frames_of_every_size_arrive_whole_and_in_order(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """In order per pair, in several parts or one, empty ones too, to oneself as to others."""
+    """Frames of a pair arrive in order, in one part or several, also empty ones and to oneself."""
     sizes = [0, 1, 2, 7, 8, 63, 64, 65, 1000, 4095, 4097, 65_537, MEGABYTE - 1, MEGABYTE, 3]
     for number, length in enumerate(sizes):
         content = bytearray(bytes_of(number + 100 * rank, length))
@@ -55,7 +55,7 @@ def scenario_frames_of_every_size_arrive_whole_and_in_order(
 def scenario_a_frame_larger_than_any_buffer_arrives(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """20 MB around the ring of processes, with a small frame behind that must not overtake."""
+    """20 MB go around a ring of processes, and a small frame after them must not overtake."""
     before, after = (rank - 1) % size, (rank + 1) % size
     transport.send(after, [bytes_of(rank, BIG)])
     transport.send(after, [b"behind"])
@@ -67,7 +67,7 @@ def scenario_a_frame_larger_than_any_buffer_arrives(
 def scenario_frames_of_several_threads_stay_whole(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Threads interleave frames, never parts of frames; each thread's own order stays."""
+    """Threads may interleave frames but not parts of them. Frames of a thread stay in order."""
     threads, frames = 4, 60
 
     def speak(thread: int) -> None:
@@ -97,7 +97,7 @@ def scenario_frames_of_several_threads_stay_whole(
 def scenario_a_frame_may_be_answered_from_inside_the_listener(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Every pair plays ping-pong inside `Listener.frame`, with frames that fill any buffer."""
+    """Every pair answers frames inside `Listener.frame`, with frames that fill any buffer."""
     rallies = 25
 
     def answer(source: int, content: bytes) -> bool:
@@ -111,7 +111,7 @@ def scenario_a_frame_may_be_answered_from_inside_the_listener(
     for to in range(size):
         transport.send(to, [bytes([2 * rallies]), bytes_of(rank, 300_000)])
     for source in range(size):
-        # An even number of strokes: the last ball comes back to the one who served.
+        # The number of frames is even, so the last one comes back to the process that began.
         assert tools.recorder.take(source)[1:] == bytes_of(rank, 300_000)
     tools.barrier("played")
     tools.recorder.answer = None
@@ -148,7 +148,8 @@ def scenario_a_read_sees_what_the_owner_wrote(
 def scenario_no_addition_is_lost_under_contention(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """All add integers to all windows from two threads while the owners add under guard."""
+    """All processes add integers to all windows from two threads while the owners add under
+    guard."""
     rounds, start = 60, 1000
     whole, part = torch.ones(WIDTH), torch.full((500,), 2.0)
 
@@ -179,7 +180,7 @@ def scenario_no_addition_is_lost_under_contention(
 def scenario_an_average_makes_both_equal_and_keeps_the_sum(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """One pair and nobody else: both ends hold the mean. Values of a few bits: to the bit."""
+    """After an average of one pair both windows hold the exact mean of values of a few bits."""
     with transport.guard(rank):
         transport.window(rank).copy_(torch.arange(WIDTH) % 64 + 8 * rank)
     tools.barrier("filled")
@@ -198,7 +199,7 @@ def scenario_an_average_makes_both_equal_and_keeps_the_sum(
 def scenario_averages_that_overlap_keep_the_sum(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """All average with all at once while owners add; exact, as no value outgrows its 53 bits."""
+    """All pairs average while owners add. The sum stays exact, as values fit into 53 bits."""
     own = size + rank
     with transport.guard(own):
         transport.window(own).fill_(float(rank + 1))
@@ -231,14 +232,14 @@ def scenario_an_all_reduce_is_the_mean_in_order_of_rank(
         mean = tools.wait(mean_of(transport, value, range(size)))
         members = [values_of(member, count, operation) for member in range(size)]
         assert torch.equal(mean, mean_in_order(members))
-        mean.zero_()  # the result is the caller's own
+        mean.zero_()  # the result belongs to the caller
     whole = torch.arange(7, dtype=torch.float64) * (rank + 1)
     mean = tools.wait(mean_of(transport, whole, range(size)))
     assert torch.equal(mean, torch.arange(7, dtype=torch.float64) * (size + 1) / 2)
 
 
 def shapes_of(rank: int, count: int) -> list[Tensor]:
-    """Tensors of several shapes: one number, none, many, and some not in the order of memory."""
+    """Return tensors of several shapes: one element, none, many, and one that is not contiguous."""
     flat = values_of(rank, 6 * count + 1)
     square = flat[1 : 4 * count + 1].view(2, 2 * count).t()
     return [flat[0].clone(), flat[:0].clone(), square.clone(memory_format=torch.preserve_format),
@@ -249,7 +250,8 @@ def shapes_of(rank: int, count: int) -> list[Tensor]:
 def scenario_all_reduce_replaces_tensors_when_it_is_finished(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """They are read at once and written only by whoever awaits; a cancelled one writes nothing."""
+    """Tensors are read at once and written when the operation is awaited. A cancelled one writes
+    nothing."""
     for count in (3, 100_000):
         tensors = shapes_of(rank, count)
         before = [tensor.clone() for tensor in tensors]
@@ -270,7 +272,7 @@ def scenario_all_reduce_replaces_tensors_when_it_is_finished(
 def scenario_all_reduces_may_be_in_flight_together(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Twenty started before one is awaited, in whatever order; the input may be reused at once."""
+    """Twenty all-reduces start before one is awaited, in any order. Inputs may change at once."""
     counts = [5000 if number % 3 else 300_000 for number in range(20)]
     pendings = []
     for number, count in enumerate(counts):
@@ -288,7 +290,7 @@ def scenario_all_reduces_may_be_in_flight_together(
 def scenario_subsets_reduce_beside_each_other(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """Each group of members has its own order of operations; a group of one is no exception."""
+    """Each group of members has an order of its own, also a group of one member."""
     groups = [(0, 1), (1, 2), (0, 2), (rank,), tuple(range(size))]
     for operation in range(5):
         started = [
@@ -310,7 +312,7 @@ def scenario_subsets_reduce_beside_each_other(
 def scenario_the_store_agrees_and_counts(
     transport: Transport, rank: int, size: int, tools: Tools
 ) -> None:
-    """The first proposal stands for everybody, the empty one too; counters lose nothing."""
+    """The first proposal counts for all processes, also an empty one. Counters lose nothing."""
     store = transport.store
     assert store.get(tools.key("nobody")) is None
     agreed = store.agree(tools.key("who"), str(rank))

@@ -1,8 +1,8 @@
-"""What the laws of a transport are written with: a table of laws, a listener, waits, deaths.
+"""What the laws of a transport use: a table of laws, a listener, waits, and deaths.
 
-A group of processes opens the transport once with `windows_of(size)` and runs laws one after the
-other, all processes at once (`run_laws`). A process prints "passed NAME" for each; one that fails
-prints its traceback and ends with 1; one that a law lets die ends by SIGKILL.
+A group of processes opens the transport once with `windows_of(size)`. All its processes run the
+same laws one after the other (`run_laws`). A process prints "passed NAME" for each law. A process
+that fails prints its traceback and ends with 1, and one that a law kills ends by SIGKILL.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ PATIENCE_S = 20.0
 WIDTH = 4096
 SERVER_WIDTH = 100_003
 Run = Callable[[Transport, int, int, "Tools"], None]
-"""A law as a function of the transport, the rank of this process, the size of the group, and tools;
-an `AssertionError` says that it is broken."""
+"""A law is a function of the transport, the rank of this process, the size of the group, and tools.
+It raises an `AssertionError` if it is broken."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One law, and the group of processes that it wants."""
+    """One law, and the group of processes that it needs."""
 
     run: Run
     size: int
     victims: frozenset[int]
     apart: bool
-    """It ends with processes dead or stopped, so nothing can run after it in its group."""
+    """Whether processes die or stop in it, so that no other law can run in its group."""
 
     @property
     def name(self) -> str:
@@ -71,13 +71,13 @@ def windows_of(size: int) -> dict[int, Window]:
 
 
 def values_of(rank: int, count: int, operation: int = 0) -> Tensor:
-    """What that process puts into that operation; everybody can work it out."""
+    """Return the contribution of a process to an operation, which all processes can compute."""
     generator = torch.Generator().manual_seed(1000 * operation + rank)
     return torch.randn(count, generator=generator)
 
 
 def mean_of(transport: Transport, value: Tensor, members: Sequence[int]) -> Pending[Tensor]:
-    """The started all-reduce of a copy, whose result is that copy once it is the mean."""
+    """Start the all-reduce of a copy; the result is that copy, once it is the mean."""
     own = value.clone()
     reduced = transport.all_reduce([own], members)
     mean: Pending[Tensor] = Pending(reduced.label, reduced.peer)
@@ -96,7 +96,7 @@ def mean_of(transport: Transport, value: Tensor, members: Sequence[int]) -> Pend
 
 @contextlib.contextmanager
 def raises(kind: type[BaseException]) -> Generator[None]:
-    """What is done inside must end with that exception."""
+    """The body of the `with` statement must raise that exception."""
     try:
         yield
     except kind:
@@ -105,13 +105,13 @@ def raises(kind: type[BaseException]) -> Generator[None]:
 
 
 class FrameRecorder:
-    """A listener that keeps frames by source, and when each peer was reported lost."""
+    """A listener that keeps frames by their source, and the time of each death."""
 
     def __init__(self) -> None:
         self.lost_at: dict[int, float] = {}
         self.reports: list[int] = []
         self.answer: Callable[[int, bytes], bool] | None = None
-        """Called inside `frame`; True means that the frame is dealt with."""
+        """Called inside `frame`; it returns True if it has handled the frame."""
         self._frames: dict[int, deque[bytes]] = defaultdict(deque)
         self._changed = threading.Condition()
 
@@ -129,7 +129,7 @@ class FrameRecorder:
         self.lost_at[process] = time.monotonic()
 
     def take(self, source: int) -> bytes:
-        """The next frame of that process."""
+        """Return the next frame of that process."""
         with self._changed:
             there = self._changed.wait_for(lambda: len(self._frames[source]) > 0, PATIENCE_S)
             assert there, f"no frame of process {source} arrived"
@@ -137,7 +137,7 @@ class FrameRecorder:
 
 
 class Tools:
-    """What a scenario may use besides the transport."""
+    """What a law may use besides the transport."""
 
     def __init__(self, transport: Transport) -> None:
         self.stop = StopToken()
@@ -146,14 +146,14 @@ class Tools:
         self._scope = ""
 
     def begin(self, name: str) -> None:
-        """Keys of the store belong to one scenario from here on."""
+        """A law begins, to which keys of the store belong from now on."""
         self._scope = name
 
     def key(self, label: str) -> str:
         return f"{self._scope}/{label}"
 
     def wait(self, pending: Pending[Any]) -> Any:
-        """What a driver does to await: finish it here if that is offered, else wait for its end."""
+        """Await as a driver does: finish the operation here if possible, else wait for its end."""
         if not pending.done and pending.settle is not None:
             pending.settle()
             assert pending.done, f"settle left {pending.label!r} open"
@@ -165,7 +165,7 @@ class Tools:
     def until(
         self, condition: Callable[[], bool], what: str, pause: Callable[[float], Any] = time.sleep
     ) -> None:
-        """Wait until something holds; obeys the stop token, fails after a generous time."""
+        """Wait until a condition holds; fail after a generous time, and obey the stop token."""
         limit = time.monotonic() + PATIENCE_S
         while not condition():
             self.stop.check()
@@ -173,7 +173,7 @@ class Tools:
             pause(0.002)
 
     def arrive(self, label: str) -> None:
-        """Say that this process has come to a place."""
+        """Say that this process has arrived at a place."""
         self._transport.store.add(self.key(label), 1)
 
     def wait_for_arrivals(self, label: str, count: int) -> None:
@@ -181,18 +181,18 @@ class Tools:
         self.until(lambda: store.add(key, 0) >= count, f"{count} arrivals at {label!r}")
 
     def barrier(self, label: str, count: int | None = None) -> None:
-        """Everybody (or `count` processes) meets here, through the store."""
+        """Wait for all processes, or for `count` of them, through the store."""
         self.arrive(label)
         self.wait_for_arrivals(label, self._transport.size if count is None else count)
 
     def everybody_agrees(self, label: str, value: Tensor) -> None:
-        """The same bits in every process that calls this."""
+        """All processes that call this must have the same bits."""
         digest = hashlib.sha256(value.numpy().tobytes()).hexdigest()
         agreed = self._transport.store.agree(self.key(label), digest)
         assert agreed == digest, f"processes disagree about {label!r}"
 
     def exchange(self, label: str, rank: int, number: int, among: Iterable[int]) -> list[int]:
-        """Everybody's number, in the order of `among`, through the store."""
+        """Return the numbers of the processes `among`, in their order, through the store."""
         store = self._transport.store
         store.agree(self.key(f"{label} of {rank}"), str(number))
         numbers: list[int] = []
@@ -203,12 +203,12 @@ class Tools:
         return numbers
 
     def die(self) -> None:
-        """This process ends here, by SIGKILL; the time is left in the store."""
+        """Write the time into the store, and end this process by SIGKILL."""
         self._transport.store.agree(self.key("death"), repr(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
 
     def notices_death(self, victim: int) -> None:
-        """The listener hears of a death once, within two seconds of it."""
+        """The listener must hear of a death once, within two seconds."""
         self.until(lambda: victim in self.recorder.lost_at, f"the loss of process {victim}")
         assert victim in self._transport.lost
         assert self.recorder.reports.count(victim) == 1
@@ -218,7 +218,7 @@ class Tools:
 
 
 def run_laws(transport: Transport, names: Sequence[str]) -> None:
-    """Open, run the laws in order, close; to be called in every process of the group."""
+    """Open the transport, run the laws in order, and close it; all processes call this."""
     torch.set_num_threads(1)
     tools = Tools(transport)
     rank, size = transport.rank, transport.size

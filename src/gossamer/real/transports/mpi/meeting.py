@@ -1,4 +1,4 @@
-"""The store of an MPI job: served by process 0, at an address that MPI tells to the others."""
+"""The store of an MPI job. Process 0 keeps it, and MPI tells the others its address."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NAME = 256
 
 
 def meet(communicator: MPI.Intracomm, *, one_host: bool) -> tuple[Keeper | None, TcpStore]:
-    """Collective. Process 0 keeps the store for as long as anybody is in the job; MPI tells the
-    others where it is and its secret."""
+    """All processes call this. Process 0 keeps the store until the job ends; MPI tells the others
+    its address and its secret."""
     names = np.zeros((communicator.size, _NAME), np.uint8)
     communicator.Allgather(_padded(MPI.Get_processor_name()), names)
     where = np.zeros(_NAME, np.uint8)
@@ -36,10 +36,11 @@ def meet(communicator: MPI.Intracomm, *, one_host: bool) -> tuple[Keeper | None,
 
 
 def address_towards(name: str) -> str | None:
-    """This host's address as seen by another one, or None where its name says nothing."""
+    """Return the address under which a host of that name sees this one, or None if the name is
+    unknown."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((name, 9))  # sends nothing: it only looks up the route
+            probe.connect((name, 9))  # this sends nothing and only looks up the route
             return probe.getsockname()[0]
     except OSError:
         return None

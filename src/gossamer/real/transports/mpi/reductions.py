@@ -1,14 +1,14 @@
-"""Means over processes, added in order of rank.
+"""All-reduces by MPI messages, added in order of rank.
 
-Short values go whole to every member, who adds them all. Of long ones each member adds up its share
-of the vector, which the others send it, and sends the result back: the traffic of a ring, in two
-rounds.
+Every member sends a short value to every other, and each adds up all values. Of a long value each
+member adds up its share, which the others send to it, and sends the result back. That is the
+traffic of a ring, in two rounds.
 
-Several reductions may be under way, awaited in any order and by any thread; so whoever waits
-advances all of them, and the receiving thread does so now and then.
+Several all-reduces may be open, and any threads may await them in any order. So a thread that waits
+advances all of them, and the receiving thread does so from time to time.
 
-A process that leaves the sums says how many of each group it has begun; those it still finishes.
-MPI cannot begin the others again without it, so they fail with a sentence.
+A process that leaves the sums says how many all-reduces of each group it has begun. It finishes
+these. MPI cannot repeat the others without it, so they fail with a sentence.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from gossamer.real.transports.transport import StopToken, Store
 from gossamer.rules import mean_into
 
 _SHORT = 1 << 20
-"""Bytes to receive up to which a second round costs more than everybody's whole value."""
+"""Up to so many bytes to receive, a second round costs more than to send whole values."""
 _LEFT = 32767
-"""The tag of the word that a process has left the sums: the largest that every MPI has."""
+"""The tag of a message that its sender has left the sums; every MPI has tags up to this."""
 
 
 def name_of(members: Sequence[int]) -> str:
@@ -44,35 +44,35 @@ def name_of(members: Sequence[int]) -> str:
 
 
 class ReduceGroup:
-    """The members of a kind of reduction, in order of rank, with their tags."""
+    """A set of members, in order of rank, and the tags of their messages."""
 
     def __init__(self, members: tuple[int, ...], rank: int, number: int) -> None:
         self.members = members
         self.index = members.index(rank)
         self.others = [index for index in range(len(members)) if index != self.index]
-        # Two reductions of a group pass each round in the order in which they were started, so
-        # that one tag for each round is enough.
+        # All-reduces of a group pass each round in the order in which they were started, so one tag
+        # for each round is enough.
         self.first_tag, self.second_tag = 2 * number, 2 * number + 1
         self.waiting: deque[MpiReduction] = deque()
-        """Started, and not yet in the second round."""
+        """All-reduces that are started and not yet in the second round."""
         self.name = name_of(members)
         self.started = 0
 
 
 class MpiReduction:
-    """One all-reduce under way."""
+    """One open all-reduce."""
 
     def __init__(
         self, communicator: MPI.Intracomm, group: ReduceGroup, tensors: Sequence[Tensor]
     ) -> None:
         self.group = group
         self.number = group.started
-        """Among those of its group."""
+        """The number of this all-reduce in its group."""
         self.has_ended = False
         self.failure: PeerLost | None = None
         self._tensors = tensors
         self._communicator = communicator
-        # The memory of the mean holds this process's own value at first.
+        # At first the memory of the mean holds this process's own value.
         self._mean = joined([tensor.detach().reshape(-1).cpu() for tensor in tensors])
         raw = self._raw = as_words(self._mean)
         count, total = len(group.members), self._mean.numel()
@@ -94,7 +94,7 @@ class MpiReduction:
         self._is_summed = False
 
     def advance(self) -> bool:
-        """Do what can be done at once; whether the mean is there."""
+        """Do what can be done at once; return whether the mean is complete."""
         group, raw = self.group, self._raw
         if not self._is_summed:
             if group.waiting[0] is not self or not MPI.Request.Testall(self._requests):
@@ -110,7 +110,7 @@ class MpiReduction:
         return MPI.Request.Testall(self._requests)
 
     def write(self) -> None:
-        """The mean into the tensors."""
+        """Write the mean into the tensors."""
         pieces = self._mean.split([tensor.numel() for tensor in self._tensors])
         for tensor, piece in zip(self._tensors, pieces, strict=True):
             tensor.copy_(piece.view(tensor.shape))
@@ -118,7 +118,7 @@ class MpiReduction:
     def _exchange(
         self, into: Sequence[NDArray[Any]], from_here: Sequence[NDArray[Any]], tag: int
     ) -> list[MPI.Request]:
-        """With every other member, in their order."""
+        """Begin to receive from every other member and to send to it."""
         ranks = [self.group.members[index] for index in self.group.others]
         receive, send = self._communicator.Irecv, self._communicator.Isend
         requests = [receive(place, rank, tag) for place, rank in zip(into, ranks, strict=True)]
@@ -127,7 +127,7 @@ class MpiReduction:
 
 
 class Reductions:
-    """All reductions of a process."""
+    """All all-reduces of a process."""
 
     def __init__(
         self, communicator: MPI.Intracomm, store: Store, stop: StopToken, busy_s: float
@@ -139,9 +139,9 @@ class Reductions:
         self._groups: dict[tuple[int, ...], ReduceGroup] = {}
         self._active: list[MpiReduction] = []
         self._left: dict[int, dict[str, int]] = {}
-        """Of processes that have left the sums: how many of each group they have begun."""
+        """By process that has left the sums: how many all-reduces of each group it has begun."""
         self._vain: list[MpiReduction] = []
-        """Those that failed; MPI may still write into their memory."""
+        """All-reduces that failed. They are kept because MPI may still write into their memory."""
         self._nothing = np.zeros(0, np.uint8)
         self._lock = threading.Lock()
 
@@ -161,7 +161,7 @@ class Reductions:
         return pending
 
     def advance(self) -> bool:
-        """Do what can be done at once; whether something is still under way."""
+        """Do what can be done at once; return whether an all-reduce is still open."""
         if not self._active or not self._lock.acquire(blocking=False):
             return bool(self._active)
         try:
@@ -179,7 +179,7 @@ class Reductions:
         return bool(self._active)
 
     def leave(self) -> None:
-        """Tell the others; what has been begun is finished by the receiving thread."""
+        """Tell the others; the receiving thread finishes the all-reduces that have begun."""
         rank, size = self._communicator.rank, self._communicator.size
         with self._lock:
             begun = {group.name: group.started for group in self._groups.values()}
@@ -196,7 +196,7 @@ class Reductions:
             self._left[process] = {} if said is None else json.loads(said)
 
     def _reason(self, operation: MpiReduction) -> PeerLost | None:
-        """Why it can never end: a member has left before it put anything into this one."""
+        """Return why an all-reduce can never end: a member has left before it began this one."""
         name, number = operation.group.name, operation.number
         for member in operation.group.members:
             if member in self._left and self._left[member].get(name, 0) <= number:
@@ -221,7 +221,7 @@ class Reductions:
         else:
             operation.write()
             pending.resolve(None)
-        # It refers to itself through these; a circle would keep the memory.
+        # The operation refers to itself through these, and a cycle would keep the memory.
         pending.settle = pending.on_cancel = None
 
     def _group(self, members: tuple[int, ...]) -> ReduceGroup:
@@ -229,7 +229,7 @@ class Reductions:
         if known is None:
             number = 0
             if len(members) < self._communicator.size:
-                # Whoever comes first proposes a number that nobody else has; nobody waits.
+                # The first member proposes a number that no other group has; nobody waits.
                 proposal = str(self._store.add("mpi/groups", 1))
                 number = int(self._store.agree(f"mpi/group/{name_of(members)}", proposal))
             known = ReduceGroup(members, self._communicator.rank, number)

@@ -1,7 +1,7 @@
-"""The transport for MPI: one-sided windows, frames as messages, sums in order of rank.
+"""The transport for MPI: one-sided windows, frames as messages, all-reduces in order of rank.
 
-MPI knows no death of a single process: when one dies the engine ends the whole job. So `lost`
-stays empty here, and whoever wants to survive deaths takes another transport.
+MPI has no death of a single process: when one dies, MPI ends the whole job. So `lost` stays empty
+here. To survive deaths, use another transport.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -20,9 +20,8 @@ from gossamer.errors import ConfigurationError, ProtocolError
 from gossamer.pending import Pending
 from gossamer.real.transports.backoff import Backoff
 from gossamer.real.transports.buffers import take_elements
-from gossamer.real.transports.mpi.doorbell import Doorbell
 from gossamer.real.transports.mpi.engine import MPI, require_threads
-from gossamer.real.transports.mpi.frames import MpiFrames
+from gossamer.real.transports.mpi.frames import Doorbell, MpiFrames
 from gossamer.real.transports.mpi.meeting import meet
 from gossamer.real.transports.mpi.reductions import Reductions
 from gossamer.real.transports.mpi.windows import MpiWindows
@@ -42,10 +41,8 @@ class _Opened:
     post: MpiFrames
     reductions: Reductions
     shared: OneHostAllReduce | None
-    """What makes the sums instead where all processes share one host."""
+    """Computes the all-reduces if all processes are on one host."""
     stop: StopToken
-    fetched: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """Where a distant window's value was put last; the next read of it goes there again."""
 
 
 class MpiTransport:
@@ -56,9 +53,9 @@ class MpiTransport:
     torn_updates = 0
 
     def __init__(self, *, mapped: bool | None = None) -> None:
-        """`mapped`: all processes map all windows; by default where they share one host."""
+        """`mapped`: whether all processes map all windows, by default if they share a host."""
         require_threads()
-        # Apart from whatever else the program says through MPI, and from each other.
+        # Communicators of our own, apart from those of the program and from each other.
         self._frames = MPI.COMM_WORLD.Dup()
         self._sums = MPI.COMM_WORLD.Dup()
         self.rank = self._frames.rank
@@ -74,7 +71,7 @@ class MpiTransport:
                 f"{self.size} processes are on this one; leave mapped=None"
             )
         self.is_mapped = self._one_host if mapped is None else mapped
-        """Whether `read` lends the windows of others instead of fetching them."""
+        """Whether `read` returns the memory of the others and does not fetch a copy."""
         self._keeper, store = meet(self._frames, one_host=self._one_host)
         self.store: Store = store
         self._opened: _Opened | None = None
@@ -83,7 +80,7 @@ class MpiTransport:
 
     @staticmethod
     def from_environment() -> MpiTransport:
-        """The job this process was started in."""
+        """Connect to the job of this process."""
         asked = os.environ.get("GOSSAMER_REDUCTION", "auto")
         if asked != "auto":
             raise ConfigurationError(
@@ -126,16 +123,13 @@ class MpiTransport:
         if view is not None:
             return Pending.resolved("read", view, window.process)
         pending: Pending[Tensor] = Pending("read", window.process)
-        # Taken out while it is being written, so that a second reader cannot be given it.
-        buffer = now.fetched.pop(end, None)
-        value = take_elements(window.numel, window.dtype) if buffer is None else buffer
+        value = take_elements(window.numel, window.dtype)
         request = now.memory.fetch(end, value)
 
         def settle() -> None:
             backoff = Backoff(now.stop, self._busy_s)
             while not request.Test():
                 backoff.pause()
-            now.fetched[end] = value
             pending.resolve(value)
 
         pending.settle = settle
@@ -145,7 +139,7 @@ class MpiTransport:
         window = self._now.windows[end]
         flat = delta.detach().reshape(-1).to(window.dtype)
         if not 0 <= start <= window.numel - len(flat):
-            # Checked here because distant memory is written without anybody looking.
+            # Checked here, because MPI does not check writes to distant memory.
             raise ProtocolError(
                 f"{len(flat)} values from {start} on do not fit end {end} of {window.numel}"
             )
@@ -165,13 +159,13 @@ class MpiTransport:
 
     def leave_sums(self) -> None:
         if self._now.shared is not None:
-            self._now.shared.close()
+            self._now.shared.leave()
         self._now.reductions.leave()
 
     def close(self) -> None:
-        """Say goodbye and return; the process stays reachable until all have done so.
+        """Tell the others that this process leaves. It stays reachable until all have left.
 
-        Nobody is waited for here. Leaving the program is what waits, as MPI wants it.
+        This does not wait for the others. The end of the program does, as MPI demands.
         """
         if not self._closed:
             self._closed = True
@@ -188,7 +182,7 @@ class MpiTransport:
 
     @property
     def _busy_s(self) -> float:
-        """How long asking busily harms nobody: long only where every process has a core."""
+        """How long to poll without a pause: longer if every process has a core of its own."""
         is_crowded = self._local_size > (os.cpu_count() or 1)
         return _BUSY_CROWDED_S if is_crowded else _BUSY_ALONE_S
 
@@ -204,7 +198,7 @@ class MpiTransport:
         return bool(everybody[0])
 
     def _look_around(self) -> int:
-        """Tell the processes of this host where the bell is; how many they are."""
+        """Tell the processes of this host the port of the bell; return how many they are."""
         nearby = self._frames.Split_type(MPI.COMM_TYPE_SHARED)
         bells = np.zeros((nearby.size, 2), np.int64)
         nearby.Allgather(np.array([self.rank, self._doorbell.port]), bells)
@@ -217,7 +211,7 @@ class MpiTransport:
         if self._opened is None:
             return
         if not self._closed:
-            # Something went wrong here, and the others would wait for this process for ever.
+            # This process has failed, and the others would wait for it for ever.
             print(f"process {self.rank} ends without closing its transport", file=sys.stderr)
             sys.stderr.flush()
             MPI.COMM_WORLD.Abort(1)

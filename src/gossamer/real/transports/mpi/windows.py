@@ -1,13 +1,13 @@
-"""Windows of published parameters on MPI one-sided memory, with a lock for each end.
+"""Windows of published parameters in MPI's one-sided memory, with a lock for each end.
 
-Every process gives one piece of memory that holds its ends: for each a lock word, then the data.
-Where all processes share a host the pieces are mapped into everybody, so that a read lends the
-memory itself; between hosts values travel by Get and Accumulate.
+Every process has one block of memory for its ends: for each a lock word, then the data. If all
+processes are on one host, every process maps all blocks, and a read returns the memory itself.
+Between hosts values travel by Get and Accumulate.
 
-MPI keeps an Accumulate apart from other Accumulates only, not from what the owner's thread writes.
-So everybody who changes a window, its owner too, holds the end's lock: a word that is taken by
-Compare_and_swap, which needs no thread of the owner. Large changes go piece by piece, each under
-the lock, so that nobody holds it for long. Readers take no lock.
+MPI makes an Accumulate atomic only with respect to other Accumulates, and not to writes of the
+owner's threads. So a process that changes a window holds the lock of the end, also the owner. The
+lock is a word that is taken by Compare_and_swap, which needs no thread of the owner. Large changes
+happen in pieces, each under the lock, so that no process holds it for long. Readers take no lock.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ _LINE = 64
 _FREE = np.zeros(1, np.int64)
 _TAKEN = np.ones(1, np.int64)
 _PIECE = 1 << 22
-"""Bytes added under the lock at a time."""
+"""How many bytes are added under the lock at a time."""
 _CACHED_PIECE = 1 << 20
-"""Bytes that stay in a core's own cache while they are read, subtracted and added."""
+"""So many bytes stay in the cache of a core while they are read and written."""
 _SUMMED = {
     torch.float32: MPI.FLOAT,
     torch.float64: MPI.DOUBLE,
     torch.int64: MPI.INT64_T,
     torch.int32: MPI.INT32_T,
 }
-"""What MPI can add; other types are fetched, added here and put back."""
+"""The types that MPI can add. Others are fetched, added here and put back."""
 
 
 def places_of(windows: Mapping[int, Window]) -> tuple[dict[int, int], dict[int, int]]:
-    """Where each end's lock stands in its process's memory, and the length of each memory."""
+    """Return the place of each end's lock in the memory of its process, and the length of each
+    memory."""
     places: dict[int, int] = {}
     lengths: dict[int, int] = {}
     for end in sorted(windows):
@@ -54,7 +55,7 @@ def places_of(windows: Mapping[int, Window]) -> tuple[dict[int, int], dict[int, 
 
 
 class EndLock:
-    """The lock of one end, wherever it lives. Excludes threads of one process as well."""
+    """The lock of one end of any process. It also excludes threads of the same process."""
 
     def __init__(self, win: MPI.Win, process: int, place: int, stop: StopToken) -> None:
         self._win = win
@@ -63,8 +64,6 @@ class EndLock:
         self._stop = stop
 
     def __enter__(self) -> None:
-        if self._swap(_FREE, _TAKEN):
-            return
         backoff = Backoff(self._stop, 0.0)
         while not self._swap(_FREE, _TAKEN):
             backoff.pause()
@@ -77,7 +76,7 @@ class EndLock:
 
     def _swap(self, expected: np.ndarray, wanted: np.ndarray) -> bool:
         found = np.empty(1, np.int64)
-        # What this thread wrote under the lock must be visible before the lock is seen free.
+        # All writes under the lock must be visible before the lock is seen free.
         self._win.Sync()
         self._win.Compare_and_swap(wanted, expected, found, self._process, self._place)
         self._win.Flush(self._process)
@@ -108,14 +107,14 @@ class MpiWindows:
             for end, window in windows.items()
             if mapped or window.process == self._rank
         }
-        """The memory of every end that this process can touch directly."""
+        """The memory of every end that this process can access directly."""
         self._locks = {
             end: EndLock(self._win, window.process, self._places[end], stop)
             for end, window in windows.items()
         }
 
     def fill(self, initial: Mapping[int, Tensor]) -> None:
-        """Give this process's own ends their first values, and free locks."""
+        """Give this process's own ends their first values and free locks."""
         mine = np.frombuffer(cast(Any, self._win.tomemory()), np.uint8)
         for end, window in self._windows.items():
             if window.process == self._rank:
@@ -144,11 +143,11 @@ class MpiWindows:
             at += len(piece)
 
     def average(self, own: int, peer: int) -> None:
-        """Both ends become their mean, piece by piece.
+        """Replace both windows by their mean, piece by piece.
 
-        Under both locks, so that nothing comes between and the sum stays; two averages of one pair
-        at once would otherwise exchange the values. All take the locks in the order of the ends,
-        so nobody waits in a circle.
+        This holds both locks, so that nothing intervenes and the sum stays; otherwise two averages
+        of one pair at the same time would exchange the values. All processes take locks in the
+        order of the ends, so no deadlock can arise.
         """
         mine, theirs = self.views[own], self.views.get(peer)
         first, second = self._locks[min(own, peer)], self._locks[max(own, peer)]
@@ -169,12 +168,12 @@ class MpiWindows:
                 self._put(peer, part, start)
 
     def free(self) -> None:
-        """Give the memory back; all processes together."""
+        """Free the memory. All processes call this together."""
         self._win.Unlock_all()
         self._win.Free()
 
     def _add_far(self, end: int, delta: Tensor, start: int) -> None:
-        """Add to memory of another host, under the end's lock."""
+        """Add to memory of another host, under the lock of the end."""
         window = self._windows[end]
         kind = _SUMMED.get(delta.dtype)
         if kind is not None:

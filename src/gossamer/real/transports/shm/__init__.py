@@ -1,9 +1,9 @@
-"""One machine, shared memory: frames, windows and sums without a copy more than needed.
+"""The transport of one machine: frames, windows and all-reduces in shared memory.
 
-Read `transport` first, then `memory` (what is shared and where it is). Frames: `frames`, `rings`,
-`large_frames`. Windows: `windows`. Sums: `contributions`, `all_reduce`. What the operating system
-must give is in `system`; `gpu` is for workers that share a GPU, and `one_host` lends the sums to
-other transports.
+Read `transport` first, then `memory`, which has the layout of the shared memory. Frames are in
+`frames`, `rings` and `large_frames`, windows in `windows`, and all-reduces in `contributions` and
+`all_reduce`. `system` has locks and bells, `gpu` is for workers that share a GPU, and other
+transports use the all-reduces by `one_host`.
 """
 
 from gossamer.real.transports.shm.memory import Segments, create_segments

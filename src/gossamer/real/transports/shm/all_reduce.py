@@ -1,10 +1,10 @@
-"""All-reduce in shared memory: everybody posts its value, then everybody reads.
+"""All-reduce in shared memory: every member posts its value, then every member reads all values.
 
-Nothing needs to be voted on: see `contributions`. A small value, or that of a pair, is added up by
-every member for itself. Of a larger one each member adds up its own chunk and publishes it for all.
-A chunk whose member is not at it, because it is dead or merely busy elsewhere, is added up by
-whoever needs it, so that nobody ever waits for a member that has posted and turned to something
-else. `gpu` is about values on a GPU that the processes share.
+The members need no vote about who contributes; `contributions` says why. Of a small value, and of
+two members, each adds up everything for itself. Of a larger value each member adds up its own chunk
+and publishes it for all. If a member is not working at its chunk, because it is dead or busy
+elsewhere, the others add up that chunk themselves. So no member ever waits for one that has posted
+and turned to something else. `gpu` is about values on a GPU that the processes share.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _CUTS = 1024
 _KINDS = 256
 _FEW, _SMALL_BYTES = 8, 1 << 20
-"""Contributions up to which nobody asks which of them are over, if they are small."""
+"""Up to so many small contributions may be posted before the process looks which are over."""
 _BUSY_S = 0.02
 
 
@@ -99,6 +99,14 @@ class SharedMemoryAllReduce:
             kind = self._kinds[key] = ReduceKind(group, self._rank, tensors, is_on_gpu=is_on_gpu)
         return kind
 
+    def leave(self) -> None:
+        """This process contributes to no further sum, and finishes those that it has begun."""
+        if self._arenas is not None:
+            with self._lock:
+                self._arenas.finish_writing()
+                self._note_what_was_read()
+        self._control.leave_sums(self._rank)
+
     # ------------------------------------------------------------------ posting
 
     def _post(self, own: OwnContribution) -> None:
@@ -110,16 +118,16 @@ class SharedMemoryAllReduce:
         board.places[cell] = own.place
         board.lengths[cell] = kind.nbytes
         board.working[cell] = board.published[cell] = 0
-        fence()  # whoever sees the key sees all the rest
+        fence()  # a process that sees the key also sees the rest of the cell
         board.keys[cell] = own.key
         own.found[self._rank] = cell
         self._posted.append(own)
 
     def _allocate(self, own: OwnContribution) -> None:
-        """A cell, and memory for the value and for this process's chunk of the mean."""
+        """Find a cell, and memory for the value and for this process's chunk of the mean."""
         kind = own.kind
-        # The memory of small contributions is used in turn rather than at once again: the others
-        # have it in their caches, from where it would have to be taken away.
+        # Small contributions take turns in memory and do not use the same place at once again: it
+        # is in the caches of the others, from where it would have to be fetched back.
         is_scarce = kind.is_on_gpu or kind.nbytes > _SMALL_BYTES or len(self._posted) >= _FEW
         while True:
             seen = self._bell.value
@@ -140,7 +148,7 @@ class SharedMemoryAllReduce:
             self._bell.wait(seen, 1e-3)
 
     def _take_cell(self, number: int) -> int:
-        """The same as the other members take, if it is free: they look there first."""
+        """Take the cell in which the other members look first, if it is free."""
         cell = number % CELLS
         if cell in self._cells:
             self._cells.remove(cell)
@@ -155,7 +163,7 @@ class SharedMemoryAllReduce:
         return self._memory.take(kind.needed_bytes)
 
     def _reclaim(self) -> None:
-        """Use the cells and the memory again that nobody will look at any more."""
+        """Free the cells and the memory of contributions that no process will read any more."""
         kept: list[OwnContribution] = []
         for own in self._posted:
             if own.is_abandoned and self._is_left_alone(own):
@@ -172,7 +180,7 @@ class SharedMemoryAllReduce:
         self._posted = kept
 
     def _is_left_alone(self, own: OwnContribution) -> bool:
-        """Of a cancelled one: whether all have posted, and no thread here is still at it."""
+        """Whether all members of a cancelled all-reduce have posted, and no thread here uses it."""
         if not own.finishing.acquire(blocking=False):
             return False
         try:
@@ -191,18 +199,19 @@ class SharedMemoryAllReduce:
         return self._own.finished[own.cell] == own.key
 
     def _is_over(self, own: OwnContribution) -> bool:
-        """Whether nobody will read this process's contribution any more."""
+        """Whether no process will read this contribution any more."""
         for member, cell in own.found.items():
             board = self._boards[member]
             has_moved_on = board.keys[cell] != own.key or board.finished[cell] == own.key
-            if not has_moved_on and not self._control.is_out_of_sums(member):
+            # A member that has only left the sums may still read those that it had begun.
+            if not has_moved_on and not self._control.is_gone(member):
                 return False
         return True
 
     # ------------------------------------------------------------------ finishing
 
     def _finish(self, own: OwnContribution, pending: Pending[None]) -> None:
-        """In the thread that awaits: wait for the others, and write the mean."""
+        """Wait for the others and write the mean, in the thread that awaits the all-reduce."""
         with own.finishing:
             tensors = own.tensors
             if pending.done:
@@ -218,7 +227,7 @@ class SharedMemoryAllReduce:
                 self._mark_finished(own)
             own.tensors = ()
             pending.resolve(None)
-            # It refers to itself through these, which would keep the memory of the tensors.
+            # The operation refers to itself through these, which would keep the tensors alive.
             pending.settle = pending.on_cancel = None
 
     def _check_lengths(self, own: OwnContribution) -> None:
@@ -254,7 +263,7 @@ class SharedMemoryAllReduce:
     def _write_by_chunks(
         self, own: OwnContribution, values: Sequence[Tensor], targets: Sequence[Tensor]
     ) -> None:
-        """Add up this process's own chunk for all, and take the others' from them."""
+        """Add up this process's own chunk for all, and copy the chunks of the others."""
         key, kind, board = own.key, own.kind, self._own
         divisor = kind.divisor(len(values))
         flat = [target.view(-1) if target.is_contiguous() else None for target in targets]
@@ -295,7 +304,7 @@ class SharedMemoryAllReduce:
                 target.copy_(place.view(target.shape))
 
     def _chunk(self, own: OwnContribution, member: int) -> Tensor:
-        """Where a member publishes its part of the mean: behind what it put in."""
+        """Return the memory of a member's chunk, which follows its contribution."""
         board, (chunk, _) = self._boards[member], own.kind.chunks[member]
         place = board.places[own.found[member]] + aligned(own.kind.nbytes)
         return board.memory.tensor(place, chunk.stop - chunk.start, own.kind.dtype)
@@ -303,22 +312,22 @@ class SharedMemoryAllReduce:
     # ------------------------------------------------------------------ memory
 
     def _value(self, kind: ReduceKind, member: int, place: int) -> Tensor:
-        """What a member put in, as one vector."""
+        """Return the contribution of a member as one vector."""
         if place & ON_GPU and self._arenas is not None:
             value = self._arenas.tensor(member, place, kind.count, kind.dtype)
             return value if kind.is_on_gpu else value.cpu()
         return self._boards[member].memory.tensor(place, kind.count, kind.dtype)
 
     def _pieces(self, kind: ReduceKind, member: int, place: int) -> Sequence[Tensor]:
-        """What a member put in, cut into tensors. The same few vectors are cut in every step, and
-        cutting one takes as long as adding it up."""
+        """Return the contribution of a member, cut into tensors. The same few vectors are cut in
+        every step, and to cut one takes as long as to add it up, so the cuts are kept."""
         key = (member, place, kind)
         known = self._cuts.get(key)
         if known is None:
             cut = self._value(kind, member, place).split(kind.sizes)
             known = [piece.view(shape) for piece, shape in zip(cut, kind.shapes, strict=True)]
             if place & ON_GPU and not kind.is_on_gpu:
-                return known  # a copy of what lies there now
+                return known  # a copy of the present value
             if len(self._cuts) >= _CUTS:
                 self._cuts.clear()
             self._cuts[key] = known
@@ -330,15 +339,15 @@ class SharedMemoryAllReduce:
 
 
 def _abandon(own: OwnContribution, pending: Pending[None]) -> None:
-    """Nobody here wants the mean any more, yet others still read the contribution."""
+    """This process does not want the mean any more, but others still read the contribution."""
     own.is_abandoned = True
     own.tensors = ()
-    pending.settle = None  # through which it refers to itself
+    pending.settle = None  # the operation refers to itself through this
 
 
 def _write_scaled(places: Sequence[Tensor], tensors: Sequence[Tensor], kind: ReduceKind) -> None:
     if places[0].is_cuda or places[0].device != tensors[0].device:
-        # One kernel for all of them: starting one for each takes longer than its work.
+        # One kernel for all tensors, because to start one takes longer than its work.
         together = cast(Any, torch)
         together._foreach_copy_(places, tensors)
         if kind.scale != 1.0:

@@ -1,18 +1,17 @@
-"""What processes contribute to all-reduces, where all of them can see it.
+"""The contributions of processes to all-reduces, in memory that all of them can read.
 
-Each process has a board of cells in its memory, one cell for each all-reduce that may still concern
-somebody. It writes its own board only and reads all others. An all-reduce is known by its key,
-which is the same in every member. These are the states of a contribution, with the field of its
-cell that tells them:
+Each process has a board of cells in its memory, one cell for each all-reduce that some process may
+still need. A process writes only its own board, and reads all others. An all-reduce has a key,
+which is the same in every member. A contribution has these states, which fields of its cell tell:
 
-    keys[cell] = key          posted: everything else in the cell, and the value, may be read
-    working[cell] = key       its process has begun to add up its own chunk of the mean
-    published[cell] = key     that chunk is there for the others
-    finished[cell] = key      its process needs nobody's contribution any longer
-    keys[cell] = 0            nobody needs this one any longer; the cell and the memory are free
+    keys[cell] = key          It is posted: the others may read the rest of the cell and the value.
+    working[cell] = key       Its process has begun to add up its own chunk of the mean.
+    published[cell] = key     The others may read that chunk.
+    finished[cell] = key      Its process needs no contribution of the others any longer.
+    keys[cell] = 0            No process needs it any longer; the cell and the memory are free.
 
-A process may die in any of them. A dead process posts nothing any more, so once each member has
-either posted or is seen to be gone, the set of contributors is the same for whoever looks.
+A process may die in each of these states. A dead process posts nothing more. So once each member
+has either posted or is known to be gone, all processes see the same set of contributors.
 """
 
 from __future__ import annotations
@@ -33,26 +32,26 @@ from gossamer.real.transports.shm.system import Bell
 from gossamer.real.transports.transport import StopToken
 
 ON_GPU = 1 << 62
-"""In the place of a contribution: it lies in the GPU memory of its process, not in main memory."""
+"""A bit in the place of a contribution: it is in GPU memory and not in main memory."""
 _BY_EACH_BYTES = 1 << 17
 _TINY = 1e-30
 _GROUP_BITS = 40
 _SEQUENCE_BITS = 24
 _BUSY_S = 0.02
 _THOROUGH = 16
-"""Every so many looks, all cells of a board are searched and not only the likely one."""
+"""Every so many looks, a process searches all cells of a board and not only the likely one."""
 
 Segment = tuple[int, slice, slice]
-"""A part of a tensor: its number, which of its elements, and which of all elements these are."""
+"""A part of a tensor: the number of the tensor, its elements, and their places in the vector."""
 
 
 class ReduceKind:
-    """What all-reduces have in common whose members are the same and whose tensors are alike."""
+    """What all-reduces with the same members and tensors of the same shapes have in common."""
 
     def __init__(
         self, members: tuple[int, ...], rank: int, tensors: Sequence[Tensor], *, is_on_gpu: bool
     ) -> None:
-        """`is_on_gpu`: the tensors are on the GPU whose memory the members share."""
+        """`is_on_gpu` says that the tensors are on a GPU whose memory the members share."""
         self.members = members
         self.others = tuple(member for member in members if member != rank)
         self.shapes = [tensor.shape for tensor in tensors]
@@ -62,31 +61,31 @@ class ReduceKind:
         self.nbytes = self.count * self.dtype.itemsize
         self.is_on_gpu = is_on_gpu
         parts = len(members)
-        # Halves and quarters are exact: dividing what goes in saves dividing what comes out.
-        # Not in float16, where gradients are often so small that they lose their last bit.
+        # A division by 2 or 4 is exact, so each member divides its contribution and nobody the sum.
+        # This is not so in float16, where small gradients would lose their last bit.
         is_wide = self.dtype.is_floating_point and torch.finfo(self.dtype).tiny < _TINY
         is_exact = is_wide and parts & (parts - 1) == 0
         self.scale = 1.0 / parts if is_exact else 1.0
         self.factor = torch.tensor(self.scale)
-        """Torch multiplies by a tensor in half the time that it needs to make one of a number."""
-        # Two read as many bytes either way, and save a hand-over. A GPU reads faster than anybody
-        # could be told of what another process has added up.
+        """The scale as a tensor, by which torch multiplies twice as fast as by a number."""
+        # Two members read as many bytes either way, and need not wait for chunks. A GPU reads all
+        # values in less time than processes need to exchange chunks.
         self.is_by_each = is_on_gpu or parts == 2 or self.nbytes <= _BY_EACH_BYTES
         self._word = _word_of(members) << _SEQUENCE_BITS
 
     def key(self, number: int) -> int:
-        """One word for the group and the number of its all-reduce."""
+        """Return the key of an all-reduce: one word for the group and the number."""
         return self._word | number % (1 << _SEQUENCE_BITS)
 
     @cached_property
     def needed_bytes(self) -> int:
-        """For the value, and for this process's chunk of the mean."""
+        """The bytes of the value and of this process's chunk of the mean."""
         chunk = 0 if self.is_by_each else self.nbytes // len(self.members) + self.dtype.itemsize
         return aligned(self.nbytes) + chunk
 
     @cached_property
     def chunks(self) -> dict[int, tuple[slice, list[Segment]]]:
-        """By member: which elements it adds up for all, and the parts of tensors that these are."""
+        """By member: the elements that it adds up for all, and their parts of tensors."""
         parts = len(self.members)
         bounds = pairwise(self.count * part // parts for part in range(parts + 1))
         return {
@@ -105,12 +104,12 @@ class ReduceKind:
         return found
 
     def divisor(self, contributors: int) -> float:
-        """What the sum of the contributions is still to be divided by."""
+        """Return the number by which the sum of the contributions is still to be divided."""
         return contributors * self.scale
 
 
 def _word_of(members: tuple[int, ...]) -> int:
-    """The members' bits, or a digest of them."""
+    """Return one bit for each member, or a digest of the members."""
     if members[-1] < _GROUP_BITS:
         return sum(1 << member for member in members)
     digest = hashlib.blake2b(repr(members).encode(), digest_size=_GROUP_BITS // 8)
@@ -118,14 +117,14 @@ def _word_of(members: tuple[int, ...]) -> int:
 
 
 class OwnContribution:
-    """This process's part in one all-reduce that may still concern somebody."""
+    """This process's part in one all-reduce that some process may still need."""
 
     def __init__(self, kind: ReduceKind, number: int, tensors: Sequence[Tensor]) -> None:
         self.kind = kind
         self.number = number
         self.key = kind.key(number)
         self.tensors = tensors
-        """Where the mean is to be written; nothing any more when that is done."""
+        """The tensors for the mean; none once the mean is written."""
         self.cell = -1
         self.place = -1
         self.found: dict[int, int] = {}
@@ -145,11 +144,11 @@ class Board:
         self.keys, self.places, self.lengths = field(0), field(1), field(2)
         self.working, self.published, self.finished = field(3), field(4), field(5)
         self.opened = field(6)
-        """By process: 1 once this one can read that one's GPU memory; its own once it has some."""
+        """By process: 1 once this process can read the GPU memory of that one, or has its own."""
         self._searched = np.frombuffer(self.keys, dtype=np.uint64)
 
     def find(self, key: int, likely: int) -> int | None:
-        """The cell with that key; processes in step with each other use the same one."""
+        """Return the cell with that key. Processes in step with each other use the same cell."""
         if self.keys[likely] == key:
             return likely
         cells = np.flatnonzero(self._searched == key)
@@ -157,7 +156,7 @@ class Board:
 
 
 class Contributions:
-    """Which members have posted, as one process sees it."""
+    """Which members have posted, as this process sees it."""
 
     def __init__(
         self, boards: Mapping[int, Board], control: Control, bell: Bell, stop: StopToken
@@ -168,13 +167,13 @@ class Contributions:
         self._stop = stop
 
     def are_complete(self, own: OwnContribution) -> bool:
-        """Whether nobody will post any more; the cells of those who have are noted."""
+        """Whether each member has posted or never will; this notes the cells of those that have."""
         return all(self._is_decided(own, member) for member in own.kind.others)
 
     def _is_decided(self, own: OwnContribution, member: int) -> bool:
         """Whether the member has posted, or never will."""
-        # Asked before the board is searched: a member posts before it goes, so what it had posted
-        # is there to be found if it is seen to be gone.
+        # This comes before the search: a member posts before it goes, so if it is gone by now, the
+        # search finds what it has posted.
         is_gone = self._control.is_out_of_sums(member)
         cell = self._boards[member].find(own.key, own.cell)
         if cell is not None:
@@ -182,10 +181,10 @@ class Contributions:
         return cell is not None or is_gone
 
     def wait(self, own: OwnContribution) -> None:
-        """Until they are complete.
+        """Wait until the contributions are complete.
 
-        One member after the other is looked at: whoever waits often shares a processor with those
-        it waits for, and every look takes some of their time.
+        This looks at one member after the other: a waiting process often shares a processor with
+        those that it waits for, and every look takes some of their time.
         """
         key, likely, found = own.key, own.cell, own.found
         backoff: Backoff | None = None
@@ -205,5 +204,5 @@ class Contributions:
                 if is_due and self._is_decided(own, member):
                     break
                 if not backoff.yields():
-                    looks = -1  # after a sleep the next look is a thorough one
+                    looks = -1  # after a sleep the next look searches all cells
                     self._bell.wait(seen, self._stop.patience)

@@ -1,8 +1,9 @@
-"""Frames between processes: written straight into a ring where there is room, else by a thread.
+"""Frames between processes through rings in shared memory.
 
-Frames of 256 KB and more lie beside the ring, and only a notice of them goes through it
-(`large_frames`). On the other side one thread hands arriving frames to the listener, and tells it
-of deaths.
+The sending thread writes a frame into the ring if there is room; otherwise a thread of this module
+writes it later. A frame of 256 KB or more stays beside the ring, and only a notice of it goes
+through the ring (`large_frames`). In the receiving process one thread gives arriving frames to the
+listener, and tells it of deaths.
 """
 
 from __future__ import annotations
@@ -14,15 +15,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
+from gossamer.real.transports.buffers import joined_bytes
 from gossamer.real.transports.shm.large_frames import LARGE_BYTES, LargeFrameSender
 from gossamer.real.transports.shm.memory import DEAD, Control
-from gossamer.real.transports.shm.rings import (
-    LENGTH_BYTES,
-    NOTICE,
-    RingReader,
-    RingWriter,
-    room_for,
-)
+from gossamer.real.transports.shm.rings import LENGTH_BYTES, NOTICE, RingReader, RingWriter
 from gossamer.real.transports.transport import Listener, Part, Parts, Stopped, StopToken
 
 _JOINED_BYTES = 4096
@@ -30,24 +26,13 @@ _PIECE_BYTES = 1 << 18
 _CLOSING_S = 5.0
 
 _LOOK_S = 0.5
-"""Everything that the receiving thread waits for rings its bell, except the launcher's end."""
+"""How often the receiving thread looks whether the launcher lives; all other events ring a bell."""
 _AT_ONCE = 64
-"""Frames of one process before the next one's turn."""
-
-
-def _joined(parts: Sequence[Part]) -> memoryview:
-    """A copy: what was sent may be changed by its sender at once."""
-    views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
-    whole = room_for(sum(map(len, views)))
-    at = 0
-    for view in views:
-        whole[at : at + len(view)] = view
-        at += len(view)
-    return whole
+"""How many frames of one process are delivered before those of the next."""
 
 
 class _Outgoing:
-    """What is still to be written to one process."""
+    """The frames to one process, and those that could not be written yet."""
 
     def __init__(
         self, ring: RingWriter, to: int, control: Control, large_frames: LargeFrameSender
@@ -65,7 +50,7 @@ class _Outgoing:
         return not self._backlog
 
     def send(self, parts: Parts) -> bool:
-        """Whether something was left for the thread to do."""
+        """Send a frame; return whether a part of it is left for the thread."""
         length = sum(memoryview(part).nbytes for part in parts)
         pieces: Sequence[Part] = [length.to_bytes(LENGTH_BYTES, "little"), *parts]
         notice = None
@@ -79,7 +64,7 @@ class _Outgoing:
             if self._is_dropped:
                 return False
             if self._backlog:
-                self._backlog.append(_joined(pieces))
+                self._backlog.append(joined_bytes(pieces).numpy().data)
                 return True
             for number, piece in enumerate(pieces):
                 view = memoryview(piece)
@@ -88,7 +73,8 @@ class _Outgoing:
                 view = view.cast("B")
                 written = self._ring.write(view)
                 if written < len(view):
-                    self._backlog.append(_joined([view[written:], *pieces[number + 1 :]]))
+                    rest = joined_bytes([view[written:], *pieces[number + 1 :]])
+                    self._backlog.append(rest.numpy().data)
                     break
             self._ring.publish()
             is_left = bool(self._backlog)
@@ -96,7 +82,7 @@ class _Outgoing:
         return is_left
 
     def push(self) -> bool:
-        """Write a piece of the backlog, if there is room; whether anything could be done."""
+        """Write a piece of the backlog if there is room; return whether anything was done."""
         with self._lock:
             if not self._backlog:
                 return False
@@ -113,14 +99,14 @@ class _Outgoing:
         return True
 
     def drop(self) -> None:
-        """Nobody will ever read it."""
+        """Discard everything, because its receiver is gone."""
         with self._lock:
             self._is_dropped = True
             self._backlog.clear()
 
 
 class FrameSender:
-    """All rings out of this process, and the thread that waits for room in them."""
+    """The rings to all other processes, and the thread that waits for room in them."""
 
     def __init__(
         self, rank: int, rings: dict[int, RingWriter], large_frames: LargeFrameSender,
@@ -145,7 +131,7 @@ class FrameSender:
         self._outgoing[to].drop()
 
     def close(self) -> None:
-        """What was sent is still written, as long as those who receive it are there."""
+        """Write what has been sent, as long as its receivers exist, and end the thread."""
         limit = time.monotonic() + _CLOSING_S
         while self._is_behind() and not self._stop.is_set and time.monotonic() < limit:
             time.sleep(1e-3)
@@ -181,13 +167,13 @@ class FrameSender:
                 self._room.wait(seen, self._stop.patience)
                 continue
             self._work.clear()
-            # A frame left behind between looking and clearing has set it before; look once more.
+            # A sender may have left a frame between the look and `clear`, so look once more.
             if not self._is_behind():
                 self._work.wait()
 
 
 class FrameReceiver:
-    """Sleeps on this process's bell; calls the listener with no lock held."""
+    """The thread that receives all frames. It holds no lock while it calls the listener."""
 
     def __init__(
         self, rank: int, rings: Mapping[int, RingReader], control: Control, listener: Listener,
@@ -216,7 +202,7 @@ class FrameReceiver:
     def close(self) -> None:
         self._is_closing = True
         self._bell.ring()
-        # A listener that closes its own transport cannot be waited for.
+        # A listener may close its own transport, and a thread cannot wait for itself.
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -228,22 +214,22 @@ class FrameReceiver:
                     continue
                 self._bell.wait(seen, _LOOK_S)
                 if os.getppid() != self._launcher:
-                    # Nobody is left to tell of deaths or to end this process.
+                    # The launcher is gone, so nobody would report deaths or end this process.
                     self._stop.set()
         except Stopped:
-            pass  # the listener was told to stop: that is how this thread ends
+            pass  # the listener was told to stop, which ends this thread
         except BaseException:
-            # Without this thread everybody would wait for ever.
+            # Without this thread all others would wait for ever.
             self._stop.set()
             raise
 
     def _deliver(self) -> bool:
-        """Hand over what has come; whether there was anything."""
+        """Give arrived frames to the listener; return whether there were any."""
         came = False
         for source, ring in self._rings.items():
             if source in self.lost:
                 continue
-            # The dead first looked at, then read: all that they ever wrote is there by then.
+            # The state is read before the ring, so that a dead process has written everything.
             is_dead = self._control.state(source) == DEAD
             for frame in islice(ring.frames(), None if is_dead else _AT_ONCE):
                 came = True

@@ -1,33 +1,35 @@
-"""Windows and sums in the memory of a GPU that several processes share. Imported only there.
+"""Windows and all-reduces in the memory of a GPU that several processes share. It is imported only
+where they do.
 
-A handle, by which another process opens memory or an event, is a few numbers and bytes; it travels
-through the store as text, and nothing is unpickled.
+A handle, by which another process opens memory or an event, consists of a few numbers and bytes. It
+travels through the store as text, and nothing is unpickled.
 
-*Sums.* Each process has one block of GPU memory, its arena, which the others open. It puts its
-values there, the board says who has posted, as for values in main memory, and everybody adds all of
-them up straight from the arenas. Why nothing is read too early or overwritten too soon:
+*All-reduces.* Each process has one block of GPU memory, its arena, which the others open. It writes
+its values there, the board says which processes have posted, as for values in main memory, and each
+process adds up all values directly from the arenas. No value is read too early or overwritten too
+soon, for these reasons:
 
-A process waits for its own stream before it posts. So what is posted lies complete in the GPU's
-memory and stays there, mapped by the others, whatever becomes of its process: one that died after
-posting has contributed, one that died before has not, and all survivors see the same.
+A process waits for its own stream before it posts. So a posted value is complete in the memory of
+the GPU, and stays there, mapped by the others, even if its process dies. A process that died after
+it posted has contributed, and one that died before has not; all survivors see the same.
 
-Reading is only asked of the GPU. The process says that it needs nobody's contribution any longer
-when it finds its stream done with it: at the latest at its next post, which waits for the stream
-anyway. An arena has room for two values of the largest size. Whoever writes a third has seen
-everybody's post of the second, and with it everybody's word that the first has been read; so in
-step with the others nobody ever waits for room.
+The GPU reads values later than the process asks it to. A process says that it needs no contribution
+any longer when its stream has read them: at the latest at its next post, which waits for the stream
+anyway. An arena has room for two values of the largest size. A process that writes a third has seen
+that all others posted the second, and so that all have read the first. So processes in step with
+each other never wait for room.
 
-A value goes into the arena once all living members have opened it. Before that, and where there is
-no room, it goes through main memory. Nobody needs to agree on that: each contribution says where it
-lies. An arena that cannot be opened, because its process has just died, is left alone: that process
-can never have posted anything in it.
+A value goes into the arena once all living members have opened it. Before that, and when there is
+no room, it goes through main memory. Processes need not agree on that, because each contribution
+says where it is. A process ignores an arena that it cannot open because the owner has just died;
+that owner can never have posted anything in it.
 
-*Windows.* A lock orders what processes ask of the GPU, but what they asked under it may still be
-under way when the lock is free: waiting for the stream under every lock would cost a step of
-AD-PSGD as much as the step itself. So whoever leaves a window sets a mark behind its work and
-writes down that it was the last. The next process waits, before it asks for anything, until the GPU
-has passed that mark, or the other process is gone. The process waits, and not its stream: the mark
-of a process that was killed is never reached, and a stream cannot be told so.
+*Windows.* A lock orders what processes ask of the GPU. But the GPU may still be doing it when the
+lock is free; to wait for the stream under every lock would double the time of a step of AD-PSGD. So
+a process that releases a window sets a mark behind its work, and writes down that it was the last.
+The next process waits until the GPU has passed that mark, or the other process is gone, before it
+asks the GPU for anything. The process waits and not its stream: a mark of a process that was killed
+is never reached, and a stream cannot be told so.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -56,80 +58,61 @@ _NOBODY = 0
 # ---------------------------------------------------------------------- what is asked of a GPU
 
 
-class GpuMark(Protocol):
-    """A place in the order of what a GPU was asked to do."""
+class GpuMark:
+    """A place in the order of what a GPU was asked to do: a CUDA event.
 
-    def query(self) -> bool:
-        """Whether the GPU has come that far."""
-        ...
+    Other processes may look at a shared mark, and it can be set again. CUDA counts a mark that was
+    never set as reached.
+    """
 
+    def __init__(self, device: torch.device, *, is_shared: bool = False) -> None:
+        """Raises RuntimeError where marks cannot be shared."""
+        self._device = device
+        with torch.cuda.device(device):
+            self._event: Any = torch.cuda.Event(interprocess=is_shared)
+            self.handle: str = self._event.ipc_handle().hex() if is_shared else ""
 
-class SharedMark(GpuMark, Protocol):
-    """A mark that can be set again, and that other processes may look at."""
-
-    handle: str
+    @staticmethod
+    def opened(device: torch.device, handle: str) -> GpuMark:
+        """The shared mark of another process; raises RuntimeError where that has just died."""
+        mark = GpuMark(device)
+        mark._event = cast(Any, torch.cuda.Event).from_ipc_handle(device, bytes.fromhex(handle))
+        return mark
 
     def record(self) -> None:
         """Set it behind all that the present stream was asked to do."""
-        ...
+        self._event.record(torch.cuda.current_stream(self._device))
 
     def precede(self) -> None:
-        """What the present stream is asked to do from here on comes behind it."""
-        ...
+        """The present stream does what it is asked from now on after this mark."""
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+
+    def query(self) -> bool:
+        """Whether the GPU has come that far."""
+        return self._event.query()
 
 
-class Gpu(Protocol):
-    """A GPU; main memory can stand in for it."""
-
-    device: torch.device
-
-    def at(self, device: torch.device) -> Gpu:
-        """The one on which a process's memory lies, where each has its own."""
-        ...
-
-    def allocate(self, length: int) -> Tensor: ...
-
-    def handle(self, memory: Tensor) -> str:
-        """By which other processes can open that memory."""
-        ...
-
-    def open(self, handle: str) -> Tensor:
-        """The bytes of another process; raises RuntimeError where they cannot be had."""
-        ...
-
-    def finish(self) -> None:
-        """Wait until all that the present stream was asked to do is done."""
-        ...
-
-    def mark(self) -> GpuMark:
-        """Where the present stream is now."""
-        ...
-
-    def shared_mark(self) -> SharedMark:
-        """Raises RuntimeError where marks cannot be shared."""
-        ...
-
-    def open_mark(self, handle: str) -> GpuMark: ...
-
-
-class Cuda:
-    """A GPU of this machine."""
+class Gpu:
+    """A GPU of this machine. In tests main memory takes its place."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def at(self, device: torch.device) -> Gpu:
-        return Cuda(device)
+        """The GPU on which a process's memory lies, where each process has its own."""
+        return Gpu(device)
 
     def allocate(self, length: int) -> Tensor:
         return torch.empty(length, dtype=torch.uint8, device=self.device)
 
     def handle(self, memory: Tensor) -> str:
+        """The text by which other processes can open that memory."""
         storage = cast(Any, memory.untyped_storage())
         parts = [part.hex() if isinstance(part, bytes) else part for part in storage._share_cuda_()]
         return json.dumps(parts)
 
     def open(self, handle: str) -> Tensor:
+        """The bytes of another process; raises RuntimeError where they cannot be opened."""
         # The handles of the memory, of its reference count and of its event are bytes.
         parts = [
             bytes.fromhex(part) if isinstance(part, str) else part for part in json.loads(handle)
@@ -139,52 +122,33 @@ class Cuda:
         return flat.set_(storage, 0, (storage.nbytes(),), (1,))
 
     def finish(self) -> None:
+        """Wait until all that the present stream was asked to do is done."""
         torch.cuda.current_stream(self.device).synchronize()
 
     def mark(self) -> GpuMark:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return event
+        """A mark that is set where the present stream is now."""
+        mark = GpuMark(self.device)
+        mark.record()
+        return mark
 
-    def shared_mark(self) -> SharedMark:
-        return _CudaMark(self.device)
+    def shared_mark(self) -> GpuMark:
+        return GpuMark(self.device, is_shared=True)
 
     def open_mark(self, handle: str) -> GpuMark:
-        events: Any = torch.cuda.Event
-        return events.from_ipc_handle(self.device, bytes.fromhex(handle))
-
-
-class _CudaMark:
-    """An event; CUDA counts one that was never recorded as reached."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        with torch.cuda.device(device):
-            event: Any = torch.cuda.Event(interprocess=True)
-            self.handle: str = event.ipc_handle().hex()
-        self._event = event
-
-    def record(self) -> None:
-        self._event.record(torch.cuda.current_stream(self._device))
-
-    def precede(self) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._event)
-
-    def query(self) -> bool:
-        return self._event.query()
+        return GpuMark.opened(self.device, handle)
 
 
 # ---------------------------------------------------------------------- sums
 
 
 class GpuArenas:
-    """The arenas of all processes that share a GPU with this one, and its own."""
+    """The arenas of all processes that share a GPU, this one included."""
 
     def __init__(
         self, rank: int, boards: Mapping[int, Board], control: Control, store: Store, gpu: Gpu,
         largest: int,
     ) -> None:  # fmt: skip
-        """`largest` is how many bytes the largest value usually has."""
+        """`largest` is the usual number of bytes of the largest value."""
         self.device = gpu.device
         self._rank = rank
         self._boards = boards
@@ -199,7 +163,7 @@ class GpuArenas:
         self._reading: deque[tuple[OwnContribution, GpuMark]] = deque()
 
     def take(self, length: int, members: Sequence[int]) -> int | None:
-        """Room for a value where all living members can read it, or None."""
+        """Return a place in the arena for a value that all living members can read, or None."""
         if self._rank not in self._blocks:
             self._make_own()
         is_open = all(
@@ -216,7 +180,7 @@ class GpuArenas:
         return self._blocks[member].tensor(place & ~ON_GPU, count, dtype)
 
     def finish_writing(self) -> None:
-        """What this thread asked of the GPU is done, and can be posted."""
+        """Wait until the GPU has done what this thread asked of it, so that it can be posted."""
         self._gpu.finish()
 
     def write_mean(
@@ -227,14 +191,14 @@ class GpuArenas:
             total.add_(value.to(self.device))
         divisor = kind.divisor(len(values))
         if divisor != 1.0:
-            # On the GPU: torch would multiply by the rounded inverse of a plain number there.
+            # A tensor, because by a plain number torch divides less exactly on a GPU.
             total.div_(torch.tensor(divisor, dtype=kind.dtype, device=self.device))
         cut = zip(total.split(kind.sizes), kind.shapes, strict=True)
         cast(Any, torch)._foreach_copy_(list(tensors), [one.view(shape) for one, shape in cut])
 
     def mark_reading(self, own: OwnContribution) -> None:
-        """All that reads its contributions was asked of the GPU; the members' arenas are opened
-        on the way."""
+        """The GPU was asked to read the contributions of an all-reduce. This also opens the arenas
+        of the members."""
         self._open_those_of(own.kind.members)
         self._reading.append((own, self._gpu.mark()))
 
@@ -251,7 +215,7 @@ class GpuArenas:
         memory = self._gpu.allocate(self._capacity)
         self._store.agree(f"arena {self._rank}", self._gpu.handle(memory))
         self._blocks[self._rank] = TensorBlock(memory)
-        fence()  # whoever sees the word finds the handle
+        fence()  # a process that sees the word finds the handle
         self._opened_by_us[self._rank] = 1
 
     def _open_those_of(self, members: Sequence[int]) -> None:
@@ -273,13 +237,14 @@ class GpuArenas:
 
 
 class WindowOrder:
-    """Orders what processes ask of the GPU at one window; only used under the window's lock."""
+    """Orders what processes ask of the GPU at one window. A process uses it under the lock of the
+    window."""
 
     def __init__(
         self, rank: int, end: int, last: memoryview, gpu: Gpu, store: Store, control: Control,
         stop: StopToken,
     ) -> None:  # fmt: skip
-        """`last` is one shared word: the process before, counted from 1."""
+        """`last` is one shared word: the process that held the window last, counted from 1."""
         self._rank = rank
         self._end = end
         self._last = last
@@ -287,12 +252,12 @@ class WindowOrder:
         self._store = store
         self._control = control
         self._stop = stop
-        self._own: SharedMark | None = None
+        self._own: GpuMark | None = None
         self._is_shared = True
         self._marks: dict[int, GpuMark] = {}
 
     def begin(self) -> bool:
-        """Whether the process before died and may have left its work half done."""
+        """Wait for the last process; return whether it died, perhaps with its work half done."""
         last = self._last[0]
         if last == _NOBODY:
             return False
@@ -313,17 +278,17 @@ class WindowOrder:
         self._last[0] = self._rank + 1
 
     def finish(self) -> None:
-        """Wait for all that this process asked for here."""
+        """Wait until the GPU has done all that this process asked for."""
         self._gpu.finish()
 
     def _has_passed(self, process: int) -> bool:
-        """Wait for the GPU; False if that will never be, or nobody can tell any more."""
+        """Wait until the GPU has passed the mark of a process; return False if that is gone."""
         while not self._control.is_gone(process):
             mark = self._mark_of(process)
             if mark is not None and mark.query():
                 return True
             self._stop.check()
-            time.sleep(0)  # it is a matter of microseconds, for which a true sleep is too long
+            time.sleep(0)  # the mark is microseconds away, and a true sleep lasts longer
         return False
 
     def _mark_of(self, process: int) -> GpuMark | None:
@@ -333,11 +298,11 @@ class WindowOrder:
             try:
                 self._marks[process] = self._gpu.open_mark(handle)
             except RuntimeError:
-                return None  # its process is just dying, which will be known in a moment
+                return None  # the process is dying, which will be known in a moment
         return self._marks[process]
 
     def _share(self) -> None:
-        """Where a system has no marks that processes can share, every user waits for the GPU."""
+        """Share a mark. If the system cannot do that, this process waits for the GPU instead."""
         try:
             self._own = self._gpu.shared_mark()
         except RuntimeError:
@@ -354,7 +319,7 @@ def share_windows(
     windows: Windows, rank: int, gpu: Gpu, initial: Mapping[int, Tensor], store: Store,
     control: Control, stop: StopToken,
 ) -> None:  # fmt: skip
-    """Move the windows from main memory to the GPU's; everybody calls this."""
+    """Move the windows from main memory to that of the GPU. All processes call this."""
     for end, value in initial.items():
         window = windows.shared[end].window
         memory = gpu.allocate(window.numel * window.dtype.itemsize)

@@ -1,13 +1,12 @@
-"""Large frames do not go through a ring: they lie in the sender's memory, and the ring says where.
+"""Large frames stay in the sender's memory, and only a notice of them goes through the ring.
 
-The sender copies a frame into its own shared memory, once. The receiver reads it there, and keeps
-it for as long as it likes: when the last view of it is gone, it writes so into its own memory, and
-the sender uses the place again. So a frame is moved once and not four times, and nobody hands over
-pieces. Where there is no place left, because receivers keep what they got, a frame goes through the
-ring as smaller ones do.
+The sender copies a frame into its own shared memory. The receiver reads the frame there, and keeps
+it as long as it likes. When the last view of the frame is gone, the receiver writes that into its
+own memory, and the sender uses the place again. So a frame is copied once and not four times. If
+there is no place left, because receivers keep frames, a frame goes through the ring as smaller ones
+do.
 
-What a receiver that has died did not release is free; what one that has closed its transport still
-holds is not.
+The frames of a receiver that died are free; those of one that closed its transport are not.
 """
 
 from __future__ import annotations
@@ -19,22 +18,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gossamer.real.transports.shm.memory import (
-    DEAD,
-    LARGE_FRAMES,
-    Control,
-    FreeList,
-    SharedMemory,
-)
+from gossamer.real.transports.buffers import copy_parts
+from gossamer.real.transports.shm.memory import DEAD, LARGE_FRAMES, Control, FreeList, SharedMemory
 from gossamer.real.transports.transport import Part
 
 LARGE_BYTES = 1 << 18
-"""From here on a frame is large. The copy of a smaller one through the ring stays in the cache."""
+"""A frame of so many bytes is large. The copies of a smaller one stay in the cache."""
 _NOTICE = struct.Struct("<QQQQ")
 
 
 class LargeFrameSender:
-    """The large frames that this process has sent and that may still be in use."""
+    """The large frames that this process has sent and that receivers may still use."""
 
     def __init__(
         self,
@@ -43,7 +37,7 @@ class LargeFrameSender:
         released: Mapping[int, memoryview],
         control: Control,
     ) -> None:
-        """`released` are the words of each receiver: what it has released, by slot."""
+        """`released` holds the words of each receiver: the frame that it released last, by slot."""
         self._memory = memory
         self._free = free
         self._released = released
@@ -51,11 +45,11 @@ class LargeFrameSender:
         self._lock = threading.Lock()
         self._slots = {to: list(range(LARGE_FRAMES)) for to in released}
         self._sent: dict[tuple[int, int], tuple[int, int]] = {}
-        """By receiver and slot: the frame's number and its place."""
+        """By receiver and slot: the number and the place of the frame."""
         self._number = 0
 
     def pack(self, to: int, parts: Sequence[Part], length: int) -> bytes | None:
-        """The notice to be sent instead of the frame; None if there is no place for it."""
+        """Store a frame and return the notice of it, or None if there is no place."""
         with self._lock:
             self._reclaim()
             slots = self._slots[to]
@@ -67,14 +61,7 @@ class LargeFrameSender:
             number = self._number
             self._sent[to, slot] = (number, offset)
         target = np.frombuffer(self._memory.region(offset, length), dtype=np.uint8)
-        at = 0
-        for part in parts:
-            if not memoryview(part).nbytes:
-                continue
-            # numpy lets other threads work while it copies.
-            source = np.frombuffer(part, dtype=np.uint8)
-            target[at : at + len(source)] = source
-            at += len(source)
+        copy_parts(parts, target)
         return _NOTICE.pack(slot, number, offset, length)
 
     def _reclaim(self) -> None:
@@ -86,7 +73,7 @@ class LargeFrameSender:
 
 
 class LargeFrameReceiver:
-    """The large frames of one sender, at their receiver."""
+    """The large frames of one sender, in their receiver."""
 
     def __init__(self, memory: SharedMemory, released: memoryview) -> None:
         self._memory = memory
@@ -99,5 +86,5 @@ class LargeFrameReceiver:
         return memoryview(lent)  # pyright: ignore[reportArgumentType]
 
     def _release(self, slot: int, number: int) -> None:
-        # Called wherever the last view dies: no lock may be taken here.
+        # Any thread may call this, at any time, so it must not take a lock.
         self._released[slot] = number

@@ -1,11 +1,11 @@
-"""The memory that the processes of one machine share, and where things are in it.
+"""The memory that the processes of one machine share, and its layout.
 
-The launcher makes the memory without a name and hands it down as open files, so that no death, not
-even the launcher's own, leaves anything behind. There is one file with control words for all, and
-one file for each process, with its rings, windows, contributions to all-reduces and large frames.
+The launcher makes the memory without a name and passes it on as open files. So no death leaves
+anything behind, not even the launcher's own. One file holds the control words of all processes.
+Each process has another file, with its rings, windows, contributions and large frames.
 Each control word has one writer at a time: a process writes its own state, and the launcher writes
-the states of the dead. Under other launchers process 0 makes the memory (`one_host`), and everybody
-who learns of a death writes the state of the dead process: all write the same.
+the states of dead processes. Under other launchers process 0 makes the memory (`one_host`), and
+every process that learns of a death writes the state of the dead one; all write the same.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ RING_HEAD_BYTES = 3 * CACHE_LINE
 CELLS = 512
 CELL_FIELDS = 7
 LARGE_FRAMES = 64
-"""Large frames that one process may have on the way to another."""
+"""How many large frames one process may have on their way to another."""
 FRESH, OPEN, CLOSED, DEAD = range(4)
 """The states of a process."""
 _NAME = "gossamer"
 _WORDS_PER_PROCESS = 4 * CACHE_LINE // 8
 _LAUNCHER = 1023
-_TENSORS = 256
 _REDUCTION_MIN_BYTES = 1 << 30
 _REDUCTIONS = 16
 _LARGE_FRAME_MIN_BYTES = 1 << 28
@@ -53,8 +52,8 @@ def window_bytes(window: Window) -> int:
 
 
 class Control:
-    """For each process: its state, whether it has left the sums, and three bells (frames have come,
-    there is room for frames, a reduction has gone on)."""
+    """For each process: its state, whether it has left the sums, and three bells, which tell it
+    that frames have come, that there is room for frames, or that an all-reduce has progressed."""
 
     def __init__(self, file: int, size: int, who: int) -> None:
         self._memory = mmap(file, _control_bytes(size))
@@ -72,19 +71,19 @@ class Control:
         return self._states[process * _WORDS_PER_PROCESS]
 
     def set_state(self, process: int, state: int) -> None:
-        """Also wakes everybody who might wait for that process."""
+        """Set the state of a process, and wake all threads that may wait for it."""
         self._states[process * _WORDS_PER_PROCESS] = state
         for bells in (self.frames, self.room, self.reductions):
             for bell in bells:
                 bell.ring()
 
     def is_gone(self, process: int) -> bool:
-        """Whether it is dead or has closed: it will do nothing more than what it has done."""
+        """Whether the process is dead or has closed its transport, so that it does nothing more."""
         return self._states[process * _WORDS_PER_PROCESS] >= CLOSED
 
     def leave_sums(self, process: int) -> None:
-        """The process contributes to no further sum, and reads none."""
-        fence()  # whoever sees the word sees all contributions
+        """The process contributes to no further sum; it may still read those that it has begun."""
+        fence()  # a process that sees the word also sees all contributions
         self._states[process * _WORDS_PER_PROCESS + 1] = 1
         for bell in self.reductions:
             bell.ring()
@@ -98,7 +97,7 @@ def _control_bytes(size: int) -> int:
 
 
 class Segments:
-    """The launcher's side: the files that it passes on, and its word that a process has died."""
+    """The launcher's side: the files that it passes on, and its reports of deaths."""
 
     def __init__(self, fds: tuple[int, ...]) -> None:
         self.fds = fds
@@ -106,38 +105,38 @@ class Segments:
         self._control = Control(fds[0], len(fds) - 1, _LAUNCHER)
 
     def mark_dead(self, rank: int) -> None:
-        """A process has ended. If it had not closed its transport, everybody hears of a death."""
+        """A process has ended. If it had not closed its transport, it counts as dead."""
         if self._control.state(rank) < CLOSED:
             self._control.set_state(rank, DEAD)
 
     def close(self) -> None:
-        """Let go of the files; processes that still use the memory keep it."""
+        """Close the files; processes that still use the memory keep it."""
         for file in self.fds:
             os.close(file)
         self.fds = ()
 
 
 def create_segments(size: int) -> Segments:
-    """Memory for `size` processes, still empty; each sizes its own when it opens its transport."""
+    """Make empty memory for `size` processes, which size it when they open their transports."""
     fds = [os.memfd_create(_NAME) for _ in range(size + 1)]
     os.ftruncate(fds[0], _control_bytes(size))
     return Segments(tuple(fds))
 
 
 def is_segment(file: int, process: int | str = "self") -> bool:
-    """Whether this number still stands for such memory, and not for a file of the program's own."""
+    """Whether this file descriptor is still such memory, and not a file of the program's own."""
     try:
         return os.readlink(f"/proc/{process}/fd/{file}").startswith(f"/memfd:{_NAME} ")
     except OSError:
         return False
 
 
-# ---------------------------------------------------------------------- a process's own memory
+# ---------------------------------------------------------------------- the memory of one process
 
 
 @dataclass(frozen=True)
 class WindowPlace:
-    """Where one window and its lock are in the owner's memory."""
+    """The places of one window and of its lock in the owner's memory."""
 
     lock: int
     data: int
@@ -146,7 +145,7 @@ class WindowPlace:
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """Where things are in the memory of one process; everybody computes it from the same windows.
+    """The layout of the memory of one process, which all compute from the same windows.
 
     Pages that nobody touches cost nothing, so the sizes are generous.
     """
@@ -154,7 +153,7 @@ class MemoryLayout:
     windows: Mapping[int, WindowPlace]
     cells: int
     releases: int
-    """A word for each slot of each sender: which of its large frames this process has released."""
+    """One word for each slot of each sender: the large frame that this process released there."""
     reductions: int
     large_frames: int
     total: int
@@ -163,7 +162,7 @@ class MemoryLayout:
         return self.releases + source * LARGE_FRAMES * 8
 
     def ring(self, source: int) -> int:
-        """The ring through which this process receives from `source`."""
+        """The place of the ring through which this process receives from `source`."""
         return source * (RING_HEAD_BYTES + RING_BYTES)
 
 
@@ -179,32 +178,24 @@ def lay_out(process: int, size: int, windows: Mapping[int, Window]) -> MemoryLay
         at += aligned(window_bytes(window), PAGE)
     largest = max((window_bytes(window) for window in windows.values()), default=0)
     frames = at + aligned(_REDUCTION_MIN_BYTES + _REDUCTIONS * largest, PAGE)
-    # Two for each peer and some more; a frame that finds no room goes through the ring.
+    # Two for each peer and some more. A frame for which there is no room goes through the ring.
     total = frames + aligned(_LARGE_FRAME_MIN_BYTES + 2 * (size + 2) * largest, PAGE)
     return MemoryLayout(places, cells, releases, at, frames, total)
 
 
 class TensorBlock:
-    """A block of bytes, in main memory or in a GPU's, seen as tensors."""
+    """A block of bytes, in main memory or on a GPU, that is seen as tensors."""
 
     def __init__(self, whole: Tensor) -> None:
         self._bytes = whole
-        self._tensors: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def tensor(self, start: int, count: int, dtype: torch.dtype) -> Tensor:
-        """The same few tensors are asked for in every step, so they are kept."""
-        key = (start, count, dtype)
-        known = self._tensors.get(key)
-        if known is None:
-            if len(self._tensors) >= _TENSORS:
-                self._tensors.clear()
-            known = self._bytes[start : start + count * dtype.itemsize].view(dtype)
-            self._tensors[key] = known
-        return known
+        """So many elements of that type from byte `start` on."""
+        return self._bytes[start : start + count * dtype.itemsize].view(dtype)
 
 
 class SharedMemory(TensorBlock):
-    """The memory of one process, mapped for as long as anybody holds a view of it."""
+    """The memory of one process, which stays mapped while a view of it exists."""
 
     def __init__(self, file: int, length: int) -> None:
         self.map = mmap(file, length)
@@ -219,7 +210,7 @@ class SharedMemory(TensorBlock):
 
 
 class FreeList:
-    """Which bytes of a range are in use; the lowest gap that is large enough is given out."""
+    """Which bytes of a range are in use. It hands out the lowest gap that is large enough."""
 
     def __init__(self, start: int, end: int) -> None:
         self._start = start
@@ -227,8 +218,8 @@ class FreeList:
         self._taken: list[tuple[int, int]] = []
 
     def take(self, length: int) -> int | None:
-        """The start of that many free bytes, or None."""
-        length = aligned(max(1, length))  # two places of no bytes could not be told apart
+        """Return the start of that many free bytes, or None if there is no such gap."""
+        length = aligned(max(1, length))  # two empty places must differ
         at = self._start
         for start, end in self._taken:
             if start - at >= length:

@@ -1,7 +1,7 @@
 """All-reduces in shared memory for processes of one host that another transport connects.
 
-As messages every value would be copied twice more, and whoever waits would have to be told by each
-of the others. Shared memory is written once and read once, and whoever waits for it sleeps.
+With messages every value would be copied twice more, and each process would get a message from
+every other one. Shared memory is written once and read once, and a waiting process sleeps.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from gossamer.real.transports.shm.memory import (
 from gossamer.real.transports.transport import StopToken, Window
 
 _AT_ONCE = 4
-"""Values for which there must be room, with the chunks of their means, for one to go this way."""
+"""A value goes this way if there is room for so many like it, with the chunks of their means."""
 _LAST_POST_S = 1.0
 
 Tell = Callable[[Sequence[int]], Sequence[int]]
-"""Collective: process 0 gives numbers, and everybody gets them."""
+"""All processes call this: process 0 gives numbers, and all get them."""
 Agree = Callable[[bool], bool]
-"""Collective: whether all have said yes."""
+"""All processes call this: it returns whether all said yes."""
 
 
 class OneHostAllReduce:
-    """The all-reduces of one process, and its farewell."""
+    """The all-reduces of one process, and how it leaves them."""
 
     def __init__(
         self, files: Sequence[int], rank: int, windows: Mapping[int, Window], stop: StopToken
@@ -62,34 +62,39 @@ class OneHostAllReduce:
         self._control.set_state(rank, OPEN)
 
     def has_room_for(self, tensors: Sequence[Tensor]) -> bool:
-        """What has no room goes another way; all members find the same."""
+        """Whether a value goes this way, which all members decide alike."""
         return sum(tensor.nbytes for tensor in tensors) <= self._most
 
     def start(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
         with self._posting:
-            # A process that the others take for gone must not post: some of them have seen that it
-            # had not.
-            if self._control.is_gone(self._rank):
-                raise PeerLost(self._rank, "it has left, or the others take it for dead")
+            # A process that the others regard as gone must not post: some of them may have decided
+            # already that it contributes nothing.
+            if self._control.is_out_of_sums(self._rank):
+                raise PeerLost(self._rank, "it has left, or the others regard it as dead")
             return self._inner.start(tensors, members)
 
     def lost(self, process: int) -> None:
-        """Another process has ended and will post nothing more; each who notices may say so."""
+        """Another process has ended and will post nothing more; any process may say so."""
         if not self._control.is_gone(process):
             self._control.set_state(process, DEAD)
 
-    def close(self) -> None:
-        """Nobody is to wait for this process any longer; what it is just posting still counts."""
+    def leave(self) -> None:
+        """The others wait for this process no longer. What it is posting now still counts."""
         is_free = self._posting.acquire(timeout=_LAST_POST_S)
-        self._control.set_state(self._rank, CLOSED)
+        self._inner.leave()
         if is_free:
             self._posting.release()
+
+    def close(self) -> None:
+        """Leave, and read no contribution of the others any more."""
+        self.leave()
+        self._control.set_state(self._rank, CLOSED)
 
 
 def share_memory(
     rank: int, size: int, windows: Mapping[int, Window], stop: StopToken, tell: Tell, agree: Agree
 ) -> OneHostAllReduce | None:
-    """Collective. None where the system keeps one of them from having or opening the memory."""
+    """All processes call this. It returns None if the system refuses the memory to one of them."""
     with ExitStack() as at_end:
         told: Sequence[int] = ()
         if rank == 0:
@@ -98,7 +103,7 @@ def share_memory(
                 at_end.callback(segments.close)
                 told = (os.getpid(), *segments.fds)
             except OSError:
-                pass  # the others find nothing to open
+                pass  # then the others have nothing to open
         told = tell(told)
         files = open_files(told[0], told[1:]) if told else []
         for file in files:
@@ -108,14 +113,14 @@ def share_memory(
             try:
                 made = OneHostAllReduce(files, rank, windows, stop)
             except OSError:
-                pass  # a limit of this process, on addresses or on files
-        # When all have answered, they have opened the memory or never will: it has no name, and
-        # ends with the last process that holds it.
+                pass  # this process has reached a limit of addresses or of files
+        # When all have answered, each has opened the memory or never will. It has no name, and ends
+        # with the last process that has it open.
         return made if agree(made is not None) else None
 
 
 def open_files(owner: int, numbers: Sequence[int]) -> list[int]:
-    """The memory of another process that runs as the same user; less where that is forbidden."""
+    """Open the memory of another process of the same user; return fewer files if one is refused."""
     files: list[int] = []
     for number in numbers:
         if not is_segment(number, owner):

@@ -1,13 +1,13 @@
 """A stream of bytes from one process to another through a ring in the receiver's memory.
 
-One process writes and one reads, each has its own counter, and a counter moves only after the bytes
-have: so a writer that dies leaves whole frames and at most the beginning of one.
+One process writes and one reads, and each has a counter of its own. A process moves its counter
+after it has moved the bytes, so a writer that dies leaves whole frames and perhaps the beginning of
+one more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from gossamer.real.transports.buffers import take
 from gossamer.real.transports.shm.memory import CACHE_LINE, RING_BYTES, RING_HEAD_BYTES
@@ -16,20 +16,11 @@ from gossamer.real.transports.shm.system import Bell, fence
 _WRITTEN, _TAKEN, _STARVED = 0, CACHE_LINE // 8, 2 * CACHE_LINE // 8
 LENGTH_BYTES = 8
 NOTICE = 1 << 63
-"""In the length of a frame: it is the notice of one that lies elsewhere."""
-_LARGE = 1 << 16
-
-
-def room_for(length: int) -> memoryview:
-    """That many bytes; large ones are those of an earlier frame that nobody holds any more."""
-    if length < _LARGE:
-        return memoryview(bytearray(length))
-    used: Any = take(length).numpy()
-    return memoryview(used)
+"""A bit in the length of a frame: this is the notice of a large frame."""
 
 
 class RingWriter:
-    """The sending side; its user sees to it that one thread at a time comes here."""
+    """The sending side, which one thread at a time may use."""
 
     def __init__(self, region: memoryview) -> None:
         self._words = region[:RING_HEAD_BYTES].cast("Q")
@@ -37,7 +28,7 @@ class RingWriter:
         self._written = self._words[_WRITTEN]
 
     def write(self, content: memoryview) -> int:
-        """Put in as much as there is room for and return how much; `publish` makes it seen."""
+        """Write as much as there is room for, and return how much; `publish` makes it visible."""
         room = RING_BYTES - (self._written - self._words[_TAKEN])
         length = min(room, len(content))
         at = self._written % RING_BYTES
@@ -53,14 +44,14 @@ class RingWriter:
         self._words[_WRITTEN] = self._written
 
     def is_full_and_said_so(self) -> bool:
-        """Ask the reader to ring when it has taken something, unless it has already."""
+        """Whether the ring is full; then the reader rings when it has taken something."""
         self._words[_STARVED] = 1
         fence()
         return self._written - self._words[_TAKEN] == RING_BYTES
 
 
 class RingReader:
-    """The receiving side: puts frames together again, and opens those that lie elsewhere."""
+    """The receiving side: it joins the bytes of frames, and opens large frames."""
 
     def __init__(
         self, region: memoryview, room: Bell, open_large: Callable[[memoryview], memoryview]
@@ -76,13 +67,13 @@ class RingReader:
         self._open_large = open_large
 
     def frames(self) -> Iterator[memoryview]:
-        """The frames that are complete by now; each is the caller's to keep."""
+        """Yield the frames that are complete; the caller may keep them."""
         while self._fill():
             whole, self._filled = self._target, 0
             if self._in_length:
                 length = int.from_bytes(whole, "little")
                 self._is_notice = bool(length & NOTICE)
-                self._target = room_for(length & ~NOTICE)
+                self._target = take(length & ~NOTICE).numpy().data
                 self._in_length = False
                 continue
             self._target = memoryview(bytearray(LENGTH_BYTES))
@@ -90,7 +81,7 @@ class RingReader:
             yield self._open_large(whole) if self._is_notice else whole
 
     def _fill(self) -> bool:
-        """Take what there is for the present target; whether it is full."""
+        """Read into the present target; return whether it is full."""
         wanted = len(self._target) - self._filled
         length = min(wanted, self._words[_WRITTEN] - self._taken)
         if length:

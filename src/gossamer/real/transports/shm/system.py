@@ -1,7 +1,7 @@
-"""What shared memory needs of the operating system: bells to sleep on, locks that outlive holders.
+"""What shared memory needs from the operating system: bells to sleep on, and robust locks.
 
-Plain loads and stores of aligned words are all that Python can do to shared memory; they are whole
-on every machine that torch runs on. Everything here gets along without atomic additions.
+Python can only load and store aligned words of shared memory; both are atomic on every machine that
+torch runs on. Nothing here needs atomic additions.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _EVERYBODY = 1 << 30
 _POLL_S = 2e-4
 _PROCESSES = 1024
 _BUSY_S = 2e-4
-"""For so long a lock that is taken is tried again before its taker sleeps: most are held for less
-time than a processor that has fallen idle needs to wake."""
+"""For so long a thread tries a taken lock again before it sleeps: most locks are held for less time
+than an idle processor needs to wake."""
 
-# What never blocks keeps the interpreter lock: giving it away may cost a switch interval.
+# Calls that never block keep the interpreter lock: to get it back may take a switch interval.
 _brief = ctypes.PyDLL(None)
 _waiting = ctypes.CDLL(None)
 
 LOCK_BYTES = 64
-"""Room for a `pthread_mutex_t` on a cache line of its own, which has a word to spare at its end."""
+"""The bytes of a `pthread_mutex_t` on a cache line of its own, whose last word is spare."""
 SPARE_WORD = LOCK_BYTES - 8
 
 
@@ -49,7 +49,7 @@ def _time(seconds: float) -> _Time:
 
 
 def can_sleep() -> bool:
-    """Whether the system lets bells wake sleepers, or they get along without it."""
+    """Whether bells can wake sleeping threads on this system, or do not need to."""
     if _FUTEX is None:
         return True
     word = ctypes.c_uint32(0)
@@ -60,20 +60,20 @@ _barrier = threading.Lock()
 
 
 def fence() -> None:
-    """What was stored before is seen before what is loaded afterwards.
+    """Make all earlier stores visible before all later loads.
 
-    An uncontended lock does that: its atomic instructions order memory around them.
+    Taking a free lock does that, because its atomic instructions order memory accesses.
     """
     with _barrier:
         pass
 
 
 class Bell:
-    """A word to sleep on until anybody rings it; only one process, its owner, sleeps there.
+    """A word of shared memory on which the threads of one process sleep until any process rings.
 
-    Every ring stores a value that was not there before, so a ring between looking at the memory
-    and falling asleep is never missed, whoever else rings at the same time. Beside it stands how
-    many threads sleep, as waking nobody costs a call of the system all the same.
+    Every ring stores a new value. So a thread never misses a ring that comes between its look at
+    the memory and its sleep, whoever else rings at the same time. The next word counts the sleeping
+    threads, because a system call that wakes nobody costs as much as one that wakes somebody.
     """
 
     def __init__(self, memory: mmap, offset: int, who: int) -> None:
@@ -95,7 +95,7 @@ class Bell:
                 _brief.syscall(_FUTEX, self._address, _WAKE, _EVERYBODY, None, None, 0)
 
     def wait(self, seen: int, seconds: float) -> None:
-        """Sleep until the value is no longer `seen`, at most so long."""
+        """Sleep until the value is no longer `seen`, but no longer than this."""
         if _FUTEX is not None:
             limit = ctypes.byref(_time(seconds))
             word = ctypes.c_uint32(seen)
@@ -115,10 +115,10 @@ class Bell:
 
 
 class RobustLock:
-    """Excludes threads and processes; the system frees it when its holder is killed.
+    """A lock for threads and processes, which the system releases when its holder is killed.
 
-    A robust mutex rather than a record lock: 0.4 against 1.9 us uncontended, and it does not give
-    the interpreter lock away, which beside a busy thread cost 0.7 ms.
+    It is a robust mutex and not a record lock: a free one takes 0.4 us instead of 1.9, and it does
+    not release the interpreter lock, which cost 0.7 ms beside a busy thread.
     """
 
     def __init__(self, memory: mmap, offset: int, stop: StopToken) -> None:
@@ -126,11 +126,11 @@ class RobustLock:
         self._address = ctypes.c_void_p(ctypes.addressof(self._place))
         self._stop = stop
         self.try_acquire: Callable[[], int] = partial(_brief.pthread_mutex_trylock, self._address)
-        """0 if nobody had it, which is all there is to it; else `acquire_after` what it gives."""
+        """Returns 0 if it has taken the lock; pass any other result to `acquire_after`."""
         self.release: Callable[[], object] = partial(_brief.pthread_mutex_unlock, self._address)
 
     def initialise(self) -> None:
-        """To be done once, by the owner of the memory, before anybody else knows of it."""
+        """The owner of the memory calls this once, before another process uses the lock."""
         attributes = ctypes.create_string_buffer(16)
         _check(_brief.pthread_mutexattr_init(attributes))
         _check(_brief.pthread_mutexattr_setpshared(attributes, 1))
@@ -138,12 +138,12 @@ class RobustLock:
         _check(_brief.pthread_mutex_init(self._address, attributes))
 
     def acquire(self) -> bool:
-        """Whether the holder before died while it held the lock. Raises `Stopped` if told to."""
+        """Take the lock; return whether its last holder died while it held it."""
         result = self.try_acquire()
         return result != 0 and self.acquire_after(result)
 
     def acquire_after(self, result: int) -> bool:
-        """Go on where one try has not sufficed."""
+        """Take the lock after one try in vain, whose result is given; see `acquire`."""
         backoff = Backoff(self._stop, _BUSY_S)
         while result == errno.EBUSY and backoff.yields():
             result = self.try_acquire()

@@ -1,4 +1,4 @@
-"""The transport of one machine: frames, windows and sums in memory that its processes share."""
+"""The transport of one machine: frames, windows and all-reduces in shared memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ShmTransport:
     reduces_meanwhile = False
 
     def __init__(self, rank: int, size: int, files: Sequence[int], store: Store) -> None:
-        """`files` are those of `Segments.fds`; they belong to the transport from here on."""
+        """`files` are `Segments.fds`. The transport owns them from now on."""
         self.rank = rank
         self.size = size
         self.store = store
@@ -63,7 +63,7 @@ class ShmTransport:
 
     @classmethod
     def from_environment(cls) -> ShmTransport:
-        """As the launcher describes it in the environment."""
+        """Make the transport that the launcher describes in the environment."""
         missing = [name for name in _VARIABLES if name not in os.environ]
         if missing:
             raise ConfigurationError(
@@ -79,7 +79,7 @@ class ShmTransport:
                 " and one per process"
             )
         if not all(is_segment(file) for file in fds):
-            # Whatever has these numbers by now, it must not be written to.
+            # These descriptors may be other files by now, which must not be written to.
             raise ConfigurationError(
                 "the shared memory of `gossamer run` is not open in this process; it serves one"
                 " gossamer.join in the very process that was started, so do all training in one"
@@ -98,7 +98,7 @@ class ShmTransport:
         layouts = {process: lay_out(process, self.size, windows) for process in everybody}
         memories: dict[int, SharedMemory] = {}
         for process, layout in layouts.items():
-            # Everybody sizes everybody's: the sizes agree, and one that dies early has one, too.
+            # Every process sizes all files: the sizes agree, and a process may die before it does.
             os.ftruncate(files[process], layout.total)
             memories[process] = SharedMemory(files[process], layout.total)
         self._windows = Windows(memories, layouts, stop)
@@ -127,7 +127,7 @@ class ShmTransport:
         self, memories: Mapping[int, SharedMemory], layouts: Mapping[int, MemoryLayout],
         listener: Listener, stop: StopToken,
     ) -> None:  # fmt: skip
-        """The ways that frames take, to every other process and from it."""
+        """Make the rings for frames to every other process and from it."""
         rank, control = self.rank, self._control
 
         def ring(source: int, to: int) -> memoryview:
@@ -158,7 +158,7 @@ class ShmTransport:
             bell.wait(seen, stop.patience)
 
     def _close_files(self) -> None:
-        # The mappings keep the memory; programs started from here have no business with it.
+        # The mappings keep the memory, and programs started by this one shall not inherit it.
         for file in self._files:
             os.close(file)
         self._files.clear()
@@ -180,14 +180,14 @@ class ShmTransport:
             self._sender.send(to, parts)
 
     def window(self, end: int) -> Tensor:
-        return self._windows.data(end)
+        return self._windows.shared[end].data
 
     def guard(self, end: int) -> AbstractContextManager[None]:
-        return self._windows.guard(end)
+        return self._windows.shared[end]
 
     def read(self, end: int) -> Pending[Tensor]:
         lost = self._lost(end)
-        return Pending.resolved("read", self._windows.data(end)) if lost is None else lost
+        return Pending.resolved("read", self.window(end)) if lost is None else lost
 
     def accumulate(self, end: int, delta: Tensor, start: int = 0) -> Pending[None]:
         if (lost := self._lost(end)) is not None:
@@ -202,8 +202,9 @@ class ShmTransport:
         return _DONE
 
     def _lost(self, end: int) -> Pending[Any] | None:
-        """The memory of the dead is still there, but nobody will ever use what is done to it."""
-        if not self._receiver.lost or (process := self._windows.process(end)) not in self.lost:
+        """Return the failure of an operation on a dead process, whose window nobody will use."""
+        process = self._windows.shared[end].window.process
+        if process not in self._receiver.lost:
             return None
         return Pending.failed("window", PeerLost(process), process)
 
@@ -211,7 +212,7 @@ class ShmTransport:
         return self._all_reduce.start(tensors, members)
 
     def leave_sums(self) -> None:
-        self._control.leave_sums(self.rank)
+        self._all_reduce.leave()
 
     def close(self) -> None:
         if self._is_closed:
@@ -227,9 +228,9 @@ class ShmTransport:
 
 
 def _gpu_for(device: torch.device) -> Gpu | None:
-    """What is asked for memory on that device, if it is a GPU."""
+    """Return the GPU that the device is, if it is one."""
     if device.type != "cuda":
         return None
-    from gossamer.real.transports.shm.gpu import Cuda
+    from gossamer.real.transports.shm.gpu import Gpu
 
-    return Cuda(device)
+    return Gpu(device)

@@ -1,14 +1,13 @@
-"""Windows in shared memory: everybody adds to them directly, one at a time.
+"""Windows in shared memory: all processes add to them directly, one at a time.
 
-A process that is killed while it adds leaves every element either with or without its share;
-whoever takes the lock next counts that as a torn update and goes on. Windows of workers that share
-a GPU lie in its memory; `gpu` says when one may be touched there.
+If a process is killed while it adds, each element of the window has its share or does not. The
+process that takes the lock next counts a torn update and goes on. The windows of workers that share
+a GPU are in its memory; `gpu` says when a process may use one there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,24 +22,24 @@ if TYPE_CHECKING:
     from gossamer.real.transports.shm.gpu import WindowOrder
 
 _BLOCK = 1 << 16
-"""Elements that two passes over the same data find in the cache again."""
+"""So many elements are still in the cache for a second pass over them."""
 
 
 class SharedWindow:
-    """One end's memory and its lock, which a `with` holds."""
+    """The memory of one end and its lock, which a `with` statement holds."""
 
     def __init__(self, memory: SharedMemory, place: WindowPlace, stop: StopToken) -> None:
         self.window = place.window
         self.data = memory.tensor(place.data, self.window.numel, self.window.dtype)
         self.lock = RobustLock(memory.map, place.lock, stop)
         self.last = memory.words(place.lock + SPARE_WORD, 1)
-        """Of a window on a GPU: which process held it last."""
+        """For a window on a GPU: the process that held it last."""
         self.order: WindowOrder | None = None
         self.torn_updates = 0
 
     @cached_property
     def blocks(self) -> Sequence[Tensor]:
-        """A GPU has no use for small ones."""
+        """The memory in blocks; on a GPU there is one."""
         return (self.data,) if self.data.is_cuda else self.data.split(_BLOCK)
 
     def __enter__(self) -> None:
@@ -63,7 +62,7 @@ class SharedWindow:
 
 
 class Windows:
-    """The windows of all ends, by end."""
+    """The windows of all ends."""
 
     def __init__(
         self, memories: Mapping[int, SharedMemory], layouts: Mapping[int, MemoryLayout],
@@ -79,27 +78,18 @@ class Windows:
     def torn_updates(self) -> int:
         return sum(shared.torn_updates for shared in self.shared.values())
 
-    def process(self, end: int) -> int:
-        return self.shared[end].window.process
-
     def initialise(self, initial: Mapping[int, Tensor]) -> None:
-        """Fill this process's own windows, before anybody else can see them."""
+        """Fill this process's own windows, before other processes use them."""
         for end, value in initial.items():
             shared = self.shared[end]
             shared.lock.initialise()
             shared.data.copy_(value.detach().reshape(-1))
 
     def finish(self) -> None:
-        """What this process asked of a GPU is done: nobody will wait for it when it has gone."""
+        """Wait until the GPUs have done what this process asked of them at the windows."""
         for shared in self.shared.values():
             if shared.order is not None:
                 shared.order.finish()
-
-    def data(self, end: int) -> Tensor:
-        return self.shared[end].data
-
-    def guard(self, end: int) -> AbstractContextManager[None]:
-        return self.shared[end]
 
     def accumulate(self, end: int, delta: Tensor, start: int) -> None:
         delta = delta.detach().reshape(-1)
@@ -114,8 +104,8 @@ class Windows:
             shared.data[start:stop].add_(delta.to(shared.data.device))
 
     def average(self, own: int, peer: int) -> None:
-        """Both become their mean. The locks are taken in the order of the ends, so that no two
-        processes wait for each other."""
+        """Replace two windows by their mean. All processes take locks in the order of the ends, so
+        no two of them wait for each other."""
         if own == peer:
             return
         mine, theirs = self.shared[own], self.shared[peer]

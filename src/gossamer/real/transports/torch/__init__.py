@@ -1,4 +1,4 @@
-"""The transport for clusters: Gloo point to point, under torchrun or our own launcher."""
+"""The transport for clusters: Gloo between pairs of processes. Read `transport` first."""
 
 from gossamer.real.transports.torch.transport import TorchTransport
 

@@ -1,9 +1,9 @@
-"""Who has died or left, as one log in the store that all processes read in the same order.
+"""Which processes have died or left: one log in the store, which all read in the same order.
 
-Whoever notices a death appends it. The length of the log is an epoch: processes that know the same
-epoch know the same departures, so everybody decides alike what follows from them. A process that
+A process that notices a death appends it. The length of the log is an epoch. Processes that know
+the same epoch know the same departures, so they decide alike what follows from them. A process that
 leaves in good order appends itself, and says how many means of each group it has finished. A
-process that leaves only the sums does so too: it goes on answering, and may depart again later.
+process that leaves only the sums does the same; it goes on answering, and may depart again later.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Departure:
     process: int
     is_dead: bool
     is_clean: bool = False
-    """It left with no mean open, so nobody can have a result that others lack."""
+    """Whether it left with no mean open, so that no process can have a result that others lack."""
     finished: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many means of each group a process that left had finished."""
+    """How many means of each group it had finished when it left."""
     is_from_sums: bool = False
-    """It has left the sums only; another line may follow when it goes."""
+    """Whether it has left only the sums; another line may follow when it departs."""
 
     def encode(self) -> str:
         finished = dict(self.finished)
@@ -38,7 +38,7 @@ class Departure:
 
     @staticmethod
     def decode(text: str, key: str, size: int) -> Departure:
-        """Of one of `size` processes; the key is where it was found."""
+        """Read a line of the log of `size` processes, which was found under that key."""
         expected = f"one of {size} workers that died or left"
         try:
             process, is_dead, is_clean, finished, is_from_sums = json.loads(text)
@@ -53,19 +53,19 @@ class Departure:
 
     @property
     def state(self) -> MemberState:
-        """Which state of its process it tells of."""
+        """The state of the process after this departure."""
         if self.is_dead:
             return MemberState.DEAD
         return MemberState.ANSWERING if self.is_from_sums else MemberState.CLOSED
 
 
 class DepartureLog:
-    """This process's copy of the log; `apply` is called once for each line, in order."""
+    """This process's copy of the log. It calls `apply` once for each line, in order."""
 
     def __init__(
         self, store: Store, apply: Callable[[int, Departure], None], size: int, stop: StopToken
     ) -> None:
-        """Of `size` processes; `stop` is told of a line that none of them can have written."""
+        """`stop` gets the error of a line that none of the `size` processes can have written."""
         self._store = store
         self._apply = apply
         self._size = size
@@ -73,40 +73,40 @@ class DepartureLog:
         self._lock = threading.RLock()
         self.known: list[Departure] = []
         self.members = Membership(size)
-        """What follows from the lines so far."""
+        """The states of the processes after the lines so far."""
 
     @property
     def epoch(self) -> int:
         return len(self.known)
 
     def died(self, process: int) -> int:
-        """Say that a process is dead, unless the log says that it is gone already; returns the
+        """Append that a process is dead, unless the log says already that it is gone; return the
         epoch by which that is known."""
         return self._append(Departure(process, is_dead=True))
 
     def noticed(self, process: int) -> bool:
-        """A launcher says that a process is dead. Returns whether nobody has said so before; the
-        process may have left in good order, by the log."""
+        """A launcher says that a process is dead. Return whether that is new. By the log the
+        process may have left in good order."""
         with self._lock:
             self.died(process)
             return self.members.died(process)
 
     def leaves(self, process: int, is_clean: bool, finished: Mapping[str, int]) -> int:
-        """This process's own farewell; returns the epoch that it makes."""
+        """Append that this process leaves; return the epoch of that line."""
         return self._append(Departure(process, False, is_clean, finished))
 
     def leaves_sums(self, process: int, is_clean: bool, finished: Mapping[str, int]) -> int:
-        """This process's own word that it has left the sums; returns the epoch that it makes."""
+        """Append that this process leaves the sums; return the epoch of that line."""
         return self._append(Departure(process, False, is_clean, finished, is_from_sums=True))
 
     def left(self, process: int, epoch: int) -> None:
-        """A process has said good-bye, by the epoch that its own farewell made."""
+        """A process says that it leaves; its own line in the log has that epoch."""
         self.catch_up(epoch)
-        # Where the store has died the log does not say so, and never will.
+        # If the store is gone, the log does not say that the process left, and never will.
         self.died(process)
 
     def catch_up(self, epoch: int) -> None:
-        """Another process knows more: read up to there."""
+        """Read the log up to an epoch that another process knows."""
         with self._lock:
             while self.epoch < epoch:
                 try:
@@ -118,7 +118,7 @@ class DepartureLog:
 
     def _append(self, departure: Departure) -> int:
         with self._lock:
-            # That a process is dead which has left in good order concerns no sum.
+            # The death of a process that had left in good order concerns no sum.
             least = min(departure.state, MemberState.CLOSED)
             while self.members.state_of(departure.process) < least:
                 if not self._is_learnt(self._agree(departure)):

@@ -1,8 +1,8 @@
-"""Means by NCCL, for processes of which each has a GPU of its own.
+"""Means by NCCL, for processes that each have a GPU of their own.
 
-A group of NCCL does not notice the death of a member: its kernels wait for ever. So whoever waits
-for them looks whether the mean still stands as it was begun, and has them aborted if not. The
-mean is then made by messages (`reduce`), and so are all that follow in that group.
+A group of NCCL does not notice the death of a member: its kernels wait for ever. So the thread that
+waits for them checks whether a departure has changed the mean, and aborts them if so. This mean and
+all later ones of that group are then computed by messages (`reduce`).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from gossamer.real.transports.torch.rendezvous import FOR_EVER, Meeting
 from gossamer.real.transports.torch.wire import finish_stream
 
 _PAUSE_S = 2e-5
-_GRACE_S = 2.0  # a death is known through the links long before
+_GRACE_S = 2.0  # the links report a death much sooner
 _LOOK_S = 5e-3
-# What NCCL does about errors by itself is to end the process; that is for us to decide. And its
-# monitor asks the store from a thread of its own, also while the interpreter ends.
+# By itself NCCL ends the process after an error, which is our decision. Its monitor uses the store
+# in a thread of its own, even while the interpreter ends.
 _QUIET_NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
 class _Request(NamedTuple):
-    """A mean that NCCL is to make."""
+    """A mean that NCCL is to compute."""
 
     reduction: MessageAllReduce
     mean: Mean
@@ -48,22 +48,22 @@ class _Request(NamedTuple):
 
 
 class NcclMeans:
-    """One thread, and one group of NCCL's, for each set of members: it makes one mean after the
-    other, as their kernels would not run at once."""
+    """One thread and one NCCL group for each set of members. The thread computes one mean after the
+    other, because kernels of one group do not run at the same time."""
 
     def __init__(self, meeting: Meeting, device: torch.device) -> None:
         self._meeting = meeting
         self._device = device
-        # A stream of its own: one that others use would stand still with it when a member dies.
+        # A stream that others use too would stop with this one when a member dies.
         self._stream = torch.cuda.Stream(device)
         self._queues: dict[tuple[int, ...], SimpleQueue[_Request]] = {}
         self._lock = threading.Lock()
         self._stores: list[Store] = []
-        """The groups hold on to them, but not to what is Python's in them."""
+        """Kept alive here, because the groups keep only the C++ side of a store alive."""
 
     def start(self, reduction: MessageAllReduce, mean: Mean, attempt: Attempt) -> None:
         members = mean.group.members
-        finish_stream(attempt.value)  # every stream may use it now
+        finish_stream(attempt.value)  # then every stream may use the value
         with self._lock:
             if members not in self._queues:
                 self._queues[members] = SimpleQueue()
@@ -78,13 +78,13 @@ class NcclMeans:
         while True:
             request = queue.get()
             try:
-                # Where a member has departed the mean is made by messages.
+                # After a departure the mean is computed by messages.
                 if request.is_current():
                     group = group or self._make_group(members)
                     self._reduce(group, request)
             except RuntimeError as error:
                 self._fail(request, error)
-            del request  # its tensors are not to be kept until the next one comes
+            del request  # else its tensors would be kept until the next request
 
     def _reduce(self, group: Any, request: _Request) -> None:
         target = request.attempt.mean
@@ -102,7 +102,7 @@ class NcclMeans:
         request.reduction.finish(request.mean, request.attempt, is_by_nccl=True)
 
     def _fail(self, request: _Request, error: RuntimeError) -> None:
-        """Perhaps of a death, of which this process will hear; then it is done by messages."""
+        """Fail the mean, unless this process hears of a departure soon: then messages take over."""
         until = time.monotonic() + _GRACE_S
         while request.is_current() and time.monotonic() < until:
             time.sleep(_LOOK_S)

@@ -1,26 +1,27 @@
 """One-sided operations by messages: the owner's receiving thread answers for the owner's windows.
 
-`read`, `accumulate` and `average` work over anything that has a `Wire`. The owner never has to call
-anything: it answers while it computes, under the same guard that keeps its own changes whole. An
-average travels as deltas piece by piece, so the sum is kept whatever both ends add meanwhile.
+The owner never has to call anything. Its receiving thread answers while the owner computes, under
+the same guard that keeps the owner's own changes whole. An average travels as deltas, piece by
+piece, so the sum of both windows is kept whatever both processes add in the meantime.
 """
 
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from threading import RLock
+from typing import Any, cast
 
 from torch import Tensor
 
 from gossamer.errors import PeerLost, ProtocolError
 from gossamer.pending import Pending
 from gossamer.real.transports.buffers import take_elements
-from gossamer.real.transports.torch.wire import PIECE, Stream, Wire, host_copy, raw
+from gossamer.real.transports.torch.links import Links, LinkStream
+from gossamer.real.transports.torch.wire import PIECE, host_copy, raw
 from gossamer.real.transports.transport import Window
 
 READ, READ_ANSWER, ADD, ADD_ANSWER, AVERAGE, AVERAGE_ANSWER = range(16, 22)
@@ -29,27 +30,14 @@ _ASK = struct.Struct("<QIQ")  # request, end, first element or the room made for
 _ANSWER = struct.Struct("<Q")
 
 
-class Guard:
-    """A lock that a thread may take again, as a context that gives nothing."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
 @dataclass
 class _OneSidedRequest:
-    """What was asked of another process and is not answered yet."""
+    """A request to another process that is not answered yet."""
 
     peer: int
     pending: Pending[Any]
     target: Tensor | None = None
-    """Where a value lands that was read."""
+    """The memory for a value that is read."""
     own: int = -1
     """The end of this process that an average changes."""
 
@@ -58,15 +46,15 @@ class OneSidedByMessages:
     """The windows of this process, and the operations on those of the others."""
 
     def __init__(
-        self, wire: Wire, windows: Mapping[int, Window], initial: Mapping[int, Tensor]
+        self, links: Links, windows: Mapping[int, Window], initial: Mapping[int, Tensor]
     ) -> None:
-        self._wire = wire
+        self._links = links
         self._windows = windows
         self._own = {end: host_copy([value]) for end, value in initial.items()}
-        self._guards = {end: Guard() for end in self._own}
+        self._guards = {end: cast(AbstractContextManager[None], RLock()) for end in self._own}
         self._requests: dict[int, _OneSidedRequest] = {}
         self._numbers = count()
-        self._answers: dict[tuple[int, int], Stream] = {}
+        self._answers: dict[tuple[int, int], LinkStream] = {}
         self._gone: dict[int, PeerLost] = {}
 
     def window(self, end: int) -> Tensor:
@@ -84,7 +72,7 @@ class OneSidedByMessages:
         target = take_elements(there.numel, there.dtype)
         number = self._ask(_OneSidedRequest(there.process, pending, target))
         try:
-            room = self._wire.expect(there.process, raw(target))
+            room = self._links[there.process].expect(raw(target))
         except PeerLost as lost:
             self._give_up(number, lost)
         else:
@@ -135,7 +123,7 @@ class OneSidedByMessages:
         return pending
 
     def lost(self, process: int, error: PeerLost) -> None:
-        """Nothing that was asked of that process will be answered."""
+        """That process will answer no request any more."""
         self._gone[process] = error
         for number, request in list(self._requests.items()):
             if request.peer == process:
@@ -149,8 +137,8 @@ class OneSidedByMessages:
             return None if request is None or request.target is None else raw(request.target)
         if kind == AVERAGE:
             number = _ASK.unpack(head)[0]
-            stream = self._wire.begin(source, AVERAGE_ANSWER, _ANSWER.pack(number), length)
-            self._answers[source, number] = stream
+            answer = self._links[source].begin(AVERAGE_ANSWER, _ANSWER.pack(number), length)
+            self._answers[source, number] = answer
         return None
 
     def piece(self, source: int, kind: int, head: bytes, start: int, data: Tensor) -> None:
@@ -165,7 +153,7 @@ class OneSidedByMessages:
             with self._guards[end]:
                 # `pair_delta` without its halving, which each side does while it adds.
                 mine.add_(theirs.sub_(mine), alpha=0.5)
-            # The memory that brought their value takes the difference back: nothing is copied.
+            # The memory of their value now holds the difference, so nothing is copied.
             self._answers[source, number].push(data)
         elif kind == AVERAGE_ANSWER:
             request = self._requests.get(_ANSWER.unpack(head)[0])
@@ -179,7 +167,7 @@ class OneSidedByMessages:
             number, end, room = _ASK.unpack(head)
             self._send_window(source, READ_ANSWER, _ANSWER.pack(number), end, room)
         elif kind == ADD:
-            self._wire.post(source, ADD_ANSWER, _ANSWER.pack(_ASK.unpack(head)[0]))
+            self._links[source].post(ADD_ANSWER, _ANSWER.pack(_ASK.unpack(head)[0]))
         elif kind == AVERAGE:
             del self._answers[source, _ASK.unpack(head)[0]]
         else:
@@ -196,10 +184,10 @@ class OneSidedByMessages:
         return window[at : at + theirs.numel()], theirs
 
     def _send_window(self, to: int, kind: int, head: bytes, end: int, room: int = 0) -> None:
-        """Send a window of ours as it is while it goes: what others read may mix moments, as it may
-        where memory is shared, and the difference of an average is given to both sides."""
+        """Send a window of this process without a copy. A reader may see old and new elements, as
+        in shared memory. For an average both sides use the same difference."""
         content = raw(self._own[end])
-        stream = self._wire.begin(to, kind, head, content.numel(), room)
+        stream = self._links[to].begin(kind, head, content.numel(), room)
         for piece in content.split(PIECE):
             stream.push(piece)
 
@@ -210,10 +198,10 @@ class OneSidedByMessages:
 
     def _send(self, number: int, to: int, kind: int, head: bytes, body: Tensor | None) -> None:
         try:
-            self._wire.post(to, kind, head, body)
+            self._links[to].post(kind, head, body)
         except PeerLost as lost:
             self._give_up(number, lost)
-        if to in self._gone:  # it may have gone between asking and sending
+        if to in self._gone:  # the process may have gone between `_ask` and here
             self._give_up(number, self._gone[to])
 
     def _give_up(self, number: int, error: PeerLost) -> None:

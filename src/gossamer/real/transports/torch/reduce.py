@@ -1,12 +1,12 @@
-"""Means over processes by messages: the same bits as in the simulator, and they survive deaths.
+"""All-reduces by messages. They give the same bits as the simulator, and survive deaths.
 
-`reduce_state` decides; here the bytes are moved.
+`reduce_state` decides what happens; this module moves the bytes, by these messages:
 
-    CONTRIBUTION    My piece of the part that you add up.
-    MEAN            The part that I have added up. It is sent behind its last byte, so nobody waits
-                    for the rest where a death stops it halfway.
-    FINISHED        After a death: which means I have finished.
-    GIFT            After a death: a mean that you lack.
+    CONTRIBUTION    The sender's piece of the part that the receiver adds up.
+    MEAN            The part that the sender has added up. The message follows the last byte, so
+                    that nobody waits for the rest if a death stops it halfway.
+    FINISHED        After a death: which means the sender has finished.
+    GIFT            After a death: a mean that the receiver lacks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,40 +26,38 @@ from gossamer.errors import PeerLost
 from gossamer.pending import Pending
 from gossamer.real.transports.buffers import joined
 from gossamer.real.transports.torch.departures import Departure, DepartureLog
+from gossamer.real.transports.torch.links import Links
 from gossamer.real.transports.torch.reduce_state import (
     Attempt,
     Finished,
     Head,
     Mean,
     ReduceState,
-    mean_into,
 )
-from gossamer.real.transports.torch.wire import Wire, finish_stream, host_copy, raw
+from gossamer.real.transports.torch.wire import finish_stream, host_copy, raw
 from gossamer.real.transports.transport import StopToken
+from gossamer.rules import mean_into
+
+if TYPE_CHECKING:
+    from gossamer.real.transports.torch.nccl import NcclMeans
 
 CONTRIBUTION, MEAN, FINISHED, GIFT = range(32, 36)
 KINDS = range(32, 48)
 _HEAD = struct.Struct("<QIIII")
 
 
-class Nccl(Protocol):
-    """Makes means of vectors on GPUs, each in the memory of its attempt."""
-
-    def start(self, reduction: MessageAllReduce, mean: Mean, attempt: Attempt) -> None: ...
-
-
 class MessageAllReduce:
-    """The means that this process takes part in."""
+    """The means to which this process contributes."""
 
     def __init__(
-        self, wire: Wire, log: DepartureLog, stop: StopToken, nccl: Nccl | None = None
-    ) -> None:  # fmt: skip
-        self._wire = wire
+        self, links: Links, log: DepartureLog, stop: StopToken, nccl: NcclMeans | None = None
+    ) -> None:
+        self._links = links
         self._log = log
         self._stop = stop
         self._nccl = nccl
         self._lock = threading.RLock()
-        self._state = ReduceState(wire.rank, wire.size)
+        self._state = ReduceState(links.rank, links.size)
 
     def start(self, tensors: Sequence[Tensor], members: Sequence[int]) -> Pending[None]:
         """Replace the tensors by their mean; see `Transport.all_reduce`."""
@@ -82,7 +80,7 @@ class MessageAllReduce:
             self._open(mean)
 
         def forget() -> None:
-            pending.settle = None  # nothing is written then, and no circle keeps the memory
+            pending.settle = None  # so that nothing is written, and no cycle keeps the memory
 
         pending.settle = partial(self._put_in_place, mean.result, list(tensors), pending)
         pending.on_cancel = forget
@@ -97,32 +95,32 @@ class MessageAllReduce:
             self._stop.check()
         if pending.done:
             return  # cancelled meanwhile
-        pending.settle = pending.on_cancel = None  # a circle would keep the memory of the mean
+        pending.settle = pending.on_cancel = None  # a cycle would keep the memory of the mean
         try:
             parts = found.result().split([tensor.numel() for tensor in tensors])
             with torch.no_grad():
                 for tensor, part in zip(tensors, parts, strict=True):
                     tensor.copy_(part.view_as(tensor))
-            finish_stream(tensors[0])  # the memory of the mean may be used again
+            finish_stream(tensors[0])  # then the memory of the mean may be used again
         except PeerLost as lost:
             pending.fail(lost)
         else:
             pending.resolve(None)
 
     def own_finished(self) -> tuple[bool, Mapping[str, int]]:
-        """Whether no mean is open here, and how many of each group are finished."""
+        """See `ReduceState.own_finished`."""
         with self._lock:
             return self._state.own_finished()
 
     def announce(self, epoch: int) -> None:
-        """Tell the others of the line by which this process has left the sums."""
+        """Tell the others of the line in the log by which this process has left the sums."""
         self._tell(epoch, {})
 
     def depart(self, epoch: int, departure: Departure) -> None:
-        """A line of the log: stop what it touches, then do it again."""
+        """Apply a line of the log: stop the means that it changes, then begin them again."""
         with self._lock:
             again, finished = self._state.depart(departure)
-        if departure.process == self._wire.rank:
+        if departure.process == self._links.rank:
             return
         if finished is not None:
             self._tell(epoch, finished)
@@ -133,8 +131,8 @@ class MessageAllReduce:
     # --- for NCCL
 
     def is_current(self, mean: Mean, attempt: Attempt) -> bool:
-        """False once a departure has changed the mean. It must not be begun by NCCL then: who
-        begins one says by that that it has finished those before."""
+        """Whether no departure has changed the mean. Otherwise NCCL must not begin it: a process
+        that begins a mean by NCCL implies that it has finished those before."""
         with self._lock:
             return mean.attempt is attempt
 
@@ -175,7 +173,7 @@ class MessageAllReduce:
             mean.result.resolve(mean.attempt.mean)
 
     def _caught_up(self, head: bytes) -> Head:
-        """What a message says, once this process knows as much as its sender."""
+        """Return the head of a message, once this process has read the log as far as the sender."""
         found = Head(*_HEAD.unpack(head))
         if found.attempt > self._log.epoch:
             self._log.catch_up(found.attempt)
@@ -189,32 +187,33 @@ class MessageAllReduce:
             self._state.tell(source, epoch, finished)
         self._settle()
 
-    # --- making a mean
+    # --- computing a mean
 
     def _open(self, mean: Mean) -> None:
-        """Send our contributions, if nothing forbids it, and add up what has come."""
+        """Open the present attempt, if that is allowed: send our contributions, and add up."""
         with self._lock:
             attempt = self._state.opened(mean)
         if attempt is None:
             return
         for owner, body, part in attempt.contributions():
             with suppress(PeerLost):  # its death will be in the log
-                room = self._wire.expect(owner, part)
-                self._wire.post(owner, CONTRIBUTION, self._head(mean, attempt, room), body)
+                room = self._links[owner].expect(part)
+                self._links[owner].post(CONTRIBUTION, self._head(mean, attempt, room), body)
         self._add_up(mean)
 
     def _add_up(self, mean: Mean) -> None:
-        """Add the pieces of our own part that are complete, and pass their means on."""
+        """Add up the complete pieces of our own part, and send their means to the others."""
         while True:
             with self._lock:
                 attempt = mean.attempt
                 work = None if attempt is None else attempt.next_addition()
             if attempt is None or work is None:
                 return
-            # Without the lock: other threads go on receiving. If a departure comes meanwhile this
-            # goes into memory, and to rooms, of an attempt that nobody looks at any more.
-            mean_into(work.target, work.values)
-            self._pass_on(mean, attempt, work.target)
+            target, values = work
+            # The lock is free, so other threads go on receiving. If a departure comes now, this
+            # writes into memory and rooms of an attempt that nobody uses any more.
+            mean_into(target, values, len(values))
+            self._pass_on(mean, attempt, target)
             with self._lock:
                 attempt.added()
                 is_complete = attempt.is_complete
@@ -225,12 +224,12 @@ class MessageAllReduce:
         if attempt.is_by_each:
             return
         if not attempt.streams:
-            length = attempt.part(self._wire.rank, attempt.mean).numel()
+            length = attempt.part(self._links.rank, attempt.mean).numel()
             for peer in attempt.others:
                 room = attempt.rooms.get(peer, 0)
                 head = self._head(mean, attempt)
                 with suppress(PeerLost):
-                    attempt.streams[peer] = self._wire.begin(peer, MEAN, head, length, room)
+                    attempt.streams[peer] = self._links[peer].begin(MEAN, head, length, room)
         for stream in attempt.streams.values():
             with suppress(PeerLost):
                 stream.push(raw(piece))
@@ -238,9 +237,9 @@ class MessageAllReduce:
     def _settle(self) -> None:
         with self._lock:
             again, gifts = self._state.settle()
-        for gift in gifts:
-            # Copied: the memory of means is used again once everybody has them.
-            self._send(gift.to, GIFT, _HEAD.pack(*gift.head), raw(host_copy([gift.mean])))
+        for to, head, mean in gifts:
+            # A copy, because the memory of a mean is used again once everybody has it.
+            self._send(to, GIFT, _HEAD.pack(*head), raw(host_copy([mean])))
         for mean in again:
             self._open(mean)
 
@@ -256,9 +255,9 @@ class MessageAllReduce:
         with self._lock:
             alive = self._state.alive
         for peer in alive:
-            if peer != self._wire.rank:
+            if peer != self._links.rank:
                 self._send(peer, FINISHED, b"", body)
 
     def _send(self, to: int, kind: int, head: bytes, body: Tensor) -> None:
         with suppress(PeerLost):  # its death will be in the log
-            self._wire.post(to, kind, head, body)
+            self._links[to].post(kind, head, body)

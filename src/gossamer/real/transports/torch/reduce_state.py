@@ -1,8 +1,9 @@
-"""The state of means over processes. Nothing here sends or receives; `reduce` does.
+"""The state of all-reduces by messages. This module sends and receives nothing; `reduce` does.
 
-Every member of a mean owns a part of the vector. All send it their pieces of that part, it adds
-them in order of rank, and sends the mean of its part to all. A short vector has one owner, another
-one each time; of a very short one everybody sends everything to everybody, and nobody answers.
+Every member of a group owns a part of the vector. All members send the owner their pieces of that
+part; the owner adds these in order of rank, and sends the mean of its part to all. A short vector
+has a single owner, another one each time. Of a very short vector every member sends everything to
+every other, and no answers follow.
 
 One mean at one process:
 
@@ -10,18 +11,18 @@ One mean at one process:
       |  start
       v
     open             The attempt sends and adds up. A departure that changes the contributors
-      |  ^  |        makes another attempt, in other memory: old pieces may still be landing.
+      |  ^  |        begins another attempt, in other memory: old pieces may still be landing.
       |  |  | a contributor dies, or leaves while it has means open
       |  |  v
       |  |  stopped  Every survivor tells every other one which means it has finished.
       |  |  |   |
-      |  +--+   |    Nobody has this mean: the next attempt is opened.
-      |         |    Somebody has it: the first who has it gives it to those who lack it.
+      |  +--+   |    If no survivor has this mean, the next attempt is opened.
+      |         |    Otherwise the first that has it gives it to those that lack it.
       v         v
     finished         The mean is kept until all other members say that they have finished it too.
 
-All survivors decide alike, because they read the same departures in the same order: the length of
-that list, an epoch, is the name of the attempt that the last of them made necessary.
+All survivors decide alike, because they read the same departures in the same order. The number of
+departures is an epoch. An attempt is named by the epoch that made it necessary.
 """
 
 from __future__ import annotations
@@ -35,21 +36,22 @@ from torch import Tensor
 
 from gossamer.pending import Pending
 from gossamer.real.transports.torch.departures import Departure
-from gossamer.real.transports.torch.wire import PIECE, SLOT, Stream, host_copy, host_empty, raw
+from gossamer.real.transports.torch.links import LinkStream
+from gossamer.real.transports.torch.wire import PIECE, SLOT, host_copy, host_empty, raw
 
 _FEW, _BY_EACH = 8, 1 << 16
-"""Members up to which, and bytes to receive up to which, all add up everything by themselves."""
+"""Up to so many members, and so many bytes to receive, every member adds up the whole vector."""
 _BY_BOTH = 1 << 20
-"""Bytes up to which two do: beyond it adding up takes longer than waiting for the other's half."""
-_BLOCK = 1 << 16
-"""Elements that a second pass finds in the cache."""
+"""Up to so many bytes two members do. Beyond, adding up takes longer than to wait for a half."""
 
+Gift = tuple[int, "Head", Tensor]
+"""A mean for a process that lacks it: to whom, the head of its message, the mean."""
 Finished = Mapping[int, tuple[int, frozenset[int]]]
-"""Which means a process has finished: in each group all numbers below the first, and the others."""
+"""Which means of each group a process has finished: all below a number, and some others."""
 
 
 def key_of(members: Sequence[int]) -> int:
-    """A number for a group that every process works out alike."""
+    """Return the number of a group, which every process computes alike."""
     text = ",".join(map(str, members)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
@@ -57,10 +59,10 @@ def key_of(members: Sequence[int]) -> int:
 def contributors_of(
     key: int, members: Sequence[int], number: int, departures: Sequence[Departure]
 ) -> tuple[tuple[int, ...], int]:
-    """Who takes part in a mean, and the epoch that last changed it.
+    """Return the contributors to a mean, and the epoch that changed them last.
 
-    Who left after it had finished the mean stays in it, as its contribution has been sent; but not
-    in a new attempt, to which it cannot contribute any more.
+    A process that left after it had finished the mean remains a contributor, because it has sent
+    its contribution. It does not contribute to a new attempt.
     """
     present, left, changed = set(members), set[int](), 0
     for epoch, departure in enumerate(departures, start=1):
@@ -76,10 +78,10 @@ def contributors_of(
 
 
 def is_by_each(nbytes: int, members: int) -> bool:
-    """Whether everybody sends its whole value to everybody: one way instead of there and back.
+    """Whether every member sends its whole value to every other, so that no answers are needed.
 
-    Two have to send as many bytes either way, but each adds up everything. Three or more would send
-    more bytes than by owners.
+    Two members send as many bytes either way, but each of them adds up everything. Three or more
+    members send more bytes than they would send to owners.
     """
     if members == 2:
         return nbytes <= _BY_BOTH
@@ -87,7 +89,7 @@ def is_by_each(nbytes: int, members: int) -> bool:
 
 
 def parts_of(length: int, size: int, members: Sequence[int], turn: int) -> dict[int, slice]:
-    """Which elements each member adds up; dividing a short vector would cost more messages."""
+    """Return which elements each owner adds up. A short vector is not divided, to save messages."""
     if length * size <= SLOT:
         return {members[turn % len(members)]: slice(0, length)}
     share = -(-length // len(members))
@@ -98,31 +100,8 @@ def parts_of(length: int, size: int, members: Sequence[int], turn: int) -> dict[
     }
 
 
-def mean_into(target: Tensor, values: Sequence[Tensor]) -> None:
-    """`rules.mean_in_order`, the same bits, into memory that is there."""
-    if len(values) == 1:
-        target.copy_(values[0])
-        return
-    if target.numel() > _BLOCK:
-        for start in range(0, target.numel(), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            mean_into(target[block], [value[block] for value in values])
-        return
-    torch.add(values[0], values[1], out=target)
-    for value in values[2:]:
-        target.add_(value)
-    target.div_(len(values))
-
-
-class Addition(NamedTuple):
-    """A piece of our own part of which all contributions are here, in order of rank."""
-
-    target: Tensor
-    values: list[Tensor]
-
-
 class Attempt:
-    """One try to make a mean, with certain contributors and in memory of its own."""
+    """One attempt to compute a mean, with certain contributors and in memory of its own."""
 
     def __init__(
         self, epoch: int, contributors: tuple[int, ...], rank: int, turn: int, value: Tensor,
@@ -134,11 +113,11 @@ class Attempt:
         self.mean = mean
         self.others = [member for member in contributors if member != rank]
         self.is_open = False
-        """It sends, and adds up."""
-        self.streams: dict[int, Stream] = {}
-        """To whom the mean of our part is on its way."""
+        """Whether this process sends and adds up."""
+        self.streams: dict[int, LinkStream] = {}
+        """By receiver: the mean of our part on its way."""
         self.rooms: dict[int, int] = {}
-        """Where others have made room for the mean of our part."""
+        """By receiver: the number of the room that it has made for the mean of our part."""
         self._rank = rank
         length, size = value.numel(), value.element_size()
         self.is_by_each = is_by_each(length * size, len(contributors))
@@ -146,18 +125,18 @@ class Attempt:
         if not self.is_by_each:
             self._parts = parts_of(length, size, contributors, turn)
         self._missing = set(self._parts)
-        """The owners whose part of the mean is not here."""
+        """The owners whose part of the mean has not arrived."""
         self._arrived: dict[int, dict[int, Tensor]] = {}
         """Contributions to our part, by first byte and source."""
         self._position = 0
         self._is_adding = False
 
     def part(self, owner: int, of: Tensor) -> Tensor:
-        """The bytes that a member adds up; none where it owns nothing."""
+        """Return the bytes of a vector that a member owns, which may be none."""
         return raw(of[self._parts.get(owner, slice(0, 0))])
 
     def contributions(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """For each other owner what it is to add up, and the place of its part of the mean."""
+        """Yield for each other owner our contribution, and the memory for its part of the mean."""
         owners = self.others if self.is_by_each else self._parts
         for owner in owners:
             if owner != self._rank:
@@ -168,9 +147,10 @@ class Attempt:
         self.rooms[source] = room
         self._arrived.setdefault(start, {})[source] = data
 
-    def next_addition(self) -> Addition | None:
-        """What is to be added up next, by the one who asks; he says `added` before anybody is given
-        another piece, so pieces come into being in order."""
+    def next_addition(self) -> tuple[Tensor, list[Tensor]] | None:
+        """Return the next piece to add up, as target and values in order of rank, if all of it is
+        here. The caller says `added` afterwards, and until then no other caller gets a piece, so
+        pieces are made in order."""
         mine = self.part(self._rank, self.value)
         start = self._position
         arrived = self._arrived.get(start, {})
@@ -183,7 +163,7 @@ class Attempt:
         target = self.part(self._rank, self.mean)[start : start + PIECE]
         kind = self.mean.dtype
         values = [arrived[member].view(kind) for member in self.contributors]
-        return Addition(target.view(kind), values)
+        return target.view(kind), values
 
     def added(self) -> None:
         self._is_adding = False
@@ -192,7 +172,7 @@ class Attempt:
             self.landed(self._rank)
 
     def landed(self, owner: int) -> None:
-        """All of that owner's part of the mean is here."""
+        """That owner's part of the mean has arrived."""
         self._missing.discard(owner)
 
     @property
@@ -201,15 +181,15 @@ class Attempt:
 
 
 class Head(NamedTuple):
-    """What a message says of the mean that it belongs to."""
+    """What a message says about the mean that it belongs to."""
 
     group: int
     number: int
     attempt: int
     low: int
-    """Everything below this number is finished at the sender."""
+    """The sender has finished all means below this number."""
     room: int = 0
-    """Made by the sender of a contribution for the receiver's part of the mean."""
+    """The room that the sender of a contribution has made for the receiver's part of the mean."""
 
 
 class Mean:
@@ -219,32 +199,32 @@ class Mean:
         self.group = group
         self.number = number
         self.result: Pending[Tensor] = Pending("all_reduce")
-        """The flat mean, which is only to be read."""
+        """The flat mean, which nobody may change."""
         self.value: Tensor
         """What this process contributes."""
         self.home = torch.device("cpu")
-        """Where the caller's tensors are."""
+        """The device of the caller's tensors."""
         self.attempt: Attempt | None = None
         self.early: list[tuple[int, Head, int, Tensor]] = []
         self.is_stopped = False
 
 
 class MeanGroup:
-    """A set of members and the means that they take one after the other."""
+    """A set of members and the means that they compute one after the other."""
 
     def __init__(self, key: int) -> None:
         self.key = key
         self.members: tuple[int, ...] = ()
         self.started = 0
         self.low = 0
-        """All means below this number are finished here."""
+        """This process has finished all means below this number."""
         self.done: set[int] = set()
-        """Those above that are finished all the same."""
+        """The finished means above that number."""
         self.open: dict[int, Mean] = {}
         self.kept: dict[int, Tensor] = {}
         """Means that another member may still lack."""
         self.by_nccl = -1
-        """The last one that NCCL has made."""
+        """The last mean that NCCL has computed."""
         self._heard: dict[int, int] = {}
 
     def has_finished(self, number: int) -> bool:
@@ -258,8 +238,8 @@ class MeanGroup:
             self.low += 1
         self.kept[number] = mean
         if is_by_nccl:
-            # NCCL makes one mean after the other: all members have begun this one, so they have
-            # finished those before it, and have told nobody.
+            # NCCL computes one mean after the other. All members have begun this one, so they have
+            # finished the one before it, which they do not announce.
             self.kept.pop(self.by_nccl, None)
             self.by_nccl = number
 
@@ -268,22 +248,14 @@ class MeanGroup:
         self._heard[source] = max(low, self._heard.get(source, 0))
 
     def forget(self, others: Sequence[int]) -> None:
-        """Let go of the means that all the others have."""
+        """Release the means that all other members have."""
         floor = min((self._heard.get(member, 0) for member in others), default=self.low)
         for number in [number for number in self.kept if number < floor]:
             del self.kept[number]
 
 
-class Gift(NamedTuple):
-    """A mean for somebody who lacks it."""
-
-    to: int
-    head: Head
-    mean: Tensor
-
-
 class ReduceState:
-    """All means of one process; to be used by one thread at a time."""
+    """All means of one process. One thread at a time may use it."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
@@ -291,9 +263,9 @@ class ReduceState:
         self._groups: dict[int, MeanGroup] = {}
         self._departures: list[Departure] = []
         self._told: dict[int, tuple[int, Finished]] = {}
-        """What each process said last that it has finished, and at which epoch."""
+        """By process: the last epoch at which it said what it has finished, and what it said."""
         self._needed = 0
-        """The last epoch that wants to know of all survivors what they have finished."""
+        """The last epoch for which all survivors must say what they have finished."""
         self._settled = 0
 
     @property
@@ -307,7 +279,7 @@ class ReduceState:
     # --- what this process does
 
     def start(self, value: Tensor, home: torch.device, members: tuple[int, ...]) -> Mean:
-        """This process's next mean with these members; it does not change the value any more."""
+        """Start the next mean with these members. The caller does not change the value any more."""
         group = self._group(key_of(members))
         group.members = members
         mean = self._mean(group, group.started)
@@ -317,18 +289,18 @@ class ReduceState:
         return mean
 
     def opened(self, mean: Mean) -> Attempt | None:
-        """The attempt that is to begin now, if it has not, and may."""
+        """Open the present attempt of a mean and return it, if that is allowed and not done yet."""
         attempt = mean.attempt
         if attempt is None or attempt.is_open or mean.is_stopped:
             return None
         if self._rank not in attempt.contributors:
-            return None  # this process has left the sums, and leaves this one to the others
+            return None  # this process has left the sums, so this mean is up to the others
         attempt.is_open = True
         return attempt
 
     def finish(self, mean: Mean, attempt: Attempt, *, is_by_nccl: bool = False) -> bool:
-        """All of that attempt is here; False where a departure has made another one necessary: then
-        the others have been told that the mean is open here, and count on this process."""
+        """The attempt is complete. Return False if a departure has made another one necessary: then
+        this process has told the others that the mean is open, and they rely on its help."""
         group = mean.group
         if mean.attempt is not attempt or group.has_finished(mean.number):
             return False
@@ -345,7 +317,7 @@ class ReduceState:
     # --- what comes from other processes
 
     def contribution(self, source: int, head: Head, start: int, data: Tensor) -> Mean | None:
-        """A piece of a contribution; the mean that it belongs to, unless that is finished here."""
+        """A piece of a contribution has arrived; return its mean unless that is finished here."""
         mean = self._current(head)
         if mean is not None:
             mean.early.append((source, head, start, data))
@@ -353,14 +325,14 @@ class ReduceState:
         return mean
 
     def place(self, source: int, head: Head, *, is_gift: bool) -> Tensor | None:
-        """Where a part of a mean, or all of it, shall land that comes without a room."""
+        """Return the memory for a part of a mean, or for a gift, that comes without a room."""
         _, attempt = self._attempt(head, is_gift=is_gift)
         if attempt is None:
             return None
         return raw(attempt.mean) if is_gift else attempt.part(source, attempt.mean)
 
     def landed(self, source: int, head: Head, *, is_gift: bool) -> Mean | None:
-        """It is there; the mean if this finishes it."""
+        """A part of a mean, or a gift, has arrived; return the mean if that finishes it."""
         mean, attempt = self._attempt(head, is_gift=is_gift)
         if mean is None or attempt is None:
             return None
@@ -376,8 +348,8 @@ class ReduceState:
     # --- departures
 
     def depart(self, departure: Departure) -> tuple[list[Mean], Finished | None]:
-        """The next line of the log: which means to open again at once, and what to tell the others
-        where it is to be settled first who has finished what."""
+        """Apply the next line of the log. Return which means to open again, and what to tell the
+        others if the survivors have to settle first which of them has finished what."""
         self._departures.append(departure)
         again: list[Mean] = []
         for group in self._groups.values():
@@ -393,7 +365,7 @@ class ReduceState:
         return again, finished
 
     def tell(self, source: int, epoch: int, finished: Finished) -> None:
-        """What a process has finished, as it knew that many departures."""
+        """A process says what it has finished, at an epoch."""
         if epoch > self._told.get(source, (0, finished))[0]:
             self._told[source] = (epoch, finished)
 
@@ -426,14 +398,14 @@ class ReduceState:
     def _gifts(
         self, group: MeanGroup, number: int, mean: Tensor, alive: Sequence[int]
     ) -> list[Gift]:
-        """To whom this process gives a mean, if it is the first who has it."""
+        """Return the gifts of a mean, if this process is the first that has it."""
         holders = self._holders(group, number, alive)
         if not holders or holders[0] != self._rank:
             return []
         _, epoch = contributors_of(group.key, group.members, number, self._departures)
         head = Head(group.key, number, epoch, group.low)
         lacking = [peer for peer in group.members if peer in alive and peer not in holders]
-        return [Gift(peer, head, mean) for peer in lacking]
+        return [(peer, head, mean) for peer in lacking]
 
     # --- inside
 
@@ -444,14 +416,14 @@ class ReduceState:
         return group.open.setdefault(number, Mean(group, number))
 
     def _current(self, head: Head) -> Mean | None:
-        """The mean that a message belongs to, unless it is finished here."""
+        """Return the mean that a message belongs to, unless that is finished here."""
         group = self._group(head.group)
         return None if group.has_finished(head.number) else self._mean(group, head.number)
 
     def _attempt(self, head: Head, *, is_gift: bool) -> tuple[Mean | None, Attempt | None]:
-        """The attempt that a message belongs to, unless it is over.
+        """Return the mean and the attempt that a message belongs to, unless the attempt is over.
 
-        A gift is for those who were stopped; others may be getting the same piece by piece.
+        Only a stopped mean accepts a gift; another one may be receiving the same bytes in pieces.
         """
         mean = self._current(head)
         attempt = None if mean is None else mean.attempt
@@ -461,7 +433,7 @@ class ReduceState:
         return mean, attempt
 
     def _take_early(self, mean: Mean) -> None:
-        """Use what has come for the attempt that stands; keep what is for a later one."""
+        """Use the early pieces of the present attempt, and keep those of later ones."""
         attempt, waiting = mean.attempt, mean.early
         if attempt is None:
             return
@@ -471,13 +443,13 @@ class ReduceState:
                 attempt.contribution(source, head.room, start, data)
 
     def _renew(self, mean: Mean) -> bool:
-        """Make the attempt that the departures want; whether it is another one."""
+        """Make the attempt that follows from the departures; return whether it is a new one."""
         group, number = mean.group, mean.number
         members, epoch = contributors_of(group.key, group.members, number, self._departures)
         if mean.attempt is not None and mean.attempt.epoch == epoch:
             return False
         if epoch and mean.value.is_cuda:
-            mean.value = host_copy([mean.value])  # NCCL was to make it; now it goes by messages
+            mean.value = host_copy([mean.value])  # NCCL gives up; messages take over
         room = torch.empty_like(mean.value) if mean.value.is_cuda else host_empty(
             mean.value.numel(), mean.value.dtype, mean.home
         )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Where the processes of a torch run meet: the store of the launcher or of torchrun, and Gloo.
+"""How the processes of a torch run meet: at the store of their launcher, and then by Gloo.
 
-The group is made by hand and not through `init_process_group`, so that a program's own use of
-torch.distributed is left alone.
+The Gloo groups are not made by `init_process_group`, so that the program itself may use
+torch.distributed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from gossamer.real.transports.store import OwnStore, TcpStore
 from gossamer.real.transports.transport import StopToken
 
 FOR_EVER = timedelta(days=3650)
-"""An expired wait would close a pair for good, so none may expire."""
+"""A wait that expires closes its pair for ever, so none may expire."""
 _TIMEOUT = timedelta(seconds=300)
 _PROOF_TAG = (1 << 31) - 2
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Who this process is, and where the others are to be met."""
+    """The rank of this process, and the address where it meets the others."""
 
     rank: int
     size: int
@@ -48,13 +48,13 @@ class Meeting:
     port: int
     prefix: str = "gossamer"
     hosts_store: bool = False
-    """No launcher keeps a store, so process 0 does."""
+    """Whether this is process 0 and has to keep the store, because no launcher does."""
     has_notices: bool = False
-    """Our own launcher keeps the store, and writes there who has died."""
+    """Whether our own launcher keeps the store, and writes deaths into it."""
     neighbours: int = 1
-    """The processes on this host, with this one, as far as the launcher says."""
+    """How many processes are on this host, including this one, as far as the launcher says."""
     secret: bytes | None = field(default=None, repr=False)
-    """What our own launcher's store, and every worker, asks for; other launchers know none."""
+    """The secret that our own launcher's store and all workers demand; others have none."""
 
     @staticmethod
     def from_environment(variables: Mapping[str, str] | None = None) -> Meeting:
@@ -68,12 +68,12 @@ class Meeting:
                 neighbours=_number(found, "GOSSAMER_LOCAL_SIZE", "1"), secret=own_secret(found),
             )  # fmt: skip
         rank, size, port = (_number(found, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-        # torchrun starts workers again after a failure, with the same store.
+        # After a failure torchrun starts workers again, with the same store.
         prefix = f"gossamer/{found.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         kept = found.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         host = found.get("MASTER_ADDR", "127.0.0.1")
         if slurm_address(found) == f"{host}:{port}":
-            # The ports of two steps may coincide, and other tasks than 0 would not notice.
+            # Two steps may get the same port, and only task 0 would notice.
             prefix = f"{prefix}/{slurm_name(found)}"
         return Meeting(
             rank, size, host, port, prefix, hosts_store=not kept and rank == 0,
@@ -81,11 +81,11 @@ class Meeting:
         )  # fmt: skip
 
     def connect(self) -> Store:
-        """A connection of its own: one that waits would keep other threads from using it."""
+        """Return a new connection; a request that waits blocks all users of its connection."""
         if not self.hosts_store:
             return self.connect_again()
         try:
-            # With several tenants: the program's own init_process_group may keep one here, too.
+            # Multi-tenant, because the program's own init_process_group may keep a store here too.
             return TCPStore(
                 self.host, self.port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT,
                 multi_tenant=True,
@@ -100,13 +100,13 @@ class Meeting:
             ) from error
 
     def connect_again(self) -> Store:
-        """Another connection, as a client."""
+        """Return another connection, as a client."""
         if self.secret is not None:
             return OwnStore(self.host, self.port, self.secret, _TIMEOUT.total_seconds())
         return TCPStore(self.host, self.port, is_master=False, timeout=_TIMEOUT)
 
     def enter(self, engine: Store) -> TcpStore:
-        """What this run keeps in the store; refused where another run's worker was before."""
+        """Return the store of this run. Refuse a store that a worker of another run has used."""
         store = self.store(engine)
         own = _name(os.getpid())
         if store.agree(f"came/{self.rank}", own) != own:
@@ -120,109 +120,90 @@ class Meeting:
         return TcpStore(engine, f"{self.prefix}/")
 
 
-def _make_group(
-    meeting: Meeting, engine: Store, name: str, members: tuple[int, ...], device: Any
-) -> ProcessGroupGloo:
-    """A Gloo group of these processes; all of them make it, and wait here for each other."""
+def _make_group(meeting: Meeting, engine: Store, way: str, device: Any) -> ProcessGroupGloo:
+    """Return a Gloo group. All processes call this, and wait here for each other."""
     engine_class: Any = ProcessGroupGloo
     options = engine_class._Options()
     options._devices = [device]
     options._timeout = FOR_EVER
     options._threads = 1
-    store = PrefixStore(f"{meeting.prefix}/{name}", engine)
-    return ProcessGroupGloo(store, members.index(meeting.rank), len(members), options)
+    store = PrefixStore(f"{meeting.prefix}/links/{way}", engine)
+    group = ProcessGroupGloo(store, meeting.rank, meeting.size, options)
+    if meeting.secret is not None:
+        _prove(group, meeting.secret, way, meeting)
+    return group
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """Two connections for each pair, one for what goes each way.
+    """Two connections for each pair of processes, one for each direction.
 
-    Gloo lets a sender wait until it is told that the receiver is ready. On a connection that is
-    full of what goes the other way, that word would arrive behind all of it, and large messages
-    that cross would follow each other instead of passing.
+    In Gloo a sender waits until the receiver says that it is ready. On a single connection that
+    word would arrive behind everything that already goes the same way, so large messages in
+    opposite directions would travel one after the other and not at once.
     """
 
     upwards: ProcessGroupGloo
-    """For what goes to processes of higher rank."""
+    """The connections for messages to processes of higher rank."""
     downwards: ProcessGroupGloo
     store: Store
-    """The groups hold on to it, but not to what is Python's in it."""
+    """Kept alive here, because the groups keep only the C++ side of a store alive."""
 
     def towards(self, rank: int, peer: int) -> ProcessGroupGloo:
         return self.upwards if rank < peer else self.downwards
 
 
-def make_lanes(meeting: Meeting, engine: Store, name: str, members: tuple[int, ...]) -> Lanes:
-    """All members make them, and wait here for each other."""
-    device = _device(meeting.host, meeting.port)  # one thread of Gloo's for both
-    up, down = (
-        _make_group(meeting, engine, f"{name}/{way}", members, device) for way in ("up", "down")
-    )
-    if meeting.secret is not None:
-        for way, group in (("up", up), ("down", down)):
-            _prove(group, meeting.secret, f"{name}/{way}", members, meeting.rank)
+def make_lanes(meeting: Meeting, engine: Store) -> Lanes:
+    """Make the connections. All processes call this, and wait here for each other."""
+    device = _device(meeting.host, meeting.port)  # one Gloo thread serves both groups
+    up, down = (_make_group(meeting, engine, way, device) for way in ("up", "down"))
     return Lanes(up, down, engine)
 
 
 class Unproved(RuntimeError):
-    """Somebody else than the worker has come to one of its places."""
+    """Another program than a worker of this run has connected."""
 
 
-def _prove(group: Any, secret: bytes, name: str, members: tuple[int, ...], rank: int) -> None:
-    """Everybody, on every connection, that it knows the secret: Gloo asks whoever connects to it
-    for nothing but a number that can be guessed."""
-    own = members.index(rank)
-    others = [place for place in range(len(members)) if place != own]
-    mine = {place: secrets.token_bytes(NONCE) for place in others}
+def _prove(group: Any, secret: bytes, way: str, meeting: Meeting) -> None:
+    """Prove the secret to every member on its connection, and check the members' proofs. Gloo
+    itself only asks a caller for a number that can be guessed."""
+    own = meeting.rank
+    others = [peer for peer in range(meeting.size) if peer != own]
+    mine = {peer: secrets.token_bytes(NONCE) for peer in others}
     theirs = _swap(group, mine, NONCE)
-
-    def who(place: int, towards: int) -> str:
-        return f"{name} {members[place]} {members[towards]}"
-
-    proofs = {at: proof(secret, who(own, at), theirs[at], mine[at]) for at in others}
-    for place, got in _swap(group, proofs, PROOF).items():
-        if not is_proof(got, secret, who(place, own), mine[place], theirs[place]):
+    proofs = {
+        peer: proof(secret, f"{way} {own} {peer}", theirs[peer], mine[peer]) for peer in others
+    }
+    for peer, got in _swap(group, proofs, PROOF).items():
+        if not is_proof(got, secret, f"{way} {peer} {own}", mine[peer], theirs[peer]):
             raise Unproved(
-                f"who has come in the place of worker {members[place]} does not know the secret of "
-                "this run; start it again, where strangers cannot reach the workers' ports"
+                f"who has come in the place of worker {peer} does not know the secret of this run; "
+                "start it again, where strangers cannot reach the workers' ports"
             )
 
 
 def _swap(group: Any, mine: Mapping[int, bytes], length: int) -> dict[int, bytes]:
-    """As many bytes with each of them."""
-    rooms = {place: torch.empty(length, dtype=torch.uint8) for place in mine}
+    """Exchange so many bytes with each of the others."""
+    rooms = {peer: torch.empty(length, dtype=torch.uint8) for peer in mine}
     sent = {at: torch.frombuffer(bytearray(data), dtype=torch.uint8) for at, data in mine.items()}
-    works = [group.recv([room], place, _PROOF_TAG) for place, room in rooms.items()]
-    works += [group.send([data], place, _PROOF_TAG) for place, data in sent.items()]
+    works = [group.recv([room], peer, _PROOF_TAG) for peer, room in rooms.items()]
+    works += [group.send([data], peer, _PROOF_TAG) for peer, data in sent.items()]
     for work in works:
         work.wait()
-    return {place: bytes(room.tolist()) for place, room in rooms.items()}
+    return {peer: bytes(room.tolist()) for peer, room in rooms.items()}
 
 
-def meet(meeting: Meeting, engine: Store, check: Callable[[], None]) -> Lanes:
-    """The connections of all processes, once all have come.
+def meet(meeting: Meeting, check: Callable[[], None]) -> Lanes:
+    """Connect this process with all others, and return the connections.
 
-    `check` is called while others are waited for, and raises what makes that useless.
+    This calls `check` while it waits; `check` raises the error that makes waiting useless.
     """
-    facts = meeting.store(engine)
-    limit = time.monotonic() + _TIMEOUT.total_seconds()
-    arrived = facts.add("arrived", 1)
-    while arrived < meeting.size:
-        check()
-        if time.monotonic() > limit:
-            raise Late(
-                f"{arrived} of {meeting.size} workers came within {_TIMEOUT.total_seconds():.0f} s;"
-                " see why the others did not start"
-            )
-        time.sleep(0.005)
-        arrived = facts.add("arrived", 0)
     made: list[Lanes | BaseException] = []
-    everybody = tuple(range(meeting.size))
     store = meeting.connect_again()
 
     def make() -> None:
         try:
-            made.append(make_lanes(meeting, store, "links", everybody))
+            made.append(make_lanes(meeting, store))
         except BaseException as error:
             made.append(error)
 
@@ -247,14 +228,14 @@ def meet(meeting: Meeting, engine: Store, check: Callable[[], None]) -> Lanes:
 
 
 def leave_store(store: Store) -> None:
-    """Wake who waits there. In torch's own nobody holds what the interpreter needs to end."""
+    """End the waits at a store. Those at torch's own stores do not hinder the interpreter's end."""
     if isinstance(store, OwnStore):
         store.close()
 
 
 @cache
 def _name(process: int) -> str:
-    """Of this process alone: not even a fork of it has the same one."""
+    """Return a name of this process, which not even a fork of it shares."""
     return uuid4().hex
 
 
@@ -266,7 +247,7 @@ def _device(host: str, port: int) -> Any:
 
 
 def _own_address(host: str, port: int) -> str:
-    """The address from which this host reaches the store: others will reach it there, too."""
+    """Return the address from which this host reaches the store; others reach the host there."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as towards:
         towards.connect(address)  # nothing is sent

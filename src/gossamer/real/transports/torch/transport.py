@@ -1,12 +1,12 @@
-"""`TorchTransport`: links to all peers, and on top of them windows and means.
+"""The transport over Gloo: links to all peers, and on top of them windows and means.
 
-    TorchTransport      the transport; it puts the parts together
-      Links, Link       the wire: messages between processes, over Gloo
-      OneSidedByMessages    windows: read, accumulate, average
-      MessageAllReduce      means, with `NcclMeans` for GPUs
-      DepartureLog      who has died or left, in the same order everywhere
+    TorchTransport            the transport, which puts the parts together
+      Links                   messages between processes, over Gloo
+      OneSidedByMessages      windows: read, accumulate, average
+      MessageAllReduce        means, with `NcclMeans` for GPUs
+      DepartureLog            which processes have died or left, in the same order everywhere
 
-Where all are on one host the means are made in memory that they share, beside the links.
+Where all workers are on one host, they compute the means in shared memory (`OneHostAllReduce`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ from torch import Tensor
 from gossamer.errors import PeerLost
 from gossamer.pending import Pending
 from gossamer.real.transports.checked_values import numbers_from
-from gossamer.real.transports.death_notices import Attendance, Notices
+from gossamer.real.transports.death_notices import DeathWatch, StartupCheck
 from gossamer.real.transports.store import TcpStore
 from gossamer.real.transports.torch import one_sided, reduce
-from gossamer.real.transports.torch.choose import (
+from gossamer.real.transports.torch.departures import Departure, DepartureLog
+from gossamer.real.transports.torch.links import Links
+from gossamer.real.transports.torch.nccl import NcclMeans
+from gossamer.real.transports.torch.one_sided import OneSidedByMessages
+from gossamer.real.transports.torch.reduce import MessageAllReduce
+from gossamer.real.transports.torch.reduction_choice import (
     Check,
     ReductionPlace,
     agree_on_reduction,
@@ -36,11 +41,6 @@ from gossamer.real.transports.torch.choose import (
     tell_all,
     wait_for,
 )
-from gossamer.real.transports.torch.departures import Departure, DepartureLog
-from gossamer.real.transports.torch.links import Links
-from gossamer.real.transports.torch.nccl import NcclMeans
-from gossamer.real.transports.torch.one_sided import OneSidedByMessages
-from gossamer.real.transports.torch.reduce import MessageAllReduce
 from gossamer.real.transports.torch.rendezvous import Meeting, meet
 from gossamer.real.transports.transport import Listener, Parts, StopToken, Window
 
@@ -83,7 +83,7 @@ class TorchTransport:
         self._stop = stop
         device = windows[self.rank].home
         notices = TcpStore(self._engine) if self._meeting.has_notices else None
-        check = Attendance(stop, notices).check
+        check = StartupCheck(stop, notices).check
         place = ReductionPlace(own_gpu(device), self._meeting.neighbours)
         chosen = agree_on_reduction(
             self._reduction_name, place, self.rank, self.size, self.store, check
@@ -95,17 +95,17 @@ class TorchTransport:
         self._log = DepartureLog(self.store, self._learn, self.size, stop)
         self._one_sided = OneSidedByMessages(self._links, windows, initial)
         self._reduction = MessageAllReduce(self._links, self._log, stop, nccl)
-        lanes = meet(self._meeting, self._engine, check)
+        lanes = meet(self._meeting, check)
         self._links.open(
             lanes, [(one_sided.KINDS, self._one_sided), (reduce.KINDS, self._reduction)]
         )
-        self._notices = Notices(
+        self._notices = DeathWatch(
             lambda: TcpStore(self._meeting.connect_again()), self._links.peers, self._noticed
         )
         if self._meeting.has_notices:
             self._notices.start()
         self._is_open = True
-        # A receiving thread that wakes while the interpreter ends would abort the process.
+        # A receiving thread that wakes while the interpreter ends aborts the process.
         atexit.register(_leave_if_there, weakref.ref(self))
 
     @property
@@ -140,7 +140,7 @@ class TorchTransport:
         return self._reduction.start(tensors, members)
 
     def _share_memory(self, windows: Mapping[int, Window], check: Check) -> OneHostAllReduce | None:
-        # Only Linux has what this needs.
+        # Imported here, because it needs Linux.
         from gossamer.real.transports.shm.one_host import share_memory
 
         def tell(numbers: Sequence[int]) -> Sequence[int]:
@@ -158,7 +158,7 @@ class TorchTransport:
 
     def leave_sums(self) -> None:
         if self._shared is not None:
-            self._shared.close()
+            self._shared.leave()
         is_clean, finished = self._reduction.own_finished()
         self._reduction.announce(self._log.leaves_sums(self.rank, is_clean, finished))
 
@@ -166,7 +166,7 @@ class TorchTransport:
         self.leave(is_dead=False)
 
     def leave(self, *, is_dead: bool) -> None:
-        """`is_dead`: without having closed; nobody is to wait for what this process owes."""
+        """`is_dead` means that nobody closed the transport, so the others must wait for nothing."""
         with self._closing:
             if self._is_closed:
                 return
@@ -197,21 +197,21 @@ class TorchTransport:
             self._log.left(peer, epoch)
 
     def _noticed(self, peer: int) -> None:
-        """A launcher says that it died; its connection may be open, or was closed politely."""
+        """A launcher says that a process died, whose connection may be open or properly closed."""
         if self._log.noticed(peer):
             self._listener.lost(peer)
 
     def _learn(self, epoch: int, departure: Departure) -> None:
-        """A line of the log of departures, in the same order in every process."""
+        """Apply a line of the log of departures. Every process does this in the same order."""
         process = departure.process
-        if self._shared is not None:
+        if self._shared is not None and not departure.is_from_sums:
             self._shared.lost(process)
         if process == self.rank or departure.is_from_sums:
             self._reduction.depart(epoch, departure)
             return
         error = PeerLost(process, "it died" if departure.is_dead else "it has left")
         if departure.is_dead:
-            self._links.give_up(process, error)
+            self._links[process].give_up(error)
         self._one_sided.lost(process, error)
         self._reduction.depart(epoch, departure)
         if departure.is_dead:

@@ -1,8 +1,8 @@
-"""How workers on the torch transport take means: by NCCL, in shared memory, or by messages.
+"""How workers on the torch transport compute means: by NCCL, in shared memory, or by messages.
 
-NCCL wants a GPU for each of its processes and hangs or fails where two share one, and memory is
-shared by the processes of one host only. So everybody tells everybody which GPU it computes on and
-how many are on its host, and all draw the same conclusion.
+NCCL needs a GPU for each process, and hangs or fails where two processes share one. Only processes
+of one host can share memory. So every process says on which GPU it computes and how many workers
+are on its host, and all processes draw the same conclusion.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gossamer.real.transports.transport import Store
 
 REDUCTIONS = ("auto", "messages", "nccl")
 _GONE = ("engine", "fixed", "shared")
-"""What could be asked for once: `auto` and `messages` do the same now."""
+"""Former values; `auto` and `messages` do the same now."""
 _NO_GPU = "no GPU"
 _NO_NCCL = "no NCCL"
 _PATIENCE_S = 300.0
 
 Check = Callable[[], None]
-"""Called while others are waited for; raises what makes that useless."""
+"""A wait calls this again and again; it raises the error that makes the wait useless."""
 
 
 class ReductionPlace(NamedTuple):
@@ -35,7 +35,7 @@ class ReductionPlace(NamedTuple):
 
     gpu: str
     neighbours: int
-    """The workers of its host, with itself, as its launcher has them."""
+    """How many workers its host has, including itself, as its launcher says."""
 
 
 def check_reduction(name: str) -> None:
@@ -49,7 +49,7 @@ def check_reduction(name: str) -> None:
 
 
 def own_gpu(device: torch.device) -> str:
-    """The same text for the same GPU, in whatever process and under whatever number."""
+    """Return a name of the GPU that is the same in every process."""
     if device.type != "cuda":
         return _NO_GPU
     if not distributed.is_nccl_available():
@@ -58,7 +58,7 @@ def own_gpu(device: torch.device) -> str:
 
 
 def choose_reduction(wanted: str, places: Sequence[ReductionPlace]) -> tuple[str, str]:
-    """`nccl`, `shared` or `messages`, and why; `places` are the workers', by rank."""
+    """Return `nccl`, `shared` or `messages`, and the reason; `places` are in order of rank."""
     if wanted == "messages":
         return wanted, "it was asked for"
     not_nccl = _why_not_nccl([place.gpu for place in places])
@@ -102,7 +102,7 @@ def _why_not_shared(places: Sequence[ReductionPlace]) -> str | None:
 def agree_on_reduction(
     wanted: str, own: ReductionPlace, rank: int, size: int, store: Store, check: Check
 ) -> str:
-    """Collective: every process tells where it computes, and all choose alike."""
+    """All processes call this: each says where it computes, and all choose alike."""
     told = tell_all("place", f"{own.neighbours} {own.gpu}", rank, size, store, check)
     parts = [text.partition(" ") for text in told]
     places = [
@@ -113,18 +113,14 @@ def agree_on_reduction(
 
 
 def tell_all(what: str, own: str, rank: int, size: int, store: Store, check: Check) -> list[str]:
-    """Collective: what each process has to say to all of them, by rank."""
+    """All processes call this: return what each of them says, in order of rank."""
     store.agree(f"{what}/{rank}", own)
+    return [wait_for(f"{what}/{other}", other, store, check) for other in range(size)]
+
+
+def wait_for(key: str, rank: int, store: Store, check: Check) -> str:
+    """Return what that process has put into the store under that key, once it has."""
     until = time.monotonic() + _PATIENCE_S
-    return [wait_for(f"{what}/{other}", other, store, check, until) for other in range(size)]
-
-
-def wait_for(
-    key: str, rank: int, store: Store, check: Check, until: float | None = None
-) -> str:  # fmt: skip
-    """What that process has put there, or will."""
-    if until is None:
-        until = time.monotonic() + _PATIENCE_S
     while (text := store.get(key)) is None:
         check()
         if time.monotonic() > until:

@@ -1,0 +1,5 @@
+"""What commands compute, without options and without printing.
+
+Read `jobs.py` first: every batch of independent simulations goes through its `run_jobs`.
+`simulations.py` runs and keeps one simulation, `tournament.py` has the runs of a comparison.
+"""

@@ -1,0 +1,249 @@
+"""Servers in a user's loop: how they descend, and what their optimisers remember.
+
+Each server descends with another optimiser of the user's class, which has the user's groups and
+works on the server's slice, or with the optimiser that the method's options name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.errors import ConfigurationError, PeerLost
+from gossamer.methods import MethodSpec
+from gossamer.optim.optimisers import make_optimiser
+from gossamer.real.join.binding import ModuleBinding, lay_out_state
+from gossamer.real.join.replica import LoopReplica, slowed
+from gossamer.real.output_model import pack_bytes
+from gossamer.real.replicas import Place, PublishedReplica, WindowReplica
+from gossamer.real.session import Session
+
+_LENGTH = 8
+
+
+def momentum_left_out(
+    spec: MethodSpec, optimizer: torch.optim.Optimizer, *, is_synchronous: bool
+) -> list[str]:
+    """What the user must be told about this optimiser's momentum."""
+    is_sgd = isinstance(optimizer, torch.optim.SGD)
+    spec.check_kind(is_sgd, type(optimizer).__name__)
+    groups = optimizer.param_groups if is_sgd else []
+    most = max((float(group["momentum"]) for group in groups), default=0.0)
+    notice = spec.notice(most, is_synchronous=is_synchronous)
+    return [] if notice is None else [notice]
+
+
+def worker_replica(
+    session: Session, binding: ModuleBinding, optimizer: torch.optim.Optimizer
+) -> LoopReplica:
+    """The replica of the loop's own worker. Between two reads of its servers it descends as they
+    do."""
+    place = session.place(session.rank)
+    replica = LoopReplica(binding, place, optimizer)
+    if session.spec.server_optimiser:
+        rule = session.optimiser(make_optimiser(session.spec.server_optimiser))
+        silent = Place(place.window, place.guard)
+        replica.rule = WindowReplica(silent, rule, lambda: replica.learning_rate)
+    elif session.method.leaves_out_momentum:
+        replica.momentum = session.momentum
+    return replica
+
+
+def server_replica(
+    session: Session, end: int, worker: LoopReplica, binding: ModuleBinding,
+    optimizer: torch.optim.Optimizer,
+) -> PublishedReplica:  # fmt: skip
+    """The replica of one server. The learning rate, and whatever else the user's schedule changes,
+    follows that schedule, which runs in this process too, so it need not travel.
+
+    Of torch's SGD the momentum is left that the method allows: momentum and delay multiply. Any
+    other class stays as it is, because its learning rate would not suit plain SGD.
+    """
+    place, part = session.place(end), session.addresses.slices[end - session.size]
+    if session.spec.server_optimiser:
+        rule = session.optimiser(make_optimiser(session.spec.server_optimiser))
+        return WindowReplica(place, rule, lambda: worker.learning_rate)
+    window, momentum = place.window, session.momentum
+    own: list[tuple[str, nn.Parameter]] = []
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    offset = 0
+    for name, size, shape, parameter in zip(
+        binding.layout.names, binding.layout.sizes, binding.layout.shapes, binding.parameters,
+        strict=True,
+    ):  # fmt: skip
+        if part.start <= offset < part.stop:
+            start = offset - part.start
+            twin = nn.Parameter(window[start : start + size].view(shape))
+            own.append((name, twin))
+            made[parameter] = twin
+        offset += size
+    is_sgd = isinstance(optimizer, torch.optim.SGD)
+
+    def options_of(group: dict[str, Any]) -> dict[str, Any]:
+        return slowed(_options(group), momentum) if is_sgd else _options(group)
+
+    def twins_of(group: dict[str, Any]) -> list[nn.Parameter]:
+        return [made[p] for p in group["params"] if p in made]
+
+    followed = [group for group in optimizer.param_groups if twins_of(group)]
+    groups = [{**options_of(group), "params": twins_of(group)} for group in followed]
+    twin_optimizer = _another(optimizer, groups) if groups else None
+    if twin_optimizer is not None:
+        # A checkpoint of the loop's optimiser brings what the server's remembered.
+        for parameter, twin in made.items():
+            if optimizer.state.get(parameter):
+                twin_optimizer.state[twin] = deepcopy(optimizer.state[parameter])
+        lay_out_state(twin_optimizer)
+    known = len(optimizer.param_groups)
+
+    def follow() -> None:
+        nonlocal known
+        for group in optimizer.param_groups[known:]:
+            _add(twin_optimizer, {**options_of(group), "params": twins_of(group)})
+            followed.extend([group] if twins_of(group) else [])
+        known = len(optimizer.param_groups)
+        if twin_optimizer is not None:
+            for mine, theirs in zip(twin_optimizer.param_groups, followed, strict=True):
+                mine.update(options_of(theirs))
+
+    twin_binding = ModuleBinding(own, is_server=True)
+    twin_binding.attach(window, is_private=False)
+    return LoopReplica(twin_binding, place, twin_optimizer or _idle(), follow)
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """The options of a group that a schedule may change."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def _another(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    """Another optimiser of the same class. Some defaults, such as AdamW's decoupling, are set by
+    the class itself, and its constructor does not take them."""
+    kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
+    taken = inspect.signature(kind).parameters
+    defaults = {key: value for key, value in optimizer.defaults.items() if key in taken}
+    try:
+        return kind(groups, **defaults)
+    except Exception as error:  # a class of the user's own may raise anything
+        raise ConfigurationError(
+            f"the server cannot make another {type(optimizer).__name__} ({error}); name its "
+            "optimiser in the method, as in server_optimiser=sgd"
+        ) from error
+
+
+def _add(twin_optimizer: torch.optim.Optimizer | None, group: dict[str, Any]) -> None:
+    """Follow a group that the user's optimiser got while training."""
+    if not group["params"]:
+        return
+    if twin_optimizer is None:
+        raise ConfigurationError(
+            "a parameter group was added for a server that had nothing to train so far; give the "
+            "optimizer all groups before gossamer.join, with the learning rate 0 until their time"
+        )
+    twin_optimizer.add_param_group(group)
+
+
+def _idle() -> torch.optim.Optimizer:
+    """An optimiser for a slice of which the user's optimiser trains nothing."""
+    return torch.optim.SGD([nn.Parameter(torch.zeros(0))], lr=0.0)
+
+
+# ---------------------------------------------------------------------- what they remember
+
+
+def packed_state(replica: LoopReplica) -> Tensor:
+    """A replica's optimiser as bytes: a head in JSON with the numbers of each parameter by name,
+    then the tensors."""
+    head: dict[str, dict[str, Any]] = {}
+    tensors: list[Tensor] = []
+    for name, state in replica.optimiser_states():
+        row = head.setdefault(name, {})
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                row[key] = [str(value.dtype).removeprefix("torch."), list(value.shape)]
+                tensors.append(value.detach())
+            elif value is None or isinstance(value, int | float):
+                row[key] = value
+    text = json.dumps(head).encode()
+    parts = [len(text).to_bytes(_LENGTH, "little"), text]
+    front = torch.frombuffer(bytearray().join(parts), dtype=torch.uint8)
+    return torch.cat([front, pack_bytes(tensors)])
+
+
+def unpacked_state(packed: Tensor) -> dict[str, dict[str, Any]]:
+    """The inverse of `packed_state`."""
+    at = _LENGTH + int.from_bytes(packed[:_LENGTH].numpy().tobytes(), "little")
+    head: dict[str, dict[str, Any]] = json.loads(packed[_LENGTH:at].numpy().tobytes())
+    for row in head.values():
+        for key, value in row.items():
+            if isinstance(value, list):
+                dtype, shape = getattr(torch, str(value[0])), torch.Size(value[1])
+                end = at + shape.numel() * dtype.itemsize
+                row[key] = packed[at:end].clone().view(dtype).view(shape)
+                at = end
+    return head
+
+
+class ServerState:
+    """Lets the loop's optimiser know what those of the servers remember.
+
+    With servers the loop's optimiser makes no steps and remembers nothing, so that a checkpoint of
+    it would lose Adam's moments. Before its state is taken, the servers' is put there.
+    """
+
+    def __init__(
+        self, session: Session, binding: ModuleBinding, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._session = session
+        self._optimizer = optimizer
+        self._parameters = dict(binding.named())
+        # Other servers hold parameters only, or descend with an optimiser of another kind.
+        are_alike = session.method.server is not None and not session.spec.server_optimiser
+        self._servers = range(session.size, session.addresses.ends) if are_alike else range(0)
+        self._own: dict[nn.Parameter, Any] = {}
+        """What the loop's optimiser itself remembers, while its state is taken: a worker's own
+        steps between two reads go on with it."""
+        self._hooks = [
+            optimizer.register_state_dict_pre_hook(self._lend),
+            optimizer.register_state_dict_post_hook(self._give_back),
+        ]
+
+    def _lend(self, optimizer: torch.optim.Optimizer) -> None:
+        self._own = {p: optimizer.state.get(p) for p in self._parameters.values()}
+        try:
+            self.fetch()
+        except PeerLost as lost:
+            raise self._session.last_words(lost) from None
+
+    def _give_back(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        for parameter, own in self._own.items():
+            if own is None:
+                optimizer.state.pop(parameter, None)
+            else:
+                optimizer.state[parameter] = own
+
+    def fetch(self) -> None:
+        """Get the servers' state as it is now."""
+        addresses, router = self._session.addresses, self._session.router
+        for end in self._servers:
+            packed = router.ask(addresses.process_of(end), f"optimiser {end}", "output")
+            for name, state in unpacked_state(packed).items():
+                parameter = self._parameters[name]
+                self._optimizer.state[parameter] = {
+                    key: value.to(parameter.device)
+                    if isinstance(value, Tensor) and value.dim()
+                    else value
+                    for key, value in state.items()
+                }
+
+    def end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
