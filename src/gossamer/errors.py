@@ -8,6 +8,7 @@ Error
 ├── Stalled                 nobody can continue: who waits for what, since when
 ├── ProtocolError           a method broke a rule of the Worker's operations
 ├── RunFailed               a worker's own code raised; carries the worker and the time
+│   └── ScriptFailed        and it was a script's: the command ends with the script's own exit code
 └── RunOver                 the samples are processed: this gradient is not computed
 """
 
@@ -58,6 +59,14 @@ class ProtocolError(Error):
 
 class RunFailed(Error):
     """A worker's code raised; the original error is the cause."""
+
+
+class ScriptFailed(RunFailed):
+    """A script that is run in virtual time ended before its time."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class RunOver(Error):

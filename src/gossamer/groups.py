@@ -206,11 +206,11 @@ class GroupLeader:
             w = self._inner
             try:
                 own = w.gradient(point, batch)
+                sent = w.broadcast(point, root=w.rank, over=self._group)
+                mine = await own
             except RunOver as over:
                 gradient.fail(over)
                 return
-            sent = w.broadcast(point, root=w.rank, over=self._group)
-            mine = await own
             await sent
             gradient.resolve(await w.all_reduce(mine, over=self._group))
 

@@ -20,6 +20,7 @@ from gossamer.commands.console import (
     show_table,
 )
 from gossamer.commands.kept_run import kept_run
+from gossamer.commands.script_run import ScriptRuns, check_no_script, check_script_options
 from gossamer.commands.view.dashboard import Dashboard
 from gossamer.commands.work.simulations import slug
 from gossamer.commands.work.tournament import Tournament
@@ -31,6 +32,7 @@ from gossamer.runs.arrival import RULE
 from gossamer.runs.arrival import evaluations as frequency
 from gossamer.runs.contest import Contest
 from gossamer.runs.result import Result
+from gossamer.sim.script.script_settings import Script
 from gossamer.tasks import Task, make_task
 
 DEFAULT_METHODS = "all_reduce downpour easgd d_psgd ad_psgd push_sum local_sgd diloco"
@@ -49,6 +51,8 @@ LooksOption = Annotated[
 
 @given.with_groups
 def compare(
+    script: given.ScriptArgument = None,
+    arguments: given.ArgumentsArgument = None,
     methods: given.MethodsOption = DEFAULT_METHODS,
     method: given.OneMethodOption = None,
     task: given.TaskOption = "digits-mlp",
@@ -60,6 +64,7 @@ def compare(
     target: given.TargetOption = None,
     evaluations: EvaluationsOption = None,
     running: given.RunOptions = given.RunOptions(),
+    compute: given.ComputeOption = "cluster",
     keeping: given.KeepOptions = given.KeepOptions(),
 ) -> None:
     """Compare several ways of training on one cluster.
@@ -68,9 +73,29 @@ def compare(
     a seed of its own, and is ranked with further seeds at the rate that reached the target first.
     A target is reached when the score, averaged over the epochs within 15 % of a moment, is first
     there, and the run ends there too.
+
+    A SCRIPT that couples its loop by `gossamer.join` is compared at its own learning rate, by what
+    it reports (`worker.report(loss=..., accuracy=...)`):
+
+    \b
+    gossamer compare train.py --methods "all_reduce ad_psgd" --workers 8 -- --epochs 3
     """
     looks = given.looks_from(seeds)
     chosen = given.methods_from(methods, method, DEFAULT_METHODS)
+    if script is not None:
+        check_script_options(script, task, length, lr, running, evaluations)
+        if target is not None and not target > 0:
+            raise ConfigurationError(f"--target must be above 0, got {target:g}")
+        with ScriptRuns(
+            Script(script, tuple(arguments or ())), shows_output=False, needs_reports=True
+        ) as runs:
+            own = runs.settings(
+                chosen, where.described(), seed=seed, compute=compute,
+                threads=running.threads, model_bytes=running.model_bytes,
+            )  # fmt: skip
+            _compare(Tournament(own, looks, target, runs), keeping)
+        return
+    check_no_script(compute)
     if running.engine == "none":
         raise ConfigurationError("compare needs gradients; use --engine vector or loop")
     loaded = make_task(task, data=running.data)
@@ -81,8 +106,11 @@ def compare(
         loaded, chosen, where.described(), given.rates_from(lr), base | running.settings()
     )
     goal = given.target_from(target, score=loaded.score)
-    tournament = Tournament(settings, looks, goal)
-    name = f"compare-{slug(loaded.name)}"
+    _compare(Tournament(settings, looks, goal), keeping)
+
+
+def _compare(tournament: Tournament, keeping: given.KeepOptions) -> None:
+    name = f"compare-{slug(tournament.first.task.name)}"
     with kept_run(keeping.runs, name, live=keeping.live, picture="comparison.png") as folder:
         with Dashboard(dict.fromkeys(tournament.labels, 0)) as dashboard:
             tournament.run(folder, dashboard)
@@ -118,10 +146,12 @@ def _show(tournament: Tournament) -> None:
         say(f"notice: {name} failed: {error}")
     for notice, whose in tournament.notices().items():
         say(f"notice: {notice} ({', '.join(whose)})")
+    length = f"{counted(first.epochs, 'epoch')}, " if first.epochs else ""
+    length += f"batch {first.batch}, " if first.batch else ""
     say(
         f"{first.task.title} on {first.cluster.title or first.cluster.name}; "
-        f"{counted(first.cluster.workers, 'worker')}, {counted(first.epochs or 0.0, 'epoch')}, "
-        f"batch {first.batch}, {first.optimiser}; true gradients, virtual time"
+        f"{counted(first.cluster.workers, 'worker')}, {length}{first.optimiser}; "
+        "true gradients, virtual time"
     )
     show_table(_ranking(contest))
     marks = " ~ marks those too close to call." if contest.ranking.can_tell else ""

@@ -90,11 +90,33 @@ def with_groups(command: Callable[..., Answer]) -> Callable[..., Answer]:
 MethodOption = Annotated[
     str, shown("NAME or NAME:KEY=VALUE,...; `gossamer methods`; your own is FILE.py:NAME.")
 ]
+MethodOrOwnOption = Annotated[
+    str | None,
+    shown(
+        "NAME or NAME:KEY=VALUE,...; `gossamer methods`; your own is FILE.py:NAME. Default: "
+        "ad_psgd, or the script's."
+    ),
+]
 OneMethodOption = Annotated[
     list[str] | None,
     shown(
         "One method, also of your own (my.py:name:KEY=VALUE,...); may be repeated.",
         metavar="METHOD",
+    ),
+]
+ScriptArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[SCRIPT]", help="A Python script that calls gossamer.join."),
+]
+ArgumentsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGUMENTS]", help="All behind -- belongs to the script."),
+]
+ComputeOption = Annotated[
+    str,
+    shown(
+        "How long a script's step computes: cluster (as the cluster says), measured, or 12ms.",
+        metavar="TIME",
     ),
 ]
 RateOption = Annotated[float | None, shown("Learning rate; default: the task's.")]

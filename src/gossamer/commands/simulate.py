@@ -17,20 +17,26 @@ from gossamer.commands.console import (
     show_figures,
 )
 from gossamer.commands.kept_run import kept_run
+from gossamer.commands.script_run import ScriptRuns, check_no_script, check_script_options
 from gossamer.commands.work.jobs import JobWatch, SimulationJob, run_jobs
-from gossamer.commands.work.simulations import command_line, slug
+from gossamer.commands.work.simulations import EngineCache, command_line, slug
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import RunFailed
 from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import interval
+from gossamer.sim.script.script_settings import Script
 from gossamer.tasks import make_task
+
+_DEFAULT_METHOD = "ad_psgd"
 
 
 @given.with_groups
 def simulate(
-    method: given.MethodOption = "ad_psgd",
+    script: given.ScriptArgument = None,
+    arguments: given.ArgumentsArgument = None,
+    method: given.MethodOrOwnOption = None,
     task: given.TaskOption = "digits-mlp",
     where: given.ClusterOptions = given.ClusterOptions(),
     seed: given.SeedOption = 0,
@@ -39,22 +45,44 @@ def simulate(
     lr: given.RateOption = None,
     running: given.RunOptions = given.RunOptions(),
     evaluations: Annotated[int, given.shown("Number of evaluations on the way.")] = 20,
+    compute: given.ComputeOption = "cluster",
     keeping: given.KeepOptions = given.KeepOptions(),
 ) -> None:
     """Train with one method on a simulated cluster.
 
-    The gradients are true ones; time and network are simulated.
+    The gradients are true ones; time and network are simulated. A SCRIPT that couples its loop by
+    `gossamer.join` is trained instead of a task, as it is:
+
+    \b
+    gossamer simulate train.py --workers 16 --cluster one-slow-of-16 --method ad_psgd -- --epochs 3
     """
     given.check_seeds(seeds)
+    if script is not None:
+        check_script_options(script, task, length, lr, running, evaluations)
+        with ScriptRuns(Script(script, tuple(arguments or ())), shows_output=True) as runs:
+            (first,) = runs.settings(
+                [method], where.described(), seed=seed, compute=compute, threads=running.threads,
+                model_bytes=running.model_bytes,
+            )  # fmt: skip
+            _simulate([first.seeded(seed + number) for number in range(seeds)], keeping, runs)
+        return
+    check_no_script(compute)
     loaded = make_task(task, data=running.data)
     settings = make_settings(
-        loaded, method, where.described(), seed=seed, epochs=length.epochs_of(loaded),
-        batch=length.batch, learning_rate=lr, evaluations=evaluations, **running.settings(),
+        loaded, method or _DEFAULT_METHOD, where.described(), seed=seed,
+        epochs=length.epochs_of(loaded), batch=length.batch, learning_rate=lr,
+        evaluations=evaluations, **running.settings(),
     )  # fmt: skip
-    own = [dataclasses.replace(settings, seed=seed + number) for number in range(seeds)]
+    _simulate([dataclasses.replace(settings, seed=seed + n) for n in range(seeds)], keeping)
+
+
+def _simulate(
+    own: Sequence[Settings], keeping: given.KeepOptions, engines: EngineCache | None = None
+) -> None:
+    settings = own[0]
     name = f"simulate-{slug(str(settings.method))}"
     with kept_run(keeping.runs, name, live=keeping.live) as folder:
-        summary = _run_seeds(own, folder)
+        summary = _run_seeds(own, folder, engines)
         for notice in summary["notices"]:
             say(f"notice: {notice}")
         _show(summary, settings)
@@ -64,7 +92,9 @@ def simulate(
         raise RunFailed(summary["ended"])
 
 
-def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
+def _run_seeds(
+    settings: Sequence[Settings], folder: RunFolder | None, engines: EngineCache | None
+) -> Row:
     """Run every seed; several seeds have their own folders inside the command's."""
     is_one, first = len(settings) == 1, settings[0]
     if folder is not None and not is_one:
@@ -78,13 +108,15 @@ def _run_seeds(settings: Sequence[Settings], folder: RunFolder | None) -> Row:
             yield SimulationJob(f"seed {own.seed}", own, place, trace=True)
 
     def at(_job: SimulationJob, row: Row) -> None:
-        reporter.at(progress_line(str(first.method), row), row["epochs"] / (first.epochs or 1.0))
+        share = row["epochs"] / first.epochs if first.epochs else 0.0
+        reporter.at(progress_line(str(first.method), row), share)
 
     def done(job: SimulationJob, result: Result) -> None:
         reporter.finished(progress_line(job.label, result.summary))
 
     with Reporter(len(settings), str(first.method)) as reporter:
-        summaries = [result.summary for result in run_jobs(jobs(), JobWatch(at, done))]
+        found = run_jobs(jobs(), JobWatch(at, done), engines=engines)
+        summaries = [result.summary for result in found]
     if is_one:
         return summaries[0]
     merged = over_seeds(summaries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,15 +64,24 @@ def make_buckets(
     """Pieces cut at parameter boundaries, last layer first as in the backward pass."""
     named = trainable(model)
     costs = layer_costs(model, sample)
-    total_cost = sum(costs.values())
+    sizes = [tensor.numel() for _, tensor in named]
+    element_size = named[0][1].element_size() if named else 1
+    return cut_buckets(sizes, [costs[name] for name, _ in named], element_size * byte_scale)
+
+
+def cut_buckets(
+    sizes: Sequence[int], costs: Sequence[float], bytes_per_number: float
+) -> tuple[Bucket, ...]:
+    """For parameters of these sizes, each of which has that part in the cost of backward."""
+    total_cost = sum(costs)
     buckets: list[Bucket] = []
-    end = at = sum(tensor.numel() for _, tensor in named)
+    end = at = sum(sizes)
     done = 0.0
-    for name, tensor in reversed(named):
-        at -= tensor.numel()
-        done += costs[name]
+    for size, cost in zip(reversed(sizes), reversed(costs), strict=True):
+        at -= size
+        done += cost
         full = BUCKET_BYTES if buckets else FIRST_BUCKET_BYTES
-        if (end - at) * tensor.element_size() * byte_scale >= full or at == 0:
+        if (end - at) * bytes_per_number >= full or at == 0:
             buckets.append(Bucket(at, end, done / total_cost))
             end = at
     return tuple(buckets)

@@ -13,7 +13,7 @@ Asynchronous runs are batched nearly as well as synchronous ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -112,6 +112,33 @@ class SimulatedGradient(Gradient):
         self.resolve(value)
         world.on_progress()
         world.ending.progressed()
+
+
+class GradientSource(Protocol):
+    """Where gradients come from: an engine that evaluates many at once, or processes that run a
+    user's script."""
+
+    buffers: Tensor
+    """BatchNorm statistics, one row per worker."""
+    under_way: dict[int, list[SimulatedGradient]]
+    """By worker, those that were started and neither delivered nor aborted."""
+
+    @property
+    def mean_width(self) -> float:
+        """How many were evaluated at once."""
+        ...
+
+    def start(self, gradient: SimulatedGradient) -> None: ...
+
+    def is_under_way(self, gradient: SimulatedGradient) -> bool: ...
+
+    def abort(self, rank: int) -> list[SimulatedGradient]:
+        """Discard all that a worker has under way without trace."""
+        ...
+
+    def value_of(self, gradient: SimulatedGradient) -> Tensor:
+        """The gradient itself, computed by now; statistics of its batch take effect."""
+        ...
 
 
 class GradientBatcher:

@@ -76,13 +76,16 @@ class Simulation:
     def _spawn(self, options: dict[str, Any]) -> None:
         world, method = self.world, self._method
         for rank in range(world.size):
-            lifetime = self._lifetime(SimulatedWorker(world, rank), options)
+            lifetime = self._lifetime(self._make_worker(rank), options)
             world.kernel.spawn(lifetime, rank, is_main=True)
         if method.server is not None:
             for end in range(world.size, world.ends):
                 own = for_role(method.server, options)
                 role = method.server(SimulatedWorker(world, end), world.replicas[end], **own)
                 world.kernel.spawn(role, end, is_main=False)
+
+    def _make_worker(self, rank: int) -> SimulatedWorker:
+        return SimulatedWorker(self.world, rank)
 
     async def _lifetime(self, worker: SimulatedWorker, options: dict[str, Any]) -> None:
         replica = self.world.replicas[worker.rank]

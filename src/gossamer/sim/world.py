@@ -16,13 +16,18 @@ from gossamer.observe.run_observer import RunObserver
 from gossamer.optim.schedules import make_schedule
 from gossamer.payload import tensor_bytes
 from gossamer.replica import cut
-from gossamer.sim.buckets import make_buckets
+from gossamer.sim.buckets import Bucket, make_buckets
 from gossamer.sim.budget import Budget
 from gossamer.sim.collectives import Collectives
 from gossamer.sim.delivery import Delivery, cards_of
 from gossamer.sim.engine import Engine
 from gossamer.sim.faults import SimulatedFaults
-from gossamer.sim.gradients import GradientBatcher, SimulatedGradient, Updates
+from gossamer.sim.gradients import (
+    GradientBatcher,
+    GradientSource,
+    SimulatedGradient,
+    Updates,
+)
 from gossamer.sim.kernel import SECOND, Kernel, SimulatedTask
 from gossamer.sim.replica_matrix import ReplicaStore, SimulatedReplica
 from gossamer.sim.run_end import LABEL, RunEnd
@@ -60,13 +65,10 @@ class World:
         """What the workers know of each other."""
         self._plan_samples(settings, is_synchronous=self.method.is_synchronous(options))
         self._make_replicas(settings, options, model)
-        self.batcher = GradientBatcher(
-            engine, self.workers, model.initial_buffers.repeat(self.size, 1)
-        )
+        self.batcher = self._make_source(engine, model)
         own_bytes = model.layout.total * model.initial.element_size()
         byte_scale = settings.model_bytes / own_bytes if settings.model_bytes else 1.0
-        sample = settings.task.train.first(1).to(model.device)
-        self.buckets = make_buckets(model.module, sample, byte_scale)
+        self.buckets = self._make_buckets(settings, model, byte_scale)
         self.post = Delivery(
             self.kernel, cluster, cards_of(cluster, len(self.servers), settings.method.placement),
             self.stream("network"), self.observer if observers else None, byte_scale,
@@ -128,6 +130,16 @@ class World:
             SimulatedReplica(store, 0, self._rate_of_servers, self.updates.descended)
             for store in self.servers
         ]
+
+    def _make_source(self, engine: Engine, model: FlatModel) -> GradientSource:
+        buffers = model.initial_buffers.repeat(self.size, 1)
+        return GradientBatcher(engine, self.workers, buffers)
+
+    def _make_buckets(
+        self, settings: Settings, model: FlatModel, byte_scale: float
+    ) -> tuple[Bucket, ...]:
+        sample = settings.task.train.first(1).to(model.device)
+        return make_buckets(model.module, sample, byte_scale)
 
     def _rate_of(self, rank: int) -> float:
         return self._base_rate * self.schedule.factor(self.epochs[rank])

@@ -92,15 +92,20 @@ class JobWatch(Generic[Answer]):
 
 
 def run_jobs(
-    jobs: Iterable[Job[Answer]], watch: JobWatch[Answer] | None = None, *, processes: int = 1
-) -> Iterator[Answer]:
-    """Run jobs and yield their answers in order; after the deadline the rest is left out."""
+    jobs: Iterable[Job[Answer]], watch: JobWatch[Answer] | None = None, *, processes: int = 1,
+    engines: EngineCache | None = None,
+) -> Iterator[Answer]:  # fmt: skip
+    """Run jobs and yield their answers in order; after the deadline the rest is left out. Jobs that
+    run one after another share the given engines."""
     watch = watch or JobWatch()
-    return _run_here(jobs, watch) if processes == 1 else _run_beside(list(jobs), watch, processes)
+    if processes == 1:
+        return _run_here(jobs, watch, engines or EngineCache())
+    return _run_beside(list(jobs), watch, processes)
 
 
-def _run_here(jobs: Iterable[Job[Answer]], watch: JobWatch[Answer]) -> Iterator[Answer]:
-    engines = EngineCache()
+def _run_here(
+    jobs: Iterable[Job[Answer]], watch: JobWatch[Answer], engines: EngineCache
+) -> Iterator[Answer]:
     for job in jobs:
         if watch.is_over():
             return

@@ -28,6 +28,9 @@ class EngineCache:
     def __init__(self) -> None:
         self._kept: dict[tuple[object, ...], tuple[Engine, FlatModel]] = {}
 
+    def place(self, folder: RunFolder | None) -> None:
+        """Hear where the next run is kept; an engine keeps nothing there."""
+
     def simulation(
         self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer]
     ) -> Simulation:
@@ -59,6 +62,7 @@ def execute(
             folder.add_row(row)
         on_row(row)
 
+    engines.place(folder)
     if folder is None:
         result = engines.simulation(settings, record, ()).run()
         result.summary.update(_ending(result))
@@ -98,10 +102,8 @@ def _ending(result: Result) -> Row:
     summary = result.summary
     notices = list(summary["notices"])
     if summary["living"] == 0:
-        notices.append(
-            f"all workers died: {summary['samples']} of {result.settings.samples} samples "
-            "were processed"
-        )
+        of = f" of {result.settings.samples}" if result.settings.epochs else ""
+        notices.append(f"all workers died: {summary['samples']}{of} samples were processed")
     losses = [float(row["loss"]) for row in result.history if row.get("loss") is not None]
     # A loss that is no number fails this comparison, too.
     diverged = bool(losses) and not losses[-1] <= _DIVERGED * max(losses[0], 1.0)

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from gossamer.commands.work.jobs import JobWatch, SimulationJob, run_jobs
-from gossamer.commands.work.simulations import command_line, slug
+from gossamer.commands.work.simulations import EngineCache, command_line, slug
 from gossamer.config.settings import Settings
 from gossamer.errors import Error, PeerLost, Stalled
 from gossamer.quantities import counted
@@ -44,8 +44,9 @@ class Tournament:
     """All runs of a comparison and what came out of them, also when it was interrupted."""
 
     def __init__(
-        self, settings: Sequence[Settings], looks: Sequence[int], target: float | None
-    ) -> None:
+        self, settings: Sequence[Settings], looks: Sequence[int], target: float | None,
+        engines: EngineCache | None = None,
+    ) -> None:  # fmt: skip
         """After each number of seeds in `looks` the tournament ends if a winner is clear."""
         self.first = settings[0]
         self._settings = settings
@@ -58,6 +59,7 @@ class Tournament:
         self._out: set[str] = set()
         """Methods that failed with a seed that counts."""
         self._look = looks[0]
+        self._engines = engines
         self._folder: RunFolder | None = None
         self.failures: dict[str, Error] = {}
         self.interrupted = False
@@ -135,7 +137,8 @@ class Tournament:
                     )
 
         def at(job: SimulationJob, row: Row) -> None:
-            view.at(row, row["epochs"] / (job.settings.epochs or 1.0))
+            epochs = job.settings.epochs
+            view.at(row, row["epochs"] / epochs if epochs else 0.0)
 
         def done(job: SimulationJob, answer: Result | Error) -> None:
             label, rate = str(job.settings.method), job.settings.learning_rate or 0.0
@@ -149,7 +152,7 @@ class Tournament:
             (entry.tried if is_trial else entry.results).setdefault(rate, []).append(answer)
             view.finished(job.label, answer.summary)
 
-        for _ in run_jobs(jobs(), JobWatch(at, done)):
+        for _ in run_jobs(jobs(), JobWatch(at, done), engines=self._engines):
             pass
 
     def _write_config(self) -> None:

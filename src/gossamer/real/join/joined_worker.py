@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +35,7 @@ from gossamer.real.launch.console import say
 from gossamer.real.launch.environment import connect, discover
 from gossamer.real.transports.transport import Transport
 from gossamer.replica import trainable
+from gossamer.script.channel import ScriptProcess
 from gossamer.specs import check_range
 
 T = TypeVar("T")
@@ -70,6 +73,14 @@ def join(
     check_joinable(model, optimizer)
     check_range("statistics_batches", statistics_batches, 0)
     given = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
+    simulation = ScriptProcess.of_environment()
+    if simulation is not None:
+        from gossamer.real.join.virtual_worker import virtual_worker
+
+        return virtual_worker(
+            simulation, model, optimizer, spec, given, steps,
+            RunObserver(discover().size, callbacks=callbacks), statistics_batches,
+        )  # fmt: skip
     if transport is None or isinstance(transport, str):
         is_alone = discover().size == 1
         if is_alone:
@@ -302,6 +313,23 @@ class JoinedWorker:
                 stack.enter_context(self.coupling.output.in_place())
             yield self.model
 
+    def report(self, **values: float) -> None:
+        """Tell the run what was measured: `worker.report(loss=0.31, accuracy=0.9)`.
+
+        The report of the main worker counts, so no loop need ask who calls it. In virtual time
+        the reports are the curve of the run, by which `gossamer compare` ranks. On real workers and
+        alone the callbacks hear of a report, and where `gossamer run --output folder` keeps a
+        folder it is a line of metrics.jsonl there.
+        """
+        row: dict[str, Any] = {**reported(values), "worker": self.rank}
+        own = self.observer.metrics.workers[self.rank]
+        row |= {"steps": own.steps, "seconds": self.observer.callbacks.seconds(time.monotonic_ns())}
+        self.observer.evaluated(row)
+        folder = os.environ.get("GOSSAMER_RUN")
+        if folder is not None and self.is_main:
+            with (Path(folder) / "metrics.jsonl").open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(row) + "\n")
+
     def recalibrate(
         self, batches: Iterable[Any], forward: Callable[[Any], object] | None = None
     ) -> None:
@@ -364,6 +392,25 @@ def _last_words(coupling: LoopSession) -> Generator[None]:
         yield
     except PeerLost as lost:
         raise coupling.session.last_words(lost) from None
+
+
+def reported(values: Mapping[str, Any]) -> dict[str, float]:
+    """What a loop has reported, as numbers."""
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"worker.report() takes numbers, got {name}={value!r}; give a float, or a tensor "
+                "of one number"
+            ) from None
+    if not found:
+        raise ConfigurationError(
+            "worker.report() was given nothing; name what was measured, as in "
+            "worker.report(loss=0.31, accuracy=0.9)"
+        )
+    return found
 
 
 def _check_scaler(scaler: Any) -> None:

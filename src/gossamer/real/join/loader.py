@@ -130,15 +130,18 @@ class Passes:
 
     def over(self, loader: Iterable[Any], coupled: Coupled) -> Positions:
         if not isinstance(loader, DataLoader):
-            return Positions(coupled)
+            return self.positions(loader, coupled)
         known = cast("DataLoader[Any]", loader)
         if id(known) not in self._of:
-            positions, number = Positions(coupled), len(self._of)
+            positions, number = self.positions(known, coupled), len(self._of)
             if number < len(self.before):
                 positions.epoch = self.before[number] - 1
             # The loader is kept alive, so that no other one gets its id.
             self._of[id(known)] = (known, positions)
         return self._of[id(known)][1]
+
+    def positions(self, loader: Iterable[Any], coupled: Coupled) -> Positions:
+        return Positions(coupled)
 
 
 class OwnBatches:

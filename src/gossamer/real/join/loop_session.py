@@ -204,6 +204,8 @@ class LoopSession:
                 " and not what this worker trains; leave the `with` first"
             )
         watch.look()
+        if changed := watch.changed():
+            watch.publish(changed)
         if session.slowness is not None:
             session.slowness.lengthen(time.monotonic() - self._stepped_at)
         if session.router.members.left:

@@ -121,7 +121,7 @@ class LoopWatch:
         return (flat if is_whole else flat[:_LOOK]).view(torch.uint8)
 
     def look(self) -> None:
-        """The loop makes its step: check one parameter, and let what the loop has changed stay."""
+        """The loop makes its step: check one parameter."""
         if self._is_first:
             self._is_first = False
             check_not_wrapped(self._binding.parameters)
@@ -140,10 +140,11 @@ class LoopWatch:
                 " which only this worker would see; join it trainable, with the learning rate 0"
                 " until its time has come"
             )
-        if self._versions:
-            self._carry_over()
 
-    def _carry_over(self) -> None:
+    def changed(self) -> list[int]:
+        """The numbers of the parameters that the loop has changed since it got them."""
+        if not self._versions:
+            return []
         parameters = self._binding.parameters
         changed = {
             number for number, version in enumerate(self._versions)
@@ -156,10 +157,10 @@ class LoopWatch:
                 self._left = _FIRST  # by `.data`; others may have changed with it
         if self._holder is not None:
             changed = {number for number in changed if not self._is_renormed[number]}
-        if changed:
-            self._publish(sorted(changed))
+        return sorted(changed)
 
-    def _publish(self, numbers: list[int]) -> None:
+    def publish(self, numbers: list[int]) -> None:
+        """Let what the loop has changed stay."""
         if self._holder is not None:
             raise ConfigurationError(
                 f"parameter {self._binding.layout.names[numbers[0]]} was changed in place between"

@@ -1,0 +1,318 @@
+"""A process that has imported torch once and forks for every script that a simulation runs.
+
+A fresh interpreter needs two seconds of a core until torch is there, a fork a hundredth of that.
+The server also knows the end of every process that it has forked. What such a process leaves
+behind, also what it has detached from itself, becomes the server's child and is ended with it.
+
+    the coordinator                               the server                    a script's process
+    start: arguments, variables, open files  -->  fork  ---------------------> runs as __main__
+                                       started <--
+                                          ended <--  waitpid <---------------- ends
+    kill, sweep                              -->  kills it, or all of them
+    (closed)                                 -->  kills all, and ends
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gossamer.errors import ConfigurationError
+from gossamer.script.channel import Channel, ChannelClosed, Said, ScriptProcess
+
+_SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+_IMPORTED = ("torch", "torch._dynamo", "torch.utils.data", "gossamer")
+"""torch's optimisers import `torch._dynamo` at their first step."""
+_REFUSED = 2
+
+
+# ---------------------------------------------------------------------- in the coordinator
+
+
+class ForkServer:
+    """Started when it is first needed; ends with `close`, or with the coordinator."""
+
+    def __init__(self) -> None:
+        self.channel, theirs = Channel.pair()
+        kept = {name: text for name, text in os.environ.items() if not _is_ours(name)}
+        # Sets of texts are gone through in the same order in every run, and nobody finds a GPU:
+        # its driver does not survive a fork.
+        kept = {"PYTHONHASHSEED": "0", **kept, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gossamer.script.fork_server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
+                env=kept,
+            )  # fmt: skip
+        self._variables = kept
+        self._early: list[Said] = []
+
+    def start(
+        self, arguments: Sequence[str], variables: Mapping[str, str], threads: int,
+        channel: socket.socket, out: int, err: int,
+    ) -> int:  # fmt: skip
+        """The number of the new process, whose end `ended` tells."""
+        asked = {
+            "arguments": list(arguments), "variables": {**self._variables, **variables},
+            "folder": os.getcwd(), "threads": threads,
+        }  # fmt: skip
+        self.channel.send("start", asked, files=[channel.fileno(), out, err])
+        return self._answer("started")["process"]
+
+    def ended(self) -> tuple[int, int] | None:
+        """A process that has ended, and how: an exit code, or a signal as a negative number. Called
+        when the channel can be read."""
+        said = self._early.pop(0) if self._early else self.channel.receive()
+        return (said["process"], said["status"]) if said.kind == "ended" else None
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._early)
+
+    def kill(self, process: int) -> None:
+        self.channel.send("kill", {"process": process})
+
+    def sweep(self) -> None:
+        """End every process, and all that they have left behind."""
+        self.channel.send("sweep")
+        self._answer("swept")
+        self._early.clear()
+
+    def _answer(self, kind: str) -> Said:
+        while (said := self.channel.receive()).kind != kind:
+            self._early.append(said)
+        return said
+
+    def close(self) -> None:
+        self.channel.close()
+        self._process.wait()
+
+
+def _is_ours(name: str) -> bool:
+    """Variables of a launcher around this process would tell scripts the wrong rank."""
+    return name.startswith("GOSSAMER_") or name in (
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- in the server
+
+
+class _Forks:
+    """The processes of one server."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._running: set[int] = set()
+        self._wake, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        self._sources = selectors.DefaultSelector()
+        self._sources.register(channel, selectors.EVENT_READ)
+        self._sources.register(self._wake, selectors.EVENT_READ)
+
+    def serve(self) -> Said:
+        """Returns in forks only: with what the fork is to be."""
+        while True:
+            for key, _ in self._sources.select():
+                if key.fileobj is self._wake:
+                    self._wake.recv(1 << 12)
+                    self._tell_ends()
+                    continue
+                try:
+                    said = self._channel.receive()
+                except ChannelClosed:
+                    self._sweep()
+                    os._exit(0)
+                if said.kind == "kill":
+                    _kill_group(said["process"])
+                elif said.kind == "sweep":
+                    self._sweep()
+                    self._tell("swept", {})
+                elif self._is_fork(said):
+                    return said
+
+    def _is_fork(self, said: Said) -> bool:
+        process = os.fork()
+        if process:
+            self._running.add(process)
+            for file in said.files:
+                os.close(file)
+            self._tell("started", {"process": process})
+            return False
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._sources.close()
+        for ours in (self._channel, self._wake, self._waker):
+            ours.close()
+        return True
+
+    def _tell(self, kind: str, values: Mapping[str, Any]) -> None:
+        with contextlib.suppress(ChannelClosed):
+            self._channel.send(kind, values)
+
+    def _tell_ends(self) -> None:
+        while True:
+            try:
+                process, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not process:
+                return
+            if process in self._running:
+                self._running.discard(process)
+                code = os.waitstatus_to_exitcode(status)
+                self._tell("ended", {"process": process, "status": code})
+
+    def _sweep(self) -> None:
+        """Who loses its parent becomes a child of this process, so nobody escapes."""
+        while True:
+            for process in _children() | self._running:
+                _kill_group(process)
+            try:
+                self._running.discard(os.waitpid(-1, 0)[0])
+            except ChildProcessError:
+                self._running.clear()
+                return
+
+
+def _kill_group(process: int) -> None:
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(process, signal.SIGKILL)
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            # The name, in parentheses, may hold anything.
+            parent = entry.read_text().rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid():
+                found.add(int(entry.parent.name))
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+# ---------------------------------------------------------------------- in a script's process
+
+
+def _become(asked: Said, server: int) -> None:
+    """What a fresh interpreter would be at the first line of the script."""
+    os.setsid()
+    _prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL))
+    if os.getppid() != server:
+        os._exit(1)
+    channel, out, err = asked.files
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.close(out)
+    os.close(err)
+    os.environ.clear()
+    os.environ.update(asked["variables"])
+    os.chdir(asked["folder"])
+    for stream in (sys.stdout, sys.stderr):
+        # What the script has printed is to be seen at once.
+        stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(asked["threads"])
+    # torch begins with the same numbers in every process, these two do not.
+    seed = random.Random(f"{os.environ.get('GOSSAMER_SEED')}/{os.environ.get('GOSSAMER_RANK')}")
+    random.seed(seed.getrandbits(62))
+    np.random.seed(seed.getrandbits(32))
+    ScriptProcess.channel = Channel(socket.socket(fileno=channel))
+    arguments: list[str] = asked["arguments"]
+    sys.argv = arguments
+    sys.path[:0] = [str(Path(arguments[0]).resolve().parent)]
+
+
+def _run_script() -> NoReturn:
+    script = sys.argv[0]
+    try:
+        runpy.run_path(script, run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if isinstance(end.code, str):
+            sys.stderr.write(end.code + "\n")
+        if not ScriptProcess.has_ended:
+            _tell_failure(script, end, status)
+    except BaseException as error:
+        # Ours say in a sentence what is wrong; of others the user wants to see how they came about.
+        is_refused = isinstance(error, ConfigurationError)
+        if not isinstance(error, ChannelClosed):
+            traceback.print_exc()
+        status = _REFUSED if is_refused else 1
+        _tell_failure(script, error, status)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    sys.exit(status)
+
+
+def _tell_failure(script: str, error: BaseException, status: int) -> None:
+    channel = ScriptProcess.channel
+    if channel is None:
+        return
+    is_exit = isinstance(error, SystemExit)
+    text = str(error).strip().partition("\n")[0]
+    what = f"exit({error.code!r})" if isinstance(error, SystemExit) else type(error).__name__
+    values = {
+        "status": status, "place": _place(script, error), "is_exit": is_exit,
+        "is_refused": isinstance(error, ConfigurationError), "what": what,
+        "text": "" if is_exit else text,
+    }  # fmt: skip
+    with contextlib.suppress(ChannelClosed, OSError):
+        channel.send("failed", values)
+
+
+def _place(script: str, error: BaseException) -> str:
+    """The last line of the script itself that led there."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    own = Path(script).resolve()
+    found = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if Path(frame.filename).resolve() == own:
+            found = f"{script}:{frame.lineno}"
+    return found or script
+
+
+def main() -> None:
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+    del sys.path[0]
+    gc.collect()
+    gc.freeze()
+    server = os.getpid()
+    asked = _Forks(channel).serve()
+    _become(asked, server)
+    _run_script()
+
+
+if __name__ == "__main__":
+    # As a module of its own, so that what a script imports is what is set here.
+    importlib.import_module("gossamer.script.fork_server").main()
