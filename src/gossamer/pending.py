@@ -86,8 +86,9 @@ class Pending(Generic[T]):
     def cancel(self) -> None:
         """Give up the operation. Receives and sleeps lose nothing; a message may still arrive."""
         if self._state == _OPEN:
-            self._error = ProtocolError(f"{self.label!r} was cancelled and then awaited")
+            # The state comes first, because another thread may resolve while the error is made.
             self._state = _CANCELLED
+            self._error = ProtocolError(f"{self.label!r} was cancelled and then awaited")
             self.done = True
             if self.on_cancel is not None:
                 self.on_cancel()

@@ -166,7 +166,6 @@ class Session:
         it, the loss is raised."""
         for end in self.addresses.hosted_by(self.rank)[1:]:
             self._start_server(end, server_replica(end), pace)
-        explain_on_signal(self.rank, self.driver.waiting.explain)
         role, options = self.method.worker, for_role(self.method.worker, self.options)
         own = cast(Replica, replica)
         if not self.grouping.groups:
@@ -185,6 +184,10 @@ class Session:
             worker, options = self.make_worker(end, pace), for_role(role, self.options)
             task = role(worker, cast(Replica, replica), **options)
             self.driver.start(task, f"server {end}")
+
+    def explain_itself(self) -> None:
+        """On SIGUSR1 this process says what it waits for, until it closes."""
+        explain_on_signal(self.rank, self.driver.waiting.explain)
 
     # ------------------------------------------------------------------ the output model
 

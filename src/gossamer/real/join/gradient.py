@@ -260,8 +260,6 @@ class LoopGradients:
             under_way.settle()
         if not under_way.done:
             self._driver.block(under_way)
-        # While its mean is awaited, no other thread takes the reduction out of the list.
-        self._started.remove(reduction)
         reduction.finish()
 
     # ------------------------------------------------------------------ the loop's side

@@ -82,7 +82,9 @@ class LoopSession:
         session, binding, loaded = self.session, self._binding, self.loaded
         saved: dict[int, Tensor] = {}
         if loaded is not None:
-            saved = {int(end): state["value"] for end, state in loaded["servers"].items()}
+            here = session.addresses.hosted_by(session.rank)
+            kept = {int(end): state["value"] for end, state in loaded["servers"].items()}
+            saved = {end: value for end, value in kept.items() if end in here}
         # Processes that share a GPU can reach into each other's memory there.
         is_on_gpu = binding.is_alike and binding.device.type == "cuda"
         is_on_gpu = is_on_gpu and session.transport.name == "shm"
@@ -140,6 +142,7 @@ class LoopSession:
         if self.loaded is not None:
             self._resume(self.loaded)
         session.start(self.worker, self.replica, self._pace, self._server)
+        session.explain_itself()
         self._server_state = ServerState(session, self._binding, self._optimizer)
         assert session.main is not None
         self._main = session.main

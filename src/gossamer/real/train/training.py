@@ -91,6 +91,7 @@ class Training:
         driver.turns.enter("start")
         self.start()
         driver.turns.leave()
+        self.session.explain_itself()
         try:
             driver.drive(self.main, "main", self.end)
             self._ended = time.monotonic()
