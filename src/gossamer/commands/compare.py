@@ -20,8 +20,8 @@ from gossamer.commands.console import (
     show_table,
 )
 from gossamer.commands.kept_run import kept_run
-from gossamer.commands.work.script_runs import ScriptRuns, check_no_script, check_script_options
 from gossamer.commands.view.dashboard import Dashboard
+from gossamer.commands.work.script_runs import ScriptRuns, check_no_script, check_script_options
 from gossamer.commands.work.simulations import slug
 from gossamer.commands.work.tournament import Tournament
 from gossamer.config.cluster import Cluster
