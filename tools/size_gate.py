@@ -25,8 +25,8 @@ PACKAGE = ROOT / "src" / "gossamer"
 FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
     ".": 2930,
-    "commands": 4270,
-    "commands/studies": 1620,
+    "commands": 3710,
+    "commands/studies": 1370,
     "commands/view": 410,
     "commands/work": 680,
     "config": 820,
@@ -55,8 +55,8 @@ BUDGETS = {
     "runs": 1720,
     "sim": 3500,
     "studies": 60,
-    "studies/lab": 1980,
-    "studies/reproductions": 2010,
+    "studies/lab": 1830,
+    "studies/reproductions": 1990,
     "tasks": 2800,
 }
 ENTRY_POINTS = {

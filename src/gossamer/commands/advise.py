@@ -123,7 +123,7 @@ def _allowed(budget: str) -> float:
 
 
 def _findings(search: Search, left_out: dict[str, str], budget: str) -> SearchFindings:
-    """Whatever was measured; nothing at all is no advice."""
+    """What was found, also by a search that was cut short; refused where nothing was measured."""
     findings = SearchFindings(search, left_out)
     if findings.ranking:
         return findings
@@ -159,7 +159,7 @@ def _runner(folder: RunFolder | None, deadline: float) -> Run:
             if time.monotonic() > deadline:
                 raise OutOfTime
             if stop(row):
-                # With its samples spent a run ends as any other does, and its books are complete.
+                # A run whose samples are spent ends in the usual way, with a whole summary.
                 engines.running.world.budget.samples = row["samples"]
 
         place = None if folder is None or name is None else folder.child(slug(name))
@@ -169,7 +169,7 @@ def _runner(folder: RunFolder | None, deadline: float) -> Run:
 
 
 def _watcher(reporter: Reporter) -> Callable[[SearchStep], None]:
-    """Where the search is: a line that changes on a terminal, a line a stage elsewhere."""
+    """Tells where the search is: a changing line on a terminal, elsewhere a line for each stage."""
     stages: list[str] = []
 
     def at(step: SearchStep) -> None:

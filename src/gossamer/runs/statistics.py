@@ -114,12 +114,6 @@ def best_rate(
     the better score at the end, then the smaller rate. A rate with a run that ended without a
     finite score comes last.
     """
-    if not runs or not all(runs.values()):
-        without = [rate for rate, histories in runs.items() if not histories]
-        raise ConfigurationError(
-            "best_rate needs a run for each learning rate of the grid, got none for "
-            f"{without or 'any'}; run the grid first"
-        )
     chosen = key or measure([history for histories in runs.values() for history in histories])
 
     def order(rate: float) -> tuple[float, bool, int, float, float]:

@@ -108,8 +108,8 @@ function arrivalOption(methods) {
 
 function doubtWords() {
   return state.data.can_tell
-    ? "Methods are compared seed by seed; those too close to call with the first say so, the others are slower."
-    : "One seed says nothing about chance, so that no order is certain.";
+    ? "Methods are compared seed by seed; a method that may be as fast as the first is marked, the others are slower."
+    : "One seed says nothing about chance, so no order is certain.";
 }
 
 function arrivalFigure() {

@@ -222,19 +222,19 @@ function equalWorkers(curves) {
 }
 
 const CURVE_WORDS = {
-  time: "Who gets there first on the clock: further left is faster.",
-  epochs: "What each gradient is worth: methods that work on old gradients need more of them.",
+  time: "Which method is first in time: further left is faster.",
+  epochs: "How much each gradient contributes: methods with stale gradients need more of them.",
 };
 const ALONE_WORDS = {
-  time: "What the clock says, waiting included.",
-  epochs: "What each pass over the data brings, however long it took.",
+  time: "Over time, waiting included.",
+  epochs: "Over passes through the data, however long they took.",
 };
 const MEASURE_WORDS = {
-  accuracy: "Judged by accuracy: how many of the test samples are told right.",
+  accuracy: "Judged by accuracy: the share of test samples that are classified correctly.",
   metric: "The metric that the task names.",
-  loss: "Loss goes on telling methods apart where accuracy has flattened; a line that turns up is overfitting or diverging.",
-  training_loss: "On the batches that the workers learn from. Low here and high in test loss is overfitting.",
-  consensus_distance: "How far the workers' models are from their mean, relative to it. A rising line is workers that drift apart.",
+  loss: "Loss still differs between methods where accuracy is flat; a line that turns up is overfitting or diverging.",
+  training_loss: "The loss on the training batches. If it is low and the test loss is high, the model overfits.",
+  consensus_distance: "How far the workers' models are from their mean, relative to it. A rising line means that workers drift apart.",
 };
 
 function curveFigure(key, along) {

@@ -117,8 +117,8 @@ function consensusSection() {
 
 function footer() {
   const element = kept("footer", () => make("footer", null, make("p")));
-  const reach = state.data.is_growing ? "This page asks the run for news every two seconds."
-    : "This page holds all its data and asks no server for anything.";
+  const reach = state.data.is_growing ? "This page asks the run for new data every two seconds."
+    : "This page contains all its data and contacts no server.";
   setText(element.firstChild, `Made by gossamer ${state.data.version || ""}. ${reach} Charts by Apache ECharts.`);
   return element;
 }

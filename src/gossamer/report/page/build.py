@@ -276,15 +276,15 @@ def _notices(folders: Sequence[Folder], gathered: GatheredRuns) -> list[str]:
     worlds = {run.is_real for folder in folders for run in folder.runs}
     if len(worlds) == 2:
         said.append(
-            "Some of these runs were simulated and some were real: the seconds of the ones are "
-            "virtual, those of the others a clock's."
+            "Some of these runs were simulated and some were real: the former have virtual "
+            "seconds, the latter real ones."
         )
     clusters = {text(members(run.config.get("cluster")).get("name")) for _, run in _shown(gathered)}
     if len(clusters - {""}) > 1:
-        said.append("The runs are from different clusters; the first one's is drawn.")
+        said.append("The runs are from different clusters; the cluster of the first run is drawn.")
     if gathered.whole and gathered.partial:
         left_out = ", ".join(gathered.partial)
-        said.append(f"The verdict leaves out what did not come to its end: {left_out}.")
+        said.append(f"The verdict leaves out methods that did not finish: {left_out}.")
     return said
 
 

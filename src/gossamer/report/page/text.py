@@ -28,7 +28,7 @@ def page_verdict(
         begun = ""
         runs = [r for e in contest.entries.values() for own in e.results.values() for r in own]
         if len({run.is_real for run in runs}) == 2:
-            begun = "Virtual seconds stand beside a clock's here, so with care: "
+            begun = "Some of these times are virtual and some are real, so compare them with care: "
         said.append(begun + contest.verdict())
     elif gathered.timed:
         entries = gathered.timed.items()
