@@ -46,6 +46,8 @@ def no_model(): return Task.of(lambda: 3, LOSS, PAIR)
 def frozen(): return Task.of(lambda: Net().requires_grad_(False), LOSS, PAIR)
 def raises(): return Task.of(Net, LOSS, open("nowhere.pt"))
 def by_name(): return Task.of(Net, LOSS, {"pixels": PAIR[0], "labels": PAIR[1]})
+def surprise(out, y): return nn.functional.cross_entropy(out, y, reduction="none").exp()
+def judged(): return Task.of(Net, LOSS, PAIR, PAIR, metric=surprise, better="low")
 number = 3
 """
 METHODS = """
@@ -171,6 +173,22 @@ def test_own_tasks_and_methods_are_compared() -> None:
     assert labels == {"methods.py:alone:beta=0.25", "all_reduce"}
     (page,) = Path("runs").glob("*-compare-make/report.html")
     assert "methods.py:alone" in page.read_text(encoding="utf-8")
+
+
+def test_methods_are_ranked_by_a_metric_of_ones_own() -> None:
+    """Its name heads the column, a target is one of its values, and low values are better."""
+    said = gossamer(
+        "compare", "--task", "tasks.py:judged", "--methods", "all_reduce ad_psgd", "--epochs", "30",
+        "--seeds", "1", "--lr", "0.03", "--workers", "2", "--target", "4.2", "--json",
+    )  # fmt: skip
+    assert said.status == 0, said.err
+    assert " surprise " in said.err
+    for row in said.json["ranking"]:
+        has_arrived = row["seconds_to_target"] is not None
+        assert has_arrived == (row["surprise"] <= 4.2), row
+    assert any(row["seconds_to_target"] for row in said.json["ranking"])
+    (page,) = Path("runs").glob("*/report.html")
+    assert '"score": "surprise", "lower_is_better": true' in page.read_text(encoding="utf-8")
 
 
 def test_real_workers_import_own_tasks_and_methods() -> None:
