@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -151,6 +152,20 @@ class JoinedWorker:
         return next(self.model.parameters()).device
 
     def __enter__(self) -> JoinedWorker:
+        return self.open()
+
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        if error is None:
+            self.close()
+        elif self._is_open:
+            self._is_open = False
+            if self.coupling is not None:
+                self.coupling.abandon()
+            self.observer.callbacks.close()
+
+    def open(self) -> JoinedWorker:
+        """Begin the coupled loop, as entering the `with` does; `close()` ends it. If the script
+        ends without `close()`, the other workers see this worker die."""
         if self._was_open:
             raise ConfigurationError(
                 "this worker has been used already; do all training in one "
@@ -167,18 +182,18 @@ class JoinedWorker:
         self._is_open = True
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
-        self._is_open = False
-        coupling = self.coupling
-        if error is None:
-            if coupling is not None:
-                with _last_words(coupling):
-                    coupling.finish()
-            self.observer.ended(self._summary())
+    def close(self) -> None:
+        """End the coupled loop, as leaving the `with` does: wait for the others, then hold the
+        output model. A second call does nothing."""
+        if not self._was_open:
+            self._open_for("close")
+        if not self._is_open:
             return
-        if coupling is not None:
-            coupling.abandon()
-        self.observer.callbacks.close()
+        self._is_open = False
+        if self.coupling is not None:
+            with _last_words(self.coupling):
+                self.coupling.finish()
+        self.observer.ended(self._summary())
 
     def _summary(self) -> dict[str, Any]:
         """What this worker did, by the names of the summary of `gossamer train`."""
@@ -199,7 +214,7 @@ class JoinedWorker:
         if not self._is_open:
             raise ConfigurationError(
                 f"worker.{what}() was called outside of `with gossamer.join(...) as worker`; "
-                "move it inside"
+                "move it inside, or between worker.open() and worker.close()"
             )
 
     def step(self, scaler: Any = None) -> None:
@@ -271,6 +286,35 @@ class JoinedWorker:
         """
         session = None if self.coupling is None else self.coupling.session
         return shard_of(loader, session, self.seed, self._passes)
+
+    def broadcast(self, value: T, source: int = 0, *, name: str = "") -> T:
+        """The value of worker `source`: a tensor, a number or a string. With a synchronous method
+        all workers call it, and if the source has left, the lowest rank there is speaks instead.
+        With an asynchronous one it waits for nobody and returns what was last heard of the source,
+        or else the own value."""
+        return self._shared("broadcast", name, value, source)
+
+    def mean(self, value: T, *, name: str = "") -> T:
+        """The mean of a number or a tensor over the workers. With a synchronous method all workers
+        call it, and who has left is left out. With an asynchronous one it waits for nobody, and of
+        each other living worker counts what it last gave; calls at several places of a loop need
+        names then."""
+        return self._shared("mean", name, value, 0)
+
+    def any(self, flag: object, *, name: str = "") -> bool:
+        """Whether the flag is true on any worker, so that all can stop together. With a synchronous
+        method all workers call it and get the same answer. With an asynchronous one it waits for
+        nobody, and each worker hears of a flag in its next call."""
+        return bool(self._shared("any", name, flag, 0))
+
+    def _shared(self, word: str, name: str, value: Any, source: int) -> Any:
+        self._open_for(word)
+        if self.coupling is None:
+            return value
+        caller = sys._getframe(2)
+        place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
+        with _last_words(self.coupling):
+            return self.coupling.shared.call(word, name, value, source, place)
 
     def manual_seed(self, seed: int) -> None:
         """Seed torch's, numpy's and Python's common generators differently on each worker. After
