@@ -73,7 +73,7 @@ def case_of_a_death_that_some_have_heard(rank: int) -> dict[str, object]:
         return Pending("never") if heard[1:] else SharedValue(2, "mean", "", 5.0)
 
     worker.coupling.session.router.offer("worker.mean", once)
-    while len(heard) < 2:
+    while len(heard) < 2 or worker.coupling.session.store.get("shared value 1") is None:
         time.sleep(0.001)
     worker.__exit__(None, RuntimeError("dies"), None)
     return {}
@@ -150,3 +150,40 @@ def case_of_opening_and_closing(rank: int) -> dict[str, object]:
     except ConfigurationError as error:
         return {"digest": digests[0], "said": str(error)}
     return {}
+
+
+def case_of_a_driven_optimizer(rank: int) -> dict[str, object]:
+    """A schedule, a closure and a scaler drive `worker.optimizer`; one gradient is infinite."""
+    model = net(rank)
+    own = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    moved: list[bool] = []
+    with gossamer.join(model, own) as worker:
+        optimizer = worker.optimizer
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        assert optimizer.param_groups is own.param_groups
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        for step in range(4):
+
+            def closure(step: int = step) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = loss_of(model, *batch(rank, step))
+                loss.backward()
+                return loss
+
+            assert optimizer.step(closure).item() > 0.0
+            schedule.step()
+        for step in range(3):
+            optimizer.zero_grad()
+            inputs, targets = batch(rank, 4 + step)
+            inputs = inputs * (float("inf") if step == 1 and rank == 1 else 1.0)
+            before = digest(model)
+            scaler.scale(loss_of(model, inputs, targets)).backward()
+            if step == 2:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            scaler.step(optimizer)
+            scaler.update()
+            moved.append(digest(model) != before)
+        made = worker.coupling.session.metrics.steps
+    return {"digest": digest(model), "moved": moved, "scale": scaler.get_scale(), "made": made}

@@ -9,14 +9,14 @@ import torch
 
 import gossamer
 from gossamer.errors import ConfigurationError
-from join_cases import net
+from join_cases import batch, loss_of, net
 from programs import PROGRAMS, answers_of
 
 pytestmark = pytest.mark.timeout(200)
 
 MATCHED, LATEST = "case_of_matched_values", "case_of_values_that_nobody_waits_for"
 DEATH, STOPPING = "case_of_a_death_that_some_have_heard", "case_of_stopping_together"
-OPENING = "case_of_opening_and_closing"
+OPENING, DRIVEN = "case_of_opening_and_closing", "case_of_a_driven_optimizer"
 GROUPS = [
     (MATCHED, 3, "all_reduce"),
     (MATCHED, 3, "local_sgd:period=2", "torch"),
@@ -27,6 +27,8 @@ GROUPS = [
     (STOPPING, 3, "all_reduce"),
     (STOPPING, 3, "pull_gossip"),
     (OPENING, 2, "all_reduce"),
+    (DRIVEN, 2, "all_reduce"),
+    (DRIVEN, 2, "sync_server"),
 ]
 _found: dict[tuple[str | int, ...], dict] = {}
 
@@ -105,7 +107,51 @@ def test_a_loop_may_open_and_close_its_worker() -> None:
     assert "between worker.open() and worker.close()" in zero["said"]
 
 
+@pytest.mark.parametrize("method", ["all_reduce", "sync_server"])
+def test_what_drives_an_optimiser_drives_the_worker(method: str) -> None:
+    """Every step is one of the method, also one with an infinite gradient, which is left out."""
+    zero, one = answers(DRIVEN, 2, method)
+    assert zero["digest"] == one["digest"]
+    assert [zero["made"], one["made"]] == [7, 7]
+    assert [zero["scale"], one["scale"]] == [64.0, 32.0]
+    if method == "all_reduce":
+        assert zero["moved"] == one["moved"] == [True, False, True]
+
+
 # ---------------------------------------------------------------------- alone
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_alone_a_driven_optimiser_is_bit_for_bit_what_it_was(is_fused: bool) -> None:
+    """With a closure, a scaler, and gradients that were infinite or unscaled beforehand."""
+    found = []
+    for is_joined in (False, True):
+        model = net(0)
+        own = torch.optim.Adam(model.parameters(), lr=0.1, fused=is_fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        with gossamer.join(model, own) as worker:
+            optimizer = worker.optimizer if is_joined else own
+            for step in range(5):
+                inputs, targets = batch(0, step)
+
+                def closure(inputs=inputs, targets=targets, optimizer=optimizer, model=model):
+                    optimizer.zero_grad()
+                    loss = loss_of(model, inputs, targets)
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+                optimizer.zero_grad()
+                weight = float("inf") if step == 2 else 1.0
+                scaler.scale(loss_of(model, inputs * weight, targets)).backward()
+                if step == 3:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+        found.append((model.state_dict(), own.state_dict(), scaler.get_scale()))
+    (plain, *rest), (joined, *others) = found
+    assert str(rest) == str(others)
+    assert all(torch.equal(value, joined[name]) for name, value in plain.items())
 
 
 def test_alone_shared_values_are_what_was_given() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +25,13 @@ from gossamer.real.join.checks import (
     check_apart,
     check_joinable,
     check_one_optimiser,
+)
+from gossamer.real.join.joined_optimizer import (
+    JoinedOptimizer,
+    check_scaler,
+    known_to,
+    note_step,
+    unscale,
 )
 from gossamer.real.join.loader import Passes, shard_of
 from gossamer.real.join.loop_session import LoopSession
@@ -122,7 +129,8 @@ class JoinedWorker:
     """What a user's loop works with. With one worker it touches nothing."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    own_optimizer: torch.optim.Optimizer
+    """The user's."""
     method: MethodSpec | None
     coupling: LoopSession | None
     seed: int
@@ -133,6 +141,13 @@ class JoinedWorker:
     _was_open: bool = field(default=False, init=False)
     _is_open: bool = field(default=False, init=False)
     _passes: Passes = field(default_factory=Passes, init=False)
+
+    def __post_init__(self) -> None:
+        self.optimizer = JoinedOptimizer(
+            self.own_optimizer, self._make_step, is_coupled=self.coupling is not None
+        )
+        """Stands for the user's optimiser wherever something else makes its steps: its `step()` is
+        `step()` of this worker."""
 
     @property
     def rank(self) -> int:
@@ -221,29 +236,45 @@ class JoinedWorker:
         """Instead of `optimizer.step()`. A gradient scaler (AMP) is given along; `scaler.update()`
         stays the loop's. The `.grad`s hold this worker's gradient before it and nothing of use
         afterwards: where gradients are combined, the mean may never pass through them."""
+        if scaler is None:
+            self._make_step(self.own_optimizer)
+            return
+        check_scaler(scaler)
+        self._open_for("step")
+        if self._is_accumulating:
+            return
+        known = known_to(scaler, self.optimizer)
+        if self.coupling is None:
+            if known is self.own_optimizer:
+                self._tell_step()
+            scaler.step(known)
+        elif scaler.is_enabled():
+            unscale(scaler, known)
+            self._make_step(self.own_optimizer, is_scaled=True)
+            note_step(scaler, known)
+        else:
+            self._make_step(self.own_optimizer)
+
+    def _make_step(self, own: torch.optim.Optimizer, is_scaled: bool = False) -> None:
         if not self._is_open:
             self._open_for("step")
         if self._is_accumulating:
             return
-        if scaler is not None:
-            _check_scaler(scaler)
+        self._tell_step()
+        if self.coupling is None:
+            own.step()
+            return
+        try:
+            self.coupling.step(skips_infinite=is_scaled)
+        except PeerLost as lost:
+            raise self.coupling.session.last_words(lost) from None
+
+    def _tell_step(self) -> None:
+        # A schedule over this optimiser must not complain that it makes no steps.
+        self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
         now_ns, coupling = time.monotonic_ns(), self.coupling
         rank = 0 if coupling is None else coupling.session.rank
         self.observer.computed(rank, (now_ns, now_ns), 0, 0, None)
-        if coupling is not None:
-            is_scaled = scaler is not None and scaler.is_enabled()
-            if is_scaled:
-                _unscale(scaler, self.optimizer)
-            try:
-                coupling.step(skips_infinite=is_scaled)
-            except PeerLost as lost:
-                raise coupling.session.last_words(lost) from None
-            if is_scaled:
-                _note_step(scaler, self.optimizer)
-        elif scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
 
     @contextlib.contextmanager
     def accumulate(self) -> Generator[None]:
@@ -311,8 +342,8 @@ class JoinedWorker:
         self._open_for(word)
         if self.coupling is None:
             return value
-        caller = sys._getframe(2)
-        place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
+        caller = inspect.stack(0)[2]
+        place = f"{os.path.basename(caller.filename)}:{caller.lineno}"
         with _last_words(self.coupling):
             return self.coupling.shared.call(word, name, value, source, place)
 
@@ -408,29 +439,3 @@ def _last_words(coupling: LoopSession) -> Generator[None]:
         yield
     except PeerLost as lost:
         raise coupling.session.last_words(lost) from None
-
-
-def _check_scaler(scaler: Any) -> None:
-    if not hasattr(scaler, "is_enabled"):
-        raise ConfigurationError(
-            f"worker.step() takes a gradient scaler or nothing, got a {type(scaler).__name__}; a "
-            "closure cannot be called again in the middle of a coupled step"
-        )
-
-
-def _unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Unscale unless the loop has done so, to clip; torch has no public way of asking."""
-    stage = scaler._per_optimizer_states[id(optimizer)]["stage"].name
-    if stage == "STEPPED":
-        raise ConfigurationError(
-            "worker.step(scaler) was called twice without scaler.update() in between, so gradients "
-            "would be used without being unscaled; call scaler.update() after every step"
-        )
-    if stage == "READY":
-        scaler.unscale_(optimizer)
-
-
-def _note_step(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Note what `scaler.step` would have noted; `scaler.update` makes the scaler ready again."""
-    state = scaler._per_optimizer_states[id(optimizer)]
-    state["stage"] = type(state["stage"]).STEPPED

@@ -131,7 +131,7 @@ class SharedValues:
                 self._hear_from_others(number, rank)
         return {rank: [said[rank].value] for rank in ranks if rank in said}
 
-    def _asked(self, number: int) -> SharedValue | Pending[SharedValue]:
+    def _asked(self, number: int = 0) -> SharedValue | Pending[SharedValue]:
         """Answer a worker that has made the call of this number; in any thread."""
         with self._lock:
             if number in self._own:
@@ -150,7 +150,7 @@ class SharedValues:
             if one.word != _LEFT:
                 self._found[number][rank] = one
 
-    def _heard(self, about: int) -> SharedValue:
+    def _heard(self, about: int = 0) -> SharedValue:
         number, rank = divmod(about, self._session.size)
         return self._found.get(number, {}).get(rank, self._left())
 
