@@ -16,6 +16,7 @@ from gossamer.observe.callbacks import Callback
 from gossamer.optim.delayed import DelayedOptimizer
 from gossamer.optim.yellowfin import YellowFin
 from gossamer.real.join.joined_worker import JoinedWorker, join
+from gossamer.real.launch.environment import rank, size
 from gossamer.real.train.train import train
 from gossamer.runs.result import Result
 from gossamer.runs.versions import VERSION as __version__
@@ -50,6 +51,8 @@ __all__ = [
     "make_topology",
     "method",
     "parse_method",
+    "rank",
     "simulate",
+    "size",
     "train",
 ]

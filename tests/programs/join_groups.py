@@ -28,13 +28,22 @@ import join_ends
 import join_habits
 import join_leaving
 import join_servers
+import join_words
 from gossamer.real.transports.conformance.group import store_apart, watch
 from gossamer.real.transports.shm import Segments, create_segments
 
 LIMIT_S = 30.0
 CASES = {
     name: case
-    for cases in (join_cases, join_changes, join_ends, join_habits, join_leaving, join_servers)
+    for cases in (
+        join_cases,
+        join_changes,
+        join_ends,
+        join_habits,
+        join_leaving,
+        join_servers,
+        join_words,
+    )
     for name, case in vars(cases).items()
 }
 

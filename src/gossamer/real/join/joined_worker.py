@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import random
@@ -26,6 +27,13 @@ from gossamer.real.join.checks import (
     check_apart,
     check_joinable,
     check_one_optimiser,
+)
+from gossamer.real.join.joined_optimizer import (
+    JoinedOptimizer,
+    check_scaler,
+    known_to,
+    note_step,
+    unscale,
 )
 from gossamer.real.join.loader import Passes, shard_of
 from gossamer.real.join.loop_session import LoopSession
@@ -132,7 +140,8 @@ class JoinedWorker:
     """What a user's loop works with. With one worker it touches nothing."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    own_optimizer: torch.optim.Optimizer
+    """The user's."""
     method: MethodSpec | None
     coupling: LoopSession | None
     seed: int
@@ -143,6 +152,13 @@ class JoinedWorker:
     _was_open: bool = field(default=False, init=False)
     _is_open: bool = field(default=False, init=False)
     _passes: Passes = field(default_factory=Passes, init=False)
+
+    def __post_init__(self) -> None:
+        self.optimizer = JoinedOptimizer(
+            self.own_optimizer, self._make_step, is_coupled=self.coupling is not None
+        )
+        """Stands for the user's optimiser wherever something else makes its steps: its `step()` is
+        `step()` of this worker."""
 
     @property
     def rank(self) -> int:
@@ -162,6 +178,20 @@ class JoinedWorker:
         return next(self.model.parameters()).device
 
     def __enter__(self) -> JoinedWorker:
+        return self.open()
+
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
+        if error is None:
+            self.close()
+        elif self._is_open:
+            self._is_open = False
+            if self.coupling is not None:
+                self.coupling.abandon()
+            self.observer.callbacks.close()
+
+    def open(self) -> JoinedWorker:
+        """Begin the coupled loop, as entering the `with` does; `close()` ends it. If the script
+        ends without `close()`, the other workers see this worker die."""
         if self._was_open:
             raise ConfigurationError(
                 "this worker has been used already; do all training in one "
@@ -178,18 +208,18 @@ class JoinedWorker:
         self._is_open = True
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
-        self._is_open = False
-        coupling = self.coupling
-        if error is None:
-            if coupling is not None:
-                with _last_words(coupling):
-                    coupling.finish()
-            self.observer.ended(self._summary())
+    def close(self) -> None:
+        """End the coupled loop, as leaving the `with` does: wait for the others, then hold the
+        output model. A second call does nothing."""
+        if not self._was_open:
+            self._open_for("close")
+        if not self._is_open:
             return
-        if coupling is not None:
-            coupling.abandon()
-        self.observer.callbacks.close()
+        self._is_open = False
+        if self.coupling is not None:
+            with _last_words(self.coupling):
+                self.coupling.finish()
+        self.observer.ended(self._summary())
 
     def _summary(self) -> dict[str, Any]:
         """What this worker did, by the names of the summary of `gossamer train`."""
@@ -210,36 +240,52 @@ class JoinedWorker:
         if not self._is_open:
             raise ConfigurationError(
                 f"worker.{what}() was called outside of `with gossamer.join(...) as worker`; "
-                "move it inside"
+                "move it inside, or between worker.open() and worker.close()"
             )
 
     def step(self, scaler: Any = None) -> None:
         """Instead of `optimizer.step()`. A gradient scaler (AMP) is given along; `scaler.update()`
         stays the loop's. The `.grad`s hold this worker's gradient before it and nothing of use
         afterwards: where gradients are combined, the mean may never pass through them."""
+        if scaler is None:
+            self._make_step(self.own_optimizer)
+            return
+        check_scaler(scaler)
+        self._open_for("step")
+        if self._is_accumulating:
+            return
+        known = known_to(scaler, self.optimizer)
+        if self.coupling is None:
+            if known is self.own_optimizer:
+                self._tell_step()
+            scaler.step(known)
+        elif scaler.is_enabled():
+            unscale(scaler, known)
+            self._make_step(self.own_optimizer, is_scaled=True)
+            note_step(scaler, known)
+        else:
+            self._make_step(self.own_optimizer)
+
+    def _make_step(self, own: torch.optim.Optimizer, is_scaled: bool = False) -> None:
         if not self._is_open:
             self._open_for("step")
         if self._is_accumulating:
             return
-        if scaler is not None:
-            _check_scaler(scaler)
+        self._tell_step()
+        if self.coupling is None:
+            own.step()
+            return
+        try:
+            self.coupling.step(skips_infinite=is_scaled)
+        except PeerLost as lost:
+            raise self.coupling.session.last_words(lost) from None
+
+    def _tell_step(self) -> None:
+        # A schedule over this optimiser must not complain that it makes no steps.
+        self.optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
         now_ns, coupling = time.monotonic_ns(), self.coupling
         rank = 0 if coupling is None else coupling.session.rank
         self.observer.computed(rank, (now_ns, now_ns), 0, 0, None)
-        if coupling is not None:
-            is_scaled = scaler is not None and scaler.is_enabled()
-            if is_scaled:
-                _unscale(scaler, self.optimizer)
-            try:
-                coupling.step(skips_infinite=is_scaled)
-            except PeerLost as lost:
-                raise coupling.session.last_words(lost) from None
-            if is_scaled:
-                _note_step(scaler, self.optimizer)
-        elif scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
 
     @contextlib.contextmanager
     def accumulate(self) -> Generator[None]:
@@ -282,6 +328,35 @@ class JoinedWorker:
         """
         session = None if self.coupling is None else self.coupling.session
         return shard_of(loader, session, self.seed, self._passes)
+
+    def broadcast(self, value: T, source: int = 0, *, name: str = "") -> T:
+        """The value of worker `source`: a tensor, a number or a string. With a synchronous method
+        all workers call it, and if the source has left, the lowest rank there is speaks instead.
+        With an asynchronous one it waits for nobody and returns what was last heard of the source,
+        or else the own value."""
+        return self._shared("broadcast", name, value, source)
+
+    def mean(self, value: T, *, name: str = "") -> T:
+        """The mean of a number or a tensor over the workers. With a synchronous method all workers
+        call it, and who has left is left out. With an asynchronous one it waits for nobody, and of
+        each other living worker counts what it last gave; calls at several places of a loop need
+        names then."""
+        return self._shared("mean", name, value, 0)
+
+    def any(self, flag: object, *, name: str = "") -> bool:
+        """Whether the flag is true on any worker, so that all can stop together. With a synchronous
+        method all workers call it and get the same answer. With an asynchronous one it waits for
+        nobody, and each worker hears of a flag in its next call."""
+        return bool(self._shared("any", name, flag, 0))
+
+    def _shared(self, word: str, name: str, value: Any, source: int) -> Any:
+        self._open_for(word)
+        if self.coupling is None:
+            return value
+        caller = inspect.stack(0)[2]
+        place = f"{os.path.basename(caller.filename)}:{caller.lineno}"
+        with _last_words(self.coupling):
+            return self.coupling.shared.call(word, name, value, source, place)
 
     def manual_seed(self, seed: int) -> None:
         """Seed torch's, numpy's and Python's common generators differently on each worker. After
@@ -411,29 +486,3 @@ def reported(values: Mapping[str, Any]) -> dict[str, float]:
             "worker.report(loss=0.31, accuracy=0.9)"
         )
     return found
-
-
-def _check_scaler(scaler: Any) -> None:
-    if not hasattr(scaler, "is_enabled"):
-        raise ConfigurationError(
-            f"worker.step() takes a gradient scaler or nothing, got a {type(scaler).__name__}; a "
-            "closure cannot be called again in the middle of a coupled step"
-        )
-
-
-def _unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Unscale unless the loop has done so, to clip; torch has no public way of asking."""
-    stage = scaler._per_optimizer_states[id(optimizer)]["stage"].name
-    if stage == "STEPPED":
-        raise ConfigurationError(
-            "worker.step(scaler) was called twice without scaler.update() in between, so gradients "
-            "would be used without being unscaled; call scaler.update() after every step"
-        )
-    if stage == "READY":
-        scaler.unscale_(optimizer)
-
-
-def _note_step(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Note what `scaler.step` would have noted; `scaler.update` makes the scaler ready again."""
-    state = scaler._per_optimizer_states[id(optimizer)]
-    state["stage"] = type(state["stage"]).STEPPED

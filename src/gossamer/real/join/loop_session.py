@@ -21,6 +21,7 @@ from gossamer.real.join.output import LoopOutput
 from gossamer.real.join.recalibration import BATCHES
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.join.servers import ServerState, packed_state, server_replica, worker_replica
+from gossamer.real.join.shared_values import SharedValues
 from gossamer.real.output_model import pack_bytes, unpack_bytes_, untrained
 from gossamer.real.replicas import PublishedReplica
 from gossamer.real.session import Session
@@ -45,6 +46,7 @@ class LoopSession:
             transport, spec, observer, binding.layout.sizes, seed=seed, steps=steps,
             has_leavers=True,
         )  # fmt: skip
+        self.shared = SharedValues(self.session)
         self._is_watched = spec.method.servers_hold_model
         """Whether the loop may not change its parameters between two steps."""
         self._has_servers = bool(self.session.addresses.slices)
@@ -176,6 +178,7 @@ class LoopSession:
                 session.driver.end(self._main)
             self.worker.finish()
             output.end()
+            self.shared.end()
             session.router.announce_leaving(session.metrics.steps)
             session.finish(conclude)
         except BaseException:

@@ -23,6 +23,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.methods import Method
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.checks import check_not_wrapped, parameters_of, second_optimiser
+from gossamer.real.join.joined_optimizer import JoinedOptimizer
 from gossamer.real.join.replica import LoopReplica
 
 _LOOK = 1 << 12
@@ -78,14 +79,14 @@ class LoopWatch:
             self._hook = None
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.is_stepping:
+        if self.is_stepping or isinstance(optimizer, JoinedOptimizer):
             return
         if optimizer is self._optimizer:
             raise ConfigurationError(
                 "optimizer.step() was called inside `with gossamer.join(...)`: beside worker.step()"
                 " the model would move twice, and instead of it no other worker would hear of the"
                 " step; leave it out and call worker.step() (worker.step(scaler) for"
-                " scaler.step(optimizer))"
+                " scaler.step(optimizer)), or give worker.optimizer to what calls it"
             )
         for parameter in parameters_of(optimizer):
             if id(parameter) in self._names:

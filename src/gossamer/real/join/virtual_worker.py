@@ -86,6 +86,12 @@ class VirtualWorker(JoinedWorker):
     def report(self, **values: float) -> None:
         self.session.say("report", {"values": reported(values)})
 
+    def _shared(self, word: str, name: str, value: Any, source: int) -> Any:
+        raise ConfigurationError(
+            f"worker.{word}() is not simulated: the processes of a simulation compute at different "
+            "virtual moments; leave it out there, and tell what was measured by worker.report()"
+        )
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise ConfigurationError(
             "a run in virtual time begins at its beginning and loads no checkpoint; leave "

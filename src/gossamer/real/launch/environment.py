@@ -61,6 +61,17 @@ def discover(variables: Mapping[str, str] | None = None) -> Environment:
     return Environment("alone", transport=_transport(found), method=found.get("GOSSAMER_METHOD"))
 
 
+def rank() -> int:
+    """The rank that `gossamer.join` will have in this process: for what comes before it, such as
+    the choice of a device or a file. Alone it is 0."""
+    return discover().rank
+
+
+def size() -> int:
+    """How many workers the launcher has started; alone it is 1."""
+    return discover().size
+
+
 def number_of_workers(asked: int | None, here: Environment | None) -> int:
     """Return the number that was asked for, that the launcher `here` has started, or two."""
     if here is None:
