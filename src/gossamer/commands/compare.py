@@ -77,7 +77,7 @@ def compare(
     it reports (`worker.report(loss=..., accuracy=...)`):
 
     \b
-    gossamer compare train.py --methods "all_reduce ad_psgd" --workers 8 -- --epochs 3
+    gossamer compare train.py --methods "all_reduce ad_psgd" -- --epochs 3
     """
     looks = given.looks_from(seeds)
     if script is not None:

@@ -94,11 +94,11 @@ MethodOrOwnOption = Annotated[
 ]
 ScriptArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[SCRIPT]", help="A Python script that calls gossamer.join."),
+    typer.Argument(metavar="SCRIPT", help="A Python script that calls gossamer.join."),
 ]
 ArgumentsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[-- ARGUMENTS]", help="All behind -- belongs to the script."),
+    typer.Argument(metavar="ARGUMENTS", help="Behind --: all that belongs to the script."),
 ]
 ComputeOption = Annotated[
     str,

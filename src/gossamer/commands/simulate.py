@@ -54,7 +54,7 @@ def simulate(
     `gossamer.join` is trained instead of a task, as it is:
 
     \b
-    gossamer simulate train.py --workers 16 --cluster one-slow-of-16 --method ad_psgd -- --epochs 3
+    gossamer simulate train.py --cluster one-slow-of-16 -- --epochs 3
     """
     given.check_seeds(seeds)
     if script is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Contribution:
+class HeldByWorker:
     """What one worker holds: its value, its push-sum weight, its buffers."""
 
     value: Tensor
@@ -34,7 +34,7 @@ class Ask:
 
     gradient: ScriptGradient
     steps: int
-    found: dict[int, Contribution] = field(default_factory=dict[int, Contribution])
+    found: dict[int, HeldByWorker] = field(default_factory=dict[int, HeldByWorker])
     missing: set[int] = field(default_factory=set[int])
 
 
@@ -44,7 +44,7 @@ class Consensus:
     def __init__(self, world: ScriptWorld) -> None:
         self._world = world
         self._waiting: list[Ask] = []
-        self._kept: dict[tuple[int, int], Contribution] = {}
+        self._kept: dict[tuple[int, int], HeldByWorker] = {}
         """By worker and steps: what a worker had when it looked itself, for who looks later."""
 
     def ask(self, gradient: ScriptGradient, steps: int) -> bool:

@@ -22,7 +22,7 @@ from gossamer.script.memory import ModelMemory
 from gossamer.sim.buckets import Bucket, cut_buckets
 from gossamer.sim.engine import Engine, NullEngine
 from gossamer.sim.gradients import Updates
-from gossamer.sim.script.consensus import Consensus, Contribution
+from gossamer.sim.script.consensus import Consensus, HeldByWorker
 from gossamer.sim.script.crew import Crew, ScriptModel
 from gossamer.sim.script.script_gradients import ScriptGradients
 from gossamer.sim.script.script_replicas import ScriptReplica, ScriptStore
@@ -205,14 +205,14 @@ class ScriptWorld(World):
             if not loops[rank].has_ended or most - loops[rank].made < self._period
         ]  # fmt: skip
 
-    def contribution(self, rank: int) -> Contribution:
+    def contribution(self, rank: int) -> HeldByWorker:
         replica = self.replicas[rank]
-        return Contribution(
+        return HeldByWorker(
             replica.snapshot(), replica.weight, self.source.buffers[rank].clone(),
             self.source.counters[rank],
         )  # fmt: skip
 
-    def put_output(self, rank: int, found: Sequence[Contribution]) -> Tensor:
+    def put_output(self, rank: int, found: Sequence[HeldByWorker]) -> Tensor:
         """Into a worker's row of the memory: the output model of these."""
         if self.method.output == "ensemble":
             found = [self.contribution(rank)]
