@@ -23,7 +23,7 @@ from gossamer import Data, Task, load_cluster, simulate
 from gossamer.sim.engine import LoopEngine, VectorEngine
 from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.models import lenet5, resnet20
-from gossamer.tasks.task import cross_entropy, fraction_correct
+from gossamer.tasks.task import ACCURACY, cross_entropy
 
 
 def image_task(name: str, make_model: Callable[[], nn.Module], shape: tuple[int, ...]) -> Task:
@@ -34,7 +34,7 @@ def image_task(name: str, make_model: Callable[[], nn.Module], shape: tuple[int,
     data = Data(images, labels)
     return Task(
         name=name, title=name, make_model=make_model, loss=cross_entropy, train=data, test=data,
-        correct=fraction_correct, augment=None, batch=32, epochs=1.0, learning_rates=(0.01,),
+        metric=ACCURACY, augment=None, batch=32, epochs=1.0, learning_rates=(0.01,),
     )  # fmt: skip
 
 

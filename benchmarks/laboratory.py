@@ -34,7 +34,7 @@ from gossamer.studies.lab.grid import (
 )
 from gossamer.studies.lab.training import GroupTraining, Models
 from gossamer.tasks.models import lenet5
-from gossamer.tasks.task import cross_entropy, fraction_correct
+from gossamer.tasks.task import ACCURACY, cross_entropy
 
 
 def lenet_task() -> Task:
@@ -44,7 +44,7 @@ def lenet_task() -> Task:
     data = Data(images, torch.randint(10, (8192,), generator=generator))
     return Task(
         name="LeNet-5", title="LeNet-5", make_model=lenet5, loss=cross_entropy, train=data,
-        test=data, correct=fraction_correct, augment=None, batch=64, epochs=1.0,
+        test=data, metric=ACCURACY, augment=None, batch=64, epochs=1.0,
         learning_rates=(0.01,),
     )  # fmt: skip
 

@@ -1,85 +1,65 @@
-"""What several test files need: small tasks and clusters, and runs that a test can look into."""
+"""What several test files need: small tasks and clusters, and runs that a test can look into.
+
+Those that the shipped contract of a method needs as well are in `gossamer.contract.small_worlds`.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import random
 from collections.abc import Callable, Coroutine, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gossamer.config.cluster import Cluster, Compute, Wires
-from gossamer.config.faults import KINDS, Fault
-from gossamer.config.settings import make_settings
+from gossamer.config.cluster import Cluster
+from gossamer.config.faults import Fault
+from gossamer.contract.small_worlds import (
+    Ones,
+    Pieces,
+    bowl,
+    build,
+    centre,
+    cluster_of,
+    digits,
+    pieces,
+    racing,
+    rows,
+    scatter,
+    total,
+    watch_end,
+)
+from gossamer.contract.storms import random_faults
 from gossamer.mailbox import Mailbox, Receive
 from gossamer.methods import METHODS, Method, MethodSpec
 from gossamer.methods.shards import Push
 from gossamer.runs.result import Result
-from gossamer.sim.engine import Engine, Evaluated
+from gossamer.sim.engine import Evaluated
 from gossamer.sim.replica_matrix import SimulatedReplica
 from gossamer.sim.simulation import Simulation
-from gossamer.tasks import Task, make_sampler, make_task
+from gossamer.tasks import Task, make_sampler
 from gossamer.tasks.keyed import key_of
 from gossamer.worker import Message, Tag
 
+__all__ = [
+    "Ones",
+    "Pieces",
+    "bowl",
+    "build",
+    "centre",
+    "cluster_of",
+    "digits",
+    "pieces",
+    "racing",
+    "random_faults",
+    "rows",
+    "scatter",
+    "total",
+    "watch_end",
+]
+
 Role = Callable[..., Coroutine[Any, Any, None]]
-
-
-@cache
-def digits() -> Task:
-    return make_task("digits-mlp")
-
-
-@cache
-def bowl(dimension: int = 6) -> Task:
-    """A quadratic whose gradient is known in closed form."""
-    return make_task(f"quadratic:dimension={dimension}")
-
-
-class Pieces(nn.Module):
-    """A vector that is kept as several parameters, so that servers can share it."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        super().__init__()
-        self.parts = nn.ParameterList(torch.randn(size) for size in sizes)
-
-    def forward(self, points: Tensor) -> Tensor:
-        return torch.cat(list(self.parts)) - points
-
-
-@cache
-def pieces(*sizes: int) -> Task:
-    """The quadratic over several parameter tensors."""
-    return dataclasses.replace(bowl(sum(sizes)), make_model=lambda: Pieces(sizes))
-
-
-def cluster_of(
-    workers: int,
-    *,
-    seconds: float = 0.01,
-    distribution: str = "normal",
-    jitter: float = 0.05,
-    latency: float = 1e-4,
-    faults: Sequence[Fault] = (),
-    **rest: Any,
-) -> Cluster:
-    return Cluster(
-        workers=workers,
-        compute=Compute(seconds=seconds, distribution=distribution, jitter=jitter),
-        network=Wires(latency=latency, retransmission=0.02),
-        faults=tuple(faults),
-        **rest,
-    )
-
-
-def racing(workers: int) -> Cluster:
-    """A cluster on which exchanges overlap in every way: wild compute times, late messages."""
-    late = Fault("drop", amount=0.3)
-    return cluster_of(workers, distribution="exponential", latency=3e-3, faults=[late])
 
 
 def unequal(workers: int, seed: int, *faults: Fault) -> Cluster:
@@ -87,77 +67,6 @@ def unequal(workers: int, seed: int, *faults: Fault) -> Cluster:
     factors = np.random.default_rng(seed).uniform(1.0, 10.0, workers)
     slow = [Fault("slow", worker=rank, amount=float(f)) for rank, f in enumerate(factors)]
     return cluster_of(workers, distribution="lognormal", jitter=0.4, faults=[*slow, *faults])
-
-
-def build(
-    task: Task,
-    method: str | MethodSpec,
-    cluster: Cluster,
-    *,
-    steps: int,
-    batch: int = 4,
-    own_engine: Engine | None = None,
-    **choices: Any,
-) -> Simulation:
-    """A run of so many steps per worker, made and not yet started."""
-    epochs = steps * batch * cluster.workers / len(task.train)
-    settings = make_settings(task, method, cluster, batch=batch, epochs=epochs, **choices)
-    return Simulation(settings, engine=own_engine)
-
-
-def random_faults(seed: int, workers: int, horizon_s: float, *, kills: int = 1) -> list[Fault]:
-    """Faults drawn from a seed. All but deaths heal before three quarters of the horizon."""
-    rng = random.Random(f"{seed}/faults")
-    plan: list[Fault] = []
-    for _ in range(rng.randint(1, 4)):
-        kind = rng.choice([kind for kind in KINDS if kind != "kill"])
-        at = rng.uniform(0.0, 0.5 * horizon_s)
-        lasts = rng.uniform(0.02, 0.25) * horizon_s
-        worker = rng.randrange(workers)
-        if kind in ("slow", "slow-link"):
-            plan.append(Fault(kind, at, lasts, worker, amount=rng.choice([2.0, 10.0, 100.0])))
-        elif kind == "drop":
-            plan.append(Fault(kind, at, lasts, amount=rng.uniform(0.01, 0.3)))
-        elif kind == "delay":
-            plan.append(Fault(kind, at, lasts, amount=rng.uniform(0.0, 0.05) * horizon_s))
-        elif kind == "pause":
-            plan.append(Fault(kind, at, lasts, worker))
-        elif workers > 1:
-            ranks = list(range(workers))
-            rng.shuffle(ranks)
-            cut = rng.randint(1, workers - 1)
-            plan.append(
-                Fault(kind, at, lasts, sides=(frozenset(ranks[:cut]), frozenset(ranks[cut:])))
-            )
-    for worker in rng.sample(range(workers), rng.randint(0, min(kills, workers - 2))):
-        plan.append(Fault("kill", rng.uniform(0.0, horizon_s), worker=worker))
-    return plan
-
-
-def rows(simulation: Simulation) -> Tensor:
-    """The workers' replicas, up to date, in double precision."""
-    store = simulation.world.workers
-    store.flush()
-    return store.parameters.double()
-
-
-def centre(simulation: Simulation) -> Tensor:
-    """The replica that the servers hold together, likewise."""
-    servers = simulation.world.replicas[simulation.world.size :]
-    return torch.cat([replica.snapshot() for replica in servers]).double()
-
-
-def total(simulation: Simulation) -> Tensor:
-    """The sum of all replicas, with the server's where there is one."""
-    whole = rows(simulation).sum(0)
-    return whole + centre(simulation) if simulation.world.servers else whole
-
-
-def scatter(simulation: Simulation, seed: int = 0) -> None:
-    """Start every replica from a value of its own, all of them far from zero."""
-    generator = torch.Generator().manual_seed(seed)
-    for store in (simulation.world.workers, *simulation.world.servers):
-        store.parameters.normal_(mean=2.0, std=1.0, generator=generator)
 
 
 def spread(values: Tensor) -> float:
@@ -193,28 +102,6 @@ def before_each_descent(
         watch(replica)
 
 
-def watch_end(simulation: Simulation) -> tuple[list[int], list[int], list[int]]:
-    """The times, filled as the run goes, at which a replica was changed, a gradient begun and a
-    gradient delivered."""
-    world = simulation.world
-    changed, begun, delivered = [0], [0], [0]
-
-    def watch(holder: Any, name: str, times: list[int]) -> None:
-        usual = getattr(holder, name)
-
-        def watched(*arguments: Any) -> Any:
-            times.append(world.kernel.now)
-            return usual(*arguments)
-
-        setattr(holder, name, watched)
-
-    for store in (world.workers, *world.servers):
-        watch(store, "writable", changed)
-    watch(world.batcher, "start", begun)
-    watch(world.observer, "computed", delivered)
-    return changed, begun, delivered
-
-
 def batches(task: Task, workers: int, batch: int, seed: int) -> Callable[[int], Tensor]:
     """The same batches that a synchronous run of that seed gives to its workers."""
     sampler = make_sampler(task.train.targets, workers, batch, "shuffled", seed, True)
@@ -225,18 +112,6 @@ def bowl_gradient(task: Task, theta: Tensor, batch: Tensor) -> Tensor:
     """The quadratic's gradient, written out: h (theta - mean of the points)."""
     curvatures = torch.logspace(0.0, 1.0, len(theta), base=0.1, dtype=torch.float64)
     return curvatures * (theta - task.train.inputs[batch].double().mean(0))
-
-
-class Ones:
-    """An engine whose every gradient is one; it keeps the points at which they were asked for."""
-
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-        self.points: list[Tensor] = []
-
-    def evaluate(self, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor) -> Evaluated:
-        self.points.extend(points.clone())
-        return Evaluated(torch.ones_like(points), points.new_zeros(points.shape[0]), buffers)
 
 
 class Signed:

@@ -13,17 +13,15 @@ import tomllib
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import typer
 
-from gossamer import errors, replica, worker
 from gossamer.commands.cli import app
 from gossamer.config.cluster import cluster_from
-from gossamer.methods import METHODS, Method
-from gossamer.methods.method import Promises
+from gossamer.contract.laws import check
+from gossamer.methods import METHODS, parse_method
 from tiers import every
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -136,18 +134,14 @@ def test_a_runnable_block_prints_what_is_written_below_it(
         assert_prints(printed, block.output)
 
 
-def test_the_row_of_a_new_method_can_be_pasted_into_the_table() -> None:
-    """As it is printed it is a row and no tuple of one, with a coroutine of that page."""
-    pieces = [
-        block.text for block in BLOCKS if block.kind == "python" and "pair_gossip" in block.text
-    ]
-    coroutine, row = pieces
-    names: dict[str, object] = {**vars(worker), **vars(replica), **vars(errors)}
-    exec(f"from __future__ import annotations\n{coroutine}", names)
-    gossip = SimpleNamespace(pair_gossip=names["pair_gossip"])
-    pasted = eval(row, {"Method": Method, "Promises": Promises, "gossip": gossip})
-    assert isinstance(pasted, Method)
-    assert pasted.defaults() == {"beta": 0.5, "period": 1}
+def test_the_file_of_a_new_method_keeps_its_promises(tmp_path: Path) -> None:
+    """As it is printed on its page it is a file that `gossamer check-method` takes."""
+    (file,) = [b.text for b in BLOCKS if b.kind == "python" and "pair_gossip" in b.text]
+    (tmp_path / "my.py").write_text(file)
+    spec = parse_method(f"{tmp_path}/my.py:pair_gossip:period=2")
+    assert spec.method.defaults() == {"beta": 0.5, "period": 1}
+    for promise in ("keeps the mean", "models sent per step", "survives a death", "waits for"):
+        assert check(spec, promise).is_kept
 
 
 @pytest.mark.parametrize("block", of_kind("toml"))

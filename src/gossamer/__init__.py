@@ -11,6 +11,7 @@ from gossamer.errors import (
     Stalled,
 )
 from gossamer.methods import METHODS, MethodSpec, parse_method
+from gossamer.methods.method import method
 from gossamer.observe.callbacks import Callback
 from gossamer.optim.delayed import DelayedOptimizer
 from gossamer.optim.yellowfin import YellowFin
@@ -19,7 +20,7 @@ from gossamer.real.train.train import train
 from gossamer.runs.result import Result
 from gossamer.runs.versions import VERSION as __version__
 from gossamer.sim.simulation import simulate
-from gossamer.tasks import TASKS, Data, Task, make_task
+from gossamer.tasks import TASKS, Data, Metric, Task, make_task
 from gossamer.topology import make_topology
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "JoinedWorker",
     "Late",
     "MethodSpec",
+    "Metric",
     "PeerLost",
     "ProtocolError",
     "Result",
@@ -46,6 +48,7 @@ __all__ = [
     "load_cluster",
     "make_task",
     "make_topology",
+    "method",
     "parse_method",
     "simulate",
     "train",

@@ -13,6 +13,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 from gossamer.errors import ConfigurationError, unknown_name
@@ -62,8 +63,9 @@ def print_dataclass(name: str, instance: DataclassInstance) -> str:
 def convert(text: str, annotation: object, where: str) -> object:
     """Read `text` as a value of the annotated type.
 
-    Understood are bool, int, float, str, Literal, unions of these and None, and tuple[X, ...],
-    whose members are separated by '/'. NaN is refused: it would slip through every range check.
+    Understood are bool, int, float, str, Path, Literal, unions of these and None, and
+    tuple[X, ...], whose members are separated by '/'. NaN is refused: it would slip through every
+    range check.
     """
     try:
         return _value(text, annotation)
@@ -86,11 +88,35 @@ def bind(
     is kept. Only what is given is returned: defaults, and options that must be given, are the
     function's.
     """
-    known = [
-        parameter.name
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
+    return _bound(kind, name, function, given, (inspect.Parameter.KEYWORD_ONLY,))
+
+
+def bind_own(
+    kind: str, name: str, function: Callable[..., object], given: Mapping[str, object]
+) -> dict[str, object]:
+    """As `bind`, for a user's function: every parameter with a name is an option, one without an
+    annotation has the type of its default, and what must be given is asked for."""
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    options = _bound(kind, name, function, given, kinds)
+    for parameter in inspect.signature(function).parameters.values():
+        must = parameter.default is parameter.empty and parameter.kind in kinds
+        if must and parameter.name not in options:
+            raise ConfigurationError(
+                f"{kind} {name} needs {parameter.name}; write {name}:{parameter.name}=VALUE, or "
+                f"give {parameter.name} a default"
+            )
+    return options
+
+
+def _bound(
+    kind: str,
+    name: str,
+    function: Callable[..., object],
+    given: Mapping[str, object],
+    kinds: tuple[object, ...],
+) -> dict[str, object]:
+    parameters = inspect.signature(function).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind in kinds]
     for key in given:
         if not known:
             raise ConfigurationError(f"{kind} {name} takes no options, got {key!r}; leave it out")
@@ -167,6 +193,8 @@ def _value(text: str, annotation: object) -> object:
     """As `convert`; ValueError: the text does not fit; TypeError: the type is not understood."""
     if annotation is str:
         return text
+    if annotation is Path:
+        return Path(text)
     if annotation is int:
         return int(text)
     if annotation is float:
@@ -221,6 +249,7 @@ def _expected(annotation: object) -> str:
         int: "a whole number",
         float: "a number",
         str: "text",
+        Path: "a path",
         None: "none",
         types.NoneType: "none",
     }
@@ -245,6 +274,14 @@ def _annotations(function: Callable[..., object], keys: Mapping[str, object]) ->
         return typing.get_type_hints(function)
     parameters = inspect.signature(function).parameters
     wanted = types.SimpleNamespace(
-        __annotations__={key: parameters[key].annotation for key in keys}
+        __annotations__={key: _annotation(parameters[key]) for key in keys}
     )
     return typing.get_type_hints(wanted, getattr(inspect.unwrap(function), "__globals__", {}))
+
+
+def _annotation(parameter: inspect.Parameter) -> object:
+    """What is written, else the type of the default, else text."""
+    if parameter.annotation is not parameter.empty:
+        return parameter.annotation
+    kinds = (bool, int, float, Path)
+    return next((kind for kind in kinds if isinstance(parameter.default, kind)), str)

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from gossamer.errors import ProtocolError
 from gossamer.payload import payload
 from gossamer.pending import Pending
 from gossamer.replica import Replica
@@ -49,6 +50,18 @@ class Gradient(Pending[Tensor]):
         """The pieces of the flat gradient in the order in which backward finishes them: last layer
         first. By default the gradient is one piece."""
         return [self]
+
+
+_MOST_IDLE_STEPS = 1000
+
+
+def check_idle(rank: int, steps: int) -> None:
+    """Refuse a method that makes step after step and asks for no gradient: it would never end."""
+    if steps >= _MOST_IDLE_STEPS:
+        raise ProtocolError(
+            f"worker {rank} made {steps} steps without asking for a gradient; put `await "
+            "w.gradient(x)` into the loop over w.steps()"
+        )
 
 
 class Worker(Protocol):

@@ -265,9 +265,9 @@ def test_it_trains_the_digits_without_being_told_a_rate():
             optimiser.zero_grad()
             task.loss(model(task.train.inputs[batch]), task.train.targets[batch]).backward()
             optimiser.step()
-    assert task.correct is not None
+    assert task.metric is not None
     with torch.no_grad():
-        assert float(task.correct(model(task.test.inputs), task.test.targets).mean()) > 0.93
+        assert float(task.metric.score(model(task.test.inputs), task.test.targets).mean()) > 0.93
 
 
 def test_workers_of_a_simulation_may_use_it():

@@ -13,7 +13,7 @@ from gossamer.config.cluster import Cluster, Compute, Wires, load_cluster
 from gossamer.config.collective_costs import COLLECTIVES
 from gossamer.config.faults import parse_fault
 from gossamer.errors import ConfigurationError
-from gossamer.plan.cost.alpha_beta import AlphaBeta, server_way_s
+from gossamer.plan.cost.alpha_beta import AlphaBeta, LogGP, server_way_s
 from gossamer.plan.cost.case import NoClosedForm
 from gossamer.plan.cost.crossing import crossings, fastest, speeds_over
 from gossamer.plan.cost.forms import FORMS
@@ -99,6 +99,23 @@ def test_no_all_reduce_beats_its_bounds(algorithm: str, members: int, size: int)
     rounds = whole.bit_length() - 1
     above = link.all_reduce_s("halving_doubling", whole, size)
     assert above - bound_s(whole) == pytest.approx(rounds * 1e-5, abs=1e-8)
+
+
+@few
+@given(st.sampled_from(sorted(COLLECTIVES)), st.integers(2, 64), st.integers(1, 10**7))
+def test_logp_without_overhead_and_gap_is_alpha_beta(
+    algorithm: str, members: int, size: int
+) -> None:
+    """And overheads only ever add."""
+    plain, link = LogGP(1e-5, 0.0, 0.0, 1e-9), AlphaBeta(1e-5, 1e-9)
+    assert plain.as_link() == link
+    assert plain.all_reduce_s(algorithm, members, size) == link.all_reduce_s(
+        algorithm, members, size
+    )
+    assert plain.server_s(members, size) == pytest.approx(2 * link.crowded_s(members, size))
+    busy = LogGP(1e-5, 2e-6, 5e-6, 1e-9)
+    assert busy.all_reduce_s(algorithm, members, size) > link.all_reduce_s(algorithm, members, size)
+    assert busy.burst_s(members, 0) == pytest.approx((members - 1) * 5e-6 + 1.4e-5)
 
 
 def test_servers_share_their_load_until_the_workers_cards_decide() -> None:

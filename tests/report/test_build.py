@@ -307,7 +307,7 @@ class TestSeveralRuns:
         data = report_data([one, two])
         assert len(data["methods"]) == 2
         assert any("virtual" in notice for notice in data["notices"])
-        assert data["verdict"].startswith("Virtual seconds stand beside a clock's")
+        assert data["verdict"].startswith("Some of these times are virtual")
 
     @pytest.mark.parametrize("kind", ["nothing", "file"])
     def test_a_path_that_is_no_folder_is_refused(self, tmp_path, kind):

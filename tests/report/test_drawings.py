@@ -47,7 +47,7 @@ class TestDrawings:
         drawn = drawn_topology("pull_gossip", 100, {}, "ring")
         assert len(drawn["edges"]) == 400
         assert "400 of its 4950" in drawn["note"]
-        assert "drawn anew" in drawn["note"]
+        assert "random peer" in drawn["note"]
         assert len(drawn_topology("pull_gossip", 64, {}, "ring")["edges"]) == 64 * 63 / 2
 
     def test_groups_average_inside_and_speak_through_their_first(self):

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.errors import ConfigurationError
 from gossamer.runs.arrival import AROUND, RULE, arrival, evaluations, has_lasted, seconds_to
 from gossamer.runs.statistics import best_rate, beyond
 from histories import rows
@@ -151,11 +150,6 @@ class TestTheBestRate:
         }
         assert best_rate(runs, 0.05) == 0.01
         assert best_rate(runs, 0.6) == 0.01
-
-    def test_a_rate_without_runs_is_refused(self):
-        """A grid with holes is not a fair grid."""
-        with pytest.raises(ConfigurationError, match=r"got none for \[0.1\]"):
-            best_rate({0.01: [rows([0.1])], 0.1: []}, 0.9)
 
     @pytest.mark.parametrize(
         ("rate", "further"), [(0.3, 0.9), (0.1, None), (0.03, 0.009), (0.5, None)]

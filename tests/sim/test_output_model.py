@@ -107,8 +107,8 @@ def test_the_centre_has_statistics_of_its_own() -> None:
     simulation = Simulation(settings)
     result = simulation.run()
     averaged = Evaluator(simulation.model, "centre", "averaged").score(simulation._held())
-    assert averaged.accuracy is not None
-    assert averaged.accuracy < 0.3
+    assert averaged.metric is not None
+    assert averaged.metric < 0.3
     assert result.accuracy > 0.6
 
 

@@ -208,7 +208,7 @@ def test_the_digits_can_be_learnt(name, epochs):
             task.loss(model(task.train.inputs[batch]), task.train.targets[batch]).backward()
             optimiser.step()
     with torch.no_grad():
-        correct = task.correct(model(task.test.inputs), task.test.targets)
+        correct = task.metric.score(model(task.test.inputs), task.test.targets)
     assert correct.shape == (360,)
     assert correct.mean() > 0.93
 

@@ -27,7 +27,7 @@ from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
 from gossamer.observe.observer import Observer
 from gossamer.plan.advise.budget import SearchPlan, make_plan, nominal_seconds
-from gossamer.plan.advise.candidates import Candidate, candidates
+from gossamer.plan.advise.candidates import Candidate, candidates, menu_with
 from gossamer.plan.advise.collecting import collecting_seconds, model_bytes
 from gossamer.plan.advise.findings import SearchFindings
 from gossamer.plan.advise.search import OutOfTime, Run, Search, SearchStep, Stop
@@ -59,6 +59,14 @@ _KINDS = 6
 def advise(
     target: GoalOption,
     task: given.TaskOption = "digits-mlp",
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            metavar="METHOD",
+            help="Also try this one, such as one of your own: my.py:name; may be repeated.",
+        ),
+    ] = None,
     budget: BudgetOption = "5m",
     where: given.ClusterOptions = given.ClusterOptions(cluster="one-slow-of-8"),
     seed: given.SeedOption = 0,
@@ -70,7 +78,7 @@ def advise(
     ] = given.RunOptions(),
     keeping: Annotated[given.KeepOptions, given.Without(("live",))] = given.KeepOptions(),
 ) -> None:
-    """Say which method reaches a target first on a cluster, and why.
+    """Say which method reaches a target first, and why.
 
     Searches methods and settings in virtual time; the same seed gives the same answer.
     """
@@ -82,9 +90,9 @@ def advise(
         loaded, "all_reduce", where.described(), seed=seed, epochs=epochs, batch=length.batch,
         evaluations=evaluations(epochs), **running.settings(),
     )  # fmt: skip
-    target = given.target_from(target, has_accuracy=loaded.correct is not None) or 0.0
+    target = given.target_from(target, score=loaded.score) or 0.0
     rates = given.rates_from(lr) or loaded.learning_rates
-    found, left_out = candidates(base, rates)
+    found, left_out = candidates(base, rates, **menu_with(method or ()))
     changed = scenes(base.cluster)
     plan = make_plan(
         allowed, nominal_seconds(base), epochs=epochs, candidates=len(found),
@@ -115,7 +123,7 @@ def _allowed(budget: str) -> float:
 
 
 def _findings(search: Search, left_out: dict[str, str], budget: str) -> SearchFindings:
-    """Whatever was measured; nothing at all is no advice."""
+    """What was found, also by a search that was cut short; refused where nothing was measured."""
     findings = SearchFindings(search, left_out)
     if findings.ranking:
         return findings
@@ -151,7 +159,7 @@ def _runner(folder: RunFolder | None, deadline: float) -> Run:
             if time.monotonic() > deadline:
                 raise OutOfTime
             if stop(row):
-                # With its samples spent a run ends as any other does, and its books are complete.
+                # A run whose samples are spent ends in the usual way, with a whole summary.
                 engines.running.world.budget.samples = row["samples"]
 
         place = None if folder is None or name is None else folder.child(slug(name))
@@ -161,7 +169,7 @@ def _runner(folder: RunFolder | None, deadline: float) -> Run:
 
 
 def _watcher(reporter: Reporter) -> Callable[[SearchStep], None]:
-    """Where the search is: a line that changes on a terminal, a line a stage elsewhere."""
+    """Tells where the search is: a changing line on a terminal, elsewhere a line for each stage."""
     stages: list[str] = []
 
     def at(step: SearchStep) -> None:

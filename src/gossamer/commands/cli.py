@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from gossamer.commands.advise import advise
+from gossamer.commands.check_method import check_method
 from gossamer.commands.compare import compare
 from gossamer.commands.console import out, say, warn
 from gossamer.commands.cost import cost
@@ -119,6 +120,7 @@ for command in (
 ):  # fmt: skip
     app.command(cls=GroupedCommand)(command)
 app.command("replay", cls=GroupedCommand)(replay_run)
+app.command("check-method", cls=GroupedCommand)(check_method)
 # Everything after the script belongs to the script, also where it looks like our option.
 app.command(cls=GroupedCommand, context_settings={"allow_interspersed_args": False})(run)
 app.add_typer(lab, name="lab")

@@ -20,8 +20,8 @@ from gossamer.commands.console import (
     show_table,
 )
 from gossamer.commands.kept_run import kept_run
-from gossamer.commands.script_run import ScriptRuns, check_no_script, check_script_options
 from gossamer.commands.view.dashboard import Dashboard
+from gossamer.commands.work.script_runs import ScriptRuns
 from gossamer.commands.work.simulations import slug
 from gossamer.commands.work.tournament import Tournament
 from gossamer.config.cluster import Cluster
@@ -54,6 +54,7 @@ def compare(
     script: given.ScriptArgument = None,
     arguments: given.ArgumentsArgument = None,
     methods: given.MethodsOption = DEFAULT_METHODS,
+    method: given.OneMethodOption = None,
     task: given.TaskOption = "digits-mlp",
     where: given.ClusterOptions = given.ClusterOptions(cluster="one-slow-of-8"),
     seed: given.SeedOption = 0,
@@ -80,19 +81,20 @@ def compare(
     gossamer compare train.py --methods "all_reduce ad_psgd" -- --epochs 3
     """
     looks = given.looks_from(seeds)
+    chosen = given.methods_from(methods, method, DEFAULT_METHODS)
     if script is not None:
-        check_script_options(script, task, length, lr, running, evaluations)
+        given.check_script_options(script, task, length, lr, running, evaluations)
         if target is not None and not target > 0:
             raise ConfigurationError(f"--target must be above 0, got {target:g}")
-        chosen = Script(script, tuple(arguments or ()))
-        with ScriptRuns(chosen, shows_output=False, needs_reports=True) as runs:
+        own_script = Script(script, tuple(arguments or ()))
+        with ScriptRuns(own_script, needs_reports=True) as runs:
             own = runs.settings(
-                _split_methods(methods), where.described(), seed=seed, compute=compute,
+                chosen, where.described(), seed=seed, compute=compute,
                 threads=running.threads, model_bytes=running.model_bytes,
             )  # fmt: skip
             _compare(Tournament(own, looks, target, runs), keeping)
         return
-    check_no_script(compute)
+    given.check_no_script(compute)
     if running.engine == "none":
         raise ConfigurationError("compare needs gradients; use --engine vector or loop")
     loaded = make_task(task, data=running.data)
@@ -100,9 +102,9 @@ def compare(
     asked = frequency(epochs or loaded.epochs) if evaluations is None else evaluations
     base = {"seed": seed, "epochs": epochs, "batch": length.batch, "evaluations": asked}
     settings = _grid(
-        loaded, methods, where.described(), given.rates_from(lr), base | running.settings()
+        loaded, chosen, where.described(), given.rates_from(lr), base | running.settings()
     )
-    goal = given.target_from(target, has_accuracy=loaded.correct is not None)
+    goal = given.target_from(target, score=loaded.score)
     _compare(Tournament(settings, looks, goal), keeping)
 
 
@@ -123,25 +125,18 @@ def _compare(tournament: Tournament, keeping: given.KeepOptions) -> None:
 
 
 def _grid(
-    task: Task, methods: str, machines: Cluster, rates: Sequence[float], base: dict[str, Any]
+    task: Task,
+    methods: Sequence[str],
+    machines: Cluster,
+    rates: Sequence[float],
+    base: dict[str, Any],
 ) -> list[Settings]:
     """Make and check the settings of every method at every rate."""
     return [
         make_settings(task, method, machines, learning_rate=rate, **base)
-        for method in _split_methods(methods)
+        for method in methods
         for rate in rates or task.learning_rates
     ]
-
-
-def _split_methods(text: str) -> list[str]:
-    names = text.split()
-    if not names:
-        raise ConfigurationError("--methods names no method; see `gossamer methods`")
-    if len(names) == 1 and "," in text and ":" not in text:
-        names = text.split(",")
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"--methods names a method twice: {text!r}")
-    return names
 
 
 def _show(tournament: Tournament) -> None:
@@ -185,7 +180,7 @@ def _ranking(contest: Contest[Result]) -> Table:
         is_open = contest.ranking.can_tell and row["may_be_first"] and not contest.ranking.winner
         table.add_row(
             row["method"], f"{row['learning_rate']:g}",
-            show_share(row["accuracy"]) if score == "accuracy" else f"{row['loss']:.4g}",
+            _score(row[score], score),
             _between(row) if reached is not None else _count(row),
             ("" if times is None else f"{times:.1f}") + (" ~" if is_open else ""),
             f"{row['virtual_seconds']:.2f} s",
@@ -214,6 +209,12 @@ def _rates(contest: Contest[Result]) -> Table:
 def _between(row: dict[str, Any]) -> str:
     mean, low, high = row["seconds_to_target"], row["low"], row["high"]
     return f"{mean:.2f} s" if low == high else f"{mean:.2f} ({low:.2f}-{high:.2f}) s"
+
+
+def _score(value: float | None, score: str) -> str:
+    if value is None:
+        return "-"
+    return show_share(value) if score == "accuracy" else f"{value:.4g}"
 
 
 def _count(row: dict[str, Any]) -> str:

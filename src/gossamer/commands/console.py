@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -191,8 +194,8 @@ def progress_line(what: str, row: Mapping[str, Any]) -> str:
     parts = [what, f"epoch {row['epochs']:.1f}", f"{seconds:.2f} {'s' if is_real else 'virtual s'}"]
     if row.get("loss") is not None:
         parts.append(f"loss {row['loss']:.3f}")
-    if row.get("accuracy") is not None:
-        parts.append(f"accuracy {show_share(row['accuracy'])}")
+    if (metric := metric_of(row)) is not None:
+        parts.append(" ".join(metric))
     return "  ".join(parts)
 
 
@@ -211,12 +214,15 @@ def show_figures(title: str, summary: Mapping[str, Any], figures: Figures) -> No
     out.print(table)
 
 
-def shared_figures(output: str) -> tuple[Figures, Figures]:
+def shared_figures(summary: Mapping[str, Any]) -> tuple[Figures, Figures]:
     """The figures that simulated and real runs both have: first the scores, then the costs."""
+    output, own = summary.get("output", "model"), summary.get("score")
     return (
         (f"loss of the {output}", "loss", "{:.4f}".format),
         (f"accuracy of the {output}", "accuracy", show_share),
         ("accuracy of a worker", "worker_accuracy", show_share),
+        (f"{own} of the {output}", str(own), "{:.4g}".format),
+        (f"{own} of a worker", f"worker_{own}", "{:.4g}".format),
     ), (
         ("waiting", "waiting_fraction", show_share),
         ("mean staleness", "mean_staleness", "{:.2f}".format),
@@ -229,6 +235,14 @@ def show_share(value: float | None) -> str:
     return "-" if value is None or value != value else f"{100 * value:.1f} %"
 
 
+def metric_of(row: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The name of the metric that a row has, and its value in words; None: it has a loss alone."""
+    name = row.get("score")
+    if name is not None and row.get(name) is not None:
+        return name, f"{row[name]:.4g}"
+    return None if row.get("accuracy") is None else ("accuracy", show_share(row["accuracy"]))
+
+
 def show_stale(row: Mapping[str, Any]) -> str:
     """Write the mean staleness of a row, and in brackets the staleness among all workers.
 
@@ -237,3 +251,33 @@ def show_stale(row: Mapping[str, Any]) -> str:
     own, everyone = row.get("mean_staleness"), row.get("mean_global_staleness")
     shown = "" if own is None else f"{own:.1f}"
     return shown if everyone is None else f"{shown} ({everyone:.1f})"
+
+
+_LOOK_AGAIN = 0.1
+
+
+@contextlib.contextmanager
+def shown_while_it_grows(file: Path) -> Generator[None]:
+    """Inside, what is written to this file goes to standard error, too."""
+    is_over = threading.Event()
+
+    def follow() -> None:
+        at = 0
+        while True:
+            was_over = is_over.wait(_LOOK_AGAIN)
+            with contextlib.suppress(OSError), file.open("rb") as lines:
+                lines.seek(at)
+                while part := lines.read(1 << 16):
+                    at += len(part)
+                    sys.stderr.write(part.decode(errors="replace"))
+                sys.stderr.flush()
+            if was_over:
+                return
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

@@ -60,6 +60,7 @@ def cost(
     model_bytes: given.ModelBytesOption = None,
     cluster: given.ClusterOption = "ethernet-10g-16",
     methods: given.MethodsOption = _METHODS,
+    method: given.OneMethodOption = None,
     workers: Annotated[
         str, given.shown("Numbers of workers, such as 2,4,8 or 2,4,...,256.")
     ] = _WORKERS,
@@ -84,8 +85,9 @@ def cost(
     Each worker keeps its batch. How well a method learns per sample is not in it. What has no
     closed form (slow workers, shared network cards) is simulated in time only.
     """
+    names = given.methods_from(methods, method, _METHODS)
     if check:
-        rows = check_agreement(None if methods == _METHODS else _names(methods))
+        rows = check_agreement(None if names == _METHODS.split() else names)
         if keeping.as_json:
             print_json({"agreement": rows})
         return
@@ -96,7 +98,7 @@ def cost(
     loaded = None if task == "none" else make_task(task, data=data)
     where = _cluster(cluster, bandwidth, latency, compute)
     what = _workload(loaded, model_bytes, batch)
-    counts, names = _counts(workers), _names(methods)
+    counts = _counts(workers)
     found = _answers(names, where, what, loaded, counts)
     answers = [one for row in found.values() for one in row.values()]
     if all(isinstance(one, NoClosedForm) for one in answers):
@@ -136,13 +138,6 @@ def _answers(
             )  # fmt: skip
             reporter.finished(name)
     return found
-
-
-def _names(methods: str) -> list[str]:
-    names = list(dict.fromkeys(methods.split()))
-    if not names:
-        raise ConfigurationError("--methods names no method; give some, separated by spaces")
-    return names
 
 
 def _counts(text: str) -> list[int]:
@@ -192,7 +187,7 @@ def _workload(task: Task | None, model_bytes: int | None, batch: int | None) -> 
 def _layers(task: Task | None, batch: int) -> list[LayerCost]:
     if task is None:
         raise ConfigurationError("--layers needs the layers of a task; give one with --task")
-    return layer_costs(task.make_model(), task.train.inputs[:batch])
+    return layer_costs(task.make_model(), task.train.first(batch))
 
 
 def _summary(

@@ -9,9 +9,11 @@ import typer
 from gossamer.commands.console import out, print_json, say, say_line, show_table, titled_table
 from gossamer.commands.options import JsonOption
 from gossamer.config.cluster import clusters as presets
-from gossamer.errors import unknown_name
-from gossamer.methods import METHODS, Method
+from gossamer.methods import METHODS, Method, find_method
+from gossamer.methods.spec import GROUP as METHOD_GROUP
+from gossamer.own_code import entry_points
 from gossamer.specs import print_spec
+from gossamer.tasks import GROUP as TASK_GROUP
 from gossamer.tasks import TASKS
 
 # Workers and steps of a short and of a long run: a default that depends on the run differs in one.
@@ -54,9 +56,9 @@ NameArgument = Annotated[
 
 def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the methods with their promises and options."""
-    if name is not None and name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    rows = [described(method) for method in METHODS.values() if name in (None, method.name)]
+    names = [*METHODS, *entry_points(METHOD_GROUP)] if name is None else [name]
+    found = [find_method(one) for one in names]
+    rows = [described(method) for method in found]
     columns = (
         "method", "output", "keeps the mean", "waits for", "staleness", "survives a death",
         "models sent per step",
@@ -70,9 +72,9 @@ def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
     ]  # fmt: skip
     show_table(titled_table("Methods", *columns, rows=cells))
     out.print("\nOptions and their defaults:")
-    for row in rows:
+    for method, row in zip(found, rows, strict=True):
         say_line(f"  {print_spec(row['name'], row['options'])}")
-        if suited := _chosen_for_the_run(METHODS[row["name"]]):
+        if suited := _chosen_for_the_run(method):
             say(f"      left out, chosen to suit the run: {suited}")
         say(f"      {row['summary']}", style="dim")
     out.print()
@@ -93,11 +95,17 @@ def tasks(as_json: JsonOption = False) -> None:
         (name, entry.description, entry.origin or "comes with the package")
         for name, entry in TASKS.items()
     ]
+    brought = entry_points(TASK_GROUP)
+    cells += [(name, point.value, "an installed package") for name, point in brought.items()]
     out.print(titled_table("Tasks", "task", "what it is", "data", rows=cells))
     if as_json:
         rows = [
             {"name": name, "description": entry.description, "needs_data": entry.needs_data}
             for name, entry in TASKS.items()
+        ]
+        rows += [
+            {"name": name, "description": point.value, "needs_data": False}
+            for name, point in brought.items()
         ]
         print_json({"tasks": rows})
 

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
@@ -87,7 +87,9 @@ def with_groups(command: Callable[..., Answer]) -> Callable[..., Answer]:
 
 # ---------------------------------------------------------------------- single options
 
-MethodOption = Annotated[str, shown("NAME or NAME:KEY=VALUE,...; `gossamer methods`.")]
+MethodOption = Annotated[
+    str, shown("NAME or NAME:KEY=VALUE,...; `gossamer methods`; your own is FILE.py:NAME.")
+]
 MethodOrOwnOption = Annotated[
     str | None,
     shown("NAME or NAME:KEY=VALUE,...; `gossamer methods`. Default: ad_psgd, or the script's."),
@@ -107,9 +109,19 @@ ComputeOption = Annotated[
         metavar="TIME",
     ),
 ]
+OneMethodOption = Annotated[
+    list[str] | None,
+    shown(
+        "One method, also of your own (my.py:name:KEY=VALUE,...); may be repeated.",
+        metavar="METHOD",
+    ),
+]
 RateOption = Annotated[float | None, shown("Learning rate; default: the task's.")]
 MethodsOption = Annotated[str, shown("Methods separated by spaces: NAME or NAME:KEY=VALUE,...")]
-TaskOption = Annotated[str, shown("What to train; `gossamer tasks` lists them.")]
+TaskOption = Annotated[
+    str,
+    shown("What to train: `gossamer tasks` lists them; your own is FILE.py:NAME or MODULE:NAME."),
+]
 ClusterOption = Annotated[str, shown("A preset (`gossamer clusters`) or a TOML file.")]
 SeedOption = Annotated[int, shown("Any whole number; everything random follows from it.")]
 SeedsOption = Annotated[int, shown("Repeat with this many seeds; report mean and 95 % interval.")]
@@ -331,6 +343,22 @@ class RealFaultOptions:
 # ---------------------------------------------------------------------- what a value means
 
 
+def methods_from(methods: str, single: Sequence[str] | None, usual: str) -> list[str]:
+    """Read `--methods`, then every `--method`; without the usual methods if any is named."""
+    if not methods.split():
+        raise ConfigurationError("--methods names no method; see `gossamer methods`")
+    if single and methods == usual:
+        methods = ""
+    names = methods.split()
+    if len(names) == 1 and "," in methods and ":" not in methods:
+        names = methods.split(",")
+    names += single or ()
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigurationError(f"--methods names a method twice: {twice!r}")
+    return names
+
+
 def numbers_from(
     option: str, text: str | None, kind: Callable[[str], Number]
 ) -> tuple[Number, ...]:
@@ -361,10 +389,15 @@ def looks_from(text: str) -> tuple[int, ...]:
     return (seeds,)
 
 
-def target_from(target: float | None, *, has_accuracy: bool) -> float | None:
+def target_from(target: float | None, *, score: str) -> float | None:
     """Check a target. An accuracy is a share, and a number above 1 is meant in per cent."""
     if target is None:
         return None
+    has_accuracy = score == "accuracy"
+    if score not in ("accuracy", "loss"):
+        if not math.isfinite(target):
+            raise ConfigurationError(f"--target must be a finite {score}, got {target:g}")
+        return target
     if has_accuracy and 1 < target <= 100:
         return target / 100
     if not math.isfinite(target) or target <= 0 or (has_accuracy and target > 1):
@@ -380,3 +413,30 @@ def target_from(target: float | None, *, has_accuracy: bool) -> float | None:
 def check_seeds(seeds: int) -> None:
     if seeds < 1:
         raise ConfigurationError(f"--seeds must be at least 1, got {seeds}")
+
+
+def check_script_options(
+    script: str, task: str, length: LengthOptions, rate: object, running: RunOptions,
+    evaluations: int | None,
+) -> None:  # fmt: skip
+    """What a script decides by itself is not given to the command."""
+    given: dict[str, tuple[object, object]] = {
+        "--task": (task, "digits-mlp"), "--lr": (rate, None),
+        "--evaluations": (evaluations in (None, 20), True),
+    }  # fmt: skip
+    for options, default in ((length, LengthOptions()), (running, RunOptions())):
+        for name, value in vars(options).items():
+            if name not in ("threads", "model_bytes"):
+                given[f"--{name}"] = (value, getattr(default, name))
+    for flag, (value, default) in given.items():
+        if value != default:
+            raise ConfigurationError(
+                f"{flag} is for tasks, and {script} decides that by itself; leave it out, or give "
+                "it to the script behind --"
+            )
+
+
+def check_no_script(compute: str) -> None:
+    """What is for scripts only is refused with a task."""
+    if compute != "cluster":
+        raise ConfigurationError("--compute is for scripts; a task's compute time is the cluster's")

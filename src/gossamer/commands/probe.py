@@ -18,6 +18,7 @@ from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, Error
 from gossamer.files import replace_text
+from gossamer.own_code import absolute
 from gossamer.plan.probe import ProbeFindings, describe, to_toml
 from gossamer.plan.probe.description import measured_as_network, notices, speeds_of
 from gossamer.plan.probe.findings import Inquiry
@@ -148,7 +149,7 @@ def _inquiry(settings: Settings, task: str, data: Path | None, seconds: float) -
     assert settings.learning_rate
     assert settings.optimiser
     return Inquiry(
-        task, None if data is None else str(data.resolve()), settings.batch,
+        absolute(task), None if data is None else str(data.resolve()), settings.batch,
         settings.learning_rate, settings.optimiser, settings.threads, seconds,
     )  # fmt: skip
 

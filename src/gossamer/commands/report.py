@@ -51,7 +51,7 @@ def report(
                 "summary.json; give the folder of a run, as in runs/"
             )
     key = measure([run.history for folder in folders for run in folder.runs])
-    target = target_from(target, has_accuracy=key == "accuracy")
+    target = target_from(target, score=key)
     data = build_page(folders, target=target)
     if out_file is None:
         out_file = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")

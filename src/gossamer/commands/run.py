@@ -20,6 +20,7 @@ from gossamer.commands.work.simulations import slug
 from gossamer.errors import ConfigurationError
 from gossamer.groups import even_groups
 from gossamer.methods import parse_method
+from gossamer.own_code import absolute
 from gossamer.real.launch.hosts import Hosts
 from gossamer.real.launch.launcher import Launch, Launcher
 from gossamer.runs.folder import RunFolder
@@ -97,7 +98,7 @@ def run(
         chosen.resolve(workers * place.nnodes, _MANY_STEPS)
     launch = Launch(
         command_of(script, arguments or (), is_module=is_module), workers, hosts=hosts,
-        transport=transport, method=None if chosen is None else str(chosen), seed=seed,
+        transport=transport, method=None if chosen is None else absolute(str(chosen)), seed=seed,
         faults=plan, output=output,
         tolerates_deaths=tolerate_deaths, deadline_s=deadline,
     )  # fmt: skip

@@ -15,10 +15,11 @@ from gossamer.commands.console import (
     shared_figures,
     show_bytes,
     show_figures,
+    shown_while_it_grows,
 )
 from gossamer.commands.kept_run import kept_run
-from gossamer.commands.script_run import ScriptRuns, check_no_script, check_script_options
 from gossamer.commands.work.jobs import JobWatch, SimulationJob, run_jobs
+from gossamer.commands.work.script_runs import ScriptRuns
 from gossamer.commands.work.simulations import EngineCache, command_line, slug
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import RunFailed
@@ -48,7 +49,7 @@ def simulate(
     compute: given.ComputeOption = "cluster",
     keeping: given.KeepOptions = given.KeepOptions(),
 ) -> None:
-    """Train with one method on a simulated cluster, in virtual time.
+    """Train with one method on a simulated cluster.
 
     The gradients are true ones; time and network are simulated. A SCRIPT that couples its loop by
     `gossamer.join` is trained instead of a task, as it is:
@@ -58,15 +59,15 @@ def simulate(
     """
     given.check_seeds(seeds)
     if script is not None:
-        check_script_options(script, task, length, lr, running, evaluations)
-        with ScriptRuns(Script(script, tuple(arguments or ())), shows_output=True) as runs:
+        given.check_script_options(script, task, length, lr, running, evaluations)
+        with ScriptRuns(Script(script, tuple(arguments or ())), show=shown_while_it_grows) as runs:
             (first,) = runs.settings(
                 [method], where.described(), seed=seed, compute=compute, threads=running.threads,
                 model_bytes=running.model_bytes,
             )  # fmt: skip
             _simulate([first.seeded(seed + number) for number in range(seeds)], keeping, runs)
         return
-    check_no_script(compute)
+    given.check_no_script(compute)
     loaded = make_task(task, data=running.data)
     settings = make_settings(
         loaded, method or _DEFAULT_METHOD, where.described(), seed=seed,
@@ -152,7 +153,7 @@ def over_seeds(summaries: list[Row]) -> dict[str, Any]:
 
 
 def _show(summary: Row, settings: Settings) -> None:
-    scores, costs = shared_figures(summary["output"])
+    scores, costs = shared_figures(summary)
     show_figures(
         f"{settings.method} on {counted(settings.cluster.workers, 'worker')} "
         f"(cluster {settings.cluster.name})",

@@ -34,7 +34,7 @@ from gossamer.real.train.progress import RunListener
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.resume import saved_options
 from gossamer.real.train.train import check, cluster_here, launch
-from gossamer.real.train.worker_main import INTERRUPTED
+from gossamer.real.train.worker_main import INTERRUPTED, REFUSED
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
 from gossamer.tasks import make_task
@@ -192,8 +192,11 @@ def _follow(request: TrainRequest, folder: RunFolder | None, config: Row, *, as_
         say_line(f"kept in {folder.path}")
         if result is not None:
             keep_report(folder, has_failed=result.status == 1)
-    if result is not None and result.status == 1 and result.failure is not None:
-        raise RunFailed(result.failure)
+    if result is not None and result.failure is not None:
+        if result.status == REFUSED:
+            raise ConfigurationError(result.failure)
+        if result.status == 1:
+            raise RunFailed(result.failure)
     return INTERRUPTED if result is None else result.status
 
 
@@ -256,7 +259,7 @@ def _show(result: Result) -> None:
     summary = dict(result.summary)
     if result.status == 0 and summary["living"] < summary["workers"]:
         summary["survivors"] = f"{summary['living']} of {summary['workers']}"
-    scores, costs = shared_figures(summary.get("output", "model"))
+    scores, costs = shared_figures(summary)
     show_figures(
         f"{summary['method']} on {summary['workers']} real workers",
         summary,

@@ -18,6 +18,7 @@ from gossamer.groups import Groups, even_groups, groups_of
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.optim.optimisers import Optimiser, Sgd, make_optimiser
 from gossamer.optim.schedules import make_schedule
+from gossamer.own_code import absolute
 from gossamer.replica import cut, trainable
 from gossamer.specs import check_range
 from gossamer.tasks import Task, make_task, shares
@@ -113,7 +114,7 @@ class Settings:
         make_schedule(self.schedule, epochs=self.epochs or 0.0, workers=self.cluster.workers)
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigurationError(f"seed must have at most 63 bits, got {self.seed}")
-        shares(self.task.train.targets, self.cluster.workers, self.split, self.seed)
+        shares(self.task.train.labels, self.cluster.workers, self.split, self.seed)
         if self.method.servers > 1:
             with torch.random.fork_rng(devices=[]):
                 model = self.task.make_model()
@@ -148,16 +149,19 @@ class Settings:
     def as_dict(self) -> dict[str, Any]:
         """For the run folder: plain values, and the options of the method that follow from them."""
         return self.to_json() | {
+            "task": self.task.spec or self.task.name,
+            "method": str(self.method),
             "method_options": self.method_options(),
-            "test_samples": len(self.task.test.targets),
+            "test_samples": len(self.task.test),
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that JSON can hold: the task by its spec and by where its data are."""
+        """Plain values that JSON can hold: the task by its spec and by where its data are. What the
+        user brings is named by a path that holds in every folder of this host."""
         shallow = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return shallow | {
-            "task": self.task.spec or self.task.name,
-            "method": str(self.method),
+            "task": absolute(self.task.spec or self.task.name),
+            "method": absolute(str(self.method)),
             "cluster": self.cluster.as_dict(),
             "data": None if self.task.data is None else str(self.task.data),
         }

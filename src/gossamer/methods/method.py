@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from gossamer.errors import ConfigurationError, Error, ProtocolError, RunFailed, unknown_name
+from gossamer.own_code import place_in, place_of, told
 
 Role = Callable[..., Coroutine[Any, Any, None]]
 Options = Mapping[str, Any]
+
+WAITS_FOR = {
+    "everyone": True,
+    "neighbours": True,
+    "in-neighbours": True,
+    "slowest beyond the bound": True,
+    "the first p - backups": False,
+    "partner": False,
+    "centre": False,
+    "server": False,
+    "peer's card": False,
+    "nobody": False,
+}
+"""What a worker may wait for, and whether one slow worker then sets everybody's pace."""
+OUTPUTS = ("mean", "centre", "server", "moving average", "ensemble")
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,8 @@ class Method:
 
     about: str = ""
     """One line for those whose worker is a text shared by several methods."""
+    reference: str = field(default="", compare=False)
+    """By what it is imported that is not in the table: `my.py:name`, or an entry point."""
 
     def is_trained_itself(self, ends: int, options: Options) -> bool:
         """Whether the output model is the very one that so many workers take their gradients at."""
@@ -97,6 +119,26 @@ class Method:
         return values | self.follows(workers, values, given) | dict(given)
 
 
+@contextmanager
+def blamed_method(method: Method, *, is_worker: bool = False) -> Generator[None]:
+    """Around a run: what a method of the user's own does wrong is one sentence with its place.
+
+    In a process that runs one worker alone (`is_worker`) an error of any kind is the method's, if
+    it came through a line of the user's.
+    """
+    try:
+        yield
+    except Exception as error:
+        is_known = isinstance(error, ProtocolError | RunFailed)
+        is_theirs = is_worker and not isinstance(error, Error) and bool(place_in(error))
+        if not method.reference or not (is_known or is_theirs):
+            raise
+        cause = error.__cause__ or error
+        said = str(cause) if isinstance(cause, Error) else told(cause)
+        where = place_of(method.worker)
+        raise ConfigurationError(f"method {method.name} ({where}): {said}") from error
+
+
 def options_of(role: Role) -> dict[str, Any]:
     """The keyword-only parameters of a coroutine, with their defaults."""
     parameters = inspect.signature(role).parameters.values()
@@ -106,3 +148,89 @@ def options_of(role: Role) -> dict[str, Any]:
 def for_role(role: Role, options: Options) -> dict[str, Any]:
     """Those of a method's options that this role takes."""
     return {name: options[name] for name in options_of(role)}
+
+
+def method(
+    *,
+    keeps_mean: bool,
+    waits_for: str,
+    models_per_step: float | Callable[[int, Options], float],
+    staleness: str = "none",
+    survives_death: bool = True,
+    traffic: str = "",
+    is_traffic_a_bound: bool = False,
+    is_plain_alone: bool = True,
+    is_synchronous: bool | Callable[[Options], bool] = False,
+    name: str = "",
+    family: str = "own",
+    paper: str = "own",
+    output: str = "mean",
+    server: Role | None = None,
+    has_server: bool = False,
+    **row: Any,
+) -> Callable[[Role], Method]:
+    """Make a coroutine a method, with its row of promises; `gossamer check-method` checks them.
+
+    What it says of the method is said in `Promises` and `Method`, whose further fields may be given
+    too. `models_per_step` is a number, or a function of the number of workers and the options;
+    `is_synchronous` says whether workers step in rounds, or a function of the options does.
+    """
+
+    def decorate(worker: Role) -> Method:
+        models, in_rounds = models_per_step, is_synchronous
+        own = name or getattr(worker, "__name__", "method")
+        found = Method(
+            own, family, paper, output, worker,
+            Promises(
+                keeps_mean, waits_for, staleness, survives_death,
+                traffic or ("a formula" if callable(models) else f"{models:g}"),
+                models if callable(models) else lambda workers, options: float(models),
+                is_traffic_a_bound, is_plain_alone,
+            ),
+            server=server, has_server=has_server or server is not None,
+            is_synchronous=in_rounds if callable(in_rounds) else lambda options: bool(in_rounds),
+            reference=_reference(worker), **row,
+        )  # fmt: skip
+        check_row(found)
+        return found
+
+    return decorate
+
+
+def _reference(worker: Role) -> str:
+    """Where workers elsewhere find it; nowhere if it was typed into a notebook."""
+    code = inspect.unwrap(worker).__code__
+    path = Path(code.co_filename)
+    return f"{path.absolute()}:{worker.__name__}" if path.suffix == ".py" else ""
+
+
+_RESERVED = frozenset({"paper", "groups", "server_optimiser", "servers", "placement"})
+
+
+def check_row(row: Method) -> None:
+    """Refuse what could not be run or checked, with the line of the coroutine."""
+    where = f"method {row.name} ({place_of(row.worker) or 'typed in'})"
+    if row.promises.waits_for not in WAITS_FOR:
+        raise unknown_name(f"waits_for of {where}:", row.promises.waits_for, WAITS_FOR)
+    if row.output not in OUTPUTS:
+        raise unknown_name(f"output of {where}:", row.output, OUTPUTS)
+    for role in filter(None, (row.worker, row.server)):
+        if not inspect.iscoroutinefunction(role):
+            raise ConfigurationError(
+                f"{where}: {getattr(role, '__name__', role)} must be a coroutine; write async def"
+            )
+        parameters = inspect.signature(role).parameters.values()
+        placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if len(placed) != 2:
+            raise ConfigurationError(
+                f"{where} must take a worker and a replica, and its options after a *, got "
+                f"({', '.join(p.name for p in parameters)}); write async def "
+                f"{row.name}(w, x, *, option=default)"
+            )
+        for option, default in options_of(role).items():
+            if default is inspect.Parameter.empty:
+                raise ConfigurationError(f"{where}: option {option} needs a default")
+            if option in _RESERVED:
+                raise ConfigurationError(
+                    f"{where}: option {option} means something for every method; rename it"
+                )

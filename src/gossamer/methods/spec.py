@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -13,7 +14,15 @@ from gossamer.methods.method import Method, Options, options_of
 from gossamer.methods.registry import METHODS
 from gossamer.optim.momentum import explicit_momentum
 from gossamer.optim.optimisers import Optimiser, Sgd, make_optimiser
-from gossamer.specs import bind, convert, parse_spec, print_spec
+from gossamer.own_code import (
+    entry_points,
+    is_own,
+    load_entry_point,
+    load_object,
+    parse_reference,
+    place_of,
+)
+from gossamer.specs import bind, convert, print_spec
 from gossamer.topology import make_topology
 
 
@@ -74,7 +83,7 @@ class MethodSpec:
             shown["lower_momentum"] = True
         if self.keep_momentum:
             shown["keep_momentum"] = True
-        return print_spec(self.name, shown)
+        return print_spec(self.method.reference or self.name, shown)
 
     def optimiser(self, asked: Optimiser, ends: int, *, is_synchronous: bool) -> Optimiser:
         """What the replicas of a run descend with, the workers' as well as the servers': the one
@@ -148,16 +157,45 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
     """`name` or `name:key=value,...`; `name:paper` takes the paper's own values."""
     if isinstance(text, MethodSpec):
         return text
-    name, given = parse_spec(text, "method")
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    method = METHODS[name]
+    name, given = parse_reference(text, "method")
+    method = find_method(name)
     is_paper = given.pop("paper", "false") == "true"
     groups = given.pop("groups", "0")
     server_side = _server_side(name, {key: given.pop(key) for key in _SERVER_SIDE if key in given})
     _need_server(method, list(server_side))
     return MethodSpec(
         method, given, is_paper, int(groups) if groups.isdecimal() else groups, **server_side
+    )
+
+
+GROUP = "gossamer.methods"
+
+
+def find_method(name: str) -> Method:
+    """The row of a method: of the table, of a user's file or module, or of an installed package."""
+    if name in METHODS:
+        return METHODS[name]
+    if is_own(name):
+        return own_method(load_object(name, "method", "a coroutine under @gossamer.method"), name)
+    brought = entry_points(GROUP)
+    if name not in brought:
+        raise unknown_name("method", name, [*METHODS, *brought])
+    return own_method(load_entry_point(brought[name], "method"), name)
+
+
+def own_method(found: object, name: str) -> Method:
+    """The row that a user's object is."""
+    if isinstance(found, Method):
+        return dataclasses.replace(found, reference=name)
+    place = f" ({where})" if (where := place_of(found)) else ""
+    if inspect.iscoroutinefunction(found):
+        raise ConfigurationError(
+            f"{name}{place} has no row of promises; put @gossamer.method(keeps_mean=..., "
+            "waits_for=..., models_per_step=...) above it"
+        )
+    raise ConfigurationError(
+        f"{name}{place} is an object of type {type(found).__name__}, expected a method: a "
+        "coroutine under @gossamer.method(...)"
     )
 
 

@@ -15,9 +15,11 @@ from gossamer.real.transports.transport import StopToken
 
 
 def server_lost(lost: PeerLost, size: int, servers: int) -> ServerLost | None:
-    """The same loss as that of a server, if a server was lost. Servers have addresses after those
-    of the workers, which no user needs to know. One-sided operations name the process that was
-    lost, requests name the address."""
+    """The error for the loss of a server; None if no server was lost.
+
+    The address of a server comes after those of the workers, and users need not know it. A request
+    fails with this address, a one-sided operation with the rank of the process of the server.
+    """
     server = lost.peer - size if lost.peer >= size else lost.peer
     return ServerLost(server, server % size) if server < servers else None
 

@@ -50,7 +50,7 @@ class Silence:
         """How many exchanges with a peer were left out and have not ended yet."""
         self._usual: dict[int, float] = {}
         self.silent: frozenset[int] = frozenset()
-        """The same object while nothing changes."""
+        """It is replaced only when it changes, so that callers may compare it by identity."""
         self._thread: threading.Thread | None = None
 
     def answering(self, peers: Sequence[int]) -> Sequence[int]:
@@ -64,7 +64,8 @@ class Silence:
     def bounded(self, peer: int, started: Pending[T]) -> Pending[T]:
         """The same exchange as its method sees it: it fails with `PeerLost` if it takes too long.
 
-        An exchange that the awaiting thread has to finish is bounded by its transport.
+        Some exchanges are finished by the thread that awaits them (`Pending.settle`); for these the
+        transport has a deadline of its own.
         """
         if started.done or started.settle is not None:
             return started

@@ -22,7 +22,7 @@ from gossamer.real.silent_peers import Silence
 from gossamer.real.transports.buffers import joined
 from gossamer.real.transports.transport import StopToken, Transport
 from gossamer.replica import Replica
-from gossamer.worker import Gradient, Left, Message, Tag
+from gossamer.worker import Gradient, Left, Message, Tag, check_idle
 
 T = TypeVar("T")
 MakeGradient = Callable[[Tensor | Replica, Tensor | None], Gradient]
@@ -90,6 +90,7 @@ class RealWorker:
         self._is_finished = False
         self._starting = threading.Lock()
         self.step = 0
+        self._idle = 0
 
     @property
     def peers(self) -> Sequence[int]:
@@ -148,7 +149,9 @@ class RealWorker:
     def steps(self) -> Iterator[int]:
         while self._pace.open_step(self.step):
             self._observer.began_step(self.rank, time.monotonic_ns())
+            self._idle += 1
             yield self.step
+            check_idle(self.rank, self._idle)
             self.step += 1
         self._observer.began_step(self.rank, time.monotonic_ns())
 
@@ -156,6 +159,7 @@ class RealWorker:
         if self._gradient is None:
             raise ProtocolError("a server computes no gradients")
         self._updates_read = self._updates
+        self._idle = 0
         return self._gradient(at, batch)
 
     # ------------------------------------------------------------------ messages

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gossamer.tasks.metric import ScoreKey
+
 History = Sequence[Mapping[str, Any]]
 Vector = NDArray[np.float64]
 AROUND = 0.15
@@ -70,7 +72,7 @@ def evaluations(epochs: float) -> int:
 
 def is_lower_better(key: str) -> bool:
     """Whether a smaller value of this column is the better one."""
-    return key in _LOWER_IS_BETTER
+    return key.is_lower_better if isinstance(key, ScoreKey) else key in _LOWER_IS_BETTER
 
 
 def smoothed(history: History, key: str) -> tuple[Vector, Vector, Vector]:

@@ -87,7 +87,10 @@ class Contest(Generic[One]):
         ]
         finite = [end for end in ends if end == end]
         if is_lower_better(self.key):
-            return 1.1 * min(finite, default=0.0)
+            best = min(finite, default=0.0)
+            return best + 0.1 * abs(best)
+        if self.key != "accuracy" and finite:
+            return max(finite) - 0.02 * abs(max(finite))
         # If every run diverged, the score of the untrained model must not reach the target.
         return int(98 * max(finite)) / 100 if finite else 1.0
 
@@ -163,8 +166,9 @@ class Contest(Generic[One]):
                 "may_be_first": place.is_close,
                 "seconds_of_seeds": list(place.arrival.seconds),
             }
+            names = dict.fromkeys((*_FIGURES, str(self.key)))
             rows.append(
-                row | {name: mean_of([run.summary.get(name) for run in runs]) for name in _FIGURES}
+                row | {name: mean_of([run.summary.get(name) for run in runs]) for name in names}
             )
         return rows
 

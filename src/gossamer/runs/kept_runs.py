@@ -258,7 +258,8 @@ def _timed(row: Row) -> Row | None:
     seconds, epochs = number(row.get("virtual_seconds")), number(row.get("epochs"))
     if seconds is None or epochs is None:
         return None
-    scores = {key: number(row.get(key)) for key in _SCORES}
+    own = text(row.get("score"))
+    scores = {key: number(row.get(key)) for key in (*_SCORES, *([own] if own else []))}
     parts = {key: numbers(row.get(key)) for key in ("computing_seconds", "waiting_seconds")}
     return {**row, **scores, **parts, "virtual_seconds": seconds, "epochs": epochs}
 

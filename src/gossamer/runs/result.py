@@ -53,7 +53,8 @@ class Result:
     def __repr__(self) -> str:
         """One line, without tensors and rows."""
         summary = self.summary
-        shown = [f"{key} {summary[key]:.4g}" for key in _SHOWN if summary.get(key) is not None]
+        keys = dict.fromkeys((*_SHOWN, str(summary.get("score"))))
+        shown = [f"{key} {summary[key]:.4g}" for key in keys if summary.get(key) is not None]
         workers = counted(summary["workers"], "worker") if "workers" in summary else "no worker"
         what = f"{summary.get('method')} on {summary.get('task')}, {workers}"
         return f"<{type(self).__name__}: {', '.join([what, *shown])}>"

@@ -1,7 +1,8 @@
 """Statistics of runs: intervals, scores at the end, mean curves, the best learning rate.
 
 A history is the list of a run's evaluations in order of time. Runs are judged by accuracy if the
-task has one, otherwise by loss (lower is better).
+task has one, by a metric of the task's own if the rows name one, otherwise by loss (lower is
+better).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from gossamer.errors import ConfigurationError
 from gossamer.runs.arrival import History, Vector, arrival, is_lower_better, smoothed
 from gossamer.runs.ranking import Interval, t_quantile
+from gossamer.tasks.metric import ScoreKey
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -38,8 +40,12 @@ def mean_of(values: Sequence[float | None]) -> float | None:
 
 
 def measure(histories: Sequence[History]) -> str:
-    """The score by which these runs are judged: accuracy if the task has one, else loss."""
+    """The score by which these runs are judged: the metric that their rows name, accuracy if the
+    task has one, else loss."""
     rows = [row for history in histories for row in history]
+    for row in rows:
+        if row.get("score") is not None:
+            return ScoreKey(row["score"], bool(row.get("lower_is_better")))
     return "accuracy" if any(row.get("accuracy") is not None for row in rows) else "loss"
 
 
@@ -86,7 +92,7 @@ def seed_curves(histories: Sequence[History], key: str, along: str) -> tuple[Vec
     value, as a run that stops at its target holds it. Frequent scores are averaged around each
     evaluation, as in the rule for reaching a target, because a single one is mostly noise.
     """
-    is_score = key in ("accuracy", "loss")
+    is_score = key in ("accuracy", "loss") or isinstance(key, ScoreKey)
     drawn = [
         (_averaged_curve if is_score and len(one) >= _MANY else curve)(one, key, along)
         for one in histories
@@ -108,12 +114,6 @@ def best_rate(
     the better score at the end, then the smaller rate. A rate with a run that ended without a
     finite score comes last.
     """
-    if not runs or not all(runs.values()):
-        without = [rate for rate, histories in runs.items() if not histories]
-        raise ConfigurationError(
-            "best_rate needs a run for each learning rate of the grid, got none for "
-            f"{without or 'any'}; run the grid first"
-        )
     chosen = key or measure([history for histories in runs.values() for history in histories])
 
     def order(rate: float) -> tuple[float, bool, int, float, float]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.replica import trainable
+from gossamer.tasks.data import Data, call, device_of
 from gossamer.tasks.flat_model import drawing_from
 
 
@@ -21,7 +22,7 @@ class Bucket:
     ready_share: float
 
 
-def layer_costs(model: nn.Module, sample: Tensor) -> dict[str, float]:
+def layer_costs(model: nn.Module, sample: Tensor | Data) -> dict[str, float]:
     """Multiplications per sample of each parameter: its size times the number of its uses."""
     costs = {name: float(tensor.numel()) for name, tensor in trainable(model)}
     handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -44,8 +45,8 @@ def layer_costs(model: nn.Module, sample: Tensor) -> dict[str, float]:
             measure(prefix, module)
     was_training = model.training
     model.eval()
-    with torch.no_grad(), drawing_from(0, sample.device):
-        model(sample)
+    with torch.no_grad(), drawing_from(0, device_of(sample)):
+        call(model, sample)
     model.train(was_training)
     for handle in handles:
         handle.remove()
@@ -57,7 +58,9 @@ BUCKET_BYTES = 25_000_000
 """PyTorch's defaults. Small models travel in one piece, because every piece pays the latency."""
 
 
-def make_buckets(model: nn.Module, sample: Tensor, byte_scale: float = 1.0) -> tuple[Bucket, ...]:
+def make_buckets(
+    model: nn.Module, sample: Tensor | Data, byte_scale: float = 1.0
+) -> tuple[Bucket, ...]:
     """Pieces cut at parameter boundaries, last layer first as in the backward pass."""
     named = trainable(model)
     costs = layer_costs(model, sample)

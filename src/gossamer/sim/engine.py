@@ -9,8 +9,10 @@ added on a GPU if the run is long enough.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +20,9 @@ from torch.func import grad, vmap  # pyright: ignore[reportUnknownVariableType]
 
 from gossamer.config.settings import ENGINES
 from gossamer.errors import unknown_name
+from gossamer.own_code import place_in
 from gossamer.sim.traced import Batched, GraphReplay, record
+from gossamer.tasks.data import Tensors, leaves
 from gossamer.tasks.flat_model import FlatModel
 
 _WIDTHS = sorted({w for power in range(13) for w in (2**power, 3 * 2**power)})
@@ -79,7 +83,7 @@ class VectorEngine:
         """Uses of a width before it is traced: tracing costs about that many evaluations."""
 
         def loss(
-            flat: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, key: Tensor
+            flat: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors, key: Tensor
         ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             return model.flat_loss(flat, buffers, inputs, targets, key)
 
@@ -106,21 +110,21 @@ class VectorEngine:
             index = torch.arange(width, device=points.device)
             index[rows:] = 0
             points, buffers, batches, keys = (t[index] for t in (points, buffers, batches, keys))
-        train = self._model.task.train
-        inputs, targets = train.inputs[batches], train.targets[batches]
+        inputs, targets = self._model.task.train.at(batches)
         try:
-            function = self._function(points, buffers, inputs, targets, keys)
-            gradients, (losses, statistics) = function(points, buffers, inputs, targets, keys)
-        except (RuntimeError, ValueError, NotImplementedError) as error:
+            with _without_fallback_warnings():
+                function = self._function(points, buffers, inputs, targets, keys)
+                gradients, (losses, statistics) = function(points, buffers, inputs, targets, keys)
+        except Exception as error:  # a user's model may fail in any way; alone it may not
             return self._fall_back(
                 error, points[:rows], buffers[:rows], batches[:rows], keys[:rows]
             )
         return Evaluated(gradients[:rows], losses[:rows], statistics[:rows])
 
     def _function(
-        self, points: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor
+        self, points: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors, keys: Tensor
     ) -> Batched:
-        shape = (points.shape[0], inputs.shape[1])
+        shape = (points.shape[0], leaves(inputs)[0].shape[1])
         if shape not in self._traced:
             self._uses[shape] = self._uses.get(shape, 0) + 1
             if self._uses[shape] <= self._trace_after:
@@ -128,7 +132,7 @@ class VectorEngine:
             self._traced[shape] = self._recorded((points, buffers, inputs, targets, keys))
         return self._traced[shape]
 
-    def _recorded(self, arguments: tuple[Tensor, ...]) -> Batched:
+    def _recorded(self, arguments: tuple[Tensors, ...]) -> Batched:
         """The batched computation as a list of operations, compiled if asked for and possible."""
         function: Batched = record(self._batched, arguments)
         if self._compiled:
@@ -145,13 +149,27 @@ class VectorEngine:
     def _fall_back(
         self, error: Exception, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor
     ) -> Evaluated:
-        reason = str(error).strip().splitlines()[0].partition(". ")[0]
+        said = str(error).strip().splitlines()
+        reason = said[0].partition(". ")[0] if said else type(error).__name__
+        place = place_in(error)
+        reason = f"{place}: {reason}" if place else reason
         self._fallback = LoopEngine(self._model)
         self.notices.append(
             f"{self._model.task.name} cannot be vectorised ({reason}); "
             "gradients are computed one worker after the other"
         )
         return self._fallback.evaluate(points, buffers, batches, keys)
+
+
+@contextmanager
+def _without_fallback_warnings() -> Generator[None]:
+    """Torch warns of operations that it batches one by one; they are right all the same."""
+    functorch: Any = getattr(getattr(torch, "_C"), "_functorch")  # noqa: B009  (no stub)
+    functorch._set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_warning_enabled(True)
 
 
 class NullEngine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from torch import Tensor
 
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
-from gossamer.errors import RunOver
+from gossamer.errors import ProtocolError, RunOver
 from gossamer.groups import Grouping, role_of
 from gossamer.methods import Method, MethodSpec, for_role
+from gossamer.methods.method import blamed_method
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.metrics import summary
 from gossamer.observe.observer import Observer
@@ -111,7 +111,7 @@ class Simulation:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.settings.threads)
         try:
-            with interrupted_between_events(self.world.kernel):
+            with interrupted_between_events(self.world.kernel), blamed_method(self._method):
                 return self._run()
         except BaseException:
             # An error may come before the first event, and Python warns of coroutines never run.
@@ -126,6 +126,8 @@ class Simulation:
         if self.settings.engine != "none" and self._is_due(0):
             self._tell(self._row())
         self.world.kernel.run()
+        if self._method.reference and self.world.alive and not self.world.budget.processed:
+            raise ProtocolError("no worker asked for a gradient: `await w.gradient(x)` is missing")
         last = self._row()
         if self.settings.engine != "none":
             self._tell(last)
@@ -200,7 +202,7 @@ class Simulation:
         row["epochs"] = world.budget.epochs_of(row["samples"])
         if self.settings.engine != "none":
             scores = self._evaluator.score(self._held() if found is None else self._left(found))
-            row |= asdict(scores)
+            row |= scores.row(self.settings.task)
         return row
 
     def _held(self) -> Held:

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-Batched = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]]
+from gossamer.tasks.data import Tensors, leaves, mapped
+
+Batched = Callable[[Tensor, Tensor, Tensors, Tensors, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]]
 
 _ATEN: Any = torch.ops.aten
 _SAME_SHAPE = {
@@ -21,7 +23,7 @@ _SAME_SHAPE = {
 }
 
 
-def record(function: Batched, arguments: tuple[Tensor, ...]) -> GraphModule:
+def record(function: Batched, arguments: tuple[Tensors, ...]) -> GraphModule:
     """The operations of a call with arguments of these shapes, as one flat module."""
     recorded = make_fx(function)(*arguments)
     _drop_idle(recorded.graph)
@@ -55,8 +57,8 @@ def _is_idle(node: Node) -> bool:
 class GraphReplay:
     """A function recorded as one CUDA graph: all of its kernels are launched by one call."""
 
-    def __init__(self, function: Batched, arguments: tuple[Tensor, ...]) -> None:
-        self._inputs = [argument.clone() for argument in arguments]
+    def __init__(self, function: Batched, arguments: tuple[Tensors, ...]) -> None:
+        self._inputs: tuple[Tensors, ...] = mapped(arguments, Tensor.clone)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -68,8 +70,8 @@ class GraphReplay:
         with torch.cuda.graph(self._graph):
             self._outputs = function(*self._inputs)
 
-    def __call__(self, *arguments: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        for static, argument in zip(self._inputs, arguments, strict=True):
+    def __call__(self, *arguments: Tensors) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        for static, argument in zip(leaves(self._inputs), leaves(arguments), strict=True):
             static.copy_(argument)
         self._graph.replay()
         gradients, (losses, statistics) = self._outputs

@@ -21,7 +21,7 @@ from gossamer.sim.kernel import SECOND
 from gossamer.sim.replica_matrix import Point, SimulatedReplica
 from gossamer.sim.world import World
 from gossamer.tasks.keyed import key_of
-from gossamer.worker import Message, Tag
+from gossamer.worker import Message, Tag, check_idle
 
 T = TypeVar("T")
 
@@ -42,6 +42,7 @@ class SimulatedWorker:
         self._clients: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
         self._to_itself: deque[tuple[Tag, Message, Pending[None]]] = deque()
         self._gradients = 0
+        self._idle = 0
         self._seen: int | None = None
         """The number of all updates when the parameters of a server were last read."""
 
@@ -108,7 +109,10 @@ class SimulatedWorker:
             world.epochs[self.rank] = epoch
             world.ending.between.add(self.rank)
             self.step = self._next
+            before = self._gradients
             yield self.step
+            self._idle = self._idle + 1 if self._gradients == before else 0
+            check_idle(self.rank, self._idle)
             world.on_step_end(self.rank, self.step)
             self._next += 1
 

@@ -88,7 +88,7 @@ class World:
 
     def _plan_samples(self, settings: Settings, *, is_synchronous: bool) -> None:
         assert settings.batch
-        targets = settings.task.train.targets
+        targets = settings.task.train.labels
         self.budget = Budget(
             settings.samples, settings.batch, len(settings.task.train), synchronous=is_synchronous,
             working=self.working, groups=self.groups,
@@ -138,7 +138,7 @@ class World:
     def _make_buckets(
         self, settings: Settings, model: FlatModel, byte_scale: float
     ) -> tuple[Bucket, ...]:
-        sample = settings.task.train.inputs[:1].to(model.device)
+        sample = settings.task.train.first(1).to(model.device)
         return make_buckets(model.module, sample, byte_scale)
 
     def _rate_of(self, rank: int) -> float:

@@ -1,7 +1,9 @@
 """Tasks to train: small problems with known answers, and the networks of the papers.
 
 `make_task("digits-mlp")` needs nothing but this package; the tasks with `needs_data` read files
-that the user has fetched. A task's options follow its name: "quadratic:dimension=20,noise=0".
+that the user has fetched. A task's options follow its name: "quadratic:dimension=20,noise=0". A
+task of the user's own is named by its file, "my.py:make_task:width=64", or by its module; one of an
+installed package is an entry point of the group `gossamer.tasks`.
 """
 
 from __future__ import annotations
@@ -12,12 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gossamer.errors import ConfigurationError, unknown_name
-from gossamer.specs import bind, parse_spec
+from gossamer.own_code import (
+    entry_points,
+    is_own,
+    load_entry_point,
+    load_object,
+    parse_reference,
+)
+from gossamer.specs import bind
 from gossamer.tasks.digits import digits_logistic, digits_mlp
 from gossamer.tasks.images import CIFAR10_ORIGIN, MNIST_ORIGIN
+from gossamer.tasks.own_task import own_task
 from gossamer.tasks.quadratic import quadratic
 from gossamer.tasks.split import SPLITS, Order, Sampler, make_sampler, shares
-from gossamer.tasks.task import Data, Task
+from gossamer.tasks.task import Data, Metric, Task
 from gossamer.tasks.text import SHAKESPEARE_ORIGIN, shakespeare_gpt
 from gossamer.tasks.vision import cifar10_resnet18, cifar10_resnet20, mnist_lenet
 
@@ -25,6 +35,7 @@ __all__ = [
     "SPLITS",
     "TASKS",
     "Data",
+    "Metric",
     "Order",
     "Sampler",
     "Task",
@@ -65,15 +76,23 @@ TASKS: dict[str, TaskEntry] = {
     ),
 }
 
+GROUP = "gossamer.tasks"
+_EXPECTED = "a Task or a function that returns one"
+
 
 def make_task(spec: str, *, data: Path | None = None) -> Task:
     """The task that a spec such as "quadratic:dimension=20" describes.
 
     `data` is the directory (or file) with the data of a task that needs some.
     """
-    name, given = parse_spec(spec, "task")
+    name, given = parse_reference(spec, "task")
+    if is_own(name):
+        return own_task(load_object(name, "task", _EXPECTED), name, given, data, spec)
     if name not in TASKS:
-        raise unknown_name("task", name, TASKS)
+        brought = entry_points(GROUP)
+        if name not in brought:
+            raise unknown_name("task", name, [*TASKS, *brought])
+        return own_task(load_entry_point(brought[name], "task"), name, given, data, spec)
     entry = TASKS[name]
     options = bind("task", name, entry.make, given)
     if entry.origin is None:

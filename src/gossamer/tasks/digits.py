@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from gossamer.specs import check_range
-from gossamer.tasks.task import Data, Task, cross_entropy, fraction_correct
+from gossamer.tasks.task import ACCURACY, Data, Task, cross_entropy
 
 TRAINING_SAMPLES = 1437
 PIXELS = 64
@@ -51,7 +51,7 @@ def digits_logistic() -> Task:
         loss=cross_entropy,
         train=train,
         test=test,
-        correct=fraction_correct,
+        metric=ACCURACY,
         batch=16,
         epochs=20.0,
         learning_rates=(0.03, 0.1, 0.3),
@@ -71,7 +71,7 @@ def digits_mlp(*, width: int = 64) -> Task:
         loss=cross_entropy,
         train=train,
         test=test,
-        correct=fraction_correct,
+        metric=ACCURACY,
         batch=16,
         epochs=20.0,
         learning_rates=(0.03, 0.1, 0.3),

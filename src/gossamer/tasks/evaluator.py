@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.rules import mean_of_models
-from gossamer.tasks.flat_model import FlatModel, drawing_from
+from gossamer.tasks.data import Data
+from gossamer.tasks.flat_model import FlatModel, blamed_on, checked_loss, drawing_from
+from gossamer.tasks.metric import Metric, scores_in
+from gossamer.tasks.task import Task
 
 BUFFER_POLICIES = {
     "recomputed": "those of the output model itself, on batches of training data",
@@ -18,7 +23,6 @@ BUFFER_POLICIES = {
     "local": "those of the first living worker",
 }
 _BATCHES = 8
-_CHUNK = 1000
 # Of the workers a sample is evaluated: they are there to see how far they lag behind the output.
 _MOST_WORKERS = 8
 _MOST_SAMPLES = 1000
@@ -41,12 +45,31 @@ def buffer_policy(text: str) -> tuple[str, int]:
 
 @dataclass
 class Scores:
-    """Loss and accuracy of the output model, and of some workers, on the test set."""
+    """Loss and metric of the output model, and the metric of some workers, on the test set."""
 
     loss: float
-    accuracy: float | None
-    worker_accuracy: float | None
+    metric: float | None
+    worker_metric: float | None
     consensus_distance: float
+
+    def row(self, task: Task) -> dict[str, Any]:
+        """The columns of a run's row. A metric of the task's own has a column by its name, and the
+        row says that it is what the run is judged by."""
+        is_accuracy = task.has_accuracy
+        row: dict[str, Any] = {
+            "loss": self.loss,
+            "accuracy": self.metric if is_accuracy else None,
+            "worker_accuracy": self.worker_metric if is_accuracy else None,
+            "consensus_distance": self.consensus_distance,
+        }
+        if task.metric is not None and not is_accuracy:
+            row |= {
+                task.score: self.metric,
+                f"worker_{task.score}": self.worker_metric,
+                "score": str(task.score),
+                "lower_is_better": task.score.is_lower_better,
+            }
+        return row
 
 
 @dataclass
@@ -70,6 +93,50 @@ def output_parameters(
     if servers and output in ("centre", "server", "moving average"):
         return torch.cat(list(servers))
     return mean_of_models(workers, weights)
+
+
+Answers = list[tuple[Any, Data]]
+"""What a model returned, with the data that it was for."""
+
+
+def whole(outputs: Sequence[Any], data: Data, parts: Sequence[Data]) -> Answers:
+    """Outputs for all data at once, if they are tensors of a row for each sample; else in parts."""
+    is_in_rows = all(
+        isinstance(output, Tensor) and output.dim() > 0 and len(output) == len(part)
+        for output, part in zip(outputs, parts, strict=True)
+    )
+    if is_in_rows:
+        return [(torch.cat(list(outputs)), data)]
+    return list(zip(outputs, parts, strict=True))
+
+
+def judged(model: FlatModel, answers: Answers) -> tuple[float, float | None]:
+    """Loss and metric; over several parts the mean, by their numbers of samples."""
+    task = model.task
+    losses = [float(checked_loss(task, output, data.targets)) for output, data in answers]
+    metric = None if task.metric is None else scored(task.metric, answers)
+    return _mean(losses, answers), metric
+
+
+def scored(metric: Metric, answers: Answers) -> float:
+    found = [
+        # The largest of nothing is the first class: a diverged model would seem to know it.
+        math.nan if _has_nan(output) else metric.of(output, data.targets)
+        for output, data in answers
+    ]
+    return _mean(found, answers)
+
+
+def _has_nan(output: Any) -> bool:
+    scores = scores_in(output)
+    return isinstance(scores, Tensor) and bool(scores.isnan().any())
+
+
+def _mean(values: Sequence[float], answers: Answers) -> float:
+    if len(values) == 1:
+        return values[0]
+    counts = [len(data) for _, data in answers]
+    return sum(v * n for v, n in zip(values, counts, strict=True)) / sum(counts)
 
 
 class Evaluator:
@@ -96,53 +163,55 @@ class Evaluator:
             values = values / values.new_tensor(held.weights).unsqueeze(1)
         output = self.output_parameters(held)
         some = torch.linspace(0, len(values) - 1, min(_MOST_WORKERS, len(values))).long()
-        test = self._model.task.test
-        with torch.no_grad(), drawing_from(0, output.device):
-            own = self._logits(values[some], buffers[some], test.inputs[:_MOST_SAMPLES])
+        with torch.no_grad(), drawing_from(0, output.device), blamed_on(self._model.task):
+            self._model.module.eval()
+            own = self._of_workers(values[some], buffers[some])
             if self._output == "ensemble":
-                mixed = self._logits(values, buffers, test.inputs)
-                prediction = mixed.softmax(-1).mean(0).log() if self._classifies else mixed.mean(0)
+                loss, metric = self._of_ensemble(values, buffers)
             else:
                 statistics = self._statistics(output, buffers)
-                prediction = self._logits(output[None], statistics[None], test.inputs)[0]
-            loss = self._model.task.loss(prediction, test.targets)
+                test = self._model.task.test
+                loss, metric = judged(self._model, self._answers(output, statistics, test))
+            self._model.module.train()
         mean = values.mean(0)
         spread = (values - mean).pow(2).sum(1).mean().sqrt()
         distance = spread / mean.norm().clamp_min(1e-30)
-        return Scores(
-            float(loss), self._accuracy(prediction),
-            self._mean_accuracy(own), float(distance),
-        )  # fmt: skip
+        return Scores(loss, metric, own, float(distance))
 
-    @property
-    def _classifies(self) -> bool:
-        return self._model.task.correct is not None
-
-    def _accuracy(self, prediction: Tensor) -> float | None:
-        correct = self._model.task.correct
-        if correct is None:
+    def _of_workers(self, values: Tensor, buffers: Tensor) -> float | None:
+        """The mean of the workers' own metrics, on some of the test samples."""
+        metric = self._model.task.metric
+        if metric is None:
             return None
-        if prediction.isnan().any():
-            # The largest of nothing is the first class: a diverged model would seem to know it.
-            return float("nan")
-        targets = self._model.task.test.targets[: len(prediction)]
-        return float(correct(prediction, targets).float().mean())
-
-    def _mean_accuracy(self, predictions: Tensor) -> float | None:
-        scores = [self._accuracy(prediction) for prediction in predictions]
-        known = [score for score in scores if score is not None]
-        return sum(known) / len(known) if known else None
-
-    def _logits(self, values: Tensor, buffers: Tensor, inputs: Tensor) -> Tensor:
-        """Outputs of each model, [models, samples, ...]."""
-        self._model.module.eval()
-        parts = inputs.split(_CHUNK)
-        outputs = [
-            torch.cat([self._model.predict(value, own, part) for part in parts])
+        test = self._model.task.test.first(_MOST_SAMPLES)
+        found = [
+            scored(metric, self._answers(value, own, test))
             for value, own in zip(values, buffers, strict=True)
         ]
-        self._model.module.train()
-        return torch.stack(outputs)
+        return sum(found) / len(found)
+
+    def _of_ensemble(self, values: Tensor, buffers: Tensor) -> tuple[float, float | None]:
+        """Of the mean of all models' predictions; of classes their probabilities are averaged."""
+        task = self._model.task
+        members: list[Tensor] = []
+        for value, own in zip(values, buffers, strict=True):
+            prediction = self._answers(value, own, task.test)[0][0]
+            if not isinstance(prediction, Tensor):
+                raise ConfigurationError(
+                    f"an ensemble averages predictions, and the model of task {task.name} returns "
+                    f"a {type(prediction).__name__}; return a tensor and give Task.of a loss, or "
+                    "choose another method"
+                )
+            members.append(prediction)
+        mixed = torch.stack(members)
+        prediction = mixed.softmax(-1).mean(0).log() if task.has_accuracy else mixed.mean(0)
+        return judged(self._model, [(prediction, task.test)])
+
+    def _answers(self, value: Tensor, buffers: Tensor, data: Data) -> Answers:
+        """What one model makes of the data: in one piece where it returns tensors."""
+        parts = list(data.parts(self._model.task.test_batch))
+        outputs = [self._model.predict(value, buffers, one.inputs, one.targets) for one in parts]
+        return whole(outputs, data, parts)
 
     def _statistics(self, output: Tensor, buffers: Tensor) -> Tensor:
         """BatchNorm statistics for the output model, by the declared policy."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call  # pyright: ignore[reportUnknownVariableType]
 
+from gossamer.errors import ConfigurationError
+from gossamer.own_code import blamed
 from gossamer.replica import Layout, trainable
-from gossamer.tasks import Task
 from gossamer.tasks.calibration import layers_with_statistics, recompute_
+from gossamer.tasks.data import Data, Tensors, arguments
 from gossamer.tasks.keyed import key_of, with_keyed_dropout
+from gossamer.tasks.task import Task
 
 _SAMPLES = 128
 """In each batch on which statistics are recomputed, whatever a worker's batch is: what a model
@@ -41,8 +45,8 @@ class FlatModel:
     """Parameters, statistics (BatchNorm) and random keys enter; loss and new statistics leave."""
 
     def __init__(self, task: Task, device: torch.device, *, seed: int) -> None:
-        with drawing_from(seed, torch.device("cpu")):
-            self.module: nn.Module = task.make_model()
+        with drawing_from(seed, torch.device("cpu")), blamed_on(task):
+            self.module: nn.Module = made_model(task)
         self._key_names = with_keyed_dropout(self.module)
         self.module.to(device)
         self.task = dataclasses.replace(
@@ -73,8 +77,8 @@ class FlatModel:
         self,
         parameters: Mapping[str, Tensor],
         buffers: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
+        inputs: Tensors,
+        targets: Tensors,
         key: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The training loss of one batch, and the statistics after it."""
@@ -84,12 +88,16 @@ class FlatModel:
         state = {**parameters, **statistics, **dict.fromkeys(self._key_names, key)}
         # Counters are advanced in place by BatchNorm: give it copies, nobody needs them.
         state.update({name: tensor.clone() for name, tensor in self._counters.items()})
-        output = functional_call(self.module, state, (inputs,))
+        output = self._call(state, inputs, targets)
         packed = self.buffer_layout.pack(statistics.values()) if statistics else buffers
-        return self.task.loss(output, targets), packed
+        return checked_loss(self.task, output, targets), packed
+
+    def _call(self, state: Mapping[str, Tensor], inputs: Tensors, targets: Tensors) -> Any:
+        given, named = arguments(inputs, targets, self.task.train.labels_as)
+        return functional_call(self.module, dict(state), given, named)
 
     def flat_loss(
-        self, flat: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor, key: Tensor
+        self, flat: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors, key: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The same for a flat vector, in the form that `torch.func.grad(has_aux=True)` takes."""
         loss, packed = self.loss(self.layout.unpack(flat), buffers, inputs, targets, key)
@@ -103,17 +111,20 @@ class FlatModel:
         parameters = {
             name: value.clone().requires_grad_() for name, value in self.layout.unpack(flat).items()
         }
-        inputs, targets = self.task.train.inputs[batch], self.task.train.targets[batch]
+        inputs, targets = self.task.train.at(batch)
         # A model with randomness of its own draws from the key too.
-        with drawing_from(key, flat.device):
+        with drawing_from(key, flat.device), blamed_on(self.task):
             keyed = torch.tensor(key, device=flat.device)
             loss, packed = self.loss(parameters, buffers, inputs, targets, keyed)
-        pieces = torch.autograd.grad(loss, list(parameters.values()))
+            # A parameter that the loss does not depend on stays where it is.
+            pieces = torch.autograd.grad(
+                loss, list(parameters.values()), allow_unused=True, materialize_grads=True
+            )
         return self.layout.pack(pieces), loss.detach(), packed.detach()
 
-    def predict(self, flat: Tensor, buffers: Tensor, inputs: Tensor) -> Tensor:
+    def predict(self, flat: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors) -> Any:
         """Outputs in evaluation mode; the caller has put the module into it."""
-        return functional_call(self.module, self._values(flat, buffers), (inputs,))
+        return self._call(self._values(flat, buffers), inputs, targets)
 
     def state_dict(self, flat: Tensor, buffers: Tensor) -> dict[str, Tensor]:
         """The model with these values, by the names of the task's own; parameters are views."""
@@ -147,10 +158,44 @@ class FlatModel:
             key = torch.tensor(key_of(0, 0, number), device=self.device)
             for name in self._key_names:
                 module.get_buffer(name).copy_(key)
-            inputs = train.inputs[batch.to(self.device)]
+            inputs, targets = train.at(batch.to(self.device))
             if self.task.augment is not None:
                 inputs = self.task.augment(inputs, key)
-            yield partial(module, inputs)
+            yield partial(Data(inputs, targets, train.labels_as).call, module)
+
+
+def blamed_on(task: Task) -> AbstractContextManager[None]:
+    """Around what a user's task does: its errors name the line that they came from."""
+    what = f"task {task.name} ({task.place})"
+    return blamed(what) if task.place else nullcontext()
+
+
+def made_model(task: Task) -> nn.Module:
+    """A new model of a task."""
+    model: Any = cast(Any, task.make_model)()
+    if not isinstance(model, nn.Module):
+        raise ConfigurationError(
+            f"task {task.name} ({task.place}) makes a {type(model).__name__}, expected a "
+            "torch.nn.Module; return one from the function that makes the model"
+        )
+    if not trainable(model):
+        raise ConfigurationError(
+            f"the model of task {task.name} ({task.place}) has no parameter to train; give it one "
+            "with requires_grad"
+        )
+    return model
+
+
+def checked_loss(task: Task, output: Any, targets: Tensors) -> Tensor:
+    """The loss, which must be one number: a sum or a mean is the user's to choose."""
+    loss: Any = cast(Any, task.loss)(output, targets)
+    if isinstance(loss, Tensor) and loss.dim() == 0:
+        return loss
+    got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+    raise ConfigurationError(
+        f"the loss of task {task.name} ({task.place}) must be one number, got {got}; take its "
+        "mean over the batch"
+    )
 
 
 def _named(module: nn.Module) -> dict[str, Tensor]:

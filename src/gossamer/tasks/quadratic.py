@@ -75,7 +75,7 @@ def quadratic(
         loss=loss,
         train=data,
         test=data,
-        correct=None,
+        metric=None,
         batch=16,
         epochs=10.0,
         learning_rates=(0.01, 0.03, 0.1),

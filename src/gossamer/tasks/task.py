@@ -1,37 +1,32 @@
 """What a task is: a model, a loss and data, with defaults under which it trains well.
 
-Everything in a task that touches a batch (model, loss, augmentation) works under `torch.func.vmap`,
-so that many workers' gradients can be evaluated together.
+What of a task touches a batch (model, loss, augmentation) is evaluated for many workers together
+where it works under `torch.func.vmap`, and for one worker after the other where it does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
+from gossamer.errors import ConfigurationError
+from gossamer.own_code import calling_place
+from gossamer.tasks.data import Data
+from gossamer.tasks.metric import ACCURACY, Metric, ScoreKey, fraction_correct, own_accuracy
+from gossamer.tasks.samples import Reading, held_out, read_samples
 
-@dataclass(frozen=True, eq=False)
-class Data:
-    """Samples and their targets, aligned along the first dimension."""
+__all__ = ["ACCURACY", "Data", "Metric", "Task", "cross_entropy", "fraction_correct"]
 
-    inputs: Tensor
-    targets: Tensor
-
-    def __post_init__(self) -> None:
-        """Refuse tensors that are not aligned: an index would silently pair strangers."""
-        assert len(self.inputs) == len(self.targets), "every input needs one target"
-
-    def __len__(self) -> int:
-        """The number of samples."""
-        return len(self.inputs)
-
-    def to(self, device: torch.device | str) -> Data:
-        """The same data on a device."""
-        return Data(self.inputs.to(device), self.targets.to(device))
+NAMELESS = "own"
+"""What a task is called that nobody has named."""
+_LABELS = "labels"
+"""The parameter by which a model that computes its own loss takes the targets."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,29 +34,171 @@ class Task:
     """Something to train.
 
     `make_model` draws its initial parameters from torch's global generator: seed it first.
-    `loss(output, targets)` is the mean over the batch. `correct(output, targets)` says, for each
-    sample, how much of it is right (0 or 1 for a class, a fraction for a text); None means that the
-    task knows no accuracy. `augment(inputs, key)` changes training inputs and draws from the key
-    alone. `learning_rates` is the small grid that suits `optimiser` at `batch` on one worker.
-    `optimum` is the flat vector of best parameters where that is known. `spec` and `data`
-    are what it was made from by `make_task`: its name with options, and where its files are.
+    `loss(output, targets)` is the mean over the batch; `output` is what the model returns. `metric`
+    is what a model is judged by; None: by its loss. `augment(inputs, key)` changes training inputs
+    and draws from the key alone. `learning_rates` is the small grid that suits `optimiser` at
+    `batch` on one worker. `test_batch` is how many test samples are evaluated at once. `optimum` is
+    the flat vector of best parameters where that is known. `spec` and `data` are what it was made
+    from by `make_task`: its name with options, and where its files are. `place` is the line of the
+    user's own that made it, empty for the tasks of this package.
+
+    `Task.of` makes one from what people have.
     """
 
     name: str
     title: str
     make_model: Callable[[], nn.Module]
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Callable[[Any, Any], Tensor]
     train: Data
     test: Data
-    correct: Callable[[Tensor, Tensor], Tensor] | None
-    augment: Callable[[Tensor, Tensor], Tensor] | None = None
+    metric: Metric | None
+    augment: Callable[[Any, Tensor], Any] | None = None
     batch: int
     epochs: float
     learning_rates: tuple[float, ...]
     optimiser: str = "sgd:momentum=0.9"
     optimum: Tensor | None = None
+    test_batch: int = 1000
     spec: str = ""
     data: Path | None = None
+    place: str = ""
+
+    @property
+    def has_accuracy(self) -> bool:
+        """Whether it is judged by a share of right answers."""
+        return self.metric is not None and self.metric.is_accuracy
+
+    @property
+    def score(self) -> ScoreKey:
+        """The column of a run's rows by which it is judged."""
+        if self.metric is None:
+            return ScoreKey("loss", True)
+        return ScoreKey(self.metric.name, self.metric.better == "low")
+
+    @staticmethod
+    def of(
+        model: Callable[[], nn.Module] | nn.Module,
+        loss: Callable[[Any, Any], Tensor] | None,
+        train: Any,
+        test: Any = None,
+        *,
+        metric: str | Metric | Callable[[Any, Any], Tensor | float] | None = "auto",
+        better: str = "high",
+        name: str = "",
+        title: str = "",
+        batch: int = 32,
+        epochs: float = 10.0,
+        optimiser: str = "adamw",
+        learning_rates: Sequence[float] = (1e-3, 3e-3, 1e-2),
+        augment: Callable[[Any, Tensor], Any] | None = None,
+        inputs: Sequence[str] = (),
+        targets: str = "",
+        limit: int | None = None,
+        holdout: float = 0.1,
+        test_batch: int = 256,
+    ) -> Task:
+        """A task from a model, a loss and data as people have them.
+
+        `model` is a class or a function that makes the model, or a model, which is copied: every
+        run then begins with its weights. `loss(output, targets)` gets whatever the model returns;
+        None: the model computes it itself, from the targets as its parameter `labels`, and returns
+        it as `.loss`, as `["loss"]`, first in a tuple, or alone.
+
+        `train` and `test` are pairs (inputs, targets) of tensors or numpy arrays, where inputs may
+        be a dictionary or a tuple of them; or dictionaries with a column of targets; or map-style
+        datasets, which are read into memory once; or tables of Hugging Face's `datasets`. `inputs`
+        and `targets` name columns, `limit` is the most samples to read of each. Without `test`, the
+        share `holdout` of `train` is held out. A dictionary is handed to the model by the names of
+        its tensors, a tuple by place.
+
+        `metric` is "accuracy", a function of (output, targets), or a `Metric`; None: the loss. By
+        default it is the accuracy where targets are whole numbers. `better` says whether a high or
+        a low value of such a function is the good one.
+        """
+        make_model, known = _factory(model)
+        labels_as = _LABELS if loss is None else ""
+        reading = Reading(limit, tuple(inputs), targets, labels_as)
+        data = read_samples(train, "train", reading)
+        if test is None:
+            data, tested = held_out(data, holdout)
+        else:
+            tested = read_samples(test, "test", reading)
+        own = name or known
+        return Task(
+            name=own,
+            title=title or own,
+            make_model=make_model,
+            loss=own_loss if loss is None else loss,
+            train=data,
+            test=tested,
+            metric=_metric(metric, better, data),
+            augment=augment,
+            batch=min(batch, len(data)),
+            epochs=epochs,
+            learning_rates=tuple(learning_rates),
+            optimiser=optimiser,
+            test_batch=test_batch,
+            place=calling_place() or "Task.of",
+        )
+
+
+def _factory(model: Callable[[], nn.Module] | nn.Module) -> tuple[Callable[[], nn.Module], str]:
+    if isinstance(model, nn.Module):
+        return lambda: copy.deepcopy(model), type(model).__name__
+    if not callable(model):
+        raise ConfigurationError(
+            "model must be a class or a function that makes a model, or a model, got "
+            f"{type(model).__name__}"
+        )
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(model).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    named = getattr(model, "__name__", NAMELESS)
+    named = NAMELESS if named == "<lambda>" else named
+    if needed:
+        raise ConfigurationError(
+            f"model {named} needs {', '.join(needed)}; give a function without arguments, such as "
+            f"lambda: {named}({needed[0]}=...)"
+        )
+    return model, named
+
+
+def _metric(
+    metric: str | Metric | Callable[[Any, Any], Tensor | float] | None, better: str, data: Data
+) -> Metric | None:
+    if metric is None or isinstance(metric, Metric):
+        return metric
+    if metric == "auto":
+        labels = data.targets
+        is_classes = isinstance(labels, Tensor) and not labels.is_floating_point()
+        return Metric("accuracy", own_accuracy) if is_classes else None
+    if metric == "accuracy":
+        return Metric("accuracy", own_accuracy)
+    if isinstance(metric, str):
+        raise ConfigurationError(
+            f"metric must be 'accuracy', a function of (output, targets) or None, got {metric!r}"
+        )
+    named = getattr(metric, "__name__", type(metric).__name__)
+    return Metric("metric" if named == "<lambda>" else named, metric, better)
+
+
+def own_loss(output: Any, targets: Any) -> Tensor:
+    """The loss that a model has computed itself."""
+    if isinstance(output, Mapping):
+        found = cast(Mapping[str, Any], output).get("loss")
+    elif isinstance(output, tuple) and not hasattr(output, "loss"):
+        found = cast(tuple[Any, ...], output)[0]
+    else:
+        found = getattr(output, "loss", output)
+    if not isinstance(found, Tensor):
+        raise ConfigurationError(
+            f"the task has no loss, and the model's own output ({type(output).__name__}) has none "
+            "either; return an object with .loss when labels are given, or give Task.of a loss"
+        )
+    return found
 
 
 def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
@@ -72,9 +209,3 @@ def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
     """
     chosen = output.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     return (output.logsumexp(-1) - chosen).mean()
-
-
-def fraction_correct(output: Tensor, targets: Tensor) -> Tensor:
-    """For each sample the fraction of its targets, one or many, that the output ranks first."""
-    hits = (output.argmax(-1) == targets).to(torch.float32)
-    return hits.reshape(len(hits), -1).mean(1)

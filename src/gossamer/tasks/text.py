@@ -12,7 +12,7 @@ from torch.nn import functional
 from gossamer.errors import ConfigurationError
 from gossamer.specs import check_range
 from gossamer.tasks.files import read_bytes
-from gossamer.tasks.task import Data, Task, cross_entropy, fraction_correct
+from gossamer.tasks.task import ACCURACY, Data, Task, cross_entropy
 
 SHAKESPEARE_ORIGIN = (
     "input.txt of tinyshakespeare (github.com/karpathy/char-rnn, data/tinyshakespeare), "
@@ -139,7 +139,7 @@ def shakespeare_gpt(
         loss=cross_entropy,
         train=train,
         test=test,
-        correct=fraction_correct,
+        metric=ACCURACY,
         batch=16,
         epochs=3.0,
         learning_rates=(0.01, 0.03, 0.1),

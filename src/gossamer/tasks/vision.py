@@ -13,7 +13,7 @@ from gossamer.specs import check_range
 from gossamer.tasks.images import read_cifar10, read_mnist
 from gossamer.tasks.keyed import fold, uniform
 from gossamer.tasks.models import Standardise, lenet5, resnet18, resnet20
-from gossamer.tasks.task import Task, cross_entropy, fraction_correct
+from gossamer.tasks.task import ACCURACY, Task, cross_entropy
 
 # Dropout layers count from 0 upwards; a negative number can be none of them.
 _AUGMENTATION_LAYER = -1
@@ -48,7 +48,7 @@ def mnist_lenet(data: Path) -> Task:
         loss=cross_entropy,
         train=train,
         test=test,
-        correct=fraction_correct,
+        metric=ACCURACY,
         batch=64,
         epochs=5.0,
         learning_rates=(0.003, 0.01, 0.03),
@@ -65,7 +65,7 @@ def _cifar10(data: Path, name: str, title: str, make_network: Callable[[], nn.Mo
         loss=cross_entropy,
         train=train,
         test=test,
-        correct=fraction_correct,
+        metric=ACCURACY,
         augment=crop_and_flip,
         batch=128,
         epochs=30.0,

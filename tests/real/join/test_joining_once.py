@@ -13,6 +13,7 @@ from gossamer.real.launch.launcher import Launch, Launcher
 from gossamer.real.transports.local import LocalTransport
 from gossamer.real.transports.shm import ShmTransport
 from gossamer.real.transports.shm.memory import create_segments
+from gossamer.real.transports.torch import TorchTransport
 from launching import script
 
 pytestmark = pytest.mark.timeout(90)
@@ -67,13 +68,13 @@ def test_only_a_transport_that_was_made_counts(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(environment, "_joined", [])
 
-    def fails(chosen: str, here: environment.Environment) -> LocalTransport:
+    def fails(variables: dict[str, str]) -> LocalTransport:
         raise OSError("nobody is there")
 
-    monkeypatch.setattr(environment, "_connected_once", fails)
+    monkeypatch.setattr(TorchTransport, "from_environment", fails)
     with pytest.raises(OSError, match="nobody"):
         environment.connect()
-    monkeypatch.setattr(environment, "_connected_once", lambda chosen, here: LocalTransport())
+    monkeypatch.setattr(TorchTransport, "from_environment", lambda variables: LocalTransport())
     assert isinstance(environment.connect(), LocalTransport)
     with pytest.raises(ConfigurationError, match=r"over torch it can do so once; do all training"):
         environment.connect("torch")

@@ -13,6 +13,7 @@ from rich.text import Text
 from gossamer.commands.console import (
     err,
     fit,
+    metric_of,
     plain_table,
     progress_line,
     show_share,
@@ -98,7 +99,9 @@ class Dashboard:
         table = plain_table()
         table.add_column("method", no_wrap=True)
         table.add_column("runs")
-        for column in ("lr", "epoch", "loss", "accuracy", "virtual", "steps/s", "stale", "waiting"):
+        score = next((m.row["score"] for m in self._methods.values() if "score" in m.row), None)
+        metric = score or "accuracy"
+        for column in ("lr", "epoch", "loss", metric, "virtual", "steps/s", "stale", "waiting"):
             table.add_column(column, justify="right", no_wrap=True)
         for label, method in self._methods.items():
             table.add_row(
@@ -125,9 +128,10 @@ def _cells(method: _Method) -> list[str]:
     loss = row.get("loss")
     waited, computed = sum(row["waiting_seconds"]), sum(row["computing_seconds"])
     waits = f"{show_share(waited / max(waited + computed, 1e-12))} {row['waits_for'] or ''}"
+    metric = metric_of(row)
     return [
         f"{method.rate:g}", f"{row['epochs']:.1f}", "-" if loss is None else f"{loss:.3f}",
-        show_share(row.get("accuracy")), f"{row['virtual_seconds']:.2f} s",
+        "-" if metric is None else metric[1], f"{row['virtual_seconds']:.2f} s",
         "" if method.speed is None else f"{method.speed:,.0f}",
         show_stale(row), waits if not method.failed else "failed",
     ]  # fmt: skip

@@ -67,7 +67,7 @@ def nominal_seconds(settings: Settings) -> float:
     """The nominal time of a whole run of these settings, by counted work."""
     task = settings.task
     with drawing_from(0, torch.device("cpu")):
-        costs = layer_costs(task.make_model(), task.train.inputs[:1])
+        costs = layer_costs(task.make_model(), task.train.first(1))
     speed = _MULTIPLICATIONS_PER_S["cuda" if settings.device.startswith("cuda") else "cpu"]
     batch = settings.batch or 1
     work = sum(costs.values()) / speed

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import parse_method
+from gossamer.own_code import parse_reference
 from gossamer.quantities import counted
 
 MENU = (
@@ -83,7 +84,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """The method without its options."""
-        return self.method.partition(":")[0]
+        return parse_reference(self.method, "method")[0]
 
     def __str__(self) -> str:
         return f"{self.method} at {self.learning_rate:g}"
@@ -93,6 +94,13 @@ class Candidate:
         return dataclasses.replace(
             base, method=parse_method(self.method), learning_rate=self.learning_rate
         ).resolved()
+
+
+def menu_with(own: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """What `candidates` needs to try the user's methods first; unknown ones are refused."""
+    for method in own:
+        parse_method(method)
+    return {"menu": tuple(dict.fromkeys((*own, *MENU)))} if own else {}
 
 
 def candidates(

@@ -18,7 +18,15 @@ from gossamer.plan.advise.candidates import Candidate, kind_of
 from gossamer.plan.advise.collecting import collecting_seconds, model_bytes
 from gossamer.plan.advise.halving import Halving, LearningCurve, Rung, curve, order
 from gossamer.plan.advise.sensitivity import ChangedCluster, SceneOutcome
-from gossamer.runs.arrival import Arrival, arrival, charged, has_lasted, seconds_to, smoothed
+from gossamer.runs.arrival import (
+    Arrival,
+    arrival,
+    charged,
+    has_lasted,
+    is_lower_better,
+    seconds_to,
+    smoothed,
+)
 from gossamer.runs.statistics import best_rate, beyond
 from gossamer.sim.simulation import Result, Row
 
@@ -27,9 +35,11 @@ Run = Callable[[Settings, Stop, str | None], Result]
 """Runs settings until they end or `stop` says so, and keeps the run if it is given a name."""
 _SLOWEST_OF_A_SCENE = 4.0
 """On a changed cluster a contender is given up at this multiple of the best one's time."""
-_LATEST = 2.0
-"""A rate beyond the grid is given up at this multiple of the time of the rate that it must beat:
-what decides an earlier arrival, 15 % more epochs, has passed by then."""
+_CLEARLY = 0.9
+"""A rate beyond the grid must arrive within this multiple of the other rate's time: one seed
+decides between them, and a small lead may be chance."""
+_LATEST = 1.5
+"""It is given up at this multiple: 15 % more epochs, which decide an earlier arrival, are over."""
 
 
 class OutOfTime(Exception):
@@ -77,7 +87,7 @@ class Search:
         self.base = base
         self.plan = plan
         self.target = target
-        self.key = "loss" if base.task.correct is None else "accuracy"
+        self.key = base.task.score
         self.candidates = list(candidates[: plan.candidates])
         self.halving: Halving[Candidate] = Halving(self.candidates, self._sign * target, self.kind)
         self.widened: list[Candidate] = []
@@ -98,7 +108,7 @@ class Search:
     @property
     def _sign(self) -> float:
         """Times this, a larger score is the better one."""
-        return -1.0 if self.key == "loss" else 1.0
+        return -1.0 if is_lower_better(self.key) else 1.0
 
     def run(self, scenes: Sequence[ChangedCluster]) -> None:
         """Search to the end, or as far as Ctrl-C or the clock allow; `ended` says which."""
@@ -168,22 +178,28 @@ class Search:
         return [self._better(one, further[one]) if one in further else one for one in chosen]
 
     def _better(self, candidate: Candidate, rate: float) -> Candidate:
-        """The candidate at its own rate or at this one, whichever is better in a whole run.
+        """The candidate at its own rate, or at this one if that is clearly better in a whole run.
 
-        Both run with a seed that neither the search nor the final uses.
+        Both run with a seed that neither the search nor the final uses. Where the own rate does not
+        arrive, the rule of `compare` decides.
         """
         base = dataclasses.replace(self.base, seed=self.base.seed + self.plan.seeds + 1)
+        further = dataclasses.replace(candidate, learning_rate=rate)
         tried: dict[float, list[list[Row]]] = {}
-        limit = math.inf
-        for one in (candidate, dataclasses.replace(candidate, learning_rate=rate)):
+        times: list[float] = []
+        for one in (candidate, further):
             settings = one.settings(base)
+            limit = _LATEST * times[0] if times else math.inf
             rows, result = self._one(settings, settings.samples, limit, str(one))
             tried[one.learning_rate] = [[] if result is None else rows]
-            reached = seconds_to(rows, self.target, self.key)
-            limit = math.inf if reached is None else _LATEST * reached
-        self.widened.append(dataclasses.replace(candidate, learning_rate=rate))
-        best = best_rate(tried, self.target, self.key)
-        return dataclasses.replace(candidate, learning_rate=best)
+            reached = seconds_to(tried[one.learning_rate][0], self.target, self.key)
+            times.append(math.inf if reached is None else reached)
+        self.widened.append(further)
+        if math.isfinite(times[0]):
+            is_better = times[1] < _CLEARLY * times[0]
+        else:
+            is_better = best_rate(tried, self.target, self.key) == rate
+        return further if is_better else candidate
 
     def rates(self, method: str) -> list[float]:
         """The rates that this method was to be tried at."""

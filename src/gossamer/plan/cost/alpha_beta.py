@@ -1,4 +1,4 @@
-"""Messages, collectives and servers in the alpha-beta model.
+"""Messages, collectives and servers in the alpha-beta and the LogP model.
 
 The costs of the collectives come from `gossamer.config.collective_costs`, so that the simulator and
 the closed forms agree on the cost of a ring. The symbols are the same: L latency, G seconds per
@@ -40,6 +40,59 @@ class AlphaBeta:
 
     def broadcast_s(self, members: int, size_bytes: float) -> float:
         return broadcast_seconds(members, round(size_bytes), self.latency_s, self.seconds_per_byte)
+
+
+@dataclass(frozen=True)
+class LogGP:
+    """The LogP model with Alexandrov's gap per byte.
+
+    Culler et al. 1993: latency L, overhead o of either processor per message, gap g between
+    messages of one processor. Computing cannot hide the overhead.
+    """
+
+    latency_s: float
+    overhead_s: float
+    gap_s: float
+    gap_per_byte_s: float
+
+    def __post_init__(self) -> None:
+        check_range("latency", self.latency_s, 0)
+        check_range("overhead", self.overhead_s, 0)
+        check_range("gap", self.gap_s, 0)
+        check_range("gap per byte", self.gap_per_byte_s, 0)
+
+    def as_link(self) -> AlphaBeta:
+        """The alpha-beta model of the same network: one message after the other costs as much."""
+        return AlphaBeta(self.latency_s + 2 * self.overhead_s, self.gap_per_byte_s)
+
+    def message_s(self, size_bytes: float) -> float:
+        return self.as_link().message_s(size_bytes)
+
+    def burst_s(self, messages: int, size_bytes: float) -> float:
+        """Seconds of so many messages at once into, or out of, one processor, such as a server."""
+        if messages < 1:
+            return 0.0
+        between = max(self.gap_s, self.overhead_s, size_bytes * self.gap_per_byte_s)
+        return (messages - 1) * between + self.message_s(size_bytes)
+
+    def all_reduce_s(self, algorithm: str, members: int, size_bytes: float) -> float:
+        """Each step of these algorithms waits for the step before, which hides the gap.
+
+        A gap stretches a step only where it is longer than the whole step, that is, where
+        g > L + 2 o + (bytes of a step) G.
+        """
+        plain = self.as_link().all_reduce_s(algorithm, members, size_bytes)
+        steps = _steps(algorithm, members)
+        return max(plain, steps * self.gap_s)
+
+    def server_s(self, workers: int, size_bytes: float) -> float:
+        """One synchronous update: all gradients go in, and the parameters go out to all workers."""
+        return 2 * self.burst_s(workers, size_bytes)
+
+
+def _steps(algorithm: str, members: int) -> int:
+    """The messages that one member sends one after another: their cost at a latency of 1."""
+    return round(all_reduce_seconds(algorithm, members, 0, 1.0, 0.0))
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gossamer.config.cluster import Wires
 from gossamer.errors import ConfigurationError
 from gossamer.plan.cost.alpha_beta import AlphaBeta, Machines, server_way_s
 from gossamer.plan.cost.pace import ComputeTime
-from gossamer.plan.cost.workload import Piece
+from gossamer.plan.cost.workload import Piece, Workload
 
 
 class NoClosedForm(ConfigurationError):
@@ -50,15 +51,20 @@ class Case:
     pace: ComputeTime
     link: AlphaBeta
     machines: Machines
-    collective: str
-    server_seconds_per_byte: float
-    model_bytes: float
+    wires: Wires
+    workload: Workload
     pieces: tuple[Piece, ...]
     shards: tuple[float, ...]
     servers_on_workers: bool
-    scalar_bytes: float
-    optimiser_slots: int
     options: Mapping[str, Any]
+
+    @property
+    def model_bytes(self) -> float:
+        return self.workload.model_bytes
+
+    @property
+    def server_seconds_per_byte(self) -> float:
+        return 1 / (self.wires.server_bandwidth or self.wires.bandwidth)
 
     @property
     def model_s(self) -> float:
@@ -66,7 +72,7 @@ class Case:
         return self.model_bytes * self.link.seconds_per_byte
 
     def all_reduce_s(self, size_bytes: float) -> float:
-        return self.machines.all_reduce_s(self.link, self.collective, size_bytes)
+        return self.machines.all_reduce_s(self.link, self.wires.collective, size_bytes)
 
     def lone_way_s(self) -> float:
         """The transfer of a model between the servers and one worker, without other transfers."""

@@ -46,7 +46,7 @@ def local(case: Case) -> StepParts:
     period, pace = case.options["period"], case.pace
     exchange_s = case.all_reduce_s(case.model_bytes)
     if case.options.get("state") == "averaged":
-        exchange_s += case.all_reduce_s(case.optimiser_slots * case.model_bytes)
+        exchange_s += case.all_reduce_s(case.workload.optimiser_slots * case.model_bytes)
     early = case.options.get("switch", 0.0)
     # Before the switch the workers average after every step.
     meetings = early + (1 - early) / period
@@ -257,7 +257,7 @@ def easgd(case: Case) -> StepParts:
     """Per period: max(tau c, q) + 2 L + q, as the worker computes during the push."""
     period, latency_s = case.options["period"], case.link.latency_s
     if case.options["synchronous"]:
-        meetings_s = 2 * case.all_reduce_s(case.scalar_bytes)
+        meetings_s = 2 * case.all_reduce_s(case.workload.scalar_bytes)
         ways_s = 2 * case.crowded_way_s() + latency_s + meetings_s
         return _in_step(case, period, ways_s)
     compute_s = period * case.pace.mean_s

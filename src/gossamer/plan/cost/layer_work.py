@@ -69,19 +69,23 @@ def passes_of(
         # A transposed convolution multiplies at every place of its input.
         places = first if isinstance(layer, _TRANSPOSED) else output
         # Each product of the forward pass has one in either gradient, whatever the stride.
-        return "convolution", (direct(_sizes(layer, first, places)),) * 3
+        return "convolution", _alike(direct(_sizes(layer, first, places)))
     if isinstance(layer, _POOLINGS):
         return "pooling", _pooling(first, output)
     if isinstance(layer, _NORMS):
-        return "norm", (_norm(layer, first),) * 3
+        return "norm", _alike(_norm(layer, first))
     each = WorkDepth(output.numel(), 1)
     if isinstance(layer, nn.Embedding):
         return "embedding", (each, each, NOTHING)
     module = type(layer).__module__.removeprefix("torch.nn.modules.")
     kind = "activation" if module == "activation" else type(layer).__name__.lower()
     if type(layer) in _MOVES:
-        return kind, (NOTHING,) * 3
-    return (kind, (each,) * 3) if module in _ELEMENTWISE else None
+        return kind, _alike(NOTHING)
+    return (kind, _alike(each)) if module in _ELEMENTWISE else None
+
+
+def _alike(one: WorkDepth) -> Passes:
+    return one, one, one
 
 
 def log2_up(count: int) -> int:

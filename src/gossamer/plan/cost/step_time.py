@@ -103,13 +103,9 @@ def _case(spec: MethodSpec, cluster: Cluster, workload: Workload, steps: int) ->
         averaged_s = inside.all_reduce_s(near, wires.collective, workload.model_bytes)
         pace = ComputeTime(compute, members, spread_s + averaged_s)
         pieces = (Piece(workload.model_bytes, 1.0),)
-    server_bandwidth = wires.server_bandwidth or wires.bandwidth
     return Case(
-        ends=ends, pace=pace, link=link, machines=machines, collective=wires.collective,
-        server_seconds_per_byte=1 / server_bandwidth,
-        model_bytes=workload.model_bytes, pieces=pieces, shards=shards,
-        servers_on_workers=spec.placement == "workers",
-        scalar_bytes=workload.scalar_bytes, optimiser_slots=workload.optimiser_slots,
+        ends=ends, pace=pace, link=link, machines=machines, wires=wires, workload=workload,
+        pieces=pieces, shards=shards, servers_on_workers=spec.placement == "workers",
         options=spec.resolve(ends, steps),
     )  # fmt: skip
 

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from gossamer.errors import ConfigurationError
 from gossamer.plan.cost.layer_work import NOTHING, WorkDepth, algorithms, passes_of
+from gossamer.tasks.data import Data, call, device_of
 from gossamer.tasks.flat_model import drawing_from
 
 NOT_COUNTED = "not counted"
@@ -89,7 +90,7 @@ def model_work_depth(layers: Sequence[LayerCost]) -> WorkDepth:
     return WorkDepth(sum(layer.work for layer in layers), forward + backward)
 
 
-def layer_costs(model: nn.Module, inputs: Tensor) -> list[LayerCost]:
+def layer_costs(model: nn.Module, inputs: Tensor | Data) -> list[LayerCost]:
     """The cost of each layer of a model for this batch, in order of execution.
 
     The layers of torch.nn are counted. A module that computes in another way is listed as not
@@ -123,8 +124,8 @@ def layer_costs(model: nn.Module, inputs: Tensor) -> list[LayerCost]:
     model.eval()
     torch.backends.mha.set_fastpath_enabled(False)  # a fused encoder calls no layer
     try:
-        with torch.no_grad(), drawing_from(0, inputs.device), products:
-            model(inputs)
+        with torch.no_grad(), drawing_from(0, device_of(inputs)), products:
+            call(model, inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(was_fast)
         model.train(was_training)

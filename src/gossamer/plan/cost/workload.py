@@ -59,7 +59,7 @@ def workload_of(
     scale = 1.0 if model_bytes is None else _checked(model_bytes) / own
     pieces = tuple(
         Piece((bucket.end - bucket.start) * element * scale, bucket.ready_share)
-        for bucket in make_buckets(model.module, task.train.inputs[:1], scale)
+        for bucket in make_buckets(model.module, task.train.first(1), scale)
     )
     return Workload(
         own * scale, pieces, model.layout.sizes,

@@ -35,7 +35,7 @@ class Stepper:
         optimiser, rate = make_optimiser(inquiry.optimiser), inquiry.learning_rate
         self._replica = WindowReplica(Place(self._model.initial.clone()), optimiser, lambda: rate)
         self._sampler = make_sampler(
-            task.train.targets, size, inquiry.batch, "shuffled", 0, synchronous=True
+            task.train.labels, size, inquiry.batch, "shuffled", 0, synchronous=True
         )
         self._rank = rank
         self._slowness = slowness

@@ -306,7 +306,7 @@ def make_batches(
 ) -> Batches:  # fmt: skip
     """The batches of one worker. A group without its leader has processed nothing."""
     assert settings.batch
-    rank, size, targets = grouping.rank, grouping.size, settings.task.train.targets
+    rank, size, targets = grouping.rank, grouping.size, settings.task.train.labels
     samples, batch, data_size = settings.samples, settings.batch, len(targets)
     sampler = make_sampler(targets, size, batch, settings.split, settings.seed, is_synchronous)
     if is_synchronous:

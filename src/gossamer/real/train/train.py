@@ -19,6 +19,7 @@ from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.files import replace_text
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.observe.callbacks import Callback
+from gossamer.own_code import absolute, calling_place, is_importing, reference_to
 from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.launch.environment import LAUNCHERS, number_of_workers
 from gossamer.real.launch.launcher import Launch, Launcher
@@ -28,8 +29,15 @@ from gossamer.real.train.progress import RunListener, TrainingProgress
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.resume import resume as resume_from
 from gossamer.real.train.worker_log import FileEntries, StoreEntries, WorkerLog
-from gossamer.real.train.worker_main import INTERRUPTED, JOB_VARIABLE, program_of, run_worker
+from gossamer.real.train.worker_main import (
+    INTERRUPTED,
+    JOB_VARIABLE,
+    REFUSED,
+    program_of,
+    run_worker,
+)
 from gossamer.runs.result import Result, Row
+from gossamer.tasks import Task
 
 _PROGRAM = program_of("gossamer.real.train.worker_main")
 _LOOK_S = 0.5
@@ -37,7 +45,7 @@ _LOOK_S = 0.5
 
 
 def train(
-    task: str,
+    task: str | Task,
     method: str | MethodSpec,
     workers: int | None = None,
     *,
@@ -56,6 +64,9 @@ def train(
 ) -> Result:
     """Train on that many processes of this machine (2); `choices` as for `simulate`.
 
+    The workers make the task themselves, from its name. A `Task` of your own must therefore be a
+    global name of a file, and the call below `if __name__ == "__main__":`; nothing is pickled.
+
     The method's text is the one that `simulate` runs in virtual time. Under torchrun, mpirun, srun
     or `gossamer run` every process calls this, and all get a summary; worker 0 has the parameters.
 
@@ -68,6 +79,13 @@ def train(
     The end is told in the thread that called. Under another launcher worker 0 calls them, and of
     deaths nobody tells it.
     """
+    if is_importing():
+        raise ConfigurationError(
+            f"train was called while {calling_place().partition(',')[0]} was imported; put the "
+            'call below if __name__ == "__main__":'
+        )
+    if isinstance(task, Task) and not task.spec:
+        task = dataclasses.replace(task, spec=reference_to(task, "task"))
     count = number_of_workers(workers, launcher_job())
     request = TrainRequest(
         make_settings(task, method, cluster_here(count), data=data, **choices),
@@ -79,6 +97,8 @@ def train(
     result = launch(request, RunListener(on_row, on_progress, callbacks))
     if result.status == INTERRUPTED:
         raise KeyboardInterrupt
+    if result.status == REFUSED and result.failure is not None:
+        raise ConfigurationError(result.failure)
     if result.status != 0:
         raise RunFailed(result.failure or f"its workers ended with exit code {result.status}")
     return result
@@ -178,7 +198,7 @@ def _launch_of(request: TrainRequest) -> Launch:
     settings = request.settings
     return Launch(
         _PROGRAM, settings.cluster.workers, transport=request.transport,
-        method=str(settings.method), seed=settings.seed, folder=request.folder,
+        method=absolute(str(settings.method)), seed=settings.seed, folder=request.folder,
         faults=request.faults, tolerates_deaths=True, deadline_s=request.deadline,
         under_mpirun="gossamer train ...",
     )  # fmt: skip

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +276,7 @@ class Training:
             "epochs": self._pace.epoch,
             "samples": round(self._pace.epoch * len(self._settings.task.train)),
             "output": self.session.method.output,
-            **asdict(self._evaluator.score(held)),
+            **self._evaluator.score(held).row(self._settings.task),
         })  # fmt: skip
         if kind == "result":
             output = self._evaluator.output_parameters(held)

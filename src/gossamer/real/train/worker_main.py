@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
-from gossamer.errors import Error, PeerLost
-from gossamer.real.launch.environment import connect
+from gossamer.errors import ConfigurationError, Error, PeerLost
+from gossamer.methods.method import blamed_method
+from gossamer.real.launch.environment import connect, discover
 from gossamer.real.lost_peer import server_lost
 from gossamer.real.train.replay import EventOrder
 from gossamer.real.train.request import TrainRequest
@@ -24,6 +27,8 @@ from gossamer.real.transports.transport import Stopped, Transport
 
 JOB_VARIABLE = "GOSSAMER_JOB"
 INTERRUPTED = 130
+REFUSED = 2
+"""The exit code of a worker whose input, a user's own code among it, cannot be used."""
 _START = """
 import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -40,7 +45,14 @@ def program_of(module: str) -> tuple[str, ...]:
 
 
 def main() -> int:
-    request = TrainRequest.from_json(os.environ[JOB_VARIABLE])
+    try:
+        request = TrainRequest.from_json(os.environ[JOB_VARIABLE])
+    except ConfigurationError as error:
+        # A file of the user's that says something else here than to the process that started this.
+        place = Path(json.loads(os.environ[JOB_VARIABLE])["folder"])
+        with contextlib.closing(WorkerLog(place, discover().rank)) as log:
+            log.write("failure", {"sentence": str(error), "time": time.time()})
+        return REFUSED
     transport = connect() or LocalTransport()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return run_worker(request, transport, WorkerLog(request.place, transport.rank))
@@ -55,7 +67,8 @@ def run_worker(
     torch.set_num_threads(request.settings.threads)
     order = EventOrder(request.place, transport.rank) if request.is_recorded else None
     try:
-        Training(request, transport, log, order).run()
+        with blamed_method(request.settings.method.method, is_worker=True):
+            Training(request, transport, log, order).run()
     except (KeyboardInterrupt, Stopped):
         return INTERRUPTED
     except (Error, OSError) as error:
@@ -65,7 +78,7 @@ def run_worker(
             log.write("failure", {"sentence": sentence, "time": time.time()})
         except OSError:
             print(sentence, file=sys.stderr, flush=True)
-        return 1
+        return REFUSED if isinstance(error, ConfigurationError) else 1
     finally:
         for kept in (log, order):
             with contextlib.suppress(OSError):

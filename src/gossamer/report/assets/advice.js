@@ -17,6 +17,6 @@ function changesSection() {
   const words = kept("changes", () => make("ul", { class: "changes" }));
   words.replaceChildren(...changes.map((line) => make("li", null, keepUnits(String(line)))));
   return section("changes", "What would change the answer",
-    "Each time one thing of the cluster was changed, and the best methods ran again.", changes.length ? words : null,
+    "One property of the cluster was changed at a time, and the best methods ran again.", changes.length ? words : null,
     advice.scenes && list(advice.scenes.rows).length ? furtherTable("scenes", advice.scenes) : null);
 }

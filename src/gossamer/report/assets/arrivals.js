@@ -22,7 +22,7 @@ function seedTimes(method) {
 
 function arrivalReach(method) {
   const arrival = method.arrival || {};
-  const ends = ["accuracy", "loss"].map((key) => curveOf(method, "time", key)).filter((points) => points)
+  const ends = ["accuracy", "loss", "metric"].map((key) => curveOf(method, "time", key)).filter((points) => points)
     .map((points) => points[points.length - 1].x);
   const whole = Math.max(0, ...ends) || figureOf(method, "seconds") || 0;
   return isNumber(arrival.mean) ? Math.max(arrival.mean, ...seedTimes(method)) : whole;
@@ -108,14 +108,14 @@ function arrivalOption(methods) {
 
 function doubtWords() {
   return state.data.can_tell
-    ? "Methods are compared seed by seed; those too close to call with the first say so, the others are slower."
-    : "One seed says nothing about chance, so that no order is certain.";
+    ? "Methods are compared seed by seed; a method that may be as fast as the first is marked, the others are slower."
+    : "One seed says nothing about chance, so no order is certain.";
 }
 
 function arrivalFigure() {
   const methods = rankedMethods(shownMethods().filter((method) => method.arrival));
   if (!methods.length || !isNumber(state.data.target)) return null;
-  const goal = state.data.score === "loss" ? `a loss of ${showNumber(state.data.target)}` : showAccuracy(state.data.target);
+  const goal = state.data.score === "accuracy" ? showAccuracy(state.data.target) : `a ${state.data.score} of ${showNumber(state.data.target)}`;
   const hatched = methods.some((method) => !isNumber(method.arrival.mean));
   return figure("arrivals", {
     title: `Time to reach ${goal}`,

@@ -5,7 +5,14 @@ const MEASURES = {
   loss: { title: "Test loss", isLog: true, show: showNumber, isLowerBetter: true },
   training_loss: { title: "Training loss", isLog: true, show: showNumber, isLowerBetter: true },
   consensus_distance: { title: "Consensus distance", isLog: true, show: showNumber, isLowerBetter: true },
+  // A metric of the task's own, by its own name.
+  metric: { get title() { return `Test ${state.data.score}`; }, isLog: false, show: showNumber, get isLowerBetter() { return Boolean(state.data.lower_is_better); } },
 };
+
+// The curve by which the methods are judged.
+function scoreKey() {
+  return state.data.score === "accuracy" || state.data.score === "loss" ? state.data.score : "metric";
+}
 // Beyond this ratio of run times a linear axis squeezes the fast methods into its first pixels.
 const LOG_TIME_RATIO = 12;
 // Workers this much closer than the others are equal up to rounding; an axis that shows how equal
@@ -66,6 +73,7 @@ function accuracyAxis(colours, curves, target) {
 
 function valueAxis(colours, curves, key, target) {
   if (key === "accuracy") return accuracyAxis(colours, curves, target);
+  if (key === "metric") return linearAxis(colours, null, null);
   const values = curves.flatMap((one) => one.points.map((point) => point.y));
   // A run that diverged may leave at the top; it must not flatten all the others.
   const first = Math.max(...curves.map((one) => one.points[0].y));
@@ -214,18 +222,19 @@ function equalWorkers(curves) {
 }
 
 const CURVE_WORDS = {
-  time: "Who gets there first on the clock: further left is faster.",
-  epochs: "What each gradient is worth: methods that work on old gradients need more of them.",
+  time: "Which method is first in time: further left is faster.",
+  epochs: "How much each gradient contributes: methods with stale gradients need more of them.",
 };
 const ALONE_WORDS = {
-  time: "What the clock says, waiting included.",
-  epochs: "What each pass over the data brings, however long it took.",
+  time: "Over time, waiting included.",
+  epochs: "Over passes through the data, however long they took.",
 };
 const MEASURE_WORDS = {
-  accuracy: "Judged by accuracy: how many of the test samples are told right.",
-  loss: "Loss goes on telling methods apart where accuracy has flattened; a line that turns up is overfitting or diverging.",
-  training_loss: "On the batches that the workers learn from. Low here and high in test loss is overfitting.",
-  consensus_distance: "How far the workers' models are from their mean, relative to it. A rising line is workers that drift apart.",
+  accuracy: "Judged by accuracy: the share of test samples that are classified correctly.",
+  metric: "The metric that the task names.",
+  loss: "Loss still differs between methods where accuracy is flat; a line that turns up is overfitting or diverging.",
+  training_loss: "The loss on the training batches. If it is low and the test loss is high, the model overfits.",
+  consensus_distance: "How far the workers' models are from their mean, relative to it. A rising line means that workers drift apart.",
 };
 
 function curveFigure(key, along) {
@@ -234,11 +243,11 @@ function curveFigure(key, along) {
   // What was taken at the end only is a figure of the table and no course; a logarithm has no zero.
   const drawn = (points) => points.filter((point) => !measure.isLog || point.y > 0);
   if (!curves.some((one) => drawn(one.points).length > 1)) return null;
-  const target = key === state.data.score ? state.data.target : null;
+  const target = key === scoreKey() ? state.data.target : null;
   const words = along === "time" ? timeWord() : "epochs";
   const bands = curves.some((one) => one.points.some((point) => isNumber(point.low)));
   const viewWords = allMethods().length > 1 ? CURVE_WORDS : ALONE_WORDS;
-  const told = key === state.data.score ? viewWords[along] : MEASURE_WORDS[key];
+  const told = key === scoreKey() ? viewWords[along] : MEASURE_WORDS[key];
   return figure(`${key}-${along}`, {
     title: `${measure.title} over ${words}${measure.isLog ? " (log scale)" : ""}`,
     caption: told + (key === "consensus_distance" ? equalWorkers(curves) : "") + (bands ? " Lines are means, bands the range over seeds." : ""),

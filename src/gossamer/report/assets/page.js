@@ -100,14 +100,14 @@ function nothingShown() {
 }
 
 function raceSection() {
-  const score = state.data.score === "loss" ? "loss" : "accuracy";
+  const score = scoreKey();
   const heading = allMethods().length > 1 ? "The race" : "How it went";
   return section("race", heading, "The same training twice: over time, where waiting counts, and over epochs, where only the learning counts. Scores that were taken often are averages over the epochs around a moment.",
     curvePair(score), arrivalFigure());
 }
 
 function learningSection() {
-  const others = ["accuracy", "loss", "training_loss"].filter((key) => key !== (state.data.score === "loss" ? "loss" : "accuracy"));
+  const others = ["accuracy", "loss", "training_loss"].filter((key) => key !== scoreKey());
   return section("learning", allMethods().length > 1 ? "How they learn" : "How it learns", "", others.map(curvePair));
 }
 
@@ -117,8 +117,8 @@ function consensusSection() {
 
 function footer() {
   const element = kept("footer", () => make("footer", null, make("p")));
-  const reach = state.data.is_growing ? "This page asks the run for news every two seconds."
-    : "This page holds all its data and asks no server for anything.";
+  const reach = state.data.is_growing ? "This page asks the run for new data every two seconds."
+    : "This page contains all its data and contacts no server.";
   setText(element.firstChild, `Made by gossamer ${state.data.version || ""}. ${reach} Charts by Apache ECharts.`);
   return element;
 }

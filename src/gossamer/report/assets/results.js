@@ -2,6 +2,7 @@
 
 // Two tables, because one of all columns is wider than a screen.
 const RESULT_COLUMNS = [
+  ["metric", "final metric", showNumber],
   ["accuracy", "final accuracy", showAccuracyCell],
   ["loss", "final loss", showNumber],
   ["seconds", "run time", showSeconds],
@@ -42,7 +43,7 @@ function timesCell(method) {
 }
 
 // What a run that was stopped at its target was at the end says nothing.
-const STOPPED_LESS = new Set(["accuracy", "loss", "seconds", "steps", "wall_seconds"]);
+const STOPPED_LESS = new Set(["metric", "accuracy", "loss", "seconds", "steps", "wall_seconds"]);
 
 function resultsSection() {
   const methods = rankedMethods(allMethods());
@@ -71,7 +72,7 @@ function resultsSection() {
 function figureColumns(columns, methods) {
   const isStopped = state.data.kind === "advise";
   return columns.filter(([key]) => !(isStopped && STOPPED_LESS.has(key)) && methods.some((method) => figureOf(method, key) !== null)).map(([key, title, show]) =>
-    [title, (method) => ({ text: show(figureOf(method, key)), value: figureOf(method, key) })]);
+    [key === "metric" ? `final ${state.data.score}` : title, (method) => ({ text: show(figureOf(method, key)), value: figureOf(method, key) })]);
 }
 
 function methodTable(name, caption, methods, columns) {

@@ -1,6 +1,6 @@
 // A stretch of a run as a Gantt strip: one row a worker, servers below, and for whom each waits.
 
-const STRIP_WORDS = "Follow the stripes: who waits, how long, and (on hovering) for whom.";
+const STRIP_WORDS = "The stripes show which worker waits, how long and, on hovering, for which worker.";
 // A clock outside of the network cannot look into a wait.
 const REAL_STRIP_WORDS = "Computing is a gradient; communicating is what a worker does itself for an exchange: copying, adding, "
   + "handing over; waiting is a wait for somebody (hover for whom), a message's time on its way included, as nobody there can "

@@ -103,7 +103,7 @@ function workerFigure(method) {
   const part = { computing: (worker) => worker.computing || 0, waiting: waitingOf, other: (worker) => worker.other || 0 };
   return figure("workers", {
     title: `Each worker's time under ${method.label}`,
-    caption: "Totals of the first seed's run. Little grey and much yellow is a worker held up by others; hover to see by whom.",
+    caption: "Totals of the first seed's run. A worker with little grey and much yellow waits for others; hover to see for which.",
     height: () => workers.length * rowHeight(workers.length) + 76,
     option: (width, colours) => ({
       grid: { left: 40, right: 16, top: 34, bottom: 42 },

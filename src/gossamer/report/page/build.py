@@ -24,7 +24,7 @@ from gossamer.report.page.method import method_data
 from gossamer.report.page.settings import listed_settings
 from gossamer.report.page.text import page_subtitle, page_title, page_verdict
 from gossamer.report.page.topology import server_side
-from gossamer.runs.arrival import RULE
+from gossamer.runs.arrival import RULE, is_lower_better
 from gossamer.runs.contest import Contest
 from gossamer.runs.json_files import count, members, number, objects, text, texts
 from gossamer.runs.kept_runs import Folder, Run, read_folder
@@ -77,6 +77,7 @@ def build_page(
         version=_version(),
         is_growing=is_growing,
         score=contest.key,
+        lower_is_better=is_lower_better(contest.key),
         target=goal,
         rule=RULE,
         can_tell=contest.ranking.can_tell if contest.entries else False,
@@ -275,15 +276,15 @@ def _notices(folders: Sequence[Folder], gathered: GatheredRuns) -> list[str]:
     worlds = {run.is_real for folder in folders for run in folder.runs}
     if len(worlds) == 2:
         said.append(
-            "Some of these runs were simulated and some were real: the seconds of the ones are "
-            "virtual, those of the others a clock's."
+            "Some of these runs were simulated and some were real: the former have virtual "
+            "seconds, the latter real ones."
         )
     clusters = {text(members(run.config.get("cluster")).get("name")) for _, run in _shown(gathered)}
     if len(clusters - {""}) > 1:
-        said.append("The runs are from different clusters; the first one's is drawn.")
+        said.append("The runs are from different clusters; the cluster of the first run is drawn.")
     if gathered.whole and gathered.partial:
         left_out = ", ".join(gathered.partial)
-        said.append(f"The verdict leaves out what did not come to its end: {left_out}.")
+        said.append(f"The verdict leaves out methods that did not finish: {left_out}.")
     return said
 
 

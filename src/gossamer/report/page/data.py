@@ -18,9 +18,9 @@ class Curve(TypedDict):
     high: list[float] | None
 
 
-SCORES = ("accuracy", "loss", "training_loss", "consensus_distance")
+SCORES = ("metric", "accuracy", "loss", "training_loss", "consensus_distance")
 Curves = dict[str, Curve | None]
-"""A curve for each of `SCORES`, against time or against epochs."""
+"""A curve for each of `SCORES`, against time or against epochs; `metric` is the task's own."""
 
 
 class ArrivalData(TypedDict):
@@ -83,7 +83,7 @@ class TopologyData(TypedDict):
 
 
 FIGURES = (
-    "accuracy", "loss", "seconds", "waiting_fraction", "mean_staleness", "max_staleness",
+    "metric", "accuracy", "loss", "seconds", "waiting_fraction", "mean_staleness", "max_staleness",
     "mean_global_staleness", "bytes_per_step", "consensus_distance", "exchanges_per_step", "steps",
     "wall_seconds",
 )  # fmt: skip
@@ -233,7 +233,9 @@ class PageData(TypedDict):
     is_growing: bool
     """Whether the run is still under way, so that the page polls for new data."""
     score: str
-    """The score by which methods are judged: accuracy or loss."""
+    """The score by which methods are judged: accuracy, loss or the name of the task's metric."""
+    lower_is_better: bool
+    """Whether smaller values of that score are better."""
     target: float | None
     rule: str
     """The rule by which a target counts as reached."""

@@ -50,7 +50,8 @@ class _Group:
 def check_same_task(folders: Sequence[Folder]) -> None:
     """Scores of different tasks say nothing about each other."""
     known = [(run.task, folder) for folder in folders for run in folder.runs if run.task]
-    known += [(folder.task, folder) for folder in folders if folder.task]
+    # A folder of several runs knows the task by its name, its runs with the options, too.
+    known += [(one.task, one) for one in folders if one.task and not any(r.task for r in one.runs)]
     for task, folder in known:
         first, before = known[0]
         if task != first:

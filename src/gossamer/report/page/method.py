@@ -26,7 +26,7 @@ from gossamer.runs.json_files import count, members, number, numbers, objects, t
 from gossamer.runs.kept_runs import Run
 from gossamer.runs.ranking import RankedMethod
 from gossamer.runs.result import Row
-from gossamer.runs.statistics import mean_of, seed_curves
+from gossamer.runs.statistics import mean_of, measure, seed_curves
 
 _MOST_POINTS = 300
 _MOST_SEGMENTS = 3000
@@ -83,7 +83,14 @@ def _status(runs: Sequence[Run], *, is_growing: bool) -> str:
 
 
 def _curves(runs: Sequence[Run], along: str) -> Curves:
-    return {score: _curve(runs, score, along) for score in SCORES}
+    names = {"metric": _own_metric(runs)}
+    return {score: _curve(runs, names.get(score, score), along) for score in SCORES}
+
+
+def _own_metric(runs: Sequence[Run]) -> str:
+    """What these runs are judged by, where it is a metric of the task's own."""
+    key = measure([run.history for run in runs])
+    return "" if key in ("accuracy", "loss") else key
 
 
 def _curve(runs: Sequence[Run], key: str, along: str) -> Curve | None:
@@ -259,9 +266,8 @@ def _topology(run: Run) -> TopologyData | None:
 
 
 def _figures(runs: Sequence[Run], shares: Shares | None) -> Figures:
-    figures = {
-        name: end_mean(runs, "virtual_seconds" if name == "seconds" else name) for name in FIGURES
-    }
+    names = {"seconds": "virtual_seconds", "metric": _own_metric(runs)}
+    figures = {name: end_mean(runs, names.get(name, name)) for name in FIGURES}
     if shares is not None:
         figures["waiting_fraction"] = shares["waiting"]
     return figures

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gossamer.own_code import is_own
 from gossamer.quantities import counted
 from gossamer.report.page.cluster import read_cluster
 from gossamer.report.page.gathered_runs import GatheredRuns
@@ -27,7 +28,7 @@ def page_verdict(
         begun = ""
         runs = [r for e in contest.entries.values() for own in e.results.values() for r in own]
         if len({run.is_real for run in runs}) == 2:
-            begun = "Virtual seconds stand beside a clock's here, so with care: "
+            begun = "Some of these times are virtual and some are real, so compare them with care: "
         said.append(begun + contest.verdict())
     elif gathered.timed:
         entries = gathered.timed.items()
@@ -101,6 +102,8 @@ def page_title(
 
 
 def _task_title(name: str) -> str:
+    if is_own(name):
+        return name
     entry = TASKS.get(name.partition(":")[0])
     said = name if entry is None else entry.description.partition(";")[0]
     return f"{said[:1].upper()}{said[1:]}" or "An unknown task"

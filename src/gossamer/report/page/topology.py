@@ -51,8 +51,8 @@ def drawn_topology(
     if ends < workers:
         drawn["edges"] += _inside_groups(workers, speakers)
         drawn["note"] += (
-            f" Two levels: {ends} groups of {workers // ends} average exactly inside, and their"
-            " first workers speak for them."
+            f" Two levels: each of {ends} groups of {workers // ends} averages exactly inside, and"
+            " its first worker exchanges with the other groups."
         )
     return _thinned(drawn, workers)
 
@@ -69,9 +69,9 @@ def _among_workers(
     collective: str,
 ) -> TopologyData:  # fmt: skip
     if spec.name == "ensemble":
-        return TopologyData(name="none", note="Workers never meet.", nodes=nodes, edges=[])
+        return TopologyData(name="none", note="Workers never exchange.", nodes=nodes, edges=[])
     if spec.name in _RANDOM_PEER:
-        note = "A peer is drawn anew for each exchange, among all: the lines show who may meet."
+        note = "Each exchange is with a random peer; the lines show all pairs that may exchange."
         edges = _edges(make_topology("complete", speakers))
         return TopologyData(name="random peer", note=note, nodes=nodes, edges=edges)
     named = options.get("topology", spec.method.defaults().get("topology"))
@@ -87,7 +87,9 @@ def _among_workers(
 
 def _collective(collective: str, nodes: list[str], speakers: Sequence[int]) -> TopologyData:
     """The links that the all-reduce algorithm of the cluster uses."""
-    note = f"Everyone averages with everyone; the sum travels by {collective.replace('_', ' ')}."
+    note = (
+        f"All workers average together; the all-reduce algorithm is {collective.replace('_', ' ')}."
+    )
     count = len(speakers)
     if collective == "ring":
         edges = _edges(make_topology("ring", speakers))
@@ -114,7 +116,7 @@ def _about(graph: Topology, method: str) -> str:
     if graph.period > 1:
         sentence += f" The lines of all {graph.period} rounds are drawn together."
     if method == "ad_psgd":
-        sentence += " A partner is drawn anew among the neighbours for each exchange."
+        sentence += " Each exchange is with a random neighbour."
     return sentence
 
 

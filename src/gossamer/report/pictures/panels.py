@@ -58,7 +58,8 @@ def draw_curves(
     time: str = VIRTUAL,
 ) -> None:
     """The scores of all methods over epochs or time."""
-    score = "Test loss (log scale, lower is better)" if is_lower_better(key) else "Test accuracy"
+    scale = "log scale, lower is better" if key == "loss" else "lower is better"
+    score = f"Test {key} ({scale})" if is_lower_better(key) else f"Test {key}"
     passing = "virtual time" if time == VIRTUAL else "time"
     over = "epochs" if along == "epochs" else passing
     figures.style(axes, "bottom", f"{score} over {over}", grid="both")
@@ -115,6 +116,8 @@ def limit_scores(axes: Axes, runs: Sequence[Series], key: str, target: float | N
     best = np.array(
         [values.min() if is_lower_better(key) else values.max() for _, values in curves]
     )
+    if key not in ("accuracy", "loss"):
+        return
     if is_lower_better(key):
         axes.set_yscale("log")
         # The curve of a diverged run may leave the panel; it must not flatten the others.

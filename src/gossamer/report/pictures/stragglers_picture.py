@@ -131,7 +131,7 @@ def _draw_scores(axes: Axes, runners: Sequence[Runner], looks: Mapping[str, figu
 
     key = measure([history for one in runners for history in one.histories])
     lower = is_lower_better(key)
-    heading = "Test loss (log scale)" if lower else "Test accuracy"
+    heading = f"Test {key}{' (log scale)' if key == 'loss' else ''}"
     figures.style(axes, "bottom", f"{heading} over epochs, at the best rate", grid="both")
     drawn = [
         draw_curve(
@@ -141,9 +141,9 @@ def _draw_scores(axes: Axes, runners: Sequence[Runner], looks: Mapping[str, figu
         for index, one in enumerate(runners)
     ]  # fmt: skip
     means = [line for line in drawn if len(line[0])]
-    if lower:
+    if key == "loss":
         axes.set_yscale("log")
-    elif means:
+    elif means and key == "accuracy":
         _limit_accuracy(axes, means)
     axes.set_xlim(0, max(float(places[-1]) for places, _ in means) * 1.02 if means else 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))

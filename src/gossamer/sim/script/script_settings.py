@@ -81,7 +81,7 @@ def task_of(script: Script) -> Task:
     name = Path(script.path).name
     return Task(
         name=name, title=name, make_model=_no_model, loss=_no_loss, train=nothing, test=nothing,
-        correct=None, batch=1, epochs=1.0, learning_rates=(),
+        metric=None, batch=1, epochs=1.0, learning_rates=(),
     )  # fmt: skip
 
 

@@ -186,7 +186,7 @@ def _draw_panel(
     axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
     axes.set_yticks(range(len(rates)), [show_rate(rate) for rate in rates])
     _clear_frame(axes, 0)
-    for (rate, batch), value in panel.values.items():
+    for (rate, batch), value in sorted(panel.values.items()):
         right, up = batches.index(batch), rates.index(rate)
         failed = scale.yardstick.fails(value)
         place = 0.0 if failed else scale.place(value)

@@ -42,9 +42,9 @@ class Yardstick:
 
     @staticmethod
     def of(task: Task, initial_loss: float) -> Yardstick:
-        if task.correct is None:
+        if not task.has_accuracy:
             return Yardstick("loss", initial_loss, None)
-        counts = torch.bincount(task.test.targets.flatten())
+        counts = torch.bincount(task.test.labels.flatten())
         chance = float(counts.max() / counts.sum())
         return Yardstick("accuracy", CHANCE_FACTOR * chance, chance)
 

@@ -93,7 +93,7 @@ def largest_curvature(model: FlatModel) -> float | None:
 def _dominant(model: FlatModel, shift: float) -> float:
     """The eigenvalue of the largest modulus of H + shift, with its sign."""
     train = model.task.train
-    inputs, targets = train.inputs[:_SAMPLES], train.targets[:_SAMPLES]
+    inputs, targets = train.first(_SAMPLES).inputs, train.first(_SAMPLES).targets
     key = torch.zeros((), dtype=torch.int64, device=model.device)
     point = model.initial.clone().requires_grad_()
     loss, _ = model.flat_loss(point, model.initial_buffers, inputs, targets, key)

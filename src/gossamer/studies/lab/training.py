@@ -9,6 +9,7 @@ to apply are always the first ones.
 from __future__ import annotations
 
 import bisect
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from gossamer.optim.optimisers import make_optimiser
 from gossamer.sim.engine import VectorEngine
 from gossamer.studies.lab.grid import Grid, GridGroup, steps_of
 from gossamer.tasks import Order, Task
+from gossamer.tasks.evaluator import Answers, judged, whole
 from gossamer.tasks.flat_model import FlatModel, drawing_from
 from gossamer.tasks.keyed import key_of
 
@@ -183,31 +185,27 @@ class Models:
         self.first.module.eval()
         with torch.no_grad(), drawing_from(0, self.first.device):
             parts = zip(parameters.split(width), buffers.split(width), strict=True)
-            found = [self._score(output) for part in parts for output in self._outputs(*part)]
+            found = [self._score(answers) for part in parts for answers in self._outputs(*part)]
         self.first.module.train()
-        losses, accuracies = (torch.stack(column).tolist() for column in zip(*found, strict=True))
-        return GroupScores(losses, accuracies)
+        return GroupScores([loss for loss, _ in found], [accuracy for _, accuracy in found])
 
-    def _outputs(self, rows: Tensor, buffers: Tensor) -> Tensor:
+    def _outputs(self, rows: Tensor, buffers: Tensor) -> list[Answers]:
         predict = self.first.predict
-        parts = self.first.task.test.inputs.split(_EVALUATED_AT_ONCE)
-        if len(rows) == 1 or self.first.has_buffers:
-            outputs = [
-                torch.cat([predict(row, own, part) for part in parts])
+        test = self.first.task.test
+        parts = list(test.parts(_EVALUATED_AT_ONCE))
+        # One that computes its own loss returns an object, which cannot be batched.
+        if len(rows) == 1 or self.first.has_buffers or self.first.task.place:
+            return [
+                whole([predict(row, own, one.inputs, one.targets) for one in parts], test, parts)
                 for row, own in zip(rows, buffers, strict=True)
             ]
-            return torch.stack(outputs)
-        together = vmap(predict, in_dims=(0, 0, None))
-        return torch.cat([together(rows, buffers, part) for part in parts], dim=1)
+        together = vmap(predict, in_dims=(0, 0, None, None))
+        found = [together(rows, buffers, one.inputs, one.targets) for one in parts]
+        return [[(output, test)] for output in torch.cat(found, dim=1)]
 
-    def _score(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        task = self.first.task
-        loss = task.loss(output, task.test.targets)
-        if task.correct is None:
-            return loss, torch.full_like(loss, torch.nan)
-        accuracy = task.correct(output, task.test.targets).float().mean()
-        # The argmax of NaNs is the first class, which a diverged model would seem to know.
-        return loss, torch.where(output.isnan().any(), torch.nan, accuracy)
+    def _score(self, answers: Answers) -> tuple[float, float]:
+        loss, metric = judged(self.first, answers)
+        return loss, metric if metric is not None and self.first.task.has_accuracy else math.nan
 
 
 def _largest_output_bytes(model: FlatModel) -> int:
@@ -222,7 +220,7 @@ def _largest_output_bytes(model: FlatModel) -> int:
     handles = [module.register_forward_hook(watch) for module in model.module.modules()]
     model.module.eval()
     with torch.no_grad(), drawing_from(0, model.device):
-        model.module(model.task.train.inputs[:1])
+        model.task.train.first(1).call(model.module)
     model.module.train()
     for handle in handles:
         handle.remove()

@@ -1,10 +1,11 @@
-"""All-reduce in shared memory: every member posts its value, then every member reads all values.
+"""All-reduce in shared memory: every member posts its value, and the members add up what is posted.
 
-The members need no vote about who contributes; `contributions` says why. Of a small value, and of
-two members, each adds up everything for itself. Of a larger value each member adds up its own chunk
-and publishes it for all. If a member is not working at its chunk, because it is dead or busy
-elsewhere, the others add up that chunk themselves. So no member ever waits for one that has posted
-and turned to something else. `gpu` is about values on a GPU that the processes share.
+The members need no vote about who contributes; `contributions` says why. For a small value, and for
+two members, each adds up the whole value for itself (`rules.mean_into`). For a larger value each
+member adds up its own chunk and publishes it for all. If a member is not working at its chunk,
+because it is dead or busy elsewhere, the others add up that chunk themselves. So no member ever
+waits for one that has posted and turned to something else. `gpu` is about values on a GPU that the
+processes share.
 """
 
 from __future__ import annotations

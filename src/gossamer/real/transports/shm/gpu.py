@@ -15,9 +15,10 @@ it posted has contributed, and one that died before has not; all survivors see t
 
 The GPU reads values later than the process asks it to. A process says that it needs no contribution
 any longer when its stream has read them: at the latest at its next post, which waits for the stream
-anyway. An arena has room for two values of the largest size. A process that writes a third has seen
-that all others posted the second, and so that all have read the first. So processes in step with
-each other never wait for room.
+anyway. An arena has room for two values of the largest size. Before a process writes a third value,
+all others have posted their second. A process posts its second value only after it has read the
+first values of all. So the room of the first value is free, and processes in step with each other
+never wait for room.
 
 A value goes into the arena once all living members have opened it. Before that, and when there is
 no room, it goes through main memory. Processes need not agree on that, because each contribution
@@ -28,8 +29,8 @@ that owner can never have posted anything in it.
 lock is free; to wait for the stream under every lock would double the time of a step of AD-PSGD. So
 a process that releases a window sets a mark behind its work, and writes down that it was the last.
 The next process waits until the GPU has passed that mark, or the other process is gone, before it
-asks the GPU for anything. The process waits and not its stream: a mark of a process that was killed
-is never reached, and a stream cannot be told so.
+asks the GPU for anything. The process itself waits, and does not let its stream wait: if the other
+process is killed, the GPU never reaches its mark, and a stream that waits for it cannot be stopped.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class GpuMark:
         self._event.record(torch.cuda.current_stream(self._device))
 
     def precede(self) -> None:
-        """The present stream does what it is asked from now on after this mark."""
+        """Let the current stream wait for this mark before it does anything more."""
         torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def query(self) -> bool:

@@ -15,8 +15,14 @@ from gossamer.real.transports.shm.system import Bell, fence
 
 _WRITTEN, _TAKEN, _STARVED = 0, CACHE_LINE // 8, 2 * CACHE_LINE // 8
 LENGTH_BYTES = 8
+_LARGE = 1 << 16
 NOTICE = 1 << 63
 """A bit in the length of a frame: this is the notice of a large frame."""
+
+
+def _memory(length: int) -> memoryview:
+    """Return memory for a frame; that of a large one comes from the pool."""
+    return memoryview(bytearray(length)) if length < _LARGE else take(length).numpy().data
 
 
 class RingWriter:
@@ -73,7 +79,7 @@ class RingReader:
             if self._in_length:
                 length = int.from_bytes(whole, "little")
                 self._is_notice = bool(length & NOTICE)
-                self._target = take(length & ~NOTICE).numpy().data
+                self._target = _memory(length & ~NOTICE)
                 self._in_length = False
                 continue
             self._target = memoryview(bytearray(LENGTH_BYTES))

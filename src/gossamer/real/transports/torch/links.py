@@ -6,8 +6,8 @@ These things travel on the connection of one direction, in this order:
                  length of the body, number of messages acknowledged; then the head, and a short
                  body.
     body         A long body follows in pieces of PIECE bytes, under the tag that its message named.
-    body with    The receiver has posted its receives already, so the pieces may go before their
-    a room       message or after it.
+    expected     The receiver has posted its receives already (`expect`), so the pieces of the body
+    body         may go before their message or after it.
 
     FRAME         a frame for the listener
     LEAVE         the sender leaves; its own line in the log of departures made this epoch
@@ -19,7 +19,7 @@ A link at one of its two processes has these states:
 
     open --- leave() -----------> leaving --- LEAVE_ANSWER comes --> ended
      |                               |
-     |--- LEAVE comes, is answered --+----------------------------> ended   (`leave` waits on)
+     |--- LEAVE comes, is answered --+----------------------------> ended   (a close waits on)
      |--- the connection breaks -----+----------------------------> ended, and the peer is lost
 
 Gloo has to know sizes in advance. So one receive of SLOT bytes is always posted, and a message

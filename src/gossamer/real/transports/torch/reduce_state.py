@@ -42,7 +42,8 @@ from gossamer.real.transports.torch.wire import PIECE, SLOT, host_copy, host_emp
 _FEW, _BY_EACH = 8, 1 << 16
 """Up to so many members, and so many bytes to receive, every member adds up the whole vector."""
 _BY_BOTH = 1 << 20
-"""Up to so many bytes two members do. Beyond, adding up takes longer than to wait for a half."""
+"""Of two members, each adds up the whole vector up to so many bytes. For a longer vector it is
+faster to add up one half and to wait for the other."""
 
 Gift = tuple[int, "Head", Tensor]
 """A mean for a process that lacks it: to whom, the head of its message, the mean."""
@@ -299,8 +300,9 @@ class ReduceState:
         return attempt
 
     def finish(self, mean: Mean, attempt: Attempt, *, is_by_nccl: bool = False) -> bool:
-        """The attempt is complete. Return False if a departure has made another one necessary: then
-        this process has told the others that the mean is open, and they rely on its help."""
+        """The attempt is complete. Return False if a departure has made another attempt necessary:
+        this process has then told the others that its mean is open, and they wait for its part in
+        the new attempt."""
         group = mean.group
         if mean.attempt is not attempt or group.has_finished(mean.number):
             return False
