@@ -170,6 +170,7 @@ def test_commands_in_the_documentation_exist() -> None:
         if program == "make":
             assert f"\n{name}:" in makefile, line
             continue
+        rest = rest[: rest.index("--")] if "--" in rest else rest  # the others are a script's
         command = known[name]
         while rest and hasattr(command, "commands"):
             command = command.commands[rest.pop(0)]

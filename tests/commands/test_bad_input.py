@@ -60,7 +60,7 @@ UNKNOWN_NAMES = {
     "train-faster": "no such command 'train-faster'; see `gossamer --help`",
     "simulate --methd ad_psgd": "no such option: --methd; did you mean --method?",
     "methods --jsn": "no such option: --jsn",
-    "simulate ad_psgd": "unexpected extra argument",
+    "simulate ad_psgd": "write --method ad_psgd",
 }  # fmt: skip
 
 IMPOSSIBLE_VALUES = {

@@ -305,4 +305,4 @@ def test_the_help_of_every_command_is_whole(command: str) -> None:
     if command in ("simulate", "compare"):
         assert "[@START+LENGTH]" in said.out
         titles = re.findall(r"^([A-Z].*):$", said.out, re.MULTILINE)
-        assert titles == ["Options", "Cluster and faults", "Training", "Output"]
+        assert titles == ["Arguments", "Options", "Cluster and faults", "Training", "Output"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gossamer.commands import script_run
+from gossamer.commands.work import script_runs
 from gossamer.script.fork_server import ForkServer
 
 
@@ -28,5 +28,5 @@ def commands(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(script_run, "ForkServer", Kept)
+    monkeypatch.setattr(script_runs, "ForkServer", Kept)
     return server

@@ -21,7 +21,7 @@ from gossamer.commands.console import (
 )
 from gossamer.commands.kept_run import kept_run
 from gossamer.commands.view.dashboard import Dashboard
-from gossamer.commands.work.script_runs import ScriptRuns, check_no_script, check_script_options
+from gossamer.commands.work.script_runs import ScriptRuns
 from gossamer.commands.work.simulations import slug
 from gossamer.commands.work.tournament import Tournament
 from gossamer.config.cluster import Cluster
@@ -78,24 +78,23 @@ def compare(
     it reports (`worker.report(loss=..., accuracy=...)`):
 
     \b
-    gossamer compare train.py --methods "all_reduce ad_psgd" --workers 8 -- --epochs 3
+    gossamer compare train.py --methods "all_reduce ad_psgd" -- --epochs 3
     """
     looks = given.looks_from(seeds)
     chosen = given.methods_from(methods, method, DEFAULT_METHODS)
     if script is not None:
-        check_script_options(script, task, length, lr, running, evaluations)
+        given.check_script_options(script, task, length, lr, running, evaluations)
         if target is not None and not target > 0:
             raise ConfigurationError(f"--target must be above 0, got {target:g}")
-        with ScriptRuns(
-            Script(script, tuple(arguments or ())), shows_output=False, needs_reports=True
-        ) as runs:
+        own_script = Script(script, tuple(arguments or ()))
+        with ScriptRuns(own_script, needs_reports=True) as runs:
             own = runs.settings(
                 chosen, where.described(), seed=seed, compute=compute,
                 threads=running.threads, model_bytes=running.model_bytes,
             )  # fmt: skip
             _compare(Tournament(own, looks, target, runs), keeping)
         return
-    check_no_script(compute)
+    given.check_no_script(compute)
     if running.engine == "none":
         raise ConfigurationError("compare needs gradients; use --engine vector or loop")
     loaded = make_task(task, data=running.data)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -248,3 +251,33 @@ def show_stale(row: Mapping[str, Any]) -> str:
     own, everyone = row.get("mean_staleness"), row.get("mean_global_staleness")
     shown = "" if own is None else f"{own:.1f}"
     return shown if everyone is None else f"{shown} ({everyone:.1f})"
+
+
+_LOOK_AGAIN = 0.1
+
+
+@contextlib.contextmanager
+def shown_while_it_grows(file: Path) -> Generator[None]:
+    """Inside, what is written to this file goes to standard error, too."""
+    is_over = threading.Event()
+
+    def follow() -> None:
+        at = 0
+        while True:
+            was_over = is_over.wait(_LOOK_AGAIN)
+            with contextlib.suppress(OSError), file.open("rb") as lines:
+                lines.seek(at)
+                while part := lines.read(1 << 16):
+                    at += len(part)
+                    sys.stderr.write(part.decode(errors="replace"))
+                sys.stderr.flush()
+            if was_over:
+                return
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

@@ -92,9 +92,21 @@ MethodOption = Annotated[
 ]
 MethodOrOwnOption = Annotated[
     str | None,
+    shown("NAME or NAME:KEY=VALUE,...; `gossamer methods`. Default: ad_psgd, or the script's."),
+]
+ScriptArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="SCRIPT", help="A Python script that calls gossamer.join."),
+]
+ArgumentsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ARGUMENTS", help="Behind --: all that belongs to the script."),
+]
+ComputeOption = Annotated[
+    str,
     shown(
-        "NAME or NAME:KEY=VALUE,...; `gossamer methods`; your own is FILE.py:NAME. Default: "
-        "ad_psgd, or the script's."
+        "How long a script's step computes: cluster (as the cluster says), measured, or 12ms.",
+        metavar="TIME",
     ),
 ]
 OneMethodOption = Annotated[
@@ -102,21 +114,6 @@ OneMethodOption = Annotated[
     shown(
         "One method, also of your own (my.py:name:KEY=VALUE,...); may be repeated.",
         metavar="METHOD",
-    ),
-]
-ScriptArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="[SCRIPT]", help="A Python script that calls gossamer.join."),
-]
-ArgumentsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[-- ARGUMENTS]", help="All behind -- belongs to the script."),
-]
-ComputeOption = Annotated[
-    str,
-    shown(
-        "How long a script's step computes: cluster (as the cluster says), measured, or 12ms.",
-        metavar="TIME",
     ),
 ]
 RateOption = Annotated[float | None, shown("Learning rate; default: the task's.")]
@@ -416,3 +413,30 @@ def target_from(target: float | None, *, score: str) -> float | None:
 def check_seeds(seeds: int) -> None:
     if seeds < 1:
         raise ConfigurationError(f"--seeds must be at least 1, got {seeds}")
+
+
+def check_script_options(
+    script: str, task: str, length: LengthOptions, rate: object, running: RunOptions,
+    evaluations: int | None,
+) -> None:  # fmt: skip
+    """What a script decides by itself is not given to the command."""
+    given: dict[str, tuple[object, object]] = {
+        "--task": (task, "digits-mlp"), "--lr": (rate, None),
+        "--evaluations": (evaluations in (None, 20), True),
+    }  # fmt: skip
+    for options, default in ((length, LengthOptions()), (running, RunOptions())):
+        for name, value in vars(options).items():
+            if name not in ("threads", "model_bytes"):
+                given[f"--{name}"] = (value, getattr(default, name))
+    for flag, (value, default) in given.items():
+        if value != default:
+            raise ConfigurationError(
+                f"{flag} is for tasks, and {script} decides that by itself; leave it out, or give "
+                "it to the script behind --"
+            )
+
+
+def check_no_script(compute: str) -> None:
+    """What is for scripts only is refused with a task."""
+    if compute != "cluster":
+        raise ConfigurationError("--compute is for scripts; a task's compute time is the cluster's")

@@ -15,10 +15,11 @@ from gossamer.commands.console import (
     shared_figures,
     show_bytes,
     show_figures,
+    shown_while_it_grows,
 )
 from gossamer.commands.kept_run import kept_run
 from gossamer.commands.work.jobs import JobWatch, SimulationJob, run_jobs
-from gossamer.commands.work.script_runs import ScriptRuns, check_no_script, check_script_options
+from gossamer.commands.work.script_runs import ScriptRuns
 from gossamer.commands.work.simulations import EngineCache, command_line, slug
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import RunFailed
@@ -54,19 +55,19 @@ def simulate(
     `gossamer.join` is trained instead of a task, as it is:
 
     \b
-    gossamer simulate train.py --workers 16 --cluster one-slow-of-16 --method ad_psgd -- --epochs 3
+    gossamer simulate train.py --cluster one-slow-of-16 -- --epochs 3
     """
     given.check_seeds(seeds)
     if script is not None:
-        check_script_options(script, task, length, lr, running, evaluations)
-        with ScriptRuns(Script(script, tuple(arguments or ())), shows_output=True) as runs:
+        given.check_script_options(script, task, length, lr, running, evaluations)
+        with ScriptRuns(Script(script, tuple(arguments or ())), show=shown_while_it_grows) as runs:
             (first,) = runs.settings(
                 [method], where.described(), seed=seed, compute=compute, threads=running.threads,
                 model_bytes=running.model_bytes,
             )  # fmt: skip
             _simulate([first.seeded(seed + number) for number in range(seeds)], keeping, runs)
         return
-    check_no_script(compute)
+    given.check_no_script(compute)
     loaded = make_task(task, data=running.data)
     settings = make_settings(
         loaded, method or _DEFAULT_METHOD, where.described(), seed=seed,

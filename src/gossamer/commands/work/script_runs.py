@@ -1,22 +1,16 @@
-"""A script in virtual time, as `simulate` and `compare` take it."""
+"""The runs of a script in virtual time that one command makes."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import tempfile
-import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gossamer.commands.console import say
-from gossamer.commands.options import LengthOptions, RunOptions
 from gossamer.commands.work.simulations import EngineCache
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings
-from gossamer.errors import ConfigurationError
 from gossamer.methods import parse_method
 from gossamer.observe.observer import Observer
 from gossamer.quantities import seconds
@@ -30,17 +24,20 @@ from gossamer.sim.simulation import Simulation
 
 OUTPUTS = "outputs"
 """In a run folder: what the processes of a script have printed."""
-_LOOK_AGAIN = 0.1
+Show = Callable[[Path], contextlib.AbstractContextManager[None]]
 
 
 class ScriptRuns(EngineCache):
     """The runs of one command: they share a process that has imported torch."""
 
-    def __init__(self, script: Script, *, shows_output: bool, needs_reports: bool = False) -> None:
+    def __init__(
+        self, script: Script, *, show: Show | None = None, needs_reports: bool = False
+    ) -> None:
+        """`show` shows what is written to a file while it grows, here by worker 0."""
         super().__init__()
         self._needs_reports = needs_reports
         self._script = script
-        self._shows_output = shows_output
+        self._show = show
         self._scratch = tempfile.TemporaryDirectory(prefix="gossamer-")
         self._shown = contextlib.ExitStack()
         """What worker 0 of the run at hand prints."""
@@ -91,8 +88,8 @@ class ScriptRuns(EngineCache):
         assert isinstance(settings, ScriptSettings)
         place = self._place
         self._shown.close()
-        if self._shows_output:
-            self._shown.enter_context(shown_while_it_grows(place / "worker-0.out"))
+        if self._show is not None:
+            self._shown.enter_context(self._show(place / "worker-0.out"))
         return ScriptSimulation(
             settings, self._server, place, on_row=on_row, observers=observers,
             needs_reports=self._needs_reports,
@@ -104,61 +101,6 @@ def _computing(cluster: Cluster, compute: str, found: Scouted) -> Cluster:
         return cluster
     if found.seconds_per_step is not None:
         took = found.seconds_per_step
-        say(f"a step of worker 0 alone computes for {took * 1e3:.3f} ms")
     else:
         took = seconds(compute, "--compute")
     return dataclasses.replace(cluster, compute=dataclasses.replace(cluster.compute, seconds=took))
-
-
-@contextmanager
-def shown_while_it_grows(file: Path) -> Generator[None]:
-    """Inside, what is written to this file goes to standard error, too."""
-    is_over = threading.Event()
-
-    def follow() -> None:
-        at = 0
-        while True:
-            was_over = is_over.wait(_LOOK_AGAIN)
-            with contextlib.suppress(OSError), file.open("rb") as lines:
-                lines.seek(at)
-                while part := lines.read(1 << 16):
-                    at += len(part)
-                    sys.stderr.write(part.decode(errors="replace"))
-                sys.stderr.flush()
-            if was_over:
-                return
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-
-
-def check_script_options(
-    script: str, task: str, length: LengthOptions, rate: object, running: RunOptions,
-    evaluations: int | None,
-) -> None:  # fmt: skip
-    """What a script decides by itself is not given to the command."""
-    given: dict[str, tuple[object, object]] = {
-        "--task": (task, "digits-mlp"), "--lr": (rate, None),
-        "--evaluations": (evaluations in (None, 20), True),
-    }  # fmt: skip
-    for options, default in ((length, LengthOptions()), (running, RunOptions())):
-        for name, value in vars(options).items():
-            if name not in ("threads", "model_bytes"):
-                given[f"--{name}"] = (value, getattr(default, name))
-    for flag, (value, default) in given.items():
-        if value != default:
-            raise ConfigurationError(
-                f"{flag} is for tasks, and {script} decides that by itself; leave it out, or give "
-                "it to the script behind --"
-            )
-
-
-def check_no_script(compute: str) -> None:
-    """What is for scripts only is refused with a task."""
-    if compute != "cluster":
-        raise ConfigurationError("--compute is for scripts; a task's compute time is the cluster's")

@@ -269,6 +269,7 @@ class ScriptWorker(SimulatedWorker):
         elif not isinstance(at, ScriptReplica):
             raise ProtocolError(f"a gradient is taken at a tensor or a replica, got {type(at)}")
         loop.made += 1
+        self._gradients += 1
         world.consensus.came(rank)
         gradient = ScriptGradient(rank)
         updates = world.updates.count if self._seen is None else self._seen

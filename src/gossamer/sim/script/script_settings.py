@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError
+from gossamer.methods import METHODS
 from gossamer.tasks.task import Data, Task
 
 
@@ -25,7 +26,9 @@ class Script:
     def __post_init__(self) -> None:
         path = Path(self.path)
         if not path.exists():
-            raise ConfigurationError(f"the script {self.path!r} does not exist; give its path")
+            is_method = self.path.partition(":")[0] in METHODS
+            advice = f"write --method {self.path}" if is_method else "give its path"
+            raise ConfigurationError(f"the script {self.path!r} does not exist; {advice}")
         if path.suffix != ".py" or not path.is_file():
             raise ConfigurationError(
                 f"{self.path!r} is not a Python script, and only such a one can be run in virtual "

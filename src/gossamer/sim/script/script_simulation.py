@@ -48,7 +48,7 @@ class ScriptSimulation(Simulation):
     ) -> None:
         """`outputs` is a folder for what the processes print."""
         assert settings.script is not None
-        self.settings = settings
+        self.settings = self._script_settings = settings
         self._method: Method = settings.method.method
         self._on_row = on_row
         self.engine = NullEngine()
@@ -96,7 +96,7 @@ class ScriptSimulation(Simulation):
             self._crew.close()
 
     def _run(self) -> Result:
-        self._began = time.perf_counter()
+        self._began, settings = time.perf_counter(), self._script_settings
         self.world.kernel.run()
         parameters, state = self._finish()
         result: Row = {
@@ -112,6 +112,9 @@ class ScriptSimulation(Simulation):
             **self._totals(),
         }
         result["notices"] += self._crew.notices
+        if settings.compute == "measured":
+            took = settings.cluster.compute.seconds
+            result["notices"].append(f"measured: a step of worker 0 computes for {took:.3g} s")
         if not self.history:
             if self._needs_reports:
                 raise ConfigurationError(_NOTHING_REPORTED)
