@@ -20,10 +20,6 @@ EXAMPLES = {
     "lightning": "lightning_fit",
     "transformers": "hf_trainer",
 }
-    "accelerate": "accelerate_loop",
-    "lightning": "lightning_fit",
-    "transformers": "hf_trainer",
-}
 BATCHES = {"accelerate": 128, "lightning": 128, "transformers": 64}
 """What each example trains on: its batches of two epochs, on all workers together."""
 LINE = re.compile(

@@ -16,7 +16,7 @@ from gossamer.real.join.joined_worker import JoinedWorker, join
 from gossamer.real.launch.environment import rank
 
 
-class JoinedAccelerator(Accelerator):  # pyright: ignore[reportGeneralTypeIssues]
+class JoinedAccelerator(Accelerator):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
     """An `Accelerator` that trains with the others by a method.
 
         accelerator = JoinedAccelerator(method="ad_psgd", gradient_accumulation_steps=4)

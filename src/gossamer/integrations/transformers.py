@@ -16,7 +16,7 @@ from gossamer.real.join.joined_worker import JoinedWorker, join
 from gossamer.real.launch.environment import rank, size
 
 
-class JoinedTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues]
+class JoinedTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
     """A `Trainer` that trains with the others by a method.
 
         trainer = JoinedTrainer(model, arguments, train_dataset=..., method="ad_psgd")
