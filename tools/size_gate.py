@@ -31,6 +31,7 @@ BUDGETS = {
     "commands/work": 770,
     "config": 820,
     "contract": 690,
+    "integrations": 320,
     "methods": 1800,
     "observe": 860,
     "optim": 1340,

@@ -174,6 +174,11 @@ class JoinedWorker:
         return self.coupling is None or self.coupling.session.is_lowest
 
     @property
+    def is_open(self) -> bool:
+        """Whether the loop has begun and not ended."""
+        return self._is_open
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 

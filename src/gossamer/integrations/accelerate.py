@@ -1,0 +1,74 @@
+"""Hugging Face's Accelerate on coupled workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator  # pyright: ignore[reportMissingImports]
+from torch import nn
+from torch.utils.data import DataLoader
+
+from gossamer.errors import ConfigurationError
+from gossamer.integrations.single_process import check_single_process
+from gossamer.methods import MethodSpec
+from gossamer.real.join.joined_worker import JoinedWorker, join
+from gossamer.real.launch.environment import rank
+
+
+class JoinedAccelerator(Accelerator):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
+    """An `Accelerator` that trains with the others by a method.
+
+        accelerator = JoinedAccelerator(method="ad_psgd", gradient_accumulation_steps=4)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        ...
+        accelerator.end_training()
+
+    The first `prepare` that is given a model and an optimiser joins them and shares out the batches
+    of its first loader; other loaders are left as they are. `end_training()` leaves the loop: the
+    model is the output then.
+    """
+
+    def __init__(
+        self, *args: Any, method: str | MethodSpec | None = None, steps: int = 1000, **named: Any
+    ) -> None:
+        super().__init__(*args, **named)
+        check_single_process("accelerate", self.num_processes)
+        self._method, self._steps = method, steps
+        self.worker: JoinedWorker | None = None
+        """The coupled worker, once the model is prepared."""
+
+    def prepare(self, *args: Any, **named: Any) -> Any:
+        models = [one for one in args if isinstance(one, nn.Module)]
+        optimizers = [one for one in args if isinstance(one, torch.optim.Optimizer)]
+        if self.worker is not None or not models or not optimizers:
+            return super().prepare(*args, **named)
+        if len(models) > 1 or len(optimizers) > 1:
+            raise ConfigurationError(
+                f"JoinedAccelerator.prepare() takes one model and one optimiser, got {len(models)} "
+                f"and {len(optimizers)}"
+            )
+        models[0].to(self.device)  # parameters may not be moved once they are joined
+        worker = join(models[0], optimizers[0], self._method, steps=self._steps)
+        self.worker = worker.open()
+        loaders = [one for one in args if isinstance(one, DataLoader)][:1]
+
+        def coupled(one: Any) -> Any:
+            if one is optimizers[0]:
+                return worker.optimizer
+            return worker.shard(one) if any(one is loader for loader in loaders) else one
+
+        return super().prepare(*(coupled(one) for one in args), **named)
+
+    def end_training(self) -> None:
+        if self.worker is not None:
+            self.worker.close()
+        super().end_training()
+
+    @property
+    def is_main_process(self) -> bool:
+        return rank() == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        return rank() == 0

@@ -1,0 +1,72 @@
+"""Frameworks that drive a coupled loop, where they are installed (the extra `frameworks`)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gossamer.errors import ConfigurationError
+from gossamer.integrations.single_process import check_single_process
+from tiers import wide
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = {
+    "accelerate": "accelerate_loop",
+    "lightning": "lightning_fit",
+    "transformers": "hf_trainer",
+}
+BATCHES = {"accelerate": 128, "lightning": 128, "transformers": 64}
+"""What each example trains on: its batches of two epochs, on all workers together."""
+LINE = re.compile(
+    r"worker (\d) of (\d): (\d+) steps, gradients of at most (\S+), loss (\S+), model (\S+)"
+)
+CASES = [
+    (library, workers, method)
+    for library in EXAMPLES
+    for workers, method in ((1, "all_reduce"), (2, "all_reduce"), (2, "downpour"), (2, "ad_psgd"))
+]
+
+
+def run(library: str, workers: int, method: str) -> list[tuple[str, ...]]:
+    """What each worker of the example tells at its end."""
+    pytest.importorskip(library)
+    program = ROOT / "examples" / "integrations" / f"{EXAMPLES[library]}.py"
+    started = subprocess.run(
+        [sys.executable, "-m", "gossamer", "run", "-n", str(workers), str(program), method],
+        capture_output=True, text=True, timeout=110, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert started.returncode == 0, started.stdout + started.stderr
+    return LINE.findall(started.stdout)
+
+
+@pytest.mark.parametrize(
+    ("library", "workers", "method"),
+    [case if case[1:] == (2, "all_reduce") else pytest.param(*case, marks=wide) for case in CASES],
+)
+def test_a_framework_clips_accumulates_and_ends_with_one_model(
+    library: str, workers: int, method: str
+) -> None:
+    """A step to four batches, clipped to the norm that was asked for; then all hold the output."""
+    found = run(library, workers, method)
+    assert len(found) == workers
+    assert len({line[4:] for line in found}) == 1
+    for line in found:
+        assert float(line[3]) == pytest.approx(0.25, rel=1e-3)
+    made = [int(line[2]) for line in found]
+    if method == "all_reduce":
+        assert made == [BATCHES[library] // 4 // workers] * workers
+    else:  # whoever is ready takes the next batches, and an epoch may end with fewer than four
+        assert sum(made) <= BATCHES[library] // 4 + 2 * workers
+
+
+def test_processes_that_a_framework_couples_itself_are_refused() -> None:
+    """They would be coupled twice; the sentence names the remedy."""
+    check_single_process("accelerate", 1)
+    with pytest.raises(ConfigurationError, match="start the script with `gossamer run`"):
+        check_single_process("accelerate", 2)
