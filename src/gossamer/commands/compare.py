@@ -21,6 +21,7 @@ from gossamer.commands.console import (
 )
 from gossamer.commands.kept_run import kept_run
 from gossamer.commands.view.dashboard import Dashboard
+from gossamer.commands.work.jobs import JobPool, number_of_jobs
 from gossamer.commands.work.simulations import slug
 from gossamer.commands.work.tournament import Tournament
 from gossamer.config.cluster import Cluster
@@ -58,6 +59,7 @@ def compare(
     lr: given.GridOption = None,
     target: given.TargetOption = None,
     evaluations: EvaluationsOption = None,
+    jobs: given.JobsOption = None,
     running: given.RunOptions = given.RunOptions(),
     keeping: given.KeepOptions = given.KeepOptions(),
 ) -> None:
@@ -80,10 +82,11 @@ def compare(
     )
     goal = given.target_from(target, has_accuracy=loaded.correct is not None)
     tournament = Tournament(settings, looks, goal)
+    pool = JobPool(number_of_jobs(jobs))
     name = f"compare-{slug(loaded.name)}"
     with kept_run(keeping.runs, name, live=keeping.live, picture="comparison.png") as folder:
         with Dashboard(dict.fromkeys(tournament.labels, 0)) as dashboard:
-            tournament.run(folder, dashboard)
+            tournament.run(folder, dashboard, pool)
         _show(tournament)
         if keeping.as_json:
             print_json(tournament.as_dict())

@@ -102,6 +102,10 @@ TargetOption = Annotated[
     shown("Accuracy (0.95, or 95 for 95 %) or loss to reach and hold; default: near the best."),
 ]
 ThreadsOption = Annotated[int, shown("Threads of torch on the CPU.")]
+JobsOption = Annotated[
+    int | None,
+    shown("So many runs at a time, in processes; default: all cores up to 2, else one fewer."),
+]
 ModelBytesOption = Annotated[
     int | None,
     shown(

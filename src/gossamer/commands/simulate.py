@@ -17,8 +17,8 @@ from gossamer.commands.console import (
     show_figures,
 )
 from gossamer.commands.kept_run import kept_run
-from gossamer.commands.work.jobs import JobWatch, SimulationJob, run_jobs
-from gossamer.commands.work.simulations import command_line, slug
+from gossamer.commands.work.jobs import JobWatch, run_jobs
+from gossamer.commands.work.simulations import SimulationJob, command_line, slug
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import RunFailed
 from gossamer.quantities import counted
