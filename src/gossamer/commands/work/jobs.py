@@ -30,7 +30,7 @@ from gossamer.runs.result import Row
 from gossamer.specs import check_range
 from gossamer.tasks import Task
 
-_END_SECONDS = 5.0
+_END_SECONDS = 2.0
 # An interrupt during the imports ends the process without a word.
 _PROGRAM = """\
 import json, signal, sys
@@ -279,9 +279,12 @@ class _PoolProcess:
     def end(self) -> int:
         """Wait until the process has ended, which was asked to; return its exit code."""
         try:
-            return self.process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+            # The first interrupt waits until an event of the simulation is over, a second does not.
+            for harder in (signal.SIGINT, signal.SIGKILL):
+                try:
+                    return self.process.wait(_END_SECONDS)
+                except subprocess.TimeoutExpired:
+                    self.process.send_signal(harder)
             return self.process.wait()
         finally:
             self.connection.close()
