@@ -28,7 +28,7 @@ BUDGETS = {
     "commands": 4270,
     "commands/studies": 1620,
     "commands/view": 410,
-    "commands/work": 680,
+    "commands/work": 1400,
     "config": 820,
     "methods": 1620,
     "observe": 860,

@@ -10,10 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from command_line import gossamer
 from gossamer.commands.work.jobs import JobPool, JobWatch, default_jobs, run_jobs
@@ -98,7 +100,7 @@ def test_advise_with_two_jobs_gives_the_same_answer(
     from gossamer.commands import advise as command
 
     menu, whole = ("all_reduce", "ad_psgd"), candidates.candidates
-    monkeypatch.setattr(command, "candidates", lambda base, rates: whole(base, rates, menu))
+    monkeypatch.setattr(command, "candidates", partial(whole, menu=menu))
     line = ("advise", "--task", "digits-logistic", "--workers", "4", "--cluster", "equal-8",
             "--epochs", "2", "--target", "0.7", "--budget", "10m", "--seeds", "2",
             "--json")  # fmt: skip
@@ -212,7 +214,7 @@ def test_a_deadline_ends_what_runs_and_leaves_out_the_rest() -> None:
 def test_without_a_wish_all_cores_up_to_two_and_then_one_fewer(
     cores: int, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     assert default_jobs() == jobs
 
 
@@ -220,7 +222,7 @@ def test_a_task_made_in_python_says_why_it_stays_here() -> None:
     """One by name travels by its name, one of functions that can be imported as it is."""
     import dataclasses
 
-    odd = dataclasses.replace(digits(), spec="", loss=lambda output, targets: output.sum())
+    odd = dataclasses.replace(digits(), spec="", make_model=lambda: torch.nn.Linear(64, 10))
     assert "lambda" in JobPool(2).obstacle(odd)
     assert JobPool(2).obstacle(digits()) == ""
     assert JobPool(2, by_name=False).obstacle(odd) != ""

@@ -36,7 +36,7 @@ from gossamer.plan.advise.search import Run, Search, SearchFailure, SearchRun, S
 from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.plan.advise.sensitivity import scenes
 from gossamer.quantities import counted, seconds
-from gossamer.runs.arrival import RULE, evaluations
+from gossamer.runs.arrival import RULE, evaluations, target_of
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import show_number
@@ -85,7 +85,7 @@ def advise(
         loaded, "all_reduce", where.described(), seed=seed, epochs=epochs, batch=length.batch,
         evaluations=evaluations(epochs), **running.settings(),
     )  # fmt: skip
-    target = given.target_from(target, has_accuracy=loaded.correct is not None) or 0.0
+    target = target_of(target, has_accuracy=loaded.correct is not None) or 0.0
     rates = given.rates_from(lr) or loaded.learning_rates
     found, left_out = candidates(base, rates)
     changed = scenes(base.cluster)
@@ -101,8 +101,9 @@ def advise(
             runner = _runner(folder, pool, time.monotonic() + allowed)
             search = Search(base, found, plan, target, runner, _watcher(reporter))
             search.run(changed)
-        for name in search.superfluous if folder is not None else ():
-            shutil.rmtree(folder.path / slug(name), ignore_errors=True)
+        if folder is not None:
+            for name in search.superfluous:
+                shutil.rmtree(folder.path / slug(name), ignore_errors=True)
         findings = _findings(search, left_out, budget)
         _show(findings)
         if keeping.as_json:
@@ -175,8 +176,10 @@ def _runner(folder: RunFolder | None, pool: JobPool, deadline: float) -> Run:
     def run(asked: Iterable[SearchRun]) -> Iterator[Result | SearchFailure]:
         def jobs() -> Iterator[SearchJob]:
             for one in asked:
-                is_kept = folder is not None and one.name is not None
-                yield SearchJob(one, folder.child(slug(one.name)) if is_kept else None)
+                place = None
+                if folder is not None and one.name is not None:
+                    place = folder.child(slug(one.name))
+                yield SearchJob(one, place)
 
         return pool.run(jobs(), JobWatch(deadline=deadline))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.runs.result import Result
@@ -75,7 +75,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _again(kind: type[Any], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
-    made = kind.__new__(kind)
+    made: Any = cast(Any, kind).__new__(kind)
     if arguments:
         made.args = arguments
     made.__dict__.update(attributes)

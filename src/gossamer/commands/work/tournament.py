@@ -41,6 +41,18 @@ class TournamentView(Protocol):
     def finished(self, label: str, name: str, outcome: Row | Error) -> None: ...
 
 
+class SilentView:
+    """Shows nothing."""
+
+    def expect(self, label: str) -> None: ...
+
+    def begin(self, label: str, rate: float) -> None: ...
+
+    def at(self, label: str, row: Row, share: float) -> None: ...
+
+    def finished(self, label: str, name: str, outcome: Row | Error) -> None: ...
+
+
 class Tournament:
     """All runs of a comparison and what came out of them, also when it was interrupted."""
 

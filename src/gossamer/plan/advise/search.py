@@ -380,10 +380,8 @@ class Search:
     ) -> SearchRun:  # fmt: skip
         """Ask for a run that ends as soon as it has told what it can."""
         extra = collecting_seconds(settings, self._model_bytes)
-        samples = settings.samples if samples is None else samples
-        return SearchRun(
-            settings, StopRule(self.target, self.key, samples, limit, extra), what, name
-        )
+        rule = StopRule(self.target, self.key, samples or settings.samples, limit, extra)
+        return SearchRun(settings, rule, what, name)
 
     def _each(
         self, keys: Sequence[_Key], asked: Callable[[_Key], SearchRun | None]
