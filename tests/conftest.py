@@ -18,6 +18,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def one_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands without --jobs run in this process: others take seconds to start."""
+    monkeypatch.setattr("gossamer.commands.work.jobs.default_jobs", lambda: 1)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--refresh-outputs",

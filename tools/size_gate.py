@@ -28,7 +28,7 @@ BUDGETS = {
     "commands": 3710,
     "commands/studies": 1370,
     "commands/view": 410,
-    "commands/work": 770,
+    "commands/work": 1600,
     "config": 820,
     "contract": 690,
     "integrations": 320,

@@ -1,5 +1,9 @@
 """Train PyTorch models on many loosely coupled workers, and know beforehand which way wins."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from gossamer.config.cluster import Cluster, load_cluster
 from gossamer.errors import (
     ConfigurationError,
@@ -24,11 +28,15 @@ from gossamer.sim.simulation import simulate
 from gossamer.tasks import TASKS, Data, Metric, Task, make_task
 from gossamer.topology import make_topology
 
+if TYPE_CHECKING:
+    from gossamer.commands.work.comparison import Comparison, compare
+
 __all__ = [
     "METHODS",
     "TASKS",
     "Callback",
     "Cluster",
+    "Comparison",
     "ConfigurationError",
     "Data",
     "DelayedOptimizer",
@@ -45,6 +53,7 @@ __all__ = [
     "Task",
     "YellowFin",
     "__version__",
+    "compare",
     "join",
     "load_cluster",
     "make_task",
@@ -56,3 +65,17 @@ __all__ = [
     "size",
     "train",
 ]
+
+_LATER = {
+    "Comparison": "gossamer.commands.work.comparison",
+    "compare": "gossamer.commands.work.comparison",
+}
+"""Names whose modules print and draw: they are imported when somebody asks for them."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LATER[name]), name)

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from gossamer.config.settings import Settings
-from gossamer.errors import Stalled
-from gossamer.plan.advise.search import Stop
-from gossamer.runs.result import Result
+from gossamer.errors import Error, Stalled
+from gossamer.plan.advise.search import Run, SearchFailure, SearchRun
+from gossamer.runs.result import Result, Row
 
 POINTS = 50
+Stop = Callable[[Row], bool]
+
+
+def one_by_one(run: Callable[[Settings, Stop, str | None], Result]) -> Run:
+    """Make the runs of a search one after the other."""
+
+    def runs(asked: Iterable[SearchRun]) -> Iterator[Result | SearchFailure]:
+        for one in asked:
+            try:
+                answer = run(one.settings, one.rule.stop(), one.name)
+            except Error as error:
+                yield SearchFailure(error, [])
+            else:
+                yield answer
+
+    return runs
+
+
+def several_at_a_time(run: Callable[[Settings, Stop, str | None], Result]) -> Run:
+    """Begin all runs of a stage before the first of them has told anything."""
+
+    def runs(asked: Iterable[SearchRun]) -> Iterator[Result | SearchFailure]:
+        return one_by_one(run)(list(asked))
+
+    return runs
 
 
 class MadeUp:

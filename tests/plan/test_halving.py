@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.plan.advise.halving import Halving, LearningCurve, Rung, curve, order
+from gossamer.plan.advise.halving import Halving, HalvingStage, LearningCurve, Rung, curve, order
 
 GOAL = 0.9
 QUICK = settings(max_examples=50, deadline=None)
 paces = st.floats(0.1, 10.0)
 RUNGS = (Rung(1 / 9, 4), Rung(1 / 3, 2), Rung(1.0, 1))
+
+
+def each(
+    halving: Halving[Any], measure: Callable[[Any, Rung, float], LearningCurve]
+) -> Callable[[HalvingStage[Any]], Iterator[LearningCurve]]:
+    """Measure the entrants of a stage one after the other."""
+
+    def stage(stage: HalvingStage[Any]) -> Iterator[LearningCurve]:
+        for one in stage.entrants:
+            yield measure(one, stage.rung, halving.limit(stage))
+
+    return stage
 
 
 def grown(rate: float, pace: float, share: float, points: int = 20) -> LearningCurve:
@@ -34,7 +48,9 @@ def test_whoever_is_ahead_at_every_moment_survives(data: st.DataObject) -> None:
     everyone[at], everyone[-1] = everyone[-1], everyone[at]
     halving: Halving[int] = Halving(range(len(everyone)), GOAL)
 
-    survivors = halving.run(RUNGS, lambda one, rung, limit: grown(*everyone[one], rung.share))
+    survivors = halving.run(
+        RUNGS, each(halving, lambda one, rung, limit: grown(*everyone[one], rung.share))
+    )
 
     assert survivors == [at]
 
@@ -44,7 +60,7 @@ def test_whoever_is_ahead_at_every_moment_survives(data: st.DataObject) -> None:
 def test_each_rung_keeps_the_first_of_its_order(everyone: list[tuple[float, float]]) -> None:
     """So many go on as the rung says, and nobody who was not in the rung before."""
     halving: Halving[int] = Halving(range(len(everyone)), GOAL)
-    halving.run(RUNGS, lambda one, rung, limit: grown(*everyone[one], rung.share))
+    halving.run(RUNGS, each(halving, lambda one, rung, limit: grown(*everyone[one], rung.share)))
 
     entrants = list(range(len(everyone)))
     for stage, rung in zip(halving.stages, RUNGS, strict=True):
@@ -67,7 +83,7 @@ def test_the_best_of_every_kind_stays_in_until_the_end() -> None:
         return curve(starters[one] if whole else starters[one][:2], is_over=whole)
 
     halving: Halving[str] = Halving(list(starters), GOAL, lambda one: one in ("steady", "lame"))
-    survivors = halving.run([Rung(1 / 9, 1), Rung(1.0, 1)], measure)
+    survivors = halving.run([Rung(1 / 9, 1), Rung(1.0, 1)], each(halving, measure))
     assert halving.stages[1].entrants == ["sprinter", "steady"]
     assert survivors == ["steady", "sprinter"]
 
@@ -109,7 +125,7 @@ def test_the_limit_is_the_arrival_of_the_last_that_would_be_kept() -> None:
         return curve([(0.0, 0.0), (arrivals[one], GOAL)])
 
     halving: Halving[str] = Halving(list(arrivals), GOAL)
-    assert halving.run([Rung(1.0, 2)], measure) == ["b", "d"]
+    assert halving.run([Rung(1.0, 2)], each(halving, measure)) == ["b", "d"]
     assert limits == [math.inf, math.inf, 5.0, 5.0]
 
 
@@ -141,7 +157,7 @@ def test_an_interrupted_search_still_has_a_standing() -> None:
 
     halving: Halving[str] = Halving(list(everyone), GOAL)
     with pytest.raises(KeyboardInterrupt):
-        halving.run([Rung(1 / 3, 2), Rung(1.0, 1)], measure)
+        halving.run([Rung(1 / 3, 2), Rung(1.0, 1)], each(halving, measure))
     assert halving.standing() == ["best", "good", "poor", "worst"]
 
 

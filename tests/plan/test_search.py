@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from made_up import MadeUp
+from made_up import MadeUp, one_by_one, several_at_a_time
 
 from gossamer.config.settings import make_settings
 from gossamer.errors import Stalled
@@ -29,15 +29,17 @@ METHODS = {
 PLAN = SearchPlan(10, (Rung(1 / 3, 6), Rung(1.0, 4)), 5, 2, 3, 3, 2, 1.0)
 
 
-def search_of(run: Any, target: float = 0.9, steps: list[SearchStep] | None = None) -> Search:
+def search_of(
+    run: Any, target: float = 0.9, steps: list[SearchStep] | None = None, make: Any = one_by_one
+) -> Search:
     base = make_settings(digits(), "all_reduce", cluster_of(8), seed=7)
     found = [Candidate(method, rate) for method in METHODS for rate in (0.1, 0.3)]
     seen: list[SearchStep] = [] if steps is None else steps
-    return Search(base, found, PLAN, target, run, seen.append)
+    return Search(base, found, PLAN, target, make(run), seen.append)
 
 
-def ran(run: Any, target: float = 0.9) -> SearchFindings:
-    search = search_of(run, target)
+def ran(run: Any, target: float = 0.9, make: Any = one_by_one) -> SearchFindings:
+    search = search_of(run, target, make=make)
     search.run(scenes(search.base.cluster))
     return SearchFindings(search, {})
 
@@ -52,6 +54,33 @@ def test_the_quickest_in_time_wins_though_others_need_fewer_samples() -> None:
 
 def test_the_same_seed_gives_the_same_answer() -> None:
     assert ran(MadeUp(METHODS)).as_dict() == ran(MadeUp(METHODS)).as_dict()
+
+
+@pytest.mark.parametrize(
+    ("target", "fails"),
+    only([(0.9, "")], [(0.9, ""), (0.6, ""), (0.9, "ad_psgd"), (0.6, "downpour")]),
+)
+def test_runs_beside_each_other_give_the_same_answer(target: float, fails: str) -> None:
+    """When a run may end follows from runs before it. A run beside those does not know them yet: it
+    goes on for longer, and what it told after that moment does not count."""
+    alone, beside = MadeUp(METHODS, fails), MadeUp(METHODS, fails)
+    one, several = ran(alone, target), ran(beside, target, several_at_a_time)
+    assert several.as_dict() == one.as_dict()
+    assert alone.evaluations < beside.evaluations
+
+
+def test_a_finalist_that_fails_leaves_runs_that_do_not_count() -> None:
+    """They began beside the one that failed."""
+
+    class FailsLater(MadeUp):
+        def __call__(self, settings: Any, stop: Any, name: str | None) -> Any:
+            self.fails = "ad_psgd" if settings.seed == 8 else ""
+            return super().__call__(settings, stop, name)
+
+    one, several = (ran(FailsLater(METHODS), make=make) for make in (one_by_one, several_at_a_time))
+    assert several.as_dict() == one.as_dict()
+    assert one.search.superfluous == []
+    assert several.search.superfluous == ["ad_psgd-seed9", "ad_psgd-seed10"]
 
 
 def test_the_final_has_fresh_seeds_and_only_it_is_kept() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import multiprocessing
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -15,10 +15,10 @@ from command_line import gossamer, strict
 from gossamer.commands.studies import published_table as published
 from gossamer.commands.studies.batch import BatchPlan
 from gossamer.commands.studies.training_batch import CellJob
-from gossamer.commands.work import jobs
-from gossamer.commands.work.jobs import JobWatch, run_jobs
+from gossamer.commands.work import jobs, simulations
+from gossamer.commands.work.jobs import JobPool, JobWatch, run_jobs
 from gossamer.config.cluster import Cluster
-from gossamer.errors import RunFailed
+from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.optim.schedules import make_schedule
 from gossamer.sim.simulation import Simulation
 from gossamer.studies.reproductions import TABLES, PublishedCell, PublishedTable
@@ -81,7 +81,7 @@ def places(result: Any) -> list[tuple[str, str]]:
 
 def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     """The training after so many is ended by this error."""
-    execute, calls = jobs.execute, list[int]()
+    execute, calls = simulations.execute, list[int]()
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -89,7 +89,7 @@ def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch, error: BaseExce
             raise error
         return execute(*arguments, **options)
 
-    monkeypatch.setattr(jobs, "execute", interrupted)
+    monkeypatch.setattr(simulations, "execute", interrupted)
 
 
 # ---------------------------------------------------------------------- the command
@@ -275,10 +275,13 @@ def test_nothing_outlives_an_interruption() -> None:
         heard.append(job.label)
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        list(run_jobs(cell_jobs(1e4), JobWatch(interrupt), processes=2))
+    pool = JobPool(2)
+    with pytest.raises(KeyboardInterrupt), pool:
+        list(pool.run(cell_jobs(1e4), JobWatch(interrupt)))
     assert heard == ["1 worker, alone"]
-    assert multiprocessing.active_children() == []
+    assert pool.pids == []
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
 
 
 def cell_jobs(epochs: float, problem: Problem = TINY.trainings.problem, data: Any = None) -> Any:
@@ -286,13 +289,10 @@ def cell_jobs(epochs: float, problem: Problem = TINY.trainings.problem, data: An
     return [CellJob(one, problem, plan) for one in cells(0, True, epochs)]
 
 
-def test_a_failure_in_a_process_names_its_cell(tmp_path: Path) -> None:
-    """Here the process of the job finds no data; its work is done in this process."""
-    reports, sender = multiprocessing.Pipe(duplex=False)
-    (job,) = cell_jobs(1.0, Problem("mnist-lenet"), tmp_path)
-    jobs._run_there(job, multiprocessing.get_context("spawn").Event(), sender)
-    with pytest.raises(RunFailed, match=r"1 worker, alone: ConfigurationError: .+ub"):
-        jobs._JobProcess(0, job, cast(Any, None), reports).hear(JobWatch(), {})
+def test_a_failure_in_a_process_is_the_same_sentence(tmp_path: Path) -> None:
+    """Here the process of the job finds no data, as this process would."""
+    with pytest.raises(ConfigurationError, match=r".+ub"):
+        list(run_jobs(cell_jobs(1.0, Problem("mnist-lenet"), tmp_path), processes=2))
 
 
 # ---------------------------------------------------------------------- DC-ASGD on CIFAR-10

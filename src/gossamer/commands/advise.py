@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -22,23 +24,22 @@ from gossamer.commands.console import (
     warn,
 )
 from gossamer.commands.kept_run import kept_run
-from gossamer.commands.work.simulations import EngineCache, execute, slug
+from gossamer.commands.work.jobs import JobPool, JobWatch, number_of_jobs
+from gossamer.commands.work.simulations import EngineCache, OnRow, OutOfMinutes, execute, slug
 from gossamer.config.settings import Settings, make_settings
-from gossamer.errors import ConfigurationError, Error
-from gossamer.observe.observer import Observer
+from gossamer.errors import ConfigurationError, Error, PeerLost, Stalled
 from gossamer.plan.advise.budget import SearchPlan, make_plan, nominal_seconds
 from gossamer.plan.advise.candidates import Candidate, candidates, menu_with
 from gossamer.plan.advise.collecting import collecting_seconds, model_bytes
 from gossamer.plan.advise.findings import SearchFindings
-from gossamer.plan.advise.search import OutOfTime, Run, Search, SearchStep, Stop
+from gossamer.plan.advise.search import Run, Search, SearchFailure, SearchRun, SearchStep
 from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.plan.advise.sensitivity import scenes
 from gossamer.quantities import counted, seconds
-from gossamer.runs.arrival import RULE, evaluations
+from gossamer.runs.arrival import RULE, evaluations, target_of
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import show_number
-from gossamer.sim.simulation import Simulation
 from gossamer.tasks import make_task
 
 BudgetOption = Annotated[
@@ -73,6 +74,7 @@ def advise(
     seeds: FinalSeedsOption = None,
     length: given.LengthOptions = given.LengthOptions(),
     lr: given.GridOption = None,
+    jobs: given.JobsOption = None,
     running: Annotated[
         given.RunOptions, given.Without(("engine", "compiled"))
     ] = given.RunOptions(),
@@ -83,6 +85,7 @@ def advise(
     Searches methods and settings in virtual time; the same seed gives the same answer.
     """
     given.check_seeds(1 if seeds is None else seeds)
+    processes = number_of_jobs(jobs)
     allowed = _allowed(budget)
     loaded = make_task(task, data=running.data)
     epochs = length.epochs_of(loaded) or loaded.epochs
@@ -90,7 +93,7 @@ def advise(
         loaded, "all_reduce", where.described(), seed=seed, epochs=epochs, batch=length.batch,
         evaluations=evaluations(epochs), **running.settings(),
     )  # fmt: skip
-    target = given.target_from(target, score=loaded.score) or 0.0
+    target = target_of(target, score=loaded.score) or 0.0
     rates = given.rates_from(lr) or loaded.learning_rates
     found, left_out = candidates(base, rates, **menu_with(method or ()))
     changed = scenes(base.cluster)
@@ -101,10 +104,14 @@ def advise(
     left_out |= {one.method: f"{budget} do not pay for it" for one in found[plan.candidates :]}
     config = _config(base, plan, target, budget, found)
     with kept_run(keeping.runs, f"advise-{slug(loaded.name)}", config) as folder:
-        with Reporter(plan.most_runs(len(changed)), "advising") as reporter:
-            runner = _runner(folder, time.monotonic() + allowed)
+        runs = plan.most_runs(len(changed))
+        with Reporter(runs, "advising") as reporter, JobPool(processes) as pool:
+            runner = _runner(folder, pool, time.monotonic() + allowed)
             search = Search(base, found, plan, target, runner, _watcher(reporter))
             search.run(changed)
+        if folder is not None:
+            for name in search.superfluous:
+                shutil.rmtree(folder.path / slug(name), ignore_errors=True)
         findings = _findings(search, left_out, budget)
         _show(findings)
         if keeping.as_json:
@@ -137,33 +144,52 @@ def _findings(search: Search, left_out: dict[str, str], budget: str) -> SearchFi
     raise Error(f"no candidate got through: {what}: {error}")
 
 
-class _Stoppable(EngineCache):
-    """Remembers the simulation that is running, so that it can be told to end."""
+@dataclass(frozen=True)
+class SearchJob:
+    """A run of the search, which ends as soon as it has told what it can."""
 
-    running: Simulation
+    asked: SearchRun
+    folder: RunFolder | None
 
-    def simulation(
-        self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer]
-    ) -> Simulation:
-        self.running = super().simulation(settings, on_row, observers)
-        return self.running
+    @property
+    def label(self) -> str:
+        return f"{self.asked.what}, seed {self.asked.settings.seed}"
 
+    def run(
+        self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]
+    ) -> Result | SearchFailure:
+        rows: list[Row] = []
+        stop = self.asked.rule.stop()
 
-def _runner(folder: RunFolder | None, deadline: float) -> Run:
-    engines = _Stoppable()
-    if folder is not None:
-        folder.defer_failures()
-
-    def run(settings: Settings, stop: Stop, name: str | None) -> Result:
         def watch(row: Row) -> None:
-            if time.monotonic() > deadline:
-                raise OutOfTime
-            if stop(row):
+            rows.append(row)
+            on_row(row)
+            if is_over():
+                raise OutOfMinutes
+            if stop(row) and engines.running is not None:
                 # A run whose samples are spent ends in the usual way, with a whole summary.
                 engines.running.world.budget.samples = row["samples"]
 
-        place = None if folder is None or name is None else folder.child(slug(name))
-        return execute(settings, folder=place, on_row=watch, engines=engines)
+        settings = self.asked.settings
+        try:
+            return execute(settings, folder=self.folder, on_row=watch, engines=engines)
+        except (PeerLost, Stalled) as error:
+            return SearchFailure(error, rows)
+
+
+def _runner(folder: RunFolder | None, pool: JobPool, deadline: float) -> Run:
+    if folder is not None:
+        folder.defer_failures()
+
+    def run(asked: Iterable[SearchRun]) -> Iterator[Result | SearchFailure]:
+        def jobs() -> Iterator[SearchJob]:
+            for one in asked:
+                place = None
+                if folder is not None and one.name is not None:
+                    place = folder.child(slug(one.name))
+                yield SearchJob(one, place)
+
+        return pool.run(jobs(), JobWatch(deadline=deadline))
 
     return run
 

@@ -43,8 +43,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Training": (
         "--seed", "--seeds", "--epochs", "--samples", "--batch", "--lr", "--optimiser",
-        "--schedule", "--clip", "--split", "--engine", "--device", "--threads", "--compile",
-        "--buffers", "--data",
+        "--schedule", "--clip", "--split", "--engine", "--device", "--threads", "--jobs",
+        "--compile", "--buffers", "--data",
     ),
     "Output": (
         "--evaluations", "--record", "--checkpoint-every", "--resume", "--picture", "--output",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.table import Table
 
@@ -14,28 +13,28 @@ from gossamer.commands.console import (
     plain_table,
     print_json,
     say,
-    show_bytes,
-    show_share,
-    show_stale,
     show_table,
 )
 from gossamer.commands.kept_run import kept_run
 from gossamer.commands.view.dashboard import Dashboard
+from gossamer.commands.work.comparison import (
+    DEFAULT_METHODS,
+    looks_of,
+    make_tournament,
+    ranking_table,
+)
+from gossamer.commands.work.jobs import JobPool, number_of_jobs
 from gossamer.commands.work.script_runs import ScriptRuns
 from gossamer.commands.work.simulations import slug
 from gossamer.commands.work.tournament import Tournament
-from gossamer.config.cluster import Cluster
-from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
 from gossamer.runs.arrival import RULE
-from gossamer.runs.arrival import evaluations as frequency
 from gossamer.runs.contest import Contest
 from gossamer.runs.result import Result
 from gossamer.sim.script.script_settings import Script
-from gossamer.tasks import Task, make_task
+from gossamer.tasks import make_task
 
-DEFAULT_METHODS = "all_reduce downpour easgd d_psgd ad_psgd push_sum local_sgd diloco"
 EvaluationsOption = Annotated[
     int | None,
     given.shown("How often each run is measured; default: 5 an epoch, from 20 to 100 in all."),
@@ -63,6 +62,7 @@ def compare(
     lr: given.GridOption = None,
     target: given.TargetOption = None,
     evaluations: EvaluationsOption = None,
+    jobs: given.JobsOption = None,
     running: given.RunOptions = given.RunOptions(),
     compute: given.ComputeOption = "cluster",
     keeping: given.KeepOptions = given.KeepOptions(),
@@ -80,39 +80,36 @@ def compare(
     \b
     gossamer compare train.py --methods "all_reduce ad_psgd" -- --epochs 3
     """
-    looks = given.looks_from(seeds)
     chosen = given.methods_from(methods, method, DEFAULT_METHODS)
     if script is not None:
         given.check_script_options(script, task, length, lr, running, evaluations)
         if target is not None and not target > 0:
             raise ConfigurationError(f"--target must be above 0, got {target:g}")
+        looks = looks_of(seeds)
         own_script = Script(script, tuple(arguments or ()))
         with ScriptRuns(own_script, needs_reports=True) as runs:
             own = runs.settings(
                 chosen, where.described(), seed=seed, compute=compute,
                 threads=running.threads, model_bytes=running.model_bytes,
             )  # fmt: skip
-            _compare(Tournament(own, looks, target, runs), keeping)
+            # The processes of a script use the cores already.
+            _compare(Tournament(own, looks, target), keeping, JobPool(engines=runs))
         return
     given.check_no_script(compute)
-    if running.engine == "none":
-        raise ConfigurationError("compare needs gradients; use --engine vector or loop")
     loaded = make_task(task, data=running.data)
-    epochs = length.epochs_of(loaded)
-    asked = frequency(epochs or loaded.epochs) if evaluations is None else evaluations
-    base = {"seed": seed, "epochs": epochs, "batch": length.batch, "evaluations": asked}
-    settings = _grid(
-        loaded, chosen, where.described(), given.rates_from(lr), base | running.settings()
-    )
-    goal = given.target_from(target, score=loaded.score)
-    _compare(Tournament(settings, looks, goal), keeping)
+    tournament = make_tournament(
+        loaded, chosen, where.described(), seeds=seeds, learning_rates=given.rates_from(lr),
+        target=target, evaluations=evaluations, seed=seed, epochs=length.epochs_of(loaded),
+        batch=length.batch, **running.settings(),
+    )  # fmt: skip
+    _compare(tournament, keeping, JobPool(number_of_jobs(jobs)))
 
 
-def _compare(tournament: Tournament, keeping: given.KeepOptions) -> None:
+def _compare(tournament: Tournament, keeping: given.KeepOptions, pool: JobPool) -> None:
     name = f"compare-{slug(tournament.first.task.name)}"
     with kept_run(keeping.runs, name, live=keeping.live, picture="comparison.png") as folder:
         with Dashboard(dict.fromkeys(tournament.labels, 0)) as dashboard:
-            tournament.run(folder, dashboard)
+            tournament.run(folder, dashboard, pool)
         _show(tournament)
         if keeping.as_json:
             print_json(tournament.as_dict())
@@ -122,21 +119,6 @@ def _compare(tournament: Tournament, keeping: given.KeepOptions) -> None:
             can_draw()  # prints a hint where matplotlib is missing
     if tournament.interrupted:
         raise KeyboardInterrupt
-
-
-def _grid(
-    task: Task,
-    methods: Sequence[str],
-    machines: Cluster,
-    rates: Sequence[float],
-    base: dict[str, Any],
-) -> list[Settings]:
-    """Make and check the settings of every method at every rate."""
-    return [
-        make_settings(task, method, machines, learning_rate=rate, **base)
-        for method in methods
-        for rate in rates or task.learning_rates
-    ]
 
 
 def _show(tournament: Tournament) -> None:
@@ -152,7 +134,7 @@ def _show(tournament: Tournament) -> None:
         f"{counted(first.cluster.workers, 'worker')}, {length}{first.optimiser}; "
         "true gradients, virtual time"
     )
-    show_table(_ranking(contest))
+    show_table(ranking_table(contest))
     marks = " ~ marks those too close to call." if contest.ranking.can_tell else ""
     say(f"times: of what the first one takes.{marks} {RULE}")
     if len(contest.rates) > 1:
@@ -165,29 +147,6 @@ def _show(tournament: Tournament) -> None:
     for edge in contest.edges():
         say(f"notice: {edge}")
     say(contest.verdict(), style="bold")
-
-
-def _ranking(contest: Contest[Result]) -> Table:
-    score, target = contest.key, contest.target
-    goal = show_share(target) if score == "accuracy" else f"{target:.4g}"
-    table = plain_table()
-    add_columns(
-        table, "method", "lr", score, f"to {goal}", "times", "in all", "waiting", "stale",
-        "sent/step", "apart", no_wrap=True,
-    )  # fmt: skip
-    for row in contest.rows():
-        reached, times = row["seconds_to_target"], row["times_the_first"]
-        is_open = contest.ranking.can_tell and row["may_be_first"] and not contest.ranking.winner
-        table.add_row(
-            row["method"], f"{row['learning_rate']:g}",
-            _score(row[score], score),
-            _between(row) if reached is not None else _count(row),
-            ("" if times is None else f"{times:.1f}") + (" ~" if is_open else ""),
-            f"{row['virtual_seconds']:.2f} s",
-            show_share(row["waiting_fraction"]), show_stale(row), show_bytes(row["bytes_per_step"]),
-            f"{row['consensus_distance']:.3f}",
-        )  # fmt: skip
-    return table
 
 
 def _rates(contest: Contest[Result]) -> Table:
@@ -204,21 +163,3 @@ def _rates(contest: Contest[Result]) -> Table:
     for label in contest.entries:
         table.add_row(label, *(cell(label, rate) for rate in contest.rates))
     return table
-
-
-def _between(row: dict[str, Any]) -> str:
-    mean, low, high = row["seconds_to_target"], row["low"], row["high"]
-    return f"{mean:.2f} s" if low == high else f"{mean:.2f} ({low:.2f}-{high:.2f}) s"
-
-
-def _score(value: float | None, score: str) -> str:
-    if value is None:
-        return "-"
-    return show_share(value) if score == "accuracy" else f"{value:.4g}"
-
-
-def _count(row: dict[str, Any]) -> str:
-    """How many seeds of a method that does not always arrive did so."""
-    seconds = row["seconds_of_seeds"]
-    reached = sum(second is not None for second in seconds)
-    return f"{reached} of {counted(len(seconds), 'seed')}" if reached else "never"

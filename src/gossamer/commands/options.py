@@ -24,7 +24,6 @@ from gossamer.config.faults import parse_faults
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import bytes_per_second, seconds, size_in_bytes
 from gossamer.real.faults.fault_plan import FaultPlan
-from gossamer.runs.ranking import LOOKS
 from gossamer.tasks import Task
 
 Answer = TypeVar("Answer")
@@ -133,6 +132,10 @@ TargetOption = Annotated[
     shown("Accuracy (0.95, or 95 for 95 %) or loss to reach and hold; default: near the best."),
 ]
 ThreadsOption = Annotated[int, shown("Threads of torch on the CPU.")]
+JobsOption = Annotated[
+    int | None,
+    shown("So many runs at a time, in processes; default: all cores up to 2, else one fewer."),
+]
 ModelBytesOption = Annotated[
     int | None,
     shown(
@@ -375,39 +378,6 @@ def numbers_from(
 def rates_from(text: str | None) -> tuple[float, ...]:
     """Read the learning rates of a grid, each once; no rates where the option is left out."""
     return tuple(dict.fromkeys(numbers_from("--lr", text, float)))
-
-
-def looks_from(text: str) -> tuple[int, ...]:
-    """Read the numbers of seeds after which a comparison tests whether a winner is clear."""
-    if text == "auto":
-        return LOOKS
-    try:
-        seeds = int(text)
-    except ValueError:
-        raise ConfigurationError(f"--seeds must be a whole number or auto, got {text!r}") from None
-    check_seeds(seeds)
-    return (seeds,)
-
-
-def target_from(target: float | None, *, score: str) -> float | None:
-    """Check a target. An accuracy is a share, and a number above 1 is meant in per cent."""
-    if target is None:
-        return None
-    has_accuracy = score == "accuracy"
-    if score not in ("accuracy", "loss"):
-        if not math.isfinite(target):
-            raise ConfigurationError(f"--target must be a finite {score}, got {target:g}")
-        return target
-    if has_accuracy and 1 < target <= 100:
-        return target / 100
-    if not math.isfinite(target) or target <= 0 or (has_accuracy and target > 1):
-        expected = (
-            "an accuracy above 0 and at most 1 (or in per cent, at most 100)"
-            if has_accuracy
-            else "a loss above 0"
-        )
-        raise ConfigurationError(f"--target must be {expected}, got {target:g}")
-    return target
 
 
 def check_seeds(seeds: int) -> None:

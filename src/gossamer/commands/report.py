@@ -9,11 +9,12 @@ import typer
 
 from gossamer.commands.console import say_line, warn
 from gossamer.commands.kept_run import draw
-from gossamer.commands.options import TargetOption, shown, target_from
+from gossamer.commands.options import TargetOption, shown
 from gossamer.errors import ConfigurationError
 from gossamer.report.page.build import build_page
 from gossamer.report.page.html_file import write_page
 from gossamer.report.pictures.main_picture import has_own_picture
+from gossamer.runs.arrival import target_of
 from gossamer.runs.kept_runs import read_folder
 from gossamer.runs.statistics import measure
 
@@ -51,7 +52,7 @@ def report(
                 "summary.json; give the folder of a run, as in runs/"
             )
     key = measure([run.history for folder in folders for run in folder.runs])
-    target = target_from(target, score=key)
+    target = target_of(target, score=key)
     data = build_page(folders, target=target)
     if out_file is None:
         out_file = runs[0] / "report.html" if len(runs) == 1 else Path("report.html")

@@ -18,9 +18,9 @@ from gossamer.commands.console import (
     shown_while_it_grows,
 )
 from gossamer.commands.kept_run import kept_run
-from gossamer.commands.work.jobs import JobWatch, SimulationJob, run_jobs
+from gossamer.commands.work.jobs import JobWatch, run_jobs
 from gossamer.commands.work.script_runs import ScriptRuns
-from gossamer.commands.work.simulations import EngineCache, command_line, slug
+from gossamer.commands.work.simulations import EngineCache, SimulationJob, command_line, slug
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import RunFailed
 from gossamer.quantities import counted

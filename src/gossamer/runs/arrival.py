@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gossamer.errors import ConfigurationError
 from gossamer.tasks.metric import ScoreKey
 
 History = Sequence[Mapping[str, Any]]
@@ -177,3 +178,24 @@ def arrival(
 def charged(history: History, extra_s: float) -> list[dict[str, Any]]:
     """The same evaluations, each later by the time that it takes to have the model it scored."""
     return [{**row, "virtual_seconds": row["virtual_seconds"] + extra_s} for row in history]
+
+
+def target_of(target: float | None, *, score: str) -> float | None:
+    """Check a target. An accuracy is a share, and a number above 1 is meant in per cent."""
+    if target is None:
+        return None
+    has_accuracy = score == "accuracy"
+    if score not in ("accuracy", "loss"):
+        if not math.isfinite(target):
+            raise ConfigurationError(f"--target must be a finite {score}, got {target:g}")
+        return target
+    if has_accuracy and 1 < target <= 100:
+        return target / 100
+    if not math.isfinite(target) or target <= 0 or (has_accuracy and target > 1):
+        expected = (
+            "an accuracy above 0 and at most 1 (or in per cent, at most 100)"
+            if has_accuracy
+            else "a loss above 0"
+        )
+        raise ConfigurationError(f"--target must be {expected}, got {target:g}")
+    return target

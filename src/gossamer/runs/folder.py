@@ -78,6 +78,16 @@ class RunFolder:
         if self._failures is None:
             self._failures = []
 
+    @property
+    def failures(self) -> list[OSError | ConfigurationError]:
+        """The writes that failed and were deferred, here and in children."""
+        return self._failures or []
+
+    def add_failures(self, failures: list[OSError | ConfigurationError]) -> None:
+        """Take over what failed in another process that wrote into this folder."""
+        if self._failures is not None:
+            self._failures += failures
+
     def check(self) -> None:
         """Raise the first deferred failure."""
         if self._failures:

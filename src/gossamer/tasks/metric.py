@@ -29,6 +29,10 @@ class ScoreKey(str):
         key.is_lower_better = is_lower_better
         return key
 
+    def __reduce__(self) -> tuple[type[ScoreKey], tuple[str, bool]]:
+        """A key may travel to another process."""
+        return ScoreKey, (str(self), self.is_lower_better)
+
 
 @dataclass(frozen=True)
 class Metric:

@@ -22,6 +22,7 @@ from gossamer.commands.studies.batch import (
 from gossamer.commands.studies.grid_batch import GridBatch, continued_grid, grid_plan
 from gossamer.commands.studies.published_table import draw_table, show_table
 from gossamer.commands.studies.training_batch import KEYS, TrainingsBatch
+from gossamer.commands.work.jobs import number_of_jobs
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
@@ -30,9 +31,6 @@ from gossamer.studies.reproductions import TABLES, PublishedTable
 from gossamer.studies.reproductions.table import Experiment
 from gossamer.tasks import Task
 
-JobsOption = Annotated[
-    int | None, given.shown("So many trainings at a time, in processes; default: 1.")
-]
 # The options of tables that are a grid of the laboratory, and of tables of single trainings.
 _TRAINED = frozenset({"--data", "--device", "--quick", "--resume", "--minutes"})
 _SINGLE = _TRAINED | {"--epochs", "--jobs"}
@@ -49,7 +47,7 @@ def reproduce(
     epochs: Annotated[
         float | None, given.shown("Instead of the paper's; the schedule shrinks with them.")
     ] = None,
-    jobs: JobsOption = None,
+    jobs: given.JobsOption = None,
     options: BatchOptions = BatchOptions(),
 ) -> None:
     """Compute a published table, ours beside theirs."""
@@ -73,8 +71,7 @@ def reproduce(
             choices = {"table": table, "seed": seed, "quick": quick, "epochs": length}
             plan = new_plan(choices, machine)
         _check_table(resume, plan, table)
-        count = 1 if jobs is None else jobs
-        batch = TrainingsBatch(chosen, chosen.trainings, plan, options, count)
+        batch = TrainingsBatch(chosen, chosen.trainings, plan, options, number_of_jobs(jobs))
     elif chosen.experiment is not None:
         if resume is not None:
             plan = continued_grid(resume, machine, asked)

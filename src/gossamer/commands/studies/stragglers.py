@@ -20,8 +20,8 @@ from gossamer.commands.console import (
     show_table,
 )
 from gossamer.commands.kept_run import kept_run
-from gossamer.commands.work.jobs import JobWatch, OnRow, SimulationJob, run_jobs
-from gossamer.commands.work.simulations import EngineCache
+from gossamer.commands.work.jobs import number_of_jobs, run_jobs
+from gossamer.commands.work.simulations import EngineCache, OnRow, SimulationJob
 from gossamer.quantities import counted
 from gossamer.report.pictures.stragglers_picture import Runner, Stage, stragglers_picture
 from gossamer.runs.folder import RunFolder
@@ -58,6 +58,7 @@ def stragglers(
     lr: given.GridOption = None,
     task: given.TaskOption = "digits-mlp",
     data: given.DataOption = None,
+    jobs: given.JobsOption = None,
     keeping: Annotated[given.KeepOptions, given.Without(("live",))] = given.KeepOptions(),
 ) -> None:
     """Parameter servers from waiting for all to waiting for none.
@@ -69,9 +70,9 @@ def stragglers(
     loaded = make_task(task, data=data)
     rates = given.rates_from(lr) or RATES
     study = Study(loaded, scenes(workers), range(seed, seed + seeds), rates, epochs, steps)
-    jobs = study.jobs()
-    with kept_run(keeping.runs, "lab-stragglers", _config(study, jobs)) as folder:
-        found = _run(jobs, folder)
+    processes, planned = number_of_jobs(jobs), study.jobs()
+    with kept_run(keeping.runs, "lab-stragglers", _config(study, planned)) as folder:
+        found = _run(planned, folder, processes)
         summary = _summary(study, found)
         _show(study, found)
         if keeping.as_json:
@@ -93,6 +94,10 @@ class StragglerJob:
         one = self.one
         return f"{one.scene.name} stragglers, {one.label}, seed {one.settings.seed}"
 
+    @property
+    def folder(self) -> None:
+        """A run is a line in the folder of the study."""
+
     def run(
         self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]
     ) -> StragglerPace | Result:
@@ -101,11 +106,12 @@ class StragglerJob:
         return SimulationJob(self.label, self.one.settings).run(engines, on_row, is_over)
 
 
-def _run(jobs: list[StragglerRun], folder: RunFolder | None) -> Found:
-    """Run the study. Each run is one line of metrics, so that an interruption loses at most one."""
+def _run(runs: list[StragglerRun], folder: RunFolder | None, processes: int) -> Found:
+    """Run the study. Each run is one line of metrics, so that an interruption loses those alone
+    that are running."""
     found: Found = {}
 
-    def done(job: StragglerJob, answer: StragglerPace | Result) -> None:
+    def settle(job: StragglerJob, answer: StragglerPace | Result) -> None:
         one = job.one
         entries = found.setdefault(one.scene.name, {})
         entry = entries.setdefault(one.label, StragglerEntry(one.label))
@@ -123,9 +129,10 @@ def _run(jobs: list[StragglerRun], folder: RunFolder | None) -> Found:
             folder.add_row(row)
 
     try:
+        jobs = [StragglerJob(one) for one in runs]
         with Reporter(len(jobs), "stragglers") as reporter:
-            for _ in run_jobs(map(StragglerJob, jobs), JobWatch(on_done=done)):
-                pass
+            for job, answer in zip(jobs, run_jobs(jobs, processes=processes), strict=True):
+                settle(job, answer)
     finally:
         if folder is not None:
             folder.close()

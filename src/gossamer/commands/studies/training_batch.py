@@ -11,8 +11,8 @@ from pathlib import Path
 from gossamer.commands.console import Reporter, can_draw, say
 from gossamer.commands.studies.batch import BatchOptions, BatchPlan, reading
 from gossamer.commands.studies.published_table import show_table
-from gossamer.commands.work.jobs import JobWatch, OnRow, SimulationJob, run_jobs
-from gossamer.commands.work.simulations import EngineCache
+from gossamer.commands.work.jobs import JobWatch, run_jobs
+from gossamer.commands.work.simulations import EngineCache, OnRow, SimulationJob
 from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
@@ -50,6 +50,10 @@ class CellJob:
     @property
     def label(self) -> str:
         return self.training.label
+
+    @property
+    def folder(self) -> None:
+        """A cell is kept in the folder of its table."""
 
     def run(self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]) -> Trained:
         task, plan = _load(self.problem, self.plan.data), self.plan

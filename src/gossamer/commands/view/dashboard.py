@@ -33,6 +33,7 @@ class _Method:
     done: float = 0.0
     failed: int = 0
     rate: float = 0.0
+    began: float = 0.0
     row: Row = field(default_factory=Row)
     speed: float | None = None
     """Steps of all workers per second of real time."""
@@ -46,9 +47,9 @@ class Dashboard:
         self._methods = {label: _Method(count) for label, count in runs.items()}
         self._total = sum(runs.values())
         self._finished = 0
-        self._current: str | None = None
+        self._running: dict[str, int] = {}
+        """How many runs of a method are going on."""
         self._began = time.monotonic()
-        self._run_began = self._began
         self._shown = 0.0
         self._live = Live(console=err, transient=True, refresh_per_second=4)
 
@@ -67,25 +68,25 @@ class Dashboard:
 
     def begin(self, label: str, rate: float) -> None:
         """A run of this method at this learning rate has begun."""
-        self._current, self._run_began = label, time.monotonic()
+        self._running[label] = self._running.get(label, 0) + 1
         self._methods[label].rate = rate
+        self._methods[label].began = time.monotonic()
 
-    def at(self, row: Row, share: float) -> None:
-        """Show an evaluation of the present run, and how far the run is."""
-        assert self._current is not None
-        method = self._methods[self._current]
+    def at(self, label: str, row: Row, share: float) -> None:
+        """Show an evaluation of a run of this method, and how far the run is."""
+        method = self._methods[label]
         method.row = row
         method.done = int(method.done) + min(share, 0.999)
-        passed = time.monotonic() - self._run_began
+        passed = time.monotonic() - method.began
         method.speed = row["steps"] / passed if passed > 0 else None
         if err.is_terminal and time.monotonic() - self._shown > 0.1:
             self._shown = time.monotonic()
             self._live.update(self.view())
 
-    def finished(self, name: str, outcome: Row | Error) -> None:
-        """The present run is over, with this summary or this error."""
-        assert self._current is not None
-        method = self._methods[self._current]
+    def finished(self, label: str, name: str, outcome: Row | Error) -> None:
+        """A run of this method is over, with this summary or this error."""
+        method = self._methods[label]
+        self._running[label] -= 1
         method.done = int(method.done) + 1.0
         has_failed = isinstance(outcome, Error)
         method.failed += has_failed
@@ -105,10 +106,10 @@ class Dashboard:
             table.add_column(column, justify="right", no_wrap=True)
         for label, method in self._methods.items():
             table.add_row(
-                Text(label, style="bold" if label == self._current else ""),
+                Text(label, style="bold" if self._running.get(label) else ""),
                 ProgressBar(total=method.runs, completed=method.done, width=12),
                 *_cells(method),
-                style="" if method.row or label == self._current else "dim",
+                style="" if method.row or self._running.get(label) else "dim",
             )
         fit(table, err)
         return Group(table, Text(self._footer(), style="dim"))

@@ -1,76 +1,60 @@
 """The one place that runs a batch of independent simulations, one after another or in processes.
 
-A job describes one run. `run_jobs` takes jobs and yields their answers in the order of the jobs; a
-`JobWatch` hears of every evaluation and of every job that ends, and can stop the batch.
+A job describes one run. A `JobPool` takes jobs and yields their answers in the order of the jobs; a
+`JobWatch` hears of every evaluation and of every job that ends, and can stop the batch. The answers
+are the same for every number of processes: a job computes the same in any of them, and whoever
+decides by answers gets them in order.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
-from multiprocessing.synchronize import Event
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
-from gossamer.commands.work.simulations import EngineCache, execute
-from gossamer.config.settings import Settings
-from gossamer.errors import Error, RunFailed
-from gossamer.runs.folder import RunFolder
+import torch
+
+from gossamer.commands.work.parcel import pack, pack_task, unpack
+from gossamer.commands.work.simulations import EngineCache, Job, OutOfMinutes
+from gossamer.errors import RunFailed
 from gossamer.runs.result import Row
+from gossamer.specs import check_range
+from gossamer.tasks import Task
 
-_END_SECONDS = 5.0
+_END_SECONDS = 2.0
+# An interrupt during the imports ends the process without a word.
+_PROGRAM = """\
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+sys.path[:] = json.loads(sys.argv[2])
+from gossamer.commands.work.pool_process import serve
+serve(int(sys.argv[1]))
+"""
 Answer = TypeVar("Answer")
-Answer_co = TypeVar("Answer_co", covariant=True)
-OnRow = Callable[[Row], None]
 
 
-class OutOfMinutes(Error):
-    """The time of a batch is over: the job that is running ends here, without an answer."""
+def default_jobs() -> int:
+    """The number of processes that uses this machine: all cores up to two, else one fewer."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(min(cores or 1, 2), (cores or 1) - 1)
 
 
-class Job(Protocol[Answer_co]):
-    """One run of a batch. A job that runs in another process must be plain data."""
-
-    @property
-    def label(self) -> str:
-        """The name of the job, which no other job of the batch has."""
-        ...
-
-    def run(self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]) -> Answer_co:
-        """Do the work. `on_row` hears of evaluations; `is_over` says whether to end early."""
-        ...
-
-
-@dataclass(frozen=True)
-class SimulationJob:
-    """One simulated run. An error that is tolerated is an answer about the run."""
-
-    label: str
-    settings: Settings
-    folder: RunFolder | None = None
-    trace: bool = False
-    tolerated: tuple[type[Error], ...] = ()
-
-    def run(self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]) -> Any:
-        """Run the simulation and return its `Result`, or the error that was tolerated."""
-
-        def watch(row: Row) -> None:
-            on_row(row)
-            # After the last evaluation no time is left to save.
-            if row["samples"] < self.settings.samples and is_over():
-                raise OutOfMinutes
-
-        try:
-            return execute(
-                self.settings, folder=self.folder, on_row=watch, engines=engines, trace=self.trace
-            )
-        except self.tolerated as error:
-            return error
+def number_of_jobs(asked: int | None) -> int:
+    """The number of processes that a user asked for; without a wish what suits the machine."""
+    if asked is None:
+        return default_jobs()
+    check_range("jobs", asked, 1)
+    return asked
 
 
 def _ignore(*_: object) -> None:
@@ -95,130 +79,219 @@ def run_jobs(
     jobs: Iterable[Job[Answer]], watch: JobWatch[Answer] | None = None, *, processes: int = 1,
     engines: EngineCache | None = None,
 ) -> Iterator[Answer]:  # fmt: skip
-    """Run jobs and yield their answers in order; after the deadline the rest is left out. Jobs that
-    run one after another share the given engines."""
-    watch = watch or JobWatch()
-    if processes == 1:
-        return _run_here(jobs, watch, engines or EngineCache())
-    return _run_beside(list(jobs), watch, processes)
+    """Run one batch in a pool of its own."""
+    with JobPool(processes, engines=engines) as pool:
+        yield from pool.run(jobs, watch)
 
 
-def _run_here(
-    jobs: Iterable[Job[Answer]], watch: JobWatch[Answer], engines: EngineCache
-) -> Iterator[Answer]:
-    for job in jobs:
-        if watch.is_over():
-            return
+class JobPool:
+    """Runs batches of jobs; its processes are started when they are needed, and end with it."""
+
+    def __init__(
+        self, processes: int = 1, *, by_name: bool = True, engines: EngineCache | None = None
+    ) -> None:
+        """`by_name` says that the tasks of the jobs were made from their specs. Jobs that run in
+        this process share the given engines."""
+        self._limit = processes
+        self._by_name = by_name
+        self._engines = engines or EngineCache()
+        self._processes: list[_PoolProcess] = []
+        self._tasks: dict[int, Task] = {}
+
+    def __enter__(self) -> JobPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end(self._processes)
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes that are alive."""
+        return [one.process.pid for one in self._processes]
+
+    def obstacle(self, task: Task) -> str:
+        """Why jobs with this task cannot run in other processes; empty where they can."""
         try:
-            answer = job.run(engines, lambda row, job=job: watch.on_row(job, row), watch.is_over)
-        except OutOfMinutes:
+            pack_task(task, by_name=self._by_name)
+        except Exception as error:  # pickle raises whatever the task's own objects raise
+            return str(error) or type(error).__name__
+        return ""
+
+    def run(
+        self, jobs: Iterable[Job[Answer]], watch: JobWatch[Answer] | None = None
+    ) -> Iterator[Answer]:
+        """Run jobs and yield their answers in order; after the deadline the rest is left out.
+
+        A job is taken from `jobs` when it can start, and not before all answers that are known in
+        order were yielded.
+        """
+        watch = watch or JobWatch()
+        return self._run_here(jobs, watch) if self._limit == 1 else self._run_beside(jobs, watch)
+
+    def _run_here(
+        self, jobs: Iterable[Job[Answer]], watch: JobWatch[Answer]
+    ) -> Iterator[Answer]:  # fmt: skip
+        for job in jobs:
+            if watch.is_over():
+                return
+
+            def on_row(row: Row, job: Job[Answer] = job) -> None:
+                watch.on_row(job, row)
+
+            try:
+                answer = job.run(self._engines, on_row, watch.is_over)
+            except OutOfMinutes:
+                return
+            watch.on_done(job, answer)
+            yield answer
+
+    # ------------------------------------------------------------------ processes
+
+    def _run_beside(
+        self, jobs: Iterable[Job[Answer]], watch: JobWatch[Answer]
+    ) -> Iterator[Answer]:  # fmt: skip
+        waiting, has_more = enumerate(jobs), True
+        answers: dict[int, Answer | _Failure] = {}
+        following = 0
+        try:
+            while True:
+                while following in answers:
+                    answer = answers.pop(following)
+                    if isinstance(answer, _Failure):
+                        raise answer.error
+                    yield answer
+                    following += 1
+                # After a failure nothing starts: only answers before it still count.
+                has_failed = any(isinstance(one, _Failure) for one in answers.values())
+                while has_more and not has_failed and not watch.is_over() and self._has_room():
+                    if (following_job := next(waiting, None)) is None:
+                        has_more = False
+                    else:
+                        self._start(*following_job, watch.deadline)
+                if not self._busy():
+                    return
+                # Without a deadline, or after it, nothing but a report ends the wait.
+                left = watch.deadline - time.monotonic()
+                ready = wait(
+                    [one.connection for one in self._busy()], left if 0 < left < 1e9 else None
+                )
+                for one in [one for one in self._busy() if one.connection in ready]:
+                    self._hear(one, watch, answers)
+        finally:
+            self._end(self._busy())
+
+    def _busy(self) -> list[_PoolProcess]:
+        return [one for one in self._processes if one.job is not None]
+
+    def _has_room(self) -> bool:
+        return len(self._busy()) < self._limit
+
+    def _start(self, place: int, job: Job[Any], deadline: float) -> None:
+        idle = [one for one in self._processes if one.job is None]
+        process = idle[0] if idle else _PoolProcess.start()
+        if not idle:
+            self._processes.append(process)
+        needed: list[int] = []
+
+        def number_of(task: Task) -> int:
+            known = [number for number, one in self._tasks.items() if one is task]
+            number = known[0] if known else len(self._tasks)
+            self._tasks[number] = task
+            needed.append(number)
+            return number
+
+        data = pack((job, deadline), number_of)
+        for number in sorted({*needed} - process.known):
+            process.known.add(number)
+            told = pack_task(self._tasks[number], by_name=self._by_name)
+            process.connection.send(("task", number, told))
+        process.connection.send(("job", 0, data))
+        process.place, process.job = place, job
+
+    def _hear(self, process: _PoolProcess, watch: JobWatch[Any], answers: dict[int, Any]) -> None:
+        """Take one report of a process."""
+        job, place = process.job, process.place
+        assert job is not None
+        try:
+            kind, *said = unpack(process.connection.recv_bytes(), self._tasks)
+        except (EOFError, OSError):
+            code = process.end()
+            self._processes.remove(process)
+            answers[place] = _Failure(
+                RunFailed(
+                    f"{job.label}: its process ended with exit code {code}; --jobs 1 runs "
+                    "everything in one process"
+                )
+            )
             return
-        watch.on_done(job, answer)
-        yield answer
+        if kind == "row":
+            watch.on_row(job, said[0])
+            return
+        process.job = None
+        if kind == "failed":
+            answers[place] = _Failure(said[0])
+        elif kind == "done":
+            answer, failures = said
+            if job.folder is not None:
+                job.folder.add_failures(failures)
+            answers[place] = answer
+            watch.on_done(job, answer)
 
-
-# ---------------------------------------------------------------------- processes
+    def _end(self, processes: list[_PoolProcess]) -> None:
+        """Let these processes end at once. What they have written already is kept."""
+        with handling_interrupts(signal.SIG_IGN):
+            for one in processes:
+                # A process that is interrupted says in its run folder how the run ended.
+                one.process.send_signal(signal.SIGKILL if one.job is None else signal.SIGINT)
+            for one in processes:
+                one.end()
+        self._processes = [one for one in self._processes if one not in processes]
 
 
 @dataclass(frozen=True)
-class _JobProcess:
-    place: int
-    job: Job[Any]
-    process: SpawnProcess
-    reports: Connection
+class _Failure:
+    error: Exception
 
-    def end(self) -> None:
-        """End the process at once. What it has reported already is kept."""
-        self.process.terminate()
-        self.process.join(_END_SECONDS)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-        self.reports.close()
 
-    def hear(self, watch: JobWatch[Any], answers: dict[int, Any]) -> bool:
-        """Take one report of the process; return whether it was the last."""
-        label = self.job.label
+@dataclass(eq=False)
+class _PoolProcess:
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    known: set[int] = field(default_factory=set[int])
+    """The numbers of the tasks that this process has."""
+    job: Job[Any] | None = None
+    place: int = 0
+
+    @staticmethod
+    def start() -> _PoolProcess:
+        """Start a fresh interpreter, which does not run the user's program a second time."""
+        ours, theirs = Pipe()
+        words = [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), json.dumps(sys.path)]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            kind, said = self.reports.recv()
-        except EOFError:
-            self.process.join()
-            code = self.process.exitcode
-            raise RunFailed(f"{label}: its process ended with exit code {code}") from None
-        if kind == "row":
-            watch.on_row(self.job, cast(Row, said))
-            return False
-        if kind == "failed":
-            raise RunFailed(f"{label}: {said}")
-        if kind == "done":
-            answers[self.place] = said
-            watch.on_done(self.job, said)
-        return True
+            process = subprocess.Popen(
+                # In a process group of its own it does not see the Ctrl-C of the terminal.
+                words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0,
+            )  # fmt: skip
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # Only the process holds this end now, so that its death ends the connection.
+        theirs.close()
+        ours.send((sys.argv, torch.get_num_threads()))
+        return _PoolProcess(process, ours)
 
-
-def _run_beside(
-    jobs: list[Job[Answer]], watch: JobWatch[Answer], processes: int
-) -> Iterator[Answer]:
-    """Run several jobs at a time, each in its own process. No process outlives this function."""
-    is_over = multiprocessing.get_context("spawn").Event()
-    waiting, running = list(enumerate(jobs)), list[_JobProcess]()
-    answers: dict[int, Answer] = {}
-    following = 0
-    try:
-        while waiting or running:
-            if watch.is_over():
-                is_over.set()
-                waiting.clear()
-            while waiting and len(running) < processes:
-                running.append(_start(*waiting.pop(0), is_over))
-            left = watch.deadline - time.monotonic()
-            # Without a deadline, or after it, nothing but a report ends the wait.
-            ready = wait([one.reports for one in running], left if 0 < left < 1e9 else None)
-            for one in [one for one in running if one.reports in ready]:
-                if one.hear(watch, answers):
-                    running.remove(one)
-                    one.process.join()
-                    one.reports.close()
-            while following in answers:
-                yield answers.pop(following)
-                following += 1
-    finally:
-        for one in running:
-            one.end()
-
-
-def _start(place: int, job: Job[Any], is_over: Event) -> _JobProcess:
-    context = multiprocessing.get_context("spawn")
-    reports, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run_there, args=(job, is_over, sender), daemon=True)
-    # The process never sees Ctrl-C: its parent does, and ends it.
-    with handling_interrupts(signal.SIG_IGN):
-        process.start()
-    # Only the process holds this end now, so that its death ends the pipe.
-    sender.close()
-    return _JobProcess(place, job, process, reports)
-
-
-def _run_there(job: Job[Any], is_over: Event, sender: Connection) -> None:
-    """In the process of a job: report every evaluation, then the answer or why there is none."""
-
-    def on_row(row: Row) -> None:
+    def end(self) -> int:
+        """Wait until the process has ended, which was asked to; return its exit code."""
         try:
-            sender.send(("row", row))
-        except OSError:
-            raise OutOfMinutes from None  # the parent was killed, and nobody listens any more
-
-    try:
-        last = ("done", job.run(EngineCache(), on_row, is_over.is_set))
-    except OutOfMinutes:
-        last = ("stopped", None)
-    except Exception as error:
-        # The error is sent as text, because not every error can be rebuilt in another process.
-        last = ("failed", f"{type(error).__name__}: {error}")
-    try:
-        sender.send(last)
-    except OSError:
-        pass  # the parent was killed
+            # The first interrupt waits until an event of the simulation is over, a second does not.
+            for harder in (signal.SIGINT, signal.SIGKILL):
+                try:
+                    return self.process.wait(_END_SECONDS)
+                except subprocess.TimeoutExpired:
+                    self.process.send_signal(harder)
+            return self.process.wait()
+        finally:
+            self.connection.close()
 
 
 @contextmanager

@@ -5,9 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings
+from gossamer.errors import Error
 from gossamer.observe.observer import Observer
 from gossamer.observe.strip import Strip
 from gossamer.runs.folder import RunFolder
@@ -20,6 +23,12 @@ from gossamer.tasks.flat_model import FlatModel
 _DIVERGED = 100.0
 _SHOWN_STEPS = 25.0
 _SHOWN_STEPS_OF_THE_SLOWEST = 3.5
+Answer_co = TypeVar("Answer_co", covariant=True)
+OnRow = Callable[[Row], None]
+
+
+class OutOfMinutes(Error):
+    """The time of a batch is over: the job that is running ends here, without an answer."""
 
 
 class EngineCache:
@@ -27,6 +36,8 @@ class EngineCache:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[object, ...], tuple[Engine, FlatModel]] = {}
+        self.running: Simulation | None = None
+        """The simulation that was made last."""
 
     def place(self, folder: RunFolder | None) -> None:
         """Hear where the next run is kept; an engine keeps nothing there."""
@@ -42,7 +53,53 @@ class EngineCache:
             settings, on_row=on_row, observers=observers, engine=engine, model=model
         )
         self._kept[key] = (simulation.engine, simulation.model)
+        self.running = simulation
         return simulation
+
+
+class Job(Protocol[Answer_co]):
+    """One run of a batch. A job that runs in another process must be plain data."""
+
+    @property
+    def label(self) -> str:
+        """The name of the job, which no other job of the batch has."""
+        ...
+
+    @property
+    def folder(self) -> RunFolder | None:
+        """Where the run is kept."""
+        ...
+
+    def run(self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]) -> Answer_co:
+        """Do the work. `on_row` hears of evaluations; `is_over` says whether to end early."""
+        ...
+
+
+@dataclass(frozen=True)
+class SimulationJob:
+    """One simulated run. An error that is tolerated is an answer about the run."""
+
+    label: str
+    settings: Settings
+    folder: RunFolder | None = None
+    trace: bool = False
+    tolerated: tuple[type[Error], ...] = ()
+
+    def run(self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]) -> Any:
+        """Run the simulation and return its `Result`, or the error that was tolerated."""
+
+        def watch(row: Row) -> None:
+            on_row(row)
+            # After the last evaluation no time is left to save.
+            if row["samples"] < self.settings.samples and is_over():
+                raise OutOfMinutes
+
+        try:
+            return execute(
+                self.settings, folder=self.folder, on_row=watch, engines=engines, trace=self.trace
+            )
+        except self.tolerated as error:
+            return error
 
 
 def execute(

@@ -9,12 +9,13 @@ next: an interrupted comparison has the same seeds of all methods.
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
-from gossamer.commands.work.jobs import JobWatch, SimulationJob, run_jobs
-from gossamer.commands.work.simulations import EngineCache, command_line, slug
+from gossamer.commands.work.jobs import JobPool, JobWatch
+from gossamer.commands.work.simulations import SimulationJob, command_line, slug
 from gossamer.config.settings import Settings
 from gossamer.errors import Error, PeerLost, Stalled
 from gossamer.quantities import counted
@@ -35,18 +36,29 @@ class TournamentView(Protocol):
 
     def begin(self, label: str, rate: float) -> None: ...
 
-    def at(self, row: Row, share: float) -> None: ...
+    def at(self, label: str, row: Row, share: float) -> None: ...
 
-    def finished(self, name: str, outcome: Row | Error) -> None: ...
+    def finished(self, label: str, name: str, outcome: Row | Error) -> None: ...
+
+
+class SilentView:
+    """Shows nothing."""
+
+    def expect(self, label: str) -> None: ...
+
+    def begin(self, label: str, rate: float) -> None: ...
+
+    def at(self, label: str, row: Row, share: float) -> None: ...
+
+    def finished(self, label: str, name: str, outcome: Row | Error) -> None: ...
 
 
 class Tournament:
     """All runs of a comparison and what came out of them, also when it was interrupted."""
 
     def __init__(
-        self, settings: Sequence[Settings], looks: Sequence[int], target: float | None,
-        engines: EngineCache | None = None,
-    ) -> None:  # fmt: skip
+        self, settings: Sequence[Settings], looks: Sequence[int], target: float | None
+    ) -> None:
         """After each number of seeds in `looks` the tournament ends if a winner is clear."""
         self.first = settings[0]
         self._settings = settings
@@ -59,8 +71,8 @@ class Tournament:
         self._out: set[str] = set()
         """Methods that failed with a seed that counts."""
         self._look = looks[0]
-        self._engines = engines
         self._folder: RunFolder | None = None
+        self._pool = JobPool()
         self.failures: dict[str, Error] = {}
         self.interrupted = False
 
@@ -73,12 +85,15 @@ class Tournament:
     def labels(self) -> list[str]:
         return list(dict.fromkeys(str(settings.method) for settings in self._settings))
 
-    def run(self, folder: RunFolder | None, view: TournamentView) -> None:
+    def run(
+        self, folder: RunFolder | None, view: TournamentView, pool: JobPool | None = None
+    ) -> None:
         """Run everything. Ctrl-C keeps what is finished; without any result the error is raised."""
         self._folder = folder
         try:
-            ranked = self._choose(view) if self._has_grid else list(self._settings)
-            self._rank(ranked, view)
+            with pool or JobPool() as self._pool:
+                ranked = self._choose(view) if self._has_grid else list(self._settings)
+                self._rank(ranked, view)
         except KeyboardInterrupt:
             self.interrupted = True
         if not self.entries:
@@ -95,11 +110,12 @@ class Tournament:
         if self._target is None:
             self._target = Contest(tried).target
         first = {str(one.method): one for one in reversed(self._settings)}
-        for label, best in Contest(tried, self._target).chosen.items():
-            further = beyond(best, list(self._entries[label].tried))
-            if further is not None:
-                wider = dataclasses.replace(first[label], learning_rate=further)
-                self._run([wider], view, is_trial=True)
+        wider = [
+            dataclasses.replace(first[label], learning_rate=further)
+            for label, best in Contest(tried, self._target).chosen.items()
+            if (further := beyond(best, list(self._entries[label].tried))) is not None
+        ]
+        self._run(wider, view, is_trial=True)
         chosen = Contest(self._trials(), self._target).chosen
         return [dataclasses.replace(first[label], learning_rate=r) for label, r in chosen.items()]
 
@@ -117,11 +133,16 @@ class Tournament:
                 return
 
     def _run(self, settings: Sequence[Settings], view: TournamentView, *, is_trial: bool) -> None:
-        """Run one stage. A method that failed with a counting seed has no further runs."""
+        """Run one stage. A method that failed with a counting seed has no further runs.
+
+        Answers count in the order of the settings, whichever run ends first.
+        """
         self._planned += settings
         for one in settings:
             view.expect(str(one.method))
         self._write_config()
+        begun: list[SimulationJob] = []
+        ended: dict[str, Result | Error] = {}
 
         def jobs() -> Iterator[SimulationJob]:
             for one in settings:
@@ -132,28 +153,46 @@ class Tournament:
                         place = self._folder.child(f"{slug(label)}-lr{rate:g}-seed{one.seed}")
                     view.begin(label, rate)
                     # What the cluster did to one method is a result about it; the others go on.
-                    yield SimulationJob(
+                    begun.append(SimulationJob(
                         f"{label} at {rate:g}", one, place, tolerated=(PeerLost, Stalled)
-                    )
+                    ))  # fmt: skip
+                    yield begun[-1]
 
         def at(job: SimulationJob, row: Row) -> None:
             epochs = job.settings.epochs
-            view.at(row, row["epochs"] / epochs if epochs else 0.0)
+            view.at(str(job.settings.method), row, row["epochs"] / epochs if epochs else 0.0)
 
         def done(job: SimulationJob, answer: Result | Error) -> None:
-            label, rate = str(job.settings.method), job.settings.learning_rate or 0.0
-            if isinstance(answer, Error):
-                self.failures[job.label] = answer
-                if not is_trial:
-                    self._out.add(label)
-                view.finished(job.label, answer)
-                return
-            entry = self._entries.setdefault(label, Entry(label))
-            (entry.tried if is_trial else entry.results).setdefault(rate, []).append(answer)
-            view.finished(job.label, answer.summary)
+            ended[_key(job)] = answer
+            outcome = answer if isinstance(answer, Error) else answer.summary
+            view.finished(str(job.settings.method), job.label, outcome)
 
-        for _ in run_jobs(jobs(), JobWatch(at, done), engines=self._engines):
-            pass
+        settled = 0
+        try:
+            for answer in self._pool.run(jobs(), JobWatch(at, done)):
+                self._settle(begun[settled], answer, is_trial=is_trial)
+                settled += 1
+        finally:
+            # An interruption may come when a later run has ended and an earlier one has not.
+            for job in begun[settled:]:
+                if _key(job) in ended:
+                    self._settle(job, ended[_key(job)], is_trial=is_trial)
+
+    def _settle(self, job: SimulationJob, answer: Result | Error, *, is_trial: bool) -> None:
+        """Let an answer count."""
+        label, rate = str(job.settings.method), job.settings.learning_rate or 0.0
+        if label in self._out:
+            # This run began beside the one that failed; one run at a time would not have begun it.
+            if job.folder is not None:
+                shutil.rmtree(job.folder.path, ignore_errors=True)
+            return
+        if isinstance(answer, Error):
+            self.failures[job.label] = answer
+            if not is_trial:
+                self._out.add(label)
+            return
+        entry = self._entries.setdefault(label, Entry(label))
+        (entry.tried if is_trial else entry.results).setdefault(rate, []).append(answer)
 
     def _write_config(self) -> None:
         if self._folder is not None:
@@ -253,3 +292,7 @@ class Tournament:
             "edges": self.contest.edges(),
             "rule": RULE,
         }
+
+
+def _key(job: SimulationJob) -> str:
+    return f"{job.label}, seed {job.settings.seed}"

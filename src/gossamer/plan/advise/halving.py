@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -123,8 +123,9 @@ class HalvingStage(Generic[C]):
     kept: list[C] = field(default_factory=list[Any])
 
 
-Measure = Callable[[C, Rung, float], LearningCurve]
-"""Runs a candidate for a rung; the run may end when its time passes the limit."""
+Measure = Callable[[HalvingStage[C]], Iterable[LearningCurve]]
+"""Runs the entrants of a stage and yields their curves in order. A run may end when its time passes
+`Halving.limit`, which follows from the curves that were yielded before."""
 
 
 class Halving(Generic[C]):
@@ -146,8 +147,8 @@ class Halving(Generic[C]):
         for rung in rungs:
             stage = HalvingStage(rung, self._left)
             self.stages.append(stage)
-            for candidate in stage.entrants:
-                stage.curves[candidate] = measure(candidate, rung, self._limit(stage))
+            for candidate, own in zip(stage.entrants, measure(stage), strict=True):
+                stage.curves[candidate] = own
             stage.kept = self._keep(order(stage.curves, self.goal), rung.keep)
             self._left = stage.kept
         return self._left
@@ -157,7 +158,7 @@ class Halving(Generic[C]):
         kept = {*ranking[:count], *best.values()}
         return [candidate for candidate in ranking if candidate in kept]
 
-    def _limit(self, stage: HalvingStage[C]) -> float:
+    def limit(self, stage: HalvingStage[C]) -> float:
         """Once as many have arrived as will be kept, a later one cannot be among them."""
         arrivals = sorted(own.arrival(self.goal) for own in stage.curves.values())
         return arrivals[stage.rung.keep - 1] if len(arrivals) >= stage.rung.keep else math.inf

@@ -1,22 +1,26 @@
 """The search: successive halving over the menu, a final with fresh seeds, then changed clusters.
 
-`run` is handed in and makes the runs; tests hand in curves that they made up. Every time includes
-what it costs to have the model that was scored.
+`run` is handed in and makes the runs of a stage, one after another or several at a time; tests hand
+in curves that they made up. A run may end as soon as it can no longer change the answer, and when
+that is follows from the runs before it. A run beside those goes on for longer, and what it told
+after the moment at which it would have ended does not count: the answer is the same either way.
+Every time includes what it costs to have the model that was scored.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gossamer.config.settings import Settings
-from gossamer.errors import ConfigurationError, PeerLost, Stalled
+from gossamer.errors import ConfigurationError, Error
 from gossamer.plan.advise.budget import SearchPlan
 from gossamer.plan.advise.candidates import Candidate, kind_of
 from gossamer.plan.advise.collecting import collecting_seconds, model_bytes
-from gossamer.plan.advise.halving import Halving, LearningCurve, Rung, curve, order
+from gossamer.plan.advise.halving import Halving, HalvingStage, LearningCurve, curve, order
 from gossamer.plan.advise.sensitivity import ChangedCluster, SceneOutcome
 from gossamer.runs.arrival import (
     Arrival,
@@ -30,9 +34,7 @@ from gossamer.runs.arrival import (
 from gossamer.runs.statistics import best_rate, beyond
 from gossamer.sim.simulation import Result, Row
 
-Stop = Callable[[Row], bool]
-Run = Callable[[Settings, Stop, str | None], Result]
-"""Runs settings until they end or `stop` says so, and keeps the run if it is given a name."""
+_Key = TypeVar("_Key")
 _SLOWEST_OF_A_SCENE = 4.0
 """On a changed cluster a contender is given up at this multiple of the best one's time."""
 _CLEARLY = 0.9
@@ -40,6 +42,72 @@ _CLEARLY = 0.9
 decides between them, and a small lead may be chance."""
 _LATEST = 1.5
 """It is given up at this multiple: 15 % more epochs, which decide an earlier arrival, are over."""
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """When a run has told what it can; plain data, which another process can apply."""
+
+    target: float
+    key: str
+    samples: int
+    limit: float
+    """The seconds after which it cannot change the answer."""
+    extra: float
+    """The seconds that it takes to have the model that was scored."""
+
+    def told(self, history: Iterable[Row]) -> list[Row]:
+        """The evaluations that count: those up to the first that ends the run."""
+        stop, rows = self.stop(), list[Row]()
+        for row in history:
+            rows.append(row)
+            if stop(row):
+                break
+        return rows
+
+    def stop(self) -> Callable[[Row], bool]:
+        """Make a function that takes one evaluation after the other, and says whether to stop."""
+        rows: list[Row] = []
+        is_over = False
+
+        def stop(row: Row) -> bool:
+            nonlocal is_over
+            if not is_over:
+                rows.append(row)
+                score = row.get(self.key)
+                is_over = (
+                    has_lasted(rows, self.target, self.key)
+                    or score is None
+                    or not math.isfinite(float(score))
+                    or row["samples"] >= self.samples
+                    or row["virtual_seconds"] + self.extra > self.limit
+                )
+            return is_over
+
+        return stop
+
+
+@dataclass(frozen=True)
+class SearchRun:
+    """One run that the search asks for. It is kept in a folder if it has a name."""
+
+    settings: Settings
+    rule: StopRule
+    what: str
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class SearchFailure:
+    """What the cluster did to a run, and what the run told before."""
+
+    error: Error
+    rows: list[Row]
+
+
+Run = Callable[[Iterable[SearchRun]], Iterator[Result | SearchFailure]]
+"""Makes runs and yields, in their order, what came of them. It takes a run from the iterable when
+it can start it, and takes no more and yields no more where the time is over."""
 
 
 class OutOfTime(Exception):
@@ -97,6 +165,8 @@ class Search:
         self.outcomes: list[SceneOutcome] = []
         self.failures: dict[str, str] = {}
         self.searched: dict[Candidate, Result] = {}
+        self.superfluous: list[str] = []
+        """The names of runs that began beside the run that took their candidate out."""
         self.ended = "finished"
         self._run, self._watch = run, watch
         self._model_bytes = model_bytes(base)
@@ -127,22 +197,31 @@ class Search:
     def _begin(self, stage: str, runs: int) -> None:
         self._stage, self._left = stage, runs
 
-    def _measure(self, candidate: Candidate, rung: Rung, limit: float) -> LearningCurve:
-        stage = self.halving.stages[-1]
-        if not stage.curves:
-            title = f"search {len(self.halving.stages)}/{len(self.plan.rungs)}"
-            self._begin(title, len(stage.entrants))
-        settings = candidate.settings(self.base)
-        samples = math.ceil(rung.share * settings.samples)
-        rows, result = self._one(settings, samples, limit, str(candidate))
-        if result is not None:
-            self.searched[candidate] = result
+    def _measure(self, stage: HalvingStage[Candidate]) -> Iterator[LearningCurve]:
+        title = f"search {len(self.halving.stages)}/{len(self.plan.rungs)}"
+        self._begin(title, len(stage.entrants))
+
+        def asked(candidate: Candidate) -> SearchRun:
+            settings, limit = candidate.settings(self.base), self.halving.limit(stage)
+            samples = math.ceil(stage.rung.share * settings.samples)
+            return self._asked(settings, str(candidate), samples=samples, limit=limit)
+
+        for candidate, rows, result in self._each(stage.entrants, asked):
+            if result is not None:
+                self.searched[candidate] = result
+            yield self._curve(candidate, stage, rows, has_failed=result is None)
+
+    def _curve(
+        self, candidate: Candidate, stage: HalvingStage[Candidate], rows: list[Row], *,
+        has_failed: bool,
+    ) -> LearningCurve:  # fmt: skip
         _, times, scores = smoothed(rows, self.key)
         points = [(float(at), self._sign * float(s)) for at, s in zip(times, scores, strict=True)]
         # After all its samples, a failure or a divergence, a run has nothing more to show.
+        limit = self.halving.limit(stage)
         is_cut = bool(rows) and float(rows[-1]["virtual_seconds"]) > limit
         has_diverged = bool(rows) and not math.isfinite(self._score(rows[-1]))
-        is_over = result is None or has_diverged or (rung.share >= 1.0 and not is_cut)
+        is_over = has_failed or has_diverged or (stage.rung.share >= 1.0 and not is_cut)
         found = curve(points, is_over=is_over)
         # To order all candidates after every run would take longer than the runs.
         if self._best is None or order({0: self._best[1], 1: found}, self.halving.goal)[0] == 1:
@@ -175,31 +254,44 @@ class Search:
             if (rate := beyond(candidate.learning_rate, self.rates(candidate.method))) is not None
         }
         self._begin("rates beyond the grid", 2 * len(further))
-        return [self._better(one, further[one]) if one in further else one for one in chosen]
+        better = self._better(further)
+        return [better.get(one, one) for one in chosen]
 
-    def _better(self, candidate: Candidate, rate: float) -> Candidate:
-        """The candidate at its own rate, or at this one if that is clearly better in a whole run.
+    def _better(self, further: Mapping[Candidate, float]) -> dict[Candidate, Candidate]:
+        """Each candidate at its own rate, or at this one if that is clearly better in a whole run.
 
-        Both run with a seed that neither the search nor the final uses. Where the own rate does not
+        All run with a seed that neither the search nor the final uses. Where the own rate does not
         arrive, the rule of `compare` decides.
         """
         base = dataclasses.replace(self.base, seed=self.base.seed + self.plan.seeds + 1)
-        further = dataclasses.replace(candidate, learning_rate=rate)
-        tried: dict[float, list[list[Row]]] = {}
-        times: list[float] = []
-        for one in (candidate, further):
-            settings = one.settings(base)
-            limit = _LATEST * times[0] if times else math.inf
-            rows, result = self._one(settings, settings.samples, limit, str(one))
-            tried[one.learning_rate] = [[] if result is None else rows]
-            reached = seconds_to(tried[one.learning_rate][0], self.target, self.key)
-            times.append(math.inf if reached is None else reached)
-        self.widened.append(further)
-        if math.isfinite(times[0]):
-            is_better = times[1] < _CLEARLY * times[0]
-        else:
-            is_better = best_rate(tried, self.target, self.key) == rate
-        return further if is_better else candidate
+        times: dict[Candidate, float] = {}
+        tried: dict[Candidate, dict[float, list[list[Row]]]] = {one: {} for one in further}
+        pairs = [
+            (one, dataclasses.replace(one, learning_rate=rate))
+            for one, wider in further.items()
+            for rate in (one.learning_rate, wider)
+        ]
+
+        def asked(pair: tuple[Candidate, Candidate]) -> SearchRun:
+            limit = _LATEST * times.get(pair[0], math.inf)
+            return self._asked(pair[1].settings(base), str(pair[1]), limit=limit)
+
+        better: dict[Candidate, Candidate] = {}
+        for (candidate, one), rows, result in self._each(pairs, asked):
+            own = tried[candidate]
+            own[one.learning_rate] = [[] if result is None else rows]
+            reached = seconds_to(own[one.learning_rate][0], self.target, self.key)
+            time = math.inf if reached is None else reached
+            if len(own) == 1:
+                times[candidate] = time
+                continue
+            self.widened.append(one)
+            if math.isfinite(times[candidate]):
+                is_better = time < _CLEARLY * times[candidate]
+            else:
+                is_better = best_rate(own, self.target, self.key) == one.learning_rate
+            better[candidate] = one if is_better else candidate
+        return better
 
     def rates(self, method: str) -> list[float]:
         """The rates that this method was to be tried at."""
@@ -214,16 +306,26 @@ class Search:
         """
         self._begin("final", len(self.finalists) * self.plan.seeds)
         self.finals = {candidate: [] for candidate in self.finalists}
-        for number in range(1, self.plan.seeds + 1):
-            base = dataclasses.replace(self.base, seed=self.base.seed + number)
-            for candidate in list(self.finals):
-                settings = candidate.settings(base)
-                name = f"{candidate.method}-seed{settings.seed}"
-                _, result = self._one(settings, settings.samples, math.inf, str(candidate), name)
-                if result is None:
-                    del self.finals[candidate]
-                else:
-                    self.finals[candidate].append(result)
+        pairs = [
+            (candidate, self.base.seed + number)
+            for number in range(1, self.plan.seeds + 1)
+            for candidate in self.finalists
+        ]
+
+        def asked(pair: tuple[Candidate, int]) -> SearchRun | None:
+            candidate, seed = pair
+            if candidate not in self.finals:
+                return None
+            settings = candidate.settings(dataclasses.replace(self.base, seed=seed))
+            return self._asked(settings, str(candidate), name=f"{candidate.method}-seed{seed}")
+
+        for (candidate, seed), _, result in self._each(pairs, asked):
+            if candidate not in self.finals:
+                self.superfluous.append(f"{candidate.method}-seed{seed}")
+            elif result is None:
+                del self.finals[candidate]
+            else:
+                self.finals[candidate].append(result)
 
     def _change(self, scenes: Sequence[ChangedCluster]) -> None:
         """Run the contenders again on every changed cluster."""
@@ -231,8 +333,48 @@ class Search:
         if len(contenders) < 2:
             return
         self._begin("changed clusters", len(contenders) * len(scenes) * self.plan.scene_seeds)
-        for scene in scenes:
-            self.outcomes.append(self._on(scene, contenders))
+        numbers = range(1, self.plan.scene_seeds + 1)
+        failures: dict[int, dict[str, str]] = {at: {} for at in range(len(scenes))}
+        places = [
+            (at, number, one, settings)
+            for at, scene in enumerate(scenes)
+            for number in numbers
+            for one in contenders
+            if (settings := self._settings_on(scene, number, one, failures[at])) is not None
+        ]
+        best: dict[tuple[int, int], float] = {}
+        times: dict[int, dict[str, list[float | None]]] = {at: {} for at in failures}
+
+        def asked(place: tuple[int, int, Candidate, Settings]) -> SearchRun:
+            at, number, one, settings = place
+            limit = _SLOWEST_OF_A_SCENE * best.get((at, number), math.inf)
+            return self._asked(settings, f"{one.method}, {scenes[at].title}", limit=limit)
+
+        def close(before: int) -> None:
+            """Tell the outcomes of the scenes that are complete."""
+            for at in range(len(self.outcomes), before):
+                arrivals = {name: Arrival(name, tuple(all_)) for name, all_ in times[at].items()}
+                self.outcomes.append(SceneOutcome(scenes[at], arrivals, failures[at]))
+
+        for (at, number, one, _), rows, _ in self._each(places, asked):
+            close(at)
+            reached = seconds_to(rows, self.target, self.key)
+            times[at].setdefault(one.method, []).append(reached)
+            earlier = best.get((at, number), math.inf)
+            best[at, number] = min(earlier, math.inf if reached is None else reached)
+        close(len(scenes))
+
+    def _settings_on(
+        self, scene: ChangedCluster, number: int, one: Candidate, failures: dict[str, str]
+    ) -> Settings | None:
+        """The settings of a contender on a changed cluster; None where it cannot run there."""
+        seed = self.base.seed + number
+        try:
+            return one.settings(dataclasses.replace(self.base, cluster=scene.cluster, seed=seed))
+        except ConfigurationError as error:
+            failures[one.method] = f"{one.method} cannot run: {error}"
+            self._left -= 1
+            return None
 
     def contenders(self) -> list[Candidate]:
         """The first two, the best of every other kind, then the next; in order of the ranking."""
@@ -246,62 +388,56 @@ class Search:
         chosen = list(wanted)[: self.plan.contenders]
         return [candidate for candidate in ordered if candidate in chosen]
 
-    def _on(self, scene: ChangedCluster, contenders: Sequence[Candidate]) -> SceneOutcome:
-        times: dict[str, list[float | None]] = {}
-        failures: dict[str, str] = {}
-        for number in range(1, self.plan.scene_seeds + 1):
-            seed = self.base.seed + number
-            base = dataclasses.replace(self.base, cluster=scene.cluster, seed=seed)
-            best = math.inf
-            for one in contenders:
-                label = one.method
-                try:
-                    settings = one.settings(base)
-                except ConfigurationError as error:
-                    failures[label] = f"{label} cannot run: {error}"
-                    self._left -= 1
-                    continue
-                limit = _SLOWEST_OF_A_SCENE * best
-                rows, _ = self._one(settings, settings.samples, limit, f"{label}, {scene.title}")
-                reached = seconds_to(rows, self.target, self.key)
-                times.setdefault(label, []).append(reached)
-                best = min(best, math.inf if reached is None else reached)
-        arrivals = {label: Arrival(label, tuple(found)) for label, found in times.items()}
-        return SceneOutcome(scene, arrivals, failures)
+    # ------------------------------------------------------------------ runs
 
-    def _one(
-        self, settings: Settings, samples: int, limit: float, what: str, name: str | None = None
-    ) -> tuple[list[Row], Result | None]:
-        """One run, ended as soon as it has told what it can; None in place of a failed one.
-
-        The times of the evaluations include the price of having the model that was scored.
-        """
+    def _asked(
+        self, settings: Settings, what: str, *, samples: int | None = None,
+        limit: float = math.inf, name: str | None = None,
+    ) -> SearchRun:  # fmt: skip
+        """Ask for a run that ends as soon as it has told what it can."""
         extra = collecting_seconds(settings, self._model_bytes)
-        self._watch(SearchStep(self._stage, self._left, what, self.leader()))
-        rows: list[Row] = []
-        is_over = False
+        rule = StopRule(self.target, self.key, samples or settings.samples, limit, extra)
+        return SearchRun(settings, rule, what, name)
 
-        def stop(row: Row) -> bool:
-            nonlocal is_over
-            # A run that is told to end still finishes what it has begun; that does not count.
-            if not is_over:
-                rows.append(row)
-                is_over = (
-                    has_lasted(rows, self.target, self.key)
-                    or not math.isfinite(self._score(row))
-                    or row["samples"] >= samples
-                    or row["virtual_seconds"] + extra > limit
-                )
-            return is_over
+    def _each(
+        self, keys: Sequence[_Key], asked: Callable[[_Key], SearchRun | None]
+    ) -> Iterator[tuple[_Key, list[Row], Result | None]]:
+        """Make a run for each key and yield them in order; None in place of a failed one.
 
-        try:
-            result = self._run(settings, stop, name)
-            del result.history[len(rows) :]
-        except (PeerLost, Stalled) as error:
-            self.failures[f"{what}, seed {settings.seed}"] = str(error)
-            result = None
-        self._left -= 1
-        return charged(rows, extra), result
+        `asked` is called when a run can start, and again, to know what counts, when all runs before
+        it are known. The times of the evaluations include the price of having the model that was
+        scored.
+        """
+        begun: list[tuple[_Key, SearchRun]] = []
+        is_complete = False
+
+        def runs() -> Iterator[SearchRun]:
+            nonlocal is_complete
+            for key in keys:
+                one = asked(key)
+                if one is not None:
+                    self._watch(SearchStep(self._stage, self._left, one.what, self.leader()))
+                    begun.append((key, one))
+                    yield one
+                self._left -= 1
+            is_complete = True
+
+        done = 0
+        for answer in self._run(runs()):
+            key, one = begun[done]
+            done += 1
+            exact = asked(key)
+            rule, result = (exact or one).rule, None
+            if isinstance(answer, SearchFailure):
+                rows = rule.told(answer.rows)
+                if exact is not None:
+                    self.failures[f"{one.what}, seed {one.settings.seed}"] = str(answer.error)
+            else:
+                result, rows = answer, rule.told(answer.history)
+                del result.history[len(rows) :]
+            yield key, charged(rows, rule.extra), result
+        if done < len(begun) or not is_complete:
+            raise OutOfTime
 
     def _score(self, row: Row) -> float:
         """With the sign by which more is better; not-a-number where there is none."""
