@@ -9,7 +9,7 @@ import torch
 
 from gossamer.config.settings import Settings
 from gossamer.errors import Error, Stalled
-from gossamer.plan.advise.search import Run, SearchFailure, SearchRun
+from gossamer.plan.advise.search_run import Run, SearchFailure, SearchRun
 from gossamer.runs.result import Result, Row
 
 POINTS = 50

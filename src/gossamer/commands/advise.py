@@ -32,7 +32,8 @@ from gossamer.plan.advise.budget import SearchPlan, make_plan, nominal_seconds
 from gossamer.plan.advise.candidates import Candidate, candidates, menu_with
 from gossamer.plan.advise.collecting import collecting_seconds, model_bytes
 from gossamer.plan.advise.findings import SearchFindings
-from gossamer.plan.advise.search import Run, Search, SearchFailure, SearchRun, SearchStep
+from gossamer.plan.advise.search import Search, SearchStep
+from gossamer.plan.advise.search_run import Run, SearchFailure, SearchRun
 from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.plan.advise.sensitivity import scenes
 from gossamer.quantities import counted, seconds

@@ -74,9 +74,9 @@ def test_an_ordinary_checkpoint_holds_what_the_servers_optimisers_remember(
     saved, plain = (loop_of(method, is_adam=True) for _ in range(2))
     for step in range(STEPS):
         inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
-        plain.optimizer.zero_grad()
+        plain.own_optimizer.zero_grad()
         plain.model(inputs).square().mean().backward()
-        plain.optimizer.step()
+        plain.own_optimizer.step()
     with saved:
         train(saved, 0, 3)
         state = (saved.model.state_dict(), saved.optimizer.state_dict()) if inside else None
@@ -90,7 +90,7 @@ def test_an_ordinary_checkpoint_holds_what_the_servers_optimisers_remember(
         train(again, 3, STEPS)
     torch.testing.assert_close(parameters(again), parameters(plain))
     moments = [again.optimizer.state[p]["exp_avg_sq"] for p in again.model.parameters()]
-    others = [plain.optimizer.state[p]["exp_avg_sq"] for p in plain.model.parameters()]
+    others = [plain.own_optimizer.state[p]["exp_avg_sq"] for p in plain.model.parameters()]
     torch.testing.assert_close(moments, others)
 
 
