@@ -76,7 +76,7 @@ def test_an_ordinary_checkpoint_holds_what_the_servers_optimisers_remember(
         inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
         plain.optimizer.zero_grad()
         plain.model(inputs).square().mean().backward()
-        plain.optimizer.step()
+        plain.own_optimizer.step()
     with saved:
         train(saved, 0, 3)
         state = (saved.model.state_dict(), saved.optimizer.state_dict()) if inside else None
