@@ -28,6 +28,7 @@ import join_ends
 import join_habits
 import join_leaving
 import join_servers
+import join_several
 import join_words
 from gossamer.real.transports.conformance.group import store_apart, watch
 from gossamer.real.transports.shm import Segments, create_segments
@@ -42,6 +43,7 @@ CASES = {
         join_habits,
         join_leaving,
         join_servers,
+        join_several,
         join_words,
     )
     for name, case in vars(cases).items()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
 from gossamer.real.join.binding import ModuleBinding
+from gossamer.real.join.several_optimizers import SeveralModels, parts_of
 from gossamer.real.transports.checked_values import broken_value
 from gossamer.real.transports.transport import Store
 
@@ -21,6 +22,31 @@ T = TypeVar("T")
 
 
 def check_joinable(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for one in model if isinstance(model, SeveralModels) else [model]:
+        _check_model(one)
+    parts = parts_of(optimizer)
+    if any(isinstance(part, torch.optim.LBFGS) for part in parts):
+        raise ConfigurationError(
+            "LBFGS evaluates the model several times in a step, and no method can come in between; "
+            "use an optimiser that takes one gradient per step"
+        )
+    if len(parts) > 1 and any(isinstance(part, torch.optim.SparseAdam) for part in parts):
+        raise ConfigurationError(
+            "SparseAdam takes sparse gradients only, and several optimisers get dense ones; use "
+            "Adam, or join SparseAdam alone"
+        )
+    known = set(model.parameters())
+    others = sum(p not in known for group in optimizer.param_groups for p in group["params"])
+    if others:
+        raise ConfigurationError(
+            f"the optimizer trains {others} parameters that are not the model's and would drift "
+            "apart; join all models that hold them, as a list"
+        )
+    for name, parameter in model.named_parameters():
+        _check_parameter(name, parameter)
+
+
+def _check_model(model: nn.Module) -> None:
     if hasattr(model, "_orig_mod"):
         raise ConfigurationError(
             "the model is already compiled; join the plain module first and compile it afterwards"
@@ -30,20 +56,6 @@ def check_joinable(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             "the model is wrapped in DistributedDataParallel, which would couple it a second time; "
             "join the plain module"
         )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ConfigurationError(
-            "LBFGS evaluates the model several times in a step, and no method can come in between; "
-            "use an optimiser that takes one gradient per step"
-        )
-    known = set(model.parameters())
-    others = sum(p not in known for group in optimizer.param_groups for p in group["params"])
-    if others:
-        raise ConfigurationError(
-            f"the optimizer trains {others} parameters that are not the model's and would drift "
-            "apart; join one module that holds them all, such as an nn.ModuleList"
-        )
-    for name, parameter in model.named_parameters():
-        _check_parameter(name, parameter)
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
@@ -117,8 +129,9 @@ def check_one_optimiser(
 def second_optimiser(other: torch.optim.Optimizer, name: str) -> ConfigurationError:
     return ConfigurationError(
         f"a second optimiser ({type(other).__name__}) holds the model's parameter {name}, and"
-        " worker.step() makes the steps of the joined one only; give all parameters to one"
-        " optimiser, in groups, or delete the second if it is not used any more"
+        " worker.step() makes the steps of the joined one only; join both as a list, give"
+        " all parameters to one optimiser, in groups, or delete the second if it is not used"
+        " any more"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -105,9 +105,10 @@ def check_scaler(scaler: Any) -> None:
         )
 
 
-def known_to(scaler: Any, joined: JoinedOptimizer) -> Optimizer:
-    """The one of the two optimisers that the scaler has seen, for example to unscale it."""
-    return joined if id(joined) in scaler._per_optimizer_states else joined.optimizer
+def known_to(scaler: Any, joined: Sequence[JoinedOptimizer]) -> list[Optimizer]:
+    """Of each, the one of the two optimisers that the scaler has seen, perhaps to unscale it."""
+    seen = scaler._per_optimizer_states
+    return [one if id(one) in seen else one.optimizer for one in joined]
 
 
 def unscale(scaler: Any, optimizer: Optimizer) -> None:

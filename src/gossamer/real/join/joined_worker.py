@@ -39,6 +39,7 @@ from gossamer.real.join.loader import Passes, shard_of
 from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.recalibration import BATCHES
 from gossamer.real.join.servers import momentum_left_out
+from gossamer.real.join.several_optimizers import parts_of, taken_together
 from gossamer.real.launch.console import say
 from gossamer.real.launch.environment import connect, discover
 from gossamer.real.transports.transport import Transport
@@ -50,8 +51,8 @@ T = TypeVar("T")
 
 
 def join(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     method: str | MethodSpec | None = None,
     *,
     seed: int | None = None,
@@ -68,6 +69,9 @@ def join(
     how many steps the loop will make: methods with a period choose one that suits. Every worker
     starts from the model of worker 0.
 
+    Several optimisers, and several models, are given as lists. `worker.step()` makes the steps of
+    all optimisers, `worker.step(optimizer=one)` that of one.
+
     `statistics_batches` is how many of its batches each worker keeps, at most, to recompute
     BatchNorm's statistics for the output model, which is not the one that it trains; with 0 the
     output has the mean of the workers' statistics.
@@ -78,6 +82,7 @@ def join(
     one that receives. No two calls overlap.
     """
     spec = _chosen(method)
+    model, optimizer = taken_together(model, optimizer)
     check_joinable(model, optimizer)
     check_range("statistics_batches", statistics_batches, 0)
     given = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
@@ -159,6 +164,11 @@ class JoinedWorker:
         )
         """Stands for the user's optimiser wherever something else makes its steps: its `step()` is
         `step()` of this worker."""
+        is_coupled, parts = self.coupling is not None, parts_of(self.own_optimizer)
+        self.optimizers = [self.optimizer] if len(parts) == 1 else [
+            JoinedOptimizer(part, self._make_step, is_coupled=is_coupled) for part in parts
+        ]  # fmt: skip
+        """The same for each of several optimisers: a step of one is `step(optimizer=that one)`."""
 
     @property
     def rank(self) -> int:
@@ -248,28 +258,46 @@ class JoinedWorker:
                 "move it inside, or between worker.open() and worker.close()"
             )
 
-    def step(self, scaler: Any = None) -> None:
+    def step(
+        self, scaler: Any = None, *, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:  # fmt: skip
         """Instead of `optimizer.step()`. A gradient scaler (AMP) is given along; `scaler.update()`
         stays the loop's. The `.grad`s hold this worker's gradient before it and nothing of use
-        afterwards: where gradients are combined, the mean may never pass through them."""
+        afterwards: where gradients are combined, the mean may never pass through them.
+
+        With `optimizer`, one of several, it is a step of the method in which only that one's
+        parameters descend: the gradients of the others count as zero and are kept."""
+        joined = self.optimizer if optimizer is None else self._joined(optimizer)
         if scaler is None:
-            self._make_step(self.own_optimizer)
+            self._make_step(joined.optimizer)
             return
         check_scaler(scaler)
         self._open_for("step")
         if self._is_accumulating:
             return
-        known = known_to(scaler, self.optimizer)
+        known = known_to(scaler, self.optimizers if optimizer is None else [joined])
         if self.coupling is None:
-            if known is self.own_optimizer:
+            if joined not in known:
                 self._tell_step()
-            scaler.step(known)
+            for one in known:
+                scaler.step(one)
         elif scaler.is_enabled():
-            unscale(scaler, known)
-            self._make_step(self.own_optimizer, is_scaled=True)
-            note_step(scaler, known)
+            for one in known:
+                unscale(scaler, one)
+            self._make_step(joined.optimizer, is_scaled=True)
+            for one in known:
+                note_step(scaler, one)
         else:
-            self._make_step(self.own_optimizer)
+            self._make_step(joined.optimizer)
+
+    def _joined(self, optimizer: torch.optim.Optimizer) -> JoinedOptimizer:
+        for one in self.optimizers:
+            if optimizer is one or optimizer is one.optimizer:
+                return one
+        raise ConfigurationError(
+            f"worker.step(optimizer=...) got a {type(optimizer).__name__} that was not joined; give"
+            " it one of those that gossamer.join was given"
+        )
 
     def _make_step(self, own: torch.optim.Optimizer, is_scaled: bool = False) -> None:
         if not self._is_open:
@@ -278,10 +306,14 @@ class JoinedWorker:
             return
         self._tell_step()
         if self.coupling is None:
-            own.step()
+            for part in parts_of(own):
+                part.step()
             return
         try:
-            self.coupling.step(skips_infinite=is_scaled)
+            if own is self.own_optimizer:
+                self.coupling.step(skips_infinite=is_scaled)
+            else:
+                self.coupling.step_alone(own, skips_infinite=is_scaled)
         except PeerLost as lost:
             raise self.coupling.session.last_words(lost) from None
 

@@ -14,13 +14,14 @@ from gossamer.methods import MethodSpec
 from gossamer.observe.run_observer import RunObserver
 from gossamer.pending import Pending
 from gossamer.real.join.binding import ModuleBinding, lay_out_state
-from gossamer.real.join.checks import check_alike
+from gossamer.real.join.checks import check_alike, parameters_of
 from gossamer.real.join.gradient import LoopGradients, can_send_buckets
 from gossamer.real.join.loop_watch import LoopWatch
 from gossamer.real.join.output import LoopOutput
 from gossamer.real.join.recalibration import BATCHES
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.join.servers import ServerState, packed_state, server_replica, worker_replica
+from gossamer.real.join.several_optimizers import parts_of
 from gossamer.real.join.shared_values import SharedValues
 from gossamer.real.output_model import pack_bytes, unpack_bytes_, untrained
 from gossamer.real.replicas import PublishedReplica
@@ -41,6 +42,7 @@ class LoopSession:
     ) -> None:  # fmt: skip
         self._model = model
         self._optimizer = cast(Any, optimizer)
+        self._parts = cast("list[Any]", parts_of(optimizer))
         binding = self._binding = ModuleBinding(trainable(model))
         self.session = Session(
             transport, spec, observer, binding.layout.sizes, seed=seed, steps=steps,
@@ -218,7 +220,8 @@ class LoopSession:
             self.output.leavers.notice()
         self.replica.skips_infinite = skips_infinite
         # A schedule must not complain where a server descends instead of this optimiser.
-        self._optimizer._opt_called = True
+        for part in self._parts:
+            part._opt_called = True
         gradient = self.gradients.complete(is_changed=skips_infinite)
         wanted.resolve(self._travelling(gradient.vector()) if self._has_servers else gradient)
         watch.is_stepping = True
@@ -229,6 +232,26 @@ class LoopSession:
         self.output.stepped()
         if session.slowness is not None:
             self._stepped_at = time.monotonic()
+
+    def step_alone(self, optimizer: torch.optim.Optimizer, *, skips_infinite: bool) -> None:
+        """A step in which only this one of several optimisers has gradients."""
+        session = self.session
+        is_late = session.options.get("stale") or session.spec.server_optimiser
+        if is_late or session.method.name == "eamsgd":
+            raise ConfigurationError(
+                f"{session.spec} would move the parameters of the other optimisers too, by momentum"
+                " of its own or by late gradients; call worker.step() for all of them, or use"
+                " another method"
+            )
+        held = {id(parameter) for parameter in parameters_of(optimizer)}
+        others = [(p, p.grad) for p in self._binding.parameters if id(p) not in held]
+        for parameter, _ in others:
+            parameter.grad = None
+        try:
+            self.step(skips_infinite=skips_infinite)
+        finally:
+            for parameter, gradient in others:
+                parameter.grad = gradient
 
     def _travelling(self, flat: Tensor) -> Tensor:
         """What goes to servers is a vector of its own, because a server in this very process would

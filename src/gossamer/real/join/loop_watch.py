@@ -25,6 +25,7 @@ from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.checks import check_not_wrapped, parameters_of, second_optimiser
 from gossamer.real.join.joined_optimizer import JoinedOptimizer
 from gossamer.real.join.replica import LoopReplica
+from gossamer.real.join.several_optimizers import parts_of
 
 _LOOK = 1 << 12
 """Numbers of one parameter that are compared in a step: torch does not count changes by `.data`."""
@@ -41,7 +42,7 @@ class LoopWatch:
     ) -> None:  # fmt: skip
         self.is_stepping = False
         """Set while `worker.step()` runs, in which the optimiser may step."""
-        self._optimizer = optimizer
+        self._parts = parts_of(optimizer)
         self._names = {id(parameter): name for name, parameter in binding.named()}
         self._hook: Any = None
         self._binding = binding
@@ -81,7 +82,7 @@ class LoopWatch:
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.is_stepping or isinstance(optimizer, JoinedOptimizer):
             return
-        if optimizer is self._optimizer:
+        if any(optimizer is part for part in self._parts):
             raise ConfigurationError(
                 "optimizer.step() was called inside `with gossamer.join(...)`: beside worker.step()"
                 " the model would move twice, and instead of it no other worker would hear of the"

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gossamer.payload import payload
+from gossamer.real.join.several_optimizers import SeveralModels
 from gossamer.tasks.calibration import layers_with_statistics, recompute_
 from gossamer.tasks.flat_model import drawing_from
 
@@ -94,16 +95,17 @@ class Recalibration:
         self._seen = 0
         self._is_full = False
         self._has_warned = False
-        self._hook = (
-            model.register_forward_pre_hook(_Watching(self._passed), with_kwargs=True)
-            if self.is_needed else None
-        )  # fmt: skip
+        called = list(model) if isinstance(model, SeveralModels) else [model]
+        self._hooks = [
+            one.register_forward_pre_hook(_Watching(self._passed), with_kwargs=True)
+            for one in (called if self.is_needed else [])
+        ]
 
     def close(self) -> None:
         """Keep no more batches."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _passed(self, model: nn.Module, given: Any, named: Any) -> None:
         if not model.training or self.is_paused or torch.compiler.is_compiling():
@@ -122,7 +124,7 @@ class Recalibration:
         while len(self._passes) > 1 and held - self._passes[0][1] >= _MOST_BYTES:
             held -= self._passes.popleft()[1]
         self._is_full = len(self._passes) >= self._most or held >= _MOST_BYTES
-        self._resting = [module for module in model.modules() if not module.training]
+        self._resting = [module for module in self._model.modules() if not module.training]
 
     def take(self, batches: Iterable[Any], forward: Callable[[Any], object] | None) -> None:
         """Use these batches from now on, and no others."""

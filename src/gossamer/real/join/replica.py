@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gossamer.optim.optimisers import clip_one
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.gradient import LoopGradient
+from gossamer.real.join.several_optimizers import parts_of
 from gossamer.real.replicas import Place, PublishedReplica, WindowReplica
 
 Momentum = Callable[[float], float]
@@ -108,7 +109,9 @@ class LoopReplica(PublishedReplica):
         if self.momentum is None and share == 1.0:
             self._binding.descend(self._optimizer.step, self._guard, point)
             return
-        with slowing(self._optimizer, self.momentum, share):
+        with ExitStack() as stack:
+            for part in parts_of(self._optimizer):
+                stack.enter_context(slowing(part, self.momentum, share))
             self._binding.descend(self._optimizer.step, self._guard, point)
 
     def _stand_in(self, gradient: Tensor) -> None:

@@ -20,6 +20,7 @@ from gossamer.methods import MethodSpec
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.real.join.binding import ModuleBinding, lay_out_state
 from gossamer.real.join.replica import LoopReplica, slowed
+from gossamer.real.join.several_optimizers import SeveralOptimizers, parts_of
 from gossamer.real.output_model import pack_bytes
 from gossamer.real.replicas import Place, PublishedReplica, WindowReplica
 from gossamer.real.session import Session
@@ -31,9 +32,11 @@ def momentum_left_out(
     spec: MethodSpec, optimizer: torch.optim.Optimizer, *, is_synchronous: bool
 ) -> list[str]:
     """What the user must be told about this optimiser's momentum."""
-    is_sgd = isinstance(optimizer, torch.optim.SGD)
-    spec.check_kind(is_sgd, type(optimizer).__name__)
-    groups = optimizer.param_groups if is_sgd else []
+    groups: list[dict[str, Any]] = []
+    for part in parts_of(optimizer):
+        is_sgd = isinstance(part, torch.optim.SGD)
+        spec.check_kind(is_sgd, type(part).__name__)
+        groups += part.param_groups if is_sgd else []
     most = max((float(group["momentum"]) for group in groups), default=0.0)
     notice = spec.notice(most, is_synchronous=is_synchronous)
     return [] if notice is None else [notice]
@@ -83,38 +86,59 @@ def server_replica(
             own.append((name, twin))
             made[parameter] = twin
         offset += size
-    is_sgd = isinstance(optimizer, torch.optim.SGD)
-
-    def options_of(group: dict[str, Any]) -> dict[str, Any]:
-        return slowed(_options(group), momentum) if is_sgd else _options(group)
-
-    def twins_of(group: dict[str, Any]) -> list[nn.Parameter]:
-        return [made[p] for p in group["params"] if p in made]
-
-    followed = [group for group in optimizer.param_groups if twins_of(group)]
-    groups = [{**options_of(group), "params": twins_of(group)} for group in followed]
-    twin_optimizer = _another(optimizer, groups) if groups else None
-    if twin_optimizer is not None:
-        # A checkpoint of the loop's optimiser brings what the server's remembered.
-        for parameter, twin in made.items():
-            if optimizer.state.get(parameter):
-                twin_optimizer.state[twin] = deepcopy(optimizer.state[parameter])
-        lay_out_state(twin_optimizer)
-    known = len(optimizer.param_groups)
+    twins = [_Twin(part, made, momentum) for part in parts_of(optimizer)]
+    found = [twin.optimizer for twin in twins if twin.optimizer is not None]
 
     def follow() -> None:
-        nonlocal known
-        for group in optimizer.param_groups[known:]:
-            _add(twin_optimizer, {**options_of(group), "params": twins_of(group)})
-            followed.extend([group] if twins_of(group) else [])
-        known = len(optimizer.param_groups)
-        if twin_optimizer is not None:
-            for mine, theirs in zip(twin_optimizer.param_groups, followed, strict=True):
-                mine.update(options_of(theirs))
+        for twin in twins:
+            twin.follow()
 
+    stands: torch.optim.Optimizer = found[0] if found else _idle()
+    if len(twins) > 1 and found:
+        stands = SeveralOptimizers(found, skips_zeros=True)
     twin_binding = ModuleBinding(own, is_server=True)
     twin_binding.attach(window, is_private=False)
-    return LoopReplica(twin_binding, place, twin_optimizer or _idle(), follow)
+    return LoopReplica(twin_binding, place, stands, follow)
+
+
+class _Twin:
+    """A server's instance of one of the user's optimisers, for the parameters that it has made."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, made: dict[nn.Parameter, nn.Parameter],
+        momentum: Callable[[float], float],
+    ) -> None:  # fmt: skip
+        self._theirs, self._made, self._momentum = optimizer, made, momentum
+        self._followed = [group for group in optimizer.param_groups if self._twins_of(group)]
+        groups = [self._group(group) for group in self._followed]
+        self.optimizer = _another(optimizer, groups) if groups else None
+        self._known = len(optimizer.param_groups)
+        if self.optimizer is not None:
+            # A checkpoint of the loop's optimiser brings what the server's remembered.
+            for parameter, twin in made.items():
+                if optimizer.state.get(parameter):
+                    self.optimizer.state[twin] = deepcopy(optimizer.state[parameter])
+            lay_out_state(self.optimizer)
+
+    def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
+        is_sgd = isinstance(self._theirs, torch.optim.SGD)
+        return slowed(_options(group), self._momentum) if is_sgd else _options(group)
+
+    def _twins_of(self, group: dict[str, Any]) -> list[nn.Parameter]:
+        return [self._made[p] for p in group["params"] if p in self._made]
+
+    def _group(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {**self._options_of(group), "params": self._twins_of(group)}
+
+    def follow(self) -> None:
+        """Take over what a schedule has changed, and groups that were added."""
+        for group in self._theirs.param_groups[self._known :]:
+            _add(self.optimizer, self._group(group))
+            self._followed.extend([group] if self._twins_of(group) else [])
+        self._known = len(self._theirs.param_groups)
+        if self.optimizer is not None:
+            for mine, theirs in zip(self.optimizer.param_groups, self._followed, strict=True):
+                mine.update(self._options_of(theirs))
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
@@ -211,19 +235,21 @@ class ServerState:
         self._own: dict[nn.Parameter, Any] = {}
         """What the loop's optimiser itself remembers, while its state is taken: a worker's own
         steps between two reads go on with it."""
-        self._hooks = [
-            optimizer.register_state_dict_pre_hook(self._lend),
-            optimizer.register_state_dict_post_hook(self._give_back),
-        ]
+        self._hooks: list[Any] = []
+        for part in parts_of(optimizer):
+            self._hooks.append(part.register_state_dict_pre_hook(self._lend))
+            self._hooks.append(part.register_state_dict_post_hook(self._give_back))
 
-    def _lend(self, optimizer: torch.optim.Optimizer) -> None:
+    def _lend(self, _: torch.optim.Optimizer) -> None:
+        optimizer = self._optimizer
         self._own = {p: optimizer.state.get(p) for p in self._parameters.values()}
         try:
             self.fetch()
         except PeerLost as lost:
             raise self._session.last_words(lost) from None
 
-    def _give_back(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    def _give_back(self, _: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        optimizer = self._optimizer
         for parameter, own in self._own.items():
             if own is None:
                 optimizer.state.pop(parameter, None)
