@@ -37,9 +37,9 @@ from gossamer.sim.simulation import Result, Row
 _Key = TypeVar("_Key")
 _SLOWEST_OF_A_SCENE = 4.0
 """On a changed cluster a contender is given up at this multiple of the best one's time."""
-_CLEARLY = 0.9
+_CLEARLY = 0.75
 """A rate beyond the grid must arrive within this multiple of the other rate's time: one seed
-decides between them, and a small lead may be chance."""
+decides between them, and with large rates the times of two seeds often differ by so much."""
 _LATEST = 1.5
 """It is given up at this multiple: 15 % more epochs, which decide an earlier arrival, are over."""
 
@@ -117,8 +117,8 @@ class Search:
     def run(self, scenes: Sequence[ChangedCluster]) -> None:
         """Search to the end, or as far as Ctrl-C or the clock allow; `ended` says which."""
         try:
-            survivors = self.halving.run(self.plan.rungs, self._measure)
-            self.finalists = self._widen(self._choose(survivors))
+            self.halving.run(self.plan.rungs, self._measure)
+            self.finalists = self._widen(self._choose())
             self._final()
             self._change(scenes)
         except KeyboardInterrupt:
@@ -162,10 +162,13 @@ class Search:
             self._best = candidate, found
         return found
 
-    def _choose(self, survivors: Sequence[Candidate]) -> list[Candidate]:
-        """The best candidate of each leading method, and of every other kind."""
+    def _choose(self) -> list[Candidate]:
+        """The best candidate of each leading method, and of every other kind.
+
+        A candidate that the last rung kept as the best of its kind alone leads nobody.
+        """
         best: dict[str, Candidate] = {}
-        for candidate in (*survivors, *self.halving.standing()):
+        for candidate in self.halving.standing():
             best.setdefault(candidate.name, candidate)
         ordered = list(best.values())
         chosen = ordered[: self.plan.leaders]
