@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -178,3 +178,22 @@ def _instances(kind: type[T]) -> Iterator[T]:
     for found in gc.get_objects():
         if issubclass(type(found), kind):
             yield found
+
+
+def reported(values: Mapping[str, Any]) -> dict[str, float]:
+    """What a loop has reported, as numbers."""
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"worker.report() takes numbers, got {name}={value!r}; give a float, or a tensor "
+                "of one number"
+            ) from None
+    if not found:
+        raise ConfigurationError(
+            "worker.report() was given nothing; name what was measured, as in "
+            "worker.report(loss=0.31, accuracy=0.9)"
+        )
+    return found

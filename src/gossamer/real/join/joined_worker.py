@@ -8,7 +8,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from gossamer.real.join.checks import (
     check_apart,
     check_joinable,
     check_one_optimiser,
+    reported,
 )
 from gossamer.real.join.joined_optimizer import (
     JoinedOptimizer,
@@ -81,14 +82,15 @@ def join(
     the end are told in the thread of the loop; all else may come from another thread, such as the
     one that receives. No two calls overlap.
     """
-    spec = _chosen(method)
+    chosen = os.environ.get("GOSSAMER_METHOD", method)
+    spec = None if chosen is None else parse_method(chosen)
     model, optimizer = taken_together(model, optimizer)
     check_joinable(model, optimizer)
     check_range("statistics_batches", statistics_batches, 0)
     given = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
     simulation = ScriptProcess.of_environment()
     if simulation is not None:
-        from gossamer.real.join.virtual_worker import virtual_worker
+        from gossamer.real.join.virtual.virtual_worker import virtual_worker
 
         return virtual_worker(
             simulation, model, optimizer, spec, given, steps,
@@ -132,12 +134,6 @@ def coupled(
     is_synchronous = coupling.session.is_synchronous
     notices = momentum_left_out(spec, optimizer, is_synchronous=is_synchronous)
     return JoinedWorker(model, optimizer, spec, coupling, seed, observer, notices)
-
-
-def _chosen(method: str | MethodSpec | None) -> MethodSpec | None:
-    at_start = os.environ.get("GOSSAMER_METHOD")
-    spec = None if method is None else parse_method(method)
-    return spec if at_start is None else parse_method(at_start)
 
 
 @dataclass
@@ -407,14 +403,12 @@ class JoinedWorker:
     @contextlib.contextmanager
     def consensus(self) -> Generator[nn.Module]:
         """Inside, the model is the method's output: the mean of workers, the centre, the server's.
-
         No other worker need do the same; training goes on from where it was. With a synchronous
         method it is the output after the steps that this worker has made, for which it waits for
         slower workers; those that are ahead, as workers of local SGD may be within a period, give
         what they have. With an asynchronous one it is what every worker and server holds when it is
-        asked, each of them whole.
-
-        Its BatchNorm statistics are its own: recomputed on batches that this worker has trained on.
+        asked, each of them whole. Its BatchNorm statistics are its own, recomputed on batches that
+        this worker has trained on.
         """
         if self.coupling is None or (self._was_open and not self._is_open):
             yield self.model  # alone, or after the end, it is the output already
@@ -504,22 +498,3 @@ def _last_words(coupling: LoopSession) -> Generator[None]:
         yield
     except PeerLost as lost:
         raise coupling.session.last_words(lost) from None
-
-
-def reported(values: Mapping[str, Any]) -> dict[str, float]:
-    """What a loop has reported, as numbers."""
-    found: dict[str, float] = {}
-    for name, value in values.items():
-        try:
-            found[name] = float(value)
-        except (TypeError, ValueError):
-            raise ConfigurationError(
-                f"worker.report() takes numbers, got {name}={value!r}; give a float, or a tensor "
-                "of one number"
-            ) from None
-    if not found:
-        raise ConfigurationError(
-            "worker.report() was given nothing; name what was measured, as in "
-            "worker.report(loss=0.31, accuracy=0.9)"
-        )
-    return found

@@ -20,16 +20,16 @@ from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec
 from gossamer.observe.run_observer import RunObserver
 from gossamer.real.join.binding import ModuleBinding, lay_out_state
-from gossamer.real.join.checks import check_apart, check_one_optimiser
+from gossamer.real.join.checks import check_apart, check_one_optimiser, reported
 from gossamer.real.join.gradient import LoopGradient
-from gossamer.real.join.joined_worker import JoinedWorker, reported
+from gossamer.real.join.joined_worker import JoinedWorker
 from gossamer.real.join.loop_watch import LoopWatch
 from gossamer.real.join.output import LoopOutput
 from gossamer.real.join.recalibration import Averages, combined_averages
 from gossamer.real.join.servers import momentum_left_out, worker_replica
-from gossamer.real.join.virtual_loader import VirtualPasses, virtual_shard
-from gossamer.real.join.virtual_server import fork_server_host, group_options
-from gossamer.real.join.virtual_session import VirtualSession, name_of
+from gossamer.real.join.virtual.virtual_loader import VirtualPasses, virtual_shard
+from gossamer.real.join.virtual.virtual_server import fork_server_host, group_options
+from gossamer.real.join.virtual.virtual_session import VirtualSession, name_of
 from gossamer.real.output_model import Contribution, pack_bytes, unpack_bytes_, untrained
 from gossamer.real.session import Session
 from gossamer.replica import trainable

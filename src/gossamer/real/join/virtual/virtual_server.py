@@ -19,7 +19,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.join.servers import server_replica
-from gossamer.real.join.virtual_session import VirtualSession
+from gossamer.real.join.virtual.virtual_session import VirtualSession
 from gossamer.real.replicas import PublishedReplica, WindowReplica
 from gossamer.real.session import Session
 from gossamer.script.channel import Channel, ChannelClosed, Said
