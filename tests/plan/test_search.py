@@ -245,7 +245,7 @@ def test_a_fast_method_is_a_finalist_although_its_kind_has_a_faster_one() -> Non
     base = make_settings(digits(), "all_reduce", cluster_of(8), seed=7)
     found = [Candidate(method, rate) for method in methods for rate in (0.1, 0.3)]
     plan = SearchPlan(12, (Rung(1.0, 1),), 5, 2, 2, 0, 2, 1.0)
-    search = Search(base, found, plan, 0.9, MadeUp(methods), lambda step: None)
+    search = Search(base, found, plan, 0.9, one_by_one(MadeUp(methods)), lambda step: None)
     search.run([])
     kept = {one.method for one in search.halving.stages[-1].kept}
     assert "push_gossip" not in kept  # the rung keeps one, and the best of every other kind

@@ -15,7 +15,7 @@ from command_line import gossamer
 from gossamer.commands import simulate
 from gossamer.commands.report import report
 from gossamer.commands.studies import reproduce
-from gossamer.commands.work import jobs
+from gossamer.commands.work import simulations
 from gossamer.errors import ConfigurationError, PeerLost
 
 command = typer.Typer()
@@ -168,14 +168,14 @@ def test_a_comparison_that_is_interrupted_keeps_the_page_of_what_is_done(
     tmp_path, monkeypatch, no_pictures
 ):
     """One method is finished, the other one was under way: nobody has won."""
-    whole = jobs.execute
+    whole = simulations.execute
 
     def execute(settings, **options):
         if settings.method.name == "all_reduce":
             raise KeyboardInterrupt
         return whole(settings, **options)
 
-    monkeypatch.setattr(jobs, "execute", execute)
+    monkeypatch.setattr(simulations, "execute", execute)
     said = gossamer(
         "compare", "--methods", "ad_psgd all_reduce", *QUICK, "--lr", "0.1", "--runs", str(tmp_path)
     )
