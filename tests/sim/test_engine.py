@@ -49,9 +49,9 @@ def requests(model: FlatModel, count: int, batch: int = 8) -> Requests:
 def assert_equal_to_rounding(engine: Engine, reference: Engine, given: Requests) -> None:
     ours, theirs = engine.evaluate(*given), reference.evaluate(*given)
     for name in ("gradients", "losses", "buffers"):
-        torch.testing.assert_close(
-            getattr(ours, name), getattr(theirs, name), rtol=1e-4, atol=1e-6, msg=name
-        )
+        # Relative to the whole row: single numbers near zero are rounded otherwise on other CPUs.
+        one, other = getattr(ours, name), getattr(theirs, name)
+        assert float((one - other).norm()) <= 2e-6 * float(other.norm()), name
 
 
 # ---------------------------------------------------------------------- models

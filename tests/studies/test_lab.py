@@ -190,7 +190,8 @@ def test_every_point_of_a_grid_is_what_it_would_be_alone(changes: dict[str, Any]
     assert len(found) == len(grid.points())
     for point, parameters in found.items():
         expected = alone(point, grid)
-        assert torch.allclose(parameters, expected, rtol=1e-3, atol=2e-5), point
+        # Relative to the whole: Adam turns the rounding of a gradient near zero into a step.
+        assert float((parameters - expected).norm()) <= 1e-4 * float(expected.norm()), point
     distinct = {tuple(parameters[:5].tolist()) for parameters in found.values()}
     assert len(distinct) == len(found)
 
