@@ -51,6 +51,8 @@ class LoopOutput:
         """This worker's own buffers, while its model visits the output."""
         self.is_visiting = False
         """Whether the model is the output and not what this worker trains."""
+        self._model_lock = threading.Lock()
+        """Held while the receiving thread copies the model's buffers, and when a visit begins."""
         self._lock = threading.Lock()
         self._made = 0
         """How many steps this worker has made."""
@@ -106,7 +108,8 @@ class LoopOutput:
 
     def _contribution(self) -> Contribution:
         self._binding.let_gpu_finish()
-        own = Untrained.of(self._model) if self._own is None else self._own
+        with self._model_lock:  # a visit that began meanwhile would mix the output's buffers in
+            own = Untrained.of(self._model) if self._own is None else self._own
         value, weight = self.weighted or (self._replica.snapshot(), 1.0)
         return Contribution(value, weight, own.statistics, own.counters)
 
@@ -161,8 +164,9 @@ class LoopOutput:
 
     @contextmanager
     def _visit(self, output: Contribution) -> Generator[None]:
-        before, here = self._own, Untrained.of(self._model)
-        self._own, self.is_visiting = here if before is None else before, True
+        with self._model_lock:
+            before, here = self._own, Untrained.of(self._model)
+            self._own, self.is_visiting = here if before is None else before, True
         self.recalibration.is_paused = True
         point = [parameter.detach().clone() for parameter in self._binding.parameters]
         was_private = self._binding.is_private
