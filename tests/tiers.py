@@ -14,9 +14,22 @@ import pytest
 wide = pytest.mark.wide
 
 
-def only(fast: Container[Any], cases: Iterable[Any]) -> list[Any]:
-    """All cases; those that are not among the fast ones are wide."""
-    return [case if case in fast else _wide(case) for case in cases]
+def only(fast: Container[Any], cases: Iterable[Any], *, are_one: bool = False) -> list[Any]:
+    """All cases; those that are not among the fast ones are wide. `are_one` for tuples that are
+    one argument each."""
+    return [
+        case if case in fast else pytest.param(case, marks=wide) if are_one else _wide(case)
+        for case in cases
+    ]
+
+
+def looks_at(
+    request: pytest.FixtureRequest, wide_ones: Container[Any], cases: list[Any]
+) -> list[Any]:
+    """For a fixture that runs all cases at once: the wide ones are left out where no test that is
+    selected asks for them."""
+    is_wide = any(item.get_closest_marker("wide") for item in request.session.items)
+    return cases if is_wide else [case for case in cases if case not in wide_ones]
 
 
 def every(step: int, *axes: Sequence[Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from gossamer.real.join import gradient
 from gossamer.real.join.binding import ModuleBinding
 from join_buckets import PARTS, STEPS
 from programs import PROGRAMS, answers_of
+from tiers import looks_at, only
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -30,6 +31,8 @@ LEFT_OUT, LATER, STALE = "a_layer_left_out", "data_changed_late", "all_reduce:st
 NEVER = ["one_who_cannot", "a_change_before_sending"]
 """Loops in which nothing is sent before the step."""
 COMPARED = [*ALWAYS, *UNTIL, *NEVER, LEFT_OUT, "an_end_after_backward"]
+FEW = {"parts", "a_combined_clip", "one_who_clips_once", "a_scaler", "one_who_cannot", LEFT_OUT}
+"""Those that every `make test` looks at."""
 MISUSES = {
     "awaiting_a_part": "awaited before the gradient",
     "changing_a_part": "can only be reduced as it is before the gradient is there",
@@ -45,14 +48,20 @@ GROUPS = [
     ("case_of_going_on_stale", 2, f"{STALE},overlap=false", "torch"),
     *((f"case_of_{name}", 2, EARLY, "torch") for name in MISUSES),
 ]  # fmt: skip
+WIDE = {
+    (f"case_of_{name}", 2, method, "torch")
+    for name in COMPARED if name not in FEW for method in (EARLY, LATE)
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, str, str], Any]:
+def found(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, int, str, str], Any]:
     """All groups, one after the other, in one program that imports torch once."""
-    program = PROGRAMS / "join_bucket_groups.py"
-    answers = answers_of(program, json.dumps(GROUPS), places=tmp_path_factory, limit_s=180)
-    return dict(zip(GROUPS, answers, strict=True))
+    program, groups = PROGRAMS / "join_bucket_groups.py", looks_at(request, WIDE, GROUPS)
+    answers = answers_of(program, json.dumps(groups), places=tmp_path_factory, limit_s=180)
+    return dict(zip(groups, answers, strict=True))
 
 
 def workers(found: dict, name: str, method: str, size: int = 2, transport: str = "torch") -> list:
@@ -67,7 +76,7 @@ def only_digest(answers: list[dict]) -> str:
     return digest
 
 
-@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize("name", only(FEW, COMPARED))
 def test_the_result_is_that_of_reducing_at_the_end(found, name: str) -> None:
     early, late = (only_digest(workers(found, name, method)) for method in (EARLY, LATE))
     assert early == late
@@ -78,7 +87,7 @@ def test_three_workers_too(found) -> None:
     assert early == late
 
 
-@pytest.mark.parametrize("name", ALWAYS)
+@pytest.mark.parametrize("name", only(FEW, ALWAYS))
 def test_all_parts_are_on_their_way_before_the_step(found, name: str) -> None:
     for answer in workers(found, name, EARLY):
         assert answer["sent"] == [PARTS] * STEPS
@@ -91,7 +100,7 @@ def test_parts_are_one_exchange(found) -> None:
         assert [answer["exchanges"] for answer in workers(found, "parts", method)] == [STEPS] * 2
 
 
-@pytest.mark.parametrize("name", UNTIL)
+@pytest.mark.parametrize("name", only(FEW, UNTIL))
 def test_a_loop_that_changes_its_gradients_is_reduced_at_the_end_from_then_on(found, name) -> None:
     """By everybody, also where only one of them has changed something."""
     until = UNTIL[name]
@@ -126,7 +135,7 @@ def test_what_is_applied_first_after_going_on_is_not_sent_again(found) -> None:
     assert early == late
 
 
-@pytest.mark.parametrize("name", NEVER)
+@pytest.mark.parametrize("name", only(FEW, NEVER))
 def test_nothing_is_sent_before_the_step(found, name: str) -> None:
     for answer in workers(found, name, EARLY):
         assert answer["sent"] == [0] * STEPS

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from programs import PROGRAMS, answers_of
+from tiers import looks_at, wide
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -19,6 +20,8 @@ OTHERS = [
     "d_psgd:groups=2", "push_sum:groups=2", "ad_psgd:groups=2", "pull_gossip:groups=4",
     "easgd:groups=2", "downpour:groups=2", "diloco:groups=2",
 ]  # fmt: skip
+FEW_EXACT = ["all_reduce:groups=2", "local_sgd:groups=1", "sync_server:groups=2,servers=3"]
+FEW_OTHERS = ["d_psgd:groups=2", "ad_psgd:groups=2", "downpour:groups=2"]
 SHARDED = ["all_reduce:groups=2", "ad_psgd:groups=2", "downpour:groups=1"]
 CHECKPOINTS = ["case_of_no_interruption", "case_of_saving", "case_of_loading"]
 LOWERED = "softsync:lower_momentum=true"
@@ -34,14 +37,20 @@ RUNS = [
     ("case_of_an_asynchronous_server", 2, LOWERED),
     ("case_of_an_asynchronous_server", 4, f"{LOWERED},groups=2"),
 ]
+WIDE = [
+    *(("case_of_one_big_worker", 4, method) for method in EXACT if method not in FEW_EXACT),
+    *(("case_of_training", 4, method) for method in OTHERS if method not in FEW_OTHERS),
+]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, str], dict]:
+def found(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, int, str], dict]:
     """All of them one after the other, in one program that imports torch once."""
-    program = PROGRAMS / "group_loops.py"
-    told = answers_of(program, json.dumps(RUNS), places=tmp_path_factory, limit_s=180)
-    return dict(zip(RUNS, told, strict=True))
+    program, runs = PROGRAMS / "group_loops.py", looks_at(request, WIDE, RUNS)
+    told = answers_of(program, json.dumps(runs), places=tmp_path_factory, limit_s=180)
+    return dict(zip(runs, told, strict=True))
 
 
 def answers(found: dict, case: str, method: str, size: int = 4) -> list[dict]:
@@ -50,16 +59,22 @@ def answers(found: dict, case: str, method: str, size: int = 4) -> list[dict]:
     return run["answers"]
 
 
-def test_groups_that_average_exactly_are_one_big_worker(found: dict) -> None:
+@pytest.mark.parametrize(
+    "methods", [FEW_EXACT, pytest.param(EXACT, marks=wide)], ids=["some", "all"]
+)
+def test_groups_that_average_exactly_are_one_big_worker(found: dict, methods: list[str]) -> None:
     """The checks inside the workers pass, and all end with one model."""
-    for method in EXACT:
+    for method in methods:
         digests = {answer["digest"] for answer in answers(found, "case_of_one_big_worker", method)}
         assert len(digests) == 1, method
 
 
-def test_every_member_ends_with_the_output_of_any_method(found: dict) -> None:
+@pytest.mark.parametrize(
+    "methods", [FEW_OTHERS, pytest.param(OTHERS, marks=wide)], ids=["some", "all"]
+)
+def test_every_member_ends_with_the_output_of_any_method(found: dict, methods: list[str]) -> None:
     """Leaving `with` gives all of them the same bits, after a step for each of their batches."""
-    for method in OTHERS:
+    for method in methods:
         ran = answers(found, "case_of_training", method)
         assert len({answer["digest"] for answer in ran}) == 1, method
         assert len({answer["steps"] for answer in ran}) == 1, method
