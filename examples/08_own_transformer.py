@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gossamer import Task, simulate
+from gossamer import Task, compare
 
 
 @dataclass
@@ -51,10 +51,12 @@ def texts(samples: int, seed: int) -> dict[str, Tensor]:
 task = Task.of(Classifier, None, texts(1500, 0), texts(300, 1), name="sevens")
 
 if __name__ == "__main__":
-    for method in ("all_reduce", "ad_psgd"):
-        result = simulate(task, method, "one-slow-of-8", seed=0, epochs=4, evaluations=1)
-        print(f"{method:10} {result.accuracy:.3f} right after {result.virtual_seconds:.2f} s")
+    ranking = compare(
+        task, ["all_reduce", "ad_psgd"], "one-slow-of-8",
+        target=0.9, epochs=3, learning_rates=[1e-2], seeds=2, jobs=1,
+    )  # fmt: skip
+    for row in ranking.table():
+        print(f"{row['method']:10} {row['seconds_to_target']:.2f} s, lr {row['learning_rate']:g}")
+    print(ranking.verdict.partition(",")[0])
 
 # Prints:
-# all_reduce 1.000 right after 1.01 s
-# ad_psgd    1.000 right after 0.26 s

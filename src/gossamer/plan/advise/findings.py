@@ -169,7 +169,8 @@ class SearchFindings:
         return f"Train with {whom}: {self.train_command()}"
 
     def train_command(self) -> str:
-        """What trains with the first of the ranking, a command or Python; empty before the final."""
+        """What trains with the first of the ranking, in a shell or in Python; empty before the
+        final."""
         if not self.has_final:
             return ""
         first, base = self.ranking[0].candidate, self.search.base
