@@ -48,10 +48,11 @@ def task(width: int = 8) -> Task:
 if __name__ == "__main__":
     ranking = compare(
         task(), ["all_reduce", "ad_psgd"], "one-slow-of-8",
-        target=0.9, epochs=3, learning_rates=[1e-2], seeds=2, jobs=1,
+        target=0.9, epochs=6, learning_rates=[1e-2], seeds=2, jobs=1,
     )  # fmt: skip
     for row in ranking.table():
         print(f"{row['method']:10} {row['seconds_to_target']:.2f} s, lr {row['learning_rate']:g}")
-    print(ranking.verdict.partition(",")[0])
 
 # Prints:
+# ad_psgd    0.11 s, lr 0.01
+# all_reduce 0.56 s, lr 0.01

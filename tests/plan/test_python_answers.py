@@ -19,6 +19,7 @@ import gossamer
 from command_line import gossamer as command
 from gossamer.commands.work import advice
 from gossamer.commands.work.answer import Answer
+from gossamer.commands.work.simulations import command_line
 from gossamer.errors import ConfigurationError
 from gossamer.observe import progress
 from gossamer.observe.progress import Reporter
@@ -95,10 +96,26 @@ def test_advice_has_what_a_program_needs_to_train(tmp_path: Path) -> None:
     )
     kept = advised().save(tmp_path / "kept")
     assert command("report", str(kept)).status == 0
-    config = json.loads((kept / "config.json").read_text())
-    assert config["command"] == "advise"
-    # A notebook and a test runner are no command by which the search could be made again.
-    assert config["command_line"] == ""
+    assert json.loads((kept / "config.json").read_text())["command"] == "advise"
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        (["/usr/bin/gossamer", "compare", "--lr", "1 2"], "gossamer compare --lr '1 2'"),
+        (["/lib/gossamer/__main__.py", "cost"], "gossamer cost"),
+        (["my study.py", "-v"], "python 'my study.py' -v"),
+        (["/lib/ipykernel_launcher.py", "-f", "kernel.json"], ""),
+        (["-c"], ""),
+        ([""], ""),
+    ],
+)
+def test_a_run_keeps_what_made_it(
+    typed: list[str], kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command, or the program that called; a notebook's kernel could not make it again."""
+    monkeypatch.setattr(sys, "argv", typed)
+    assert command_line() == kept
 
 
 @wide
@@ -247,7 +264,7 @@ def test_a_changed_task_that_is_a_global_name_is_imported_by_it() -> None:
 def test_simulate_shows_its_progress_and_gives_the_same_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    choices: dict[str, Any] = {"epochs": 0.5, "evaluations": 3}
+    choices: dict[str, Any] = {"epochs": 0.5, "evaluations": 3, "engine": "loop"}
     rows: list[Any] = []
     shown = gossamer.simulate("digits-logistic", "ad_psgd", progress=True, on_row=rows.append,
                               **choices)  # fmt: skip

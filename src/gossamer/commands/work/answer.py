@@ -58,12 +58,16 @@ class Answer(ABC):
         """Draw the main picture into a new file; False where there is none."""
 
     def __repr__(self) -> str:
-        console = Console(width=_WIDTH, highlight=False, color_system=None)
+        # In a notebook rich would also display what is captured here, as an empty output.
+        console = Console(width=_WIDTH, highlight=False, color_system=None, force_jupyter=False)
         table, sentences = self._shown()
+        # Above a narrow table rich would break the title.
+        title, table.title = table.title, None
         with console.capture() as capture:
             console.print(table)
         lines = [line.rstrip() for line in capture.get().splitlines()]
-        return "\n".join([*(line for line in lines if line), *sentences])
+        above = [] if title is None else [str(title)]
+        return "\n".join([*above, *(line for line in lines if line), *sentences])
 
     def _repr_html_(self) -> str:
         """The table and the main picture, as a notebook shows them."""
