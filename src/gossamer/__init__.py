@@ -29,11 +29,15 @@ from gossamer.tasks import TASKS, Data, Metric, Task, make_task
 from gossamer.topology import make_topology
 
 if TYPE_CHECKING:
+    from gossamer.commands.work.advice import Advice, advise
     from gossamer.commands.work.comparison import Comparison, compare
+    from gossamer.commands.work.measurement import Measurement, probe
+    from gossamer.commands.work.step_costs import StepCosts, cost
 
 __all__ = [
     "METHODS",
     "TASKS",
+    "Advice",
     "Callback",
     "Cluster",
     "Comparison",
@@ -43,6 +47,7 @@ __all__ = [
     "Error",
     "JoinedWorker",
     "Late",
+    "Measurement",
     "MethodSpec",
     "Metric",
     "PeerLost",
@@ -50,16 +55,20 @@ __all__ = [
     "Result",
     "RunFailed",
     "Stalled",
+    "StepCosts",
     "Task",
     "YellowFin",
     "__version__",
+    "advise",
     "compare",
+    "cost",
     "join",
     "load_cluster",
     "make_task",
     "make_topology",
     "method",
     "parse_method",
+    "probe",
     "rank",
     "simulate",
     "size",
@@ -67,8 +76,14 @@ __all__ = [
 ]
 
 _LATER = {
+    "Advice": "gossamer.commands.work.advice",
     "Comparison": "gossamer.commands.work.comparison",
+    "Measurement": "gossamer.commands.work.measurement",
+    "StepCosts": "gossamer.commands.work.step_costs",
+    "advise": "gossamer.commands.work.advice",
     "compare": "gossamer.commands.work.comparison",
+    "cost": "gossamer.commands.work.step_costs",
+    "probe": "gossamer.commands.work.measurement",
 }
 """Names whose modules print and draw: they are imported when somebody asks for them."""
 

@@ -66,6 +66,15 @@ def is_importing() -> bool:
     return bool(_loading)
 
 
+def check_main_guard(function: str) -> None:
+    """Refuse to start workers while a user's file is imported: each would start further ones."""
+    if is_importing():
+        raise ConfigurationError(
+            f"{function} was called while {calling_place().partition(',')[0]} was imported; put "
+            'the call below if __name__ == "__main__":'
+        )
+
+
 def load_object(reference: str, kind: str, expected: str) -> object:
     """The object that `my.py:name` or `package.module:name` stands for."""
     where, _, name = reference.partition(":")

@@ -222,10 +222,9 @@ def test_a_task_made_in_python_says_why_it_stays_here() -> None:
     """One by name travels by its name, one of functions that can be imported as it is."""
     import dataclasses
 
-    odd = dataclasses.replace(digits(), spec="", make_model=lambda: torch.nn.Linear(64, 10))
+    odd = dataclasses.replace(digits(), make_model=lambda: torch.nn.Linear(64, 10))
     assert "lambda" in JobPool(2).obstacle(odd)
     assert JobPool(2).obstacle(digits()) == ""
-    assert JobPool(2, by_name=False).obstacle(odd) != ""
 
 
 def test_ctrl_c_ends_all_processes_and_keeps_what_is_finished(tmp_path: Path) -> None:

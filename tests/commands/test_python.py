@@ -68,7 +68,7 @@ def test_a_comparison_is_saved_and_reported_like_a_command(tmp_path: Path) -> No
 def test_a_task_of_functions_that_cannot_travel_runs_here_and_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    task = dataclasses.replace(digits(), spec="", make_model=lambda: digits().make_model())
+    task = dataclasses.replace(digits(), make_model=lambda: digits().make_model())
     found = gossamer.compare(
         task, "ad_psgd", gossamer.Cluster(workers=2), learning_rates=[0.1], seeds=1, epochs=0.5,
         jobs=2, progress=False,

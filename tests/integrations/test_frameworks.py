@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import gossamer
 from gossamer.errors import ConfigurationError
 from gossamer.integrations.single_process import check_single_process
+from gossamer.tasks import make_task
 from tiers import wide
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,3 +72,15 @@ def test_processes_that_a_framework_couples_itself_are_refused() -> None:
     check_single_process("accelerate", 1)
     with pytest.raises(ConfigurationError, match="start the script with `gossamer run`"):
         check_single_process("accelerate", 2)
+
+
+@wide
+def test_a_model_of_transformers_is_a_task() -> None:
+    """Its own loss, its mask and its labels; two workers learn what one would."""
+    pytest.importorskip("transformers")
+    task = make_task(f"{ROOT}/examples/integrations/hf_task.py:task:width=16")
+    ranking = gossamer.compare(
+        task, ["all_reduce", "ad_psgd"], gossamer.Cluster(workers=2), learning_rates=[1e-2],
+        seeds=1, epochs=4, target=0.8, jobs=1, progress=False,
+    )  # fmt: skip
+    assert all(row["seconds_to_target"] is not None for row in ranking.table())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from command_line import gossamer
-from gossamer.commands import advise as command
+from gossamer.commands.work import advice
 from gossamer.commands.work.simulations import slug
 from gossamer.plan.advise import candidates
 from gossamer.runs.arrival import seconds_to
@@ -27,9 +27,9 @@ def short_menu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three methods and two changes are enough to see the command work."""
     menu = ("all_reduce", "ad_psgd", "local_sgd:period=2")
     whole = candidates.candidates
-    monkeypatch.setattr(command, "candidates", lambda base, rates: whole(base, rates, menu))
-    changes = command.scenes
-    monkeypatch.setattr(command, "scenes", lambda cluster: changes(cluster)[1:3])
+    monkeypatch.setattr(advice, "candidates", lambda base, rates: whole(base, rates, menu))
+    changes = advice.scenes
+    monkeypatch.setattr(advice, "scenes", lambda cluster: changes(cluster)[1:3])
 
 
 def test_advice_is_a_ranking_a_reason_and_a_command(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_interruption_gives_the_best_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 130, a ranking, and the folder kept."""
-    whole, done = command.execute, []
+    whole, done = advice.execute, []
 
     def interrupted(*arguments, **named):
         if len(done) == 4:
@@ -131,7 +131,7 @@ def test_an_interruption_gives_the_best_so_far(
         done.append(1)
         return whole(*arguments, **named)
 
-    monkeypatch.setattr(command, "execute", interrupted)
+    monkeypatch.setattr(advice, "execute", interrupted)
     said = gossamer("advise", *QUICK, "--runs", str(tmp_path), "--json")
     assert said.status == 130
     assert said.json["ended"] == "interrupted"
@@ -154,7 +154,7 @@ def test_an_interruption_gives_the_best_so_far(
 def test_a_slow_machine_gives_the_best_so_far_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The only way in which real time may show."""
     reads = iter(range(10**6))
-    monkeypatch.setattr(command.time, "monotonic", lambda: 10.0 * next(reads))
+    monkeypatch.setattr(advice.time, "monotonic", lambda: 10.0 * next(reads))
     said = gossamer("advise", *QUICK, "--runs", "none", "--json")
     assert said.status == 0, said.err
     assert said.json["ended"] == "out of time"

@@ -14,7 +14,7 @@ import pytest
 
 from command_line import gossamer
 from gossamer import simulate
-from gossamer.commands.probe import check_place, write
+from gossamer.commands.work.measurement import check_place, write
 from gossamer.config.cluster import load_cluster
 from gossamer.errors import ConfigurationError
 from real_mpi import finish, last_json, needs_mpirun, start, under_mpirun, under_torchrun

@@ -80,6 +80,8 @@ class Probe:
         self.board = Switchboard(len(hosts))
         self.acts: dict[int, Callable[[], None]] = {}
         self.errors: dict[int, Error] = {}
+        self.heard: list[ProbeFindings | None] = []
+        """What the other workers are told in the end."""
         self.told: list[tuple[float, str]] = []
         patch.setattr(conducting, "own_host", lambda: threading.current_thread().name)
         patch.setattr(
@@ -114,7 +116,7 @@ class Probe:
             if rank == 0:
                 found.append(conduct(transport, QUICK, lambda *told: self.told.append(told)))
             else:
-                take_part(transport, QUICK)
+                self.heard.append(take_part(transport, QUICK))
         except Error as error:
             self.errors[rank] = error
         except ZeroDivisionError:
@@ -142,6 +144,7 @@ def test_everything_is_measured_and_progress_is_told(probe_of: Callable[[str], P
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     assert probe.errors == {}
+    assert probe.heard == [found] * 3
 
 
 def test_two_workers_make_no_crowd_towards_one(probe_of: Callable[[str], Probe]) -> None:
@@ -174,7 +177,7 @@ def test_a_death_ends_the_probe_with_a_sentence(
     if victim == 0:
         with pytest.MonkeyPatch.context() as patch:
             # The dead dismiss nobody.
-            patch.setattr(conducting.Conductor, "dismiss", lambda self: None)
+            patch.setattr(conducting.Conductor, "dismiss", lambda self, found: None)
             assert probe.end() == []
         assert set(probe.errors) == {1, 2}
         assert all(isinstance(error, PeerLost) for error in probe.errors.values())

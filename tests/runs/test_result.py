@@ -59,7 +59,7 @@ def test_a_pickle_holds_each_number_once() -> None:
 
 def test_a_task_that_was_made_in_python_stays_behind() -> None:
     """All that was measured travels; only who asks for the settings is told what is missing."""
-    task = dataclasses.replace(make_task("digits-logistic"), spec="")
+    task = dataclasses.replace(make_task("digits-logistic"))
     result = simulate(task, "all_reduce", epochs=0.2)
     made = pickle.loads(pickle.dumps(result))
     assert_same(made, result)

@@ -12,70 +12,23 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
+from gossamer.observe.progress import Reporter as Reporter
+from gossamer.observe.progress import err as err
+from gossamer.observe.progress import is_watched as is_watched
+from gossamer.observe.progress import metric_of as metric_of
+from gossamer.observe.progress import progress_line as progress_line
+from gossamer.observe.progress import show_share as show_share
+from gossamer.observe.progress import warn as warn
 from gossamer.quantities import show_bytes as show_bytes
 from gossamer.report.pictures.figure import has_matplotlib
 from gossamer.runs.folder import to_json
 
 out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
 if not out.is_terminal:
     # A file or a pipe has no width; tables need a little more than 80 columns.
     out = Console(highlight=False, width=110)
-
-
-class Reporter:
-    """Shows the progress of several runs: a bar on a terminal, one line for each run elsewhere."""
-
-    def __init__(self, total: int, what: str, *, is_quiet: bool = False) -> None:
-        self._is_quiet = is_quiet
-        """Whether nothing is printed where there is no terminal."""
-        self._total = total
-        self._what = what
-        self._done = 0
-        self._progress: Progress | None = None
-        self._bar: TaskID | None = None
-        if err.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=err,
-                transient=True,
-            )
-
-    def __enter__(self) -> Reporter:
-        if self._progress is not None:
-            self._progress.start()
-            self._bar = self._progress.add_task(self._what, total=self._total)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def at(self, what: str, share: float) -> None:
-        """Show how far the present run is."""
-        if self._progress is not None and self._bar is not None:
-            self._progress.update(self._bar, description=what, completed=self._done + share)
-
-    def finished(self, what: str) -> None:
-        """Count one more run as finished."""
-        self._done += 1
-        if self._progress is not None and self._bar is not None:
-            self._progress.update(self._bar, completed=self._done)
-        elif not self._is_quiet:
-            warn(f"[{self._done}/{self._total}] {what}")
 
 
 def say(text: str, style: str | None = None) -> None:
@@ -86,11 +39,6 @@ def say(text: str, style: str | None = None) -> None:
 def say_line(text: str, style: str | None = None) -> None:
     """Print a line that is never broken, because it holds something to copy, such as a path."""
     out.print(text, markup=False, soft_wrap=True, style=style)
-
-
-def warn(text: str) -> None:
-    """Print a line that is no result on standard error."""
-    err.print(text, markup=False, soft_wrap=True)
 
 
 def plain_table(title: str | None = None, *, gap: int = 1) -> Table:
@@ -187,18 +135,6 @@ def can_draw() -> bool:
     return found
 
 
-def progress_line(what: str, row: Mapping[str, Any]) -> str:
-    """Where a run is, in a few words."""
-    is_real = "virtual_seconds" not in row
-    seconds = row["seconds"] if is_real else row["virtual_seconds"]
-    parts = [what, f"epoch {row['epochs']:.1f}", f"{seconds:.2f} {'s' if is_real else 'virtual s'}"]
-    if row.get("loss") is not None:
-        parts.append(f"loss {row['loss']:.3f}")
-    if (metric := metric_of(row)) is not None:
-        parts.append(" ".join(metric))
-    return "  ".join(parts)
-
-
 Figures = Sequence[tuple[str, str, Callable[[Any], str]]]
 """What to print of a summary: a label, the key of the figure, and how the figure is written."""
 
@@ -229,18 +165,6 @@ def shared_figures(summary: Mapping[str, Any]) -> tuple[Figures, Figures]:
         ("mean global staleness", "mean_global_staleness", "{:.2f}".format),
         ("consensus distance", "consensus_distance", "{:.4f}".format),
     )
-
-
-def show_share(value: float | None) -> str:
-    return "-" if value is None or value != value else f"{100 * value:.1f} %"
-
-
-def metric_of(row: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The name of the metric that a row has, and its value in words; None: it has a loss alone."""
-    name = row.get("score")
-    if name is not None and row.get(name) is not None:
-        return name, f"{row[name]:.4g}"
-    return None if row.get("accuracy") is None else ("accuracy", show_share(row["accuracy"]))
 
 
 def show_stale(row: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,35 +20,23 @@ from gossamer.commands.console import (
     show_table,
 )
 from gossamer.commands.kept_run import kept_run
-from gossamer.config.cluster import Cluster, load_cluster
+from gossamer.commands.work.step_costs import COST_METHODS, COST_WORKERS
+from gossamer.commands.work.step_costs import cost as predict_cost
 from gossamer.errors import ConfigurationError
 from gossamer.plan.cost.agreement import TOLERANCE, WORKERS, Agreement, agreement_table
 from gossamer.plan.cost.case import NoClosedForm
-from gossamer.plan.cost.crossing import Crossing, crossings, fastest, show_value
+from gossamer.plan.cost.crossing import show_value
 from gossamer.plan.cost.forms import FORMS
-from gossamer.plan.cost.simulated_step import answer_over
-from gossamer.plan.cost.step_time import Prediction
 from gossamer.plan.cost.work_depth import (
     NOT_COUNTED,
     LayerCost,
     WorkDepth,
     greedy_bounds,
-    layer_costs,
     model_work_depth,
 )
-from gossamer.plan.cost.workload import Workload, workload_of, workload_of_bytes
-from gossamer.quantities import bytes_per_second, counted, seconds
-from gossamer.report.pictures.cost_picture import CostLine, FastestMark, cost_picture
 from gossamer.report.pictures.figure import has_matplotlib
-from gossamer.tasks import Task, make_task
 
-_METHODS = "all_reduce sync_server downpour easgd local_sgd d_psgd push_sum ad_psgd"
-_WORKERS = "2,4,8,16,32,64,128,256"
-_MOST_SENTENCES = 8
 _ELEMENTS = (1, 64, 4096)
-_MOST_WORKERS = 4096
-
-Found = dict[str, dict[int, Prediction | NoClosedForm]]
 
 
 @given.with_groups
@@ -59,11 +46,11 @@ def cost(
     ] = "digits-mlp",
     model_bytes: given.ModelBytesOption = None,
     cluster: given.ClusterOption = "ethernet-10g-16",
-    methods: given.MethodsOption = _METHODS,
+    methods: given.MethodsOption = COST_METHODS,
     method: given.OneMethodOption = None,
     workers: Annotated[
         str, given.shown("Numbers of workers, such as 2,4,8 or 2,4,...,256.")
-    ] = _WORKERS,
+    ] = COST_WORKERS,
     bandwidth: Annotated[str | None, given.shown("Of every card, such as 10Gbit.")] = None,
     latency: Annotated[str | None, given.shown("Of every message, such as 50us.")] = None,
     compute: Annotated[str | None, given.shown("Of one gradient, such as 120ms.")] = None,
@@ -85,9 +72,9 @@ def cost(
     Each worker keeps its batch. How well a method learns per sample is not in it. What has no
     closed form (slow workers, shared network cards) is simulated in time only.
     """
-    names = given.methods_from(methods, method, _METHODS)
+    names = given.methods_from(methods, method, COST_METHODS)
     if check:
-        rows = check_agreement(None if names == _METHODS.split() else names)
+        rows = check_agreement(None if names == COST_METHODS.split() else names)
         if keeping.as_json:
             print_json({"agreement": rows})
         return
@@ -95,240 +82,24 @@ def cost(
         raise ConfigurationError(
             "--picture needs matplotlib, which is not installed; run `pip install matplotlib`"
         )
-    loaded = None if task == "none" else make_task(task, data=data)
-    where = _cluster(cluster, bandwidth, latency, compute)
-    what = _workload(loaded, model_bytes, batch)
-    counts = _counts(workers)
-    found = _answers(names, where, what, loaded, counts)
-    answers = [one for row in found.values() for one in row.values()]
-    if all(isinstance(one, NoClosedForm) for one in answers):
-        raise ConfigurationError(str(answers[0]))
-    costs = _layers(loaded, what.batch) if layers else []
-    config = {
-        "task": task, "methods": names, "workers": counts, "batch": what.batch,
-        "model_bytes": what.model_bytes, "cluster": where.as_dict(),
-    }  # fmt: skip
-    with kept_run(keeping.runs, "cost", config, has_page=False) as folder:
-        summary, overtaken = _summary(found, counts, where, what, costs)
-        _show(found, summary["fastest"], where, what)
-        _show_crossings(overtaken, summary["leads"], summary["fastest"], counts)
-        if costs:
-            show_layers(costs)
+    costs = predict_cost(
+        task, names, cluster, workers=workers, model_bytes=model_bytes, bandwidth=bandwidth,
+        latency=latency, compute=compute, batch=batch, layers=layers, progress=True, data=data,
+    )  # fmt: skip
+    with kept_run(keeping.runs, "cost", costs.config(), has_page=False) as folder:
+        show_table(costs.step_table())
+        for line in (*costs.explanations(), *costs.told_crossings("--json")):
+            say_line(line)
+        if costs.layers:
+            show_layers(costs.layers)
         if keeping.as_json:
-            print_json(summary)
+            print_json(costs.as_dict())
         if folder is not None:
-            folder.write_summary(summary)
+            folder.write_summary(costs.as_dict())
         place = picture or (folder.path / "cost.png" if folder is not None else None)
         if place is not None and can_draw():
-            _draw(place, found, summary["leads"], where, what)
+            costs.picture(place)
             say_line(f"picture: {place}")
-
-
-def _answers(
-    names: Sequence[str], where: Cluster, what: Workload, task: Task | None, counts: Sequence[int]
-) -> Found:
-    # Where only a size is given, any task serves, because no gradient is computed.
-    timed = make_task("digits-mlp") if task is None else task
-    found: Found = {}
-    with Reporter(len(names), "cost", is_quiet=True) as reporter:
-        for name in names:
-            found[name] = answer_over(
-                name, where, what, timed, counts,
-                lambda what: reporter.at(f"simulating the time of {what}", 0.0),
-            )  # fmt: skip
-            reporter.finished(name)
-    return found
-
-
-def _counts(text: str) -> list[int]:
-    """Read numbers separated by commas; '...' continues the two before it up to the one after."""
-    counts: list[int] = []
-    goes_on = False
-    for word in (part.strip() for part in text.split(",")):
-        if word == "..." and len(counts) >= 2:
-            goes_on = True
-            continue
-        if not word.isdigit() or not 1 <= int(word) <= _MOST_WORKERS:
-            raise ConfigurationError(
-                f"--workers must be numbers from 1 to {_MOST_WORKERS} such as 2,4,8 or "
-                f"2,4,...,256, got {word!r}"
-            )
-        while goes_on and counts[-2] < counts[-1] < int(word):
-            low, high = counts[-2:]
-            following = high * high // low if high % low == 0 else 2 * high - low
-            counts.append(min(following, int(word)))
-        goes_on = False
-        counts.append(int(word))
-    return sorted(set(counts))
-
-
-def _cluster(name: str, bandwidth: str | None, latency: str | None, compute: str | None) -> Cluster:
-    cluster = load_cluster(name)
-    wires, work = cluster.network, cluster.compute
-    if bandwidth is not None:
-        wires = dataclasses.replace(wires, bandwidth=bytes_per_second(bandwidth, "--bandwidth"))
-    if latency is not None:
-        wires = dataclasses.replace(wires, latency=seconds(latency, "--latency"))
-    if compute is not None:
-        work = dataclasses.replace(work, seconds=seconds(compute, "--compute"))
-    return dataclasses.replace(cluster, network=wires, compute=work)
-
-
-def _workload(task: Task | None, model_bytes: int | None, batch: int | None) -> Workload:
-    if batch is not None and batch < 1:
-        raise ConfigurationError(f"batch must be at least 1, got {batch}")
-    if task is not None:
-        return workload_of(task, model_bytes=model_bytes, batch=batch)
-    if model_bytes is None:
-        raise ConfigurationError("--task none leaves the size open; give it with --model-bytes")
-    return workload_of_bytes(model_bytes, batch=batch or 32)
-
-
-def _layers(task: Task | None, batch: int) -> list[LayerCost]:
-    if task is None:
-        raise ConfigurationError("--layers needs the layers of a task; give one with --task")
-    return layer_costs(task.make_model(), task.train.first(batch))
-
-
-def _summary(
-    found: Found, counts: Sequence[int], where: Cluster, what: Workload, costs: Sequence[LayerCost]
-) -> tuple[dict[str, Any], list[Crossing]]:
-    """Return what --json prints, and the crossings over the number of workers."""
-    names = list(found)
-    predictions = [one for row in found.values() for one in row.values()]
-    known = {
-        (name, count): one.samples_per_second
-        for name, row in found.items()
-        for count, one in row.items()
-        if isinstance(one, Prediction) and one.simulated_because
-    }
-    overtaken = crossings("workers", names, counts, where, what, known)
-    wide = [10.0 ** (step / 2) for step in range(-4, 5)]
-    other = [
-        crossing
-        for axis, middle in (
-            ("bandwidth", where.network.bandwidth), ("model_bytes", what.model_bytes)
-        )
-        for crossing in crossings(axis, names, [middle * factor for factor in wide], where, what)
-    ]  # fmt: skip
-    best = fastest("workers", names, counts, where, what, known)
-    leads = [
-        one.as_dict() for one in overtaken
-        if one.faster in fastest("workers", names, [one.value], where, what, known)[one.value]
-    ]  # fmt: skip
-    refused = {
-        name: str(refusals[0]) for name, row in found.items()
-        if (refusals := [one for one in row.values() if isinstance(one, NoClosedForm)])
-    }  # fmt: skip
-    summary = {
-        "ended": "finished",
-        "cluster": where.name, "model_bytes": what.model_bytes, "batch": what.batch,
-        "predictions": [p.as_dict() for p in predictions if isinstance(p, Prediction)],
-        "refused": refused,
-        "fastest": {str(round(count)): methods for count, methods in best.items()},
-        "crossings": [one.as_dict() for one in (*overtaken, *other)],
-        "leads": leads,
-        "layers": [dataclasses.asdict(layer) for layer in costs],
-    }  # fmt: skip
-    return summary, overtaken
-
-
-def _show(found: Found, fastest: dict[str, list[str]], where: Cluster, what: Workload) -> None:
-    wires = where.network
-    title = (
-        f"Milliseconds per step: {show_bytes(what.model_bytes)} model, computing "
-        f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.bandwidth:g} Gbit/s, "
-        f"{1e6 * wires.latency:g} us, {wires.collective} (* fastest)"
-    )
-    table = plain_table(title, gap=2)
-    add_columns(table, "workers", *fastest, no_wrap=True)
-    for name, row in found.items():
-        cells = [_cell(row[int(count)], name in best) for count, best in fastest.items()]
-        table.add_row(name, *cells)
-    best = [
-        max((one.samples_per_second for row in found.values()
-             if isinstance(one := row[int(count)], Prediction)), default=0.0)
-        for count in fastest
-    ]  # fmt: skip
-    table.add_row("samples/s, fastest", *(f"{speed:,.0f}" for speed in best))
-    show_table(table)
-    _explain(found)
-
-
-def _explain(found: Found) -> None:
-    """Say what was simulated, what was refused and why, and the notes of the predictions."""
-    simulated = [
-        name for name, row in found.items()
-        if any(isinstance(one, Prediction) and one.simulated_because for one in row.values())
-    ]  # fmt: skip
-    if simulated:
-        say_line(
-            f"~: no closed form here, so the time of a step was simulated: {', '.join(simulated)}"
-        )
-    lines: dict[str, list[str]] = {}
-    for name, row in found.items():
-        refusals = [f"-: {one}" for one in row.values() if isinstance(one, NoClosedForm)]
-        notes = [note for one in row.values() if isinstance(one, Prediction) for note in one.notes]
-        for line in [*refusals[:1], *(f"note: {note}" for note in notes[-1:])]:
-            lines.setdefault(line, []).append(name)
-    for line, names in lines.items():
-        whose = "" if any(name in line for name in names) else f" ({', '.join(names)})"
-        say_line(f"{line}{whose}")
-
-
-def _cell(one: Prediction | NoClosedForm, is_fastest: bool) -> str:
-    if isinstance(one, NoClosedForm):
-        return "-"
-    mark = "*" if is_fastest else ""
-    return f"{'~' if one.simulated_because else ''}{1e3 * one.step_seconds:.4g}{mark}"
-
-
-def _show_crossings(
-    overtaken: Sequence[Crossing],
-    leads: Sequence[dict[str, Any]],
-    best: dict[str, list[str]],
-    counts: Sequence[int],
-) -> None:
-    first, last = (" and ".join(best[str(count)]) or "nobody" for count in (counts[0], counts[-1]))
-    say_line(f"fastest with {counted(counts[0], 'worker')}: {first}; with {counts[-1]}: {last}")
-    leading = [one for one in overtaken if one.as_dict() in leads]
-    rest = [one for one in overtaken if one not in leading]
-    shown = [*leading, *rest][:_MOST_SENTENCES]
-    for one in shown:
-        ends = ", and leads" if one in leading else ""
-        say_line(f"{one}{ends}")
-    if len(overtaken) > len(shown):
-        say(f"{len(overtaken) - len(shown)} more crossings: --json")
-    if not overtaken:
-        say("no method overtakes another between these numbers of workers")
-
-
-def _draw(
-    place: Path, found: Found, leads: Sequence[dict[str, Any]], where: Cluster, what: Workload
-) -> None:
-    known = {
-        name: {count: one for count, one in row.items() if isinstance(one, Prediction)}
-        for name, row in found.items()
-    }
-    lines = [
-        CostLine(
-            name,
-            {count: one.step_seconds for count, one in row.items()},
-            {count: one.samples_per_second for count, one in row.items()},
-        )
-        for name, row in known.items()
-    ]
-    marks = {one["value"]: FastestMark(one["value"], one["faster"]) for one in leads}
-    wires = where.network
-    cost_picture(
-        place, lines, list(marks.values()),
-        title=f"What a step costs: {where.title or where.name}",
-        subtitle=(
-            f"closed forms: {show_bytes(what.model_bytes)} model, computing "
-            f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.bandwidth:g} Gbit/s, latency "
-            f"{1e6 * wires.latency:g} µs, {what.batch} samples per worker and step"
-        ),
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- layers, and the check

@@ -197,6 +197,13 @@ def middle_rate(task: Task) -> float:
     return task.learning_rates[len(task.learning_rates) // 2]
 
 
+def loaded_task(task: str | Task, data: Path | str | None = None) -> Task:
+    """The task itself, or the one of that name; `data` is where its files are."""
+    if isinstance(task, Task):
+        return task
+    return make_task(task, data=None if data is None else Path(data))
+
+
 def make_settings(
     task: str | Task,
     method: str | MethodSpec,
@@ -210,9 +217,5 @@ def make_settings(
     for key in choices:
         if key not in known:
             raise unknown_name("setting", key, known)
-    made = (
-        make_task(task, data=None if data is None else Path(data))
-        if isinstance(task, str)
-        else task
-    )
+    made = loaded_task(task, data)
     return Settings(made, parse_method(method), load_cluster(cluster), **choices).resolved()

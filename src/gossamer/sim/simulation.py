@@ -19,6 +19,7 @@ from gossamer.methods.method import blamed_method
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.metrics import summary
 from gossamer.observe.observer import Observer
+from gossamer.observe.progress import Reporter, is_watched, progress_line, warn
 from gossamer.runs.result import Result, Row, digest_of
 from gossamer.sim.engine import Engine, make_engine
 from gossamer.sim.kernel import SECOND, interrupted_between_events
@@ -267,12 +268,26 @@ def simulate(
     data: Path | str | None = None,
     on_row: Callable[[Row], None] | None = None,
     callbacks: Sequence[Callback] = (),
+    progress: bool = False,
     **choices: Any,
 ) -> Result:
     """Train in virtual time with true gradients; the same seed gives the same run.
 
     `choices` are the fields of `Settings`: seed, epochs, batch, learning_rate, optimiser,
-    schedule, clip, split, engine, device, compiled, buffers, evaluations.
+    schedule, clip, split, engine, device, compiled, buffers, evaluations. `progress` shows how far
+    the run is: by a bar on a terminal or in a notebook, elsewhere by a line for each evaluation.
     """
     settings = make_settings(task, method, cluster, data=data, **choices)
-    return Simulation(settings, on_row=on_row, callbacks=callbacks).run()
+    if not progress:
+        return Simulation(settings, on_row=on_row, callbacks=callbacks).run()
+    with Reporter(1, str(settings.method), is_quiet=True) as reporter:
+
+        def shown(row: Row) -> None:
+            line = progress_line(str(settings.method), row)
+            reporter.at(line, row["samples"] / settings.samples)
+            if not is_watched():
+                warn(line)
+            if on_row is not None:
+                on_row(row)
+
+        return Simulation(settings, on_row=shown, callbacks=callbacks).run()

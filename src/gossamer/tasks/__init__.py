@@ -8,7 +8,6 @@ installed package is an entry point of the group `gossamer.tasks`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,10 +97,10 @@ def make_task(spec: str, *, data: Path | None = None) -> Task:
     if entry.origin is None:
         if data is not None:
             raise ConfigurationError(f"task {name} brings its own data, got {data}; leave data out")
-        return dataclasses.replace(entry.make(**options), spec=spec)
+        return entry.make(**options).named(spec)
     if data is None:
         raise ConfigurationError(
             f"task {name} needs data; get {entry.origin}, and say where it is with --data PATH "
             "(in Python: data=)"
         )
-    return dataclasses.replace(entry.make(data, **options), spec=spec, data=data.resolve())
+    return entry.make(data, **options).named(spec, data.resolve())

@@ -31,7 +31,7 @@ def own_task(
     place = place_of(found) or task.place or name
     own = name.rpartition(":")[2]
     known = {key: own for key in ("name", "title") if getattr(task, key) == NAMELESS}
-    task = dataclasses.replace(task, spec=spec, place=place, data=data and data.resolve(), **known)
+    task = dataclasses.replace(task, place=place, **known).named(spec, data and data.resolve())
     try_out(task)
     return task
 

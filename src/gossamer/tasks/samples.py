@@ -7,17 +7,16 @@ is known by its `column_names`, so that nothing need be installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError
+from gossamer.observe.progress import Reporter, is_watched
 from gossamer.tasks.data import Data, Tensors, leaves, mapped
 
 TARGETS = ("labels", "label", "targets", "target", "y")
@@ -203,6 +202,18 @@ def _table_rows(source: Any, what: str, reading: Reading) -> _Items:
     return _Items(len(source), read, is_table=True)
 
 
+def _portions(numbers: Sequence[int], what: str) -> Iterator[Sequence[int]]:
+    """All numbers in parts of a readable size; reading many samples shows how far it is."""
+    portions = [numbers[at : at + _PORTION] for at in range(0, len(numbers), _PORTION)]
+    if len(numbers) < _SHOWN_FROM or not is_watched():
+        yield from portions
+        return
+    with Reporter(len(numbers), what) as reporter:
+        for portion in portions:
+            yield portion
+            reporter.finished(what, len(portion))
+
+
 def _from_items(items: _Items, what: str, reading: Reading) -> Data:
     numbers = [int(number) for number in chosen_samples(items.count, reading.limit)]
     if not numbers:
@@ -218,12 +229,7 @@ def _from_items(items: _Items, what: str, reading: Reading) -> Data:
             "less"
         )
     samples: list[Tensors] = []
-    portions = [numbers[at : at + _PORTION] for at in range(0, len(numbers), _PORTION)]
-    shown = Console(stderr=True)
-    is_shown = len(numbers) >= _SHOWN_FROM and shown.is_terminal
-    for portion in track(
-        portions, f"reading {what}", console=shown, transient=True, disable=not is_shown
-    ):
+    for portion in _portions(numbers, f"reading {what}"):
         for number, item in zip(portion, items.read(portion), strict=True):
             sample = _sample(item, kept, what, number)
             own = [tuple(leaf.shape) for leaf in leaves(sample)]

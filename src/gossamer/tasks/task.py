@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
-from gossamer.own_code import calling_place
+from gossamer.own_code import calling_place, reference_to
 from gossamer.tasks.data import Data
 from gossamer.tasks.metric import ACCURACY, Metric, ScoreKey, fraction_correct, own_accuracy
 from gossamer.tasks.samples import Reading, held_out, read_samples
@@ -39,8 +39,9 @@ class Task:
     and draws from the key alone. `learning_rates` is the small grid that suits `optimiser` at
     `batch` on one worker. `test_batch` is how many test samples are evaluated at once. `optimum` is
     the flat vector of best parameters where that is known. `spec` and `data` are what it was made
-    from by `make_task`: its name with options, and where its files are. `place` is the line of the
-    user's own that made it, empty for the tasks of this package.
+    from by `make_task`: its name with options, and where its files are; a task that was changed by
+    `dataclasses.replace` has neither, because that name stands for another task. `place` is the
+    line of the user's own that made it, empty for the tasks of this package.
 
     `Task.of` makes one from what people have.
     """
@@ -59,9 +60,21 @@ class Task:
     optimiser: str = "sgd:momentum=0.9"
     optimum: Tensor | None = None
     test_batch: int = 1000
-    spec: str = ""
-    data: Path | None = None
+    spec: str = field(default="", init=False)
+    data: Path | None = field(default=None, init=False)
     place: str = ""
+
+    def named(self, spec: str, data: Path | None = None) -> Task:
+        """The same task with the name by which another process can make it again."""
+        made = copy.copy(self)
+        # A field that `replace` carried over would name the task that was changed.
+        object.__setattr__(made, "spec", spec)
+        object.__setattr__(made, "data", data)
+        return made
+
+    def importable(self) -> Task:
+        """The same task with a name by which workers can make it; refused where it has none."""
+        return self if self.spec else self.named(reference_to(self, "task"))
 
     @property
     def has_accuracy(self) -> bool:

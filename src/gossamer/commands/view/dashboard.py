@@ -6,13 +6,13 @@ import time
 from dataclasses import dataclass, field
 
 from rich.console import Group
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from gossamer.commands.console import (
     err,
     fit,
+    is_watched,
     metric_of,
     plain_table,
     progress_line,
@@ -21,6 +21,7 @@ from gossamer.commands.console import (
     warn,
 )
 from gossamer.errors import Error
+from gossamer.observe.progress import LiveView
 from gossamer.quantities import counted
 from gossamer.runs.result import Row
 
@@ -50,16 +51,14 @@ class Dashboard:
         self._running: dict[str, int] = {}
         """How many runs of a method are going on."""
         self._began = time.monotonic()
-        self._shown = 0.0
-        self._live = Live(console=err, transient=True, refresh_per_second=4)
+        self._live = LiveView(self.view)
 
     def __enter__(self) -> Dashboard:
-        if err.is_terminal:
-            self._live.start()
+        self._live.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._live.stop()
+        self._live.__exit__(*error)
 
     def expect(self, label: str) -> None:
         """Count one more run of this method that is to come."""
@@ -79,9 +78,7 @@ class Dashboard:
         method.done = int(method.done) + min(share, 0.999)
         passed = time.monotonic() - method.began
         method.speed = row["steps"] / passed if passed > 0 else None
-        if err.is_terminal and time.monotonic() - self._shown > 0.1:
-            self._shown = time.monotonic()
-            self._live.update(self.view())
+        self._live.changed()
 
     def finished(self, label: str, name: str, outcome: Row | Error) -> None:
         """A run of this method is over, with this summary or this error."""
@@ -91,7 +88,8 @@ class Dashboard:
         has_failed = isinstance(outcome, Error)
         method.failed += has_failed
         self._finished += 1
-        if not err.is_terminal:
+        self._live.changed()
+        if not is_watched():
             what = f"{name} failed: {outcome}" if has_failed else progress_line(name, outcome)
             warn(f"[{self._finished}/{self._total}] {what}")
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import time
-
-from rich.live import Live
 from rich.table import Table
 
-from gossamer.commands.console import err, fit, progress_line, show_share, show_stale, warn
+from gossamer.commands.console import (
+    err,
+    fit,
+    is_watched,
+    progress_line,
+    show_share,
+    show_stale,
+    warn,
+)
+from gossamer.observe.progress import LiveView
 from gossamer.quantities import counted
 from gossamer.runs.result import Row
 
@@ -22,21 +28,18 @@ class TrainView:
         self._speeds: dict[int, float] = {}
         self._workers = workers
         self._last: Row = {}
-        self._shown = 0.0
-        self._live = Live(console=err, transient=True, refresh_per_second=4)
+        self._live = LiveView(self._table)
 
     def __enter__(self) -> TrainView:
-        if err.is_terminal:
-            self._live.start()
-            self._live.update(self._table())
+        self._live.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._live.stop()
+        self._live.__exit__(*error)
 
     def start(self) -> None:
         """Say that workers start, because their imports take seconds."""
-        if not err.is_terminal:
+        if not is_watched():
             warn(f"starting {counted(self._workers, 'worker')}")
 
     def worker(self, rank: int, row: Row) -> None:
@@ -45,13 +48,11 @@ class TrainView:
             passed = row["seconds"] - before["seconds"]
             self._speeds[rank] = (row["steps"] - before["steps"]) / passed
         self._latest[rank] = row
-        if err.is_terminal and time.monotonic() - self._shown > 0.2:
-            self._shown = time.monotonic()
-            self._live.update(self._table())
+        self._live.changed()
 
     def row(self, row: Row) -> None:
         self._last = row
-        if not err.is_terminal:
+        if not is_watched():
             warn(progress_line(self._method, row))
 
     def _table(self) -> Table:

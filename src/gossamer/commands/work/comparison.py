@@ -15,14 +15,13 @@ from gossamer.commands.console import (
     show_bytes,
     show_share,
     show_stale,
-    warn,
 )
 from gossamer.commands.view.dashboard import Dashboard
-from gossamer.commands.work.jobs import JobPool, number_of_jobs
-from gossamer.commands.work.kept_result import KeptResult, scratch_folder, shows_progress
+from gossamer.commands.work.answer import KeptAnswer, scratch_folder, shows_progress
+from gossamer.commands.work.jobs import pool_for
 from gossamer.commands.work.tournament import SilentView, Tournament
 from gossamer.config.cluster import Cluster, load_cluster
-from gossamer.config.settings import make_settings
+from gossamer.config.settings import loaded_task, make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec
 from gossamer.quantities import counted
@@ -31,18 +30,23 @@ from gossamer.runs.arrival import target_of
 from gossamer.runs.contest import Contest
 from gossamer.runs.ranking import LOOKS
 from gossamer.runs.result import Result
-from gossamer.tasks import Task, make_task
+from gossamer.tasks import Task
 
 DEFAULT_METHODS = "all_reduce downpour easgd d_psgd ad_psgd push_sum local_sgd diloco"
 Methods = str | Sequence[str | MethodSpec]
 
 
-class Comparison(KeptResult):
+class Comparison(KeptAnswer):
     """The ranking of several methods, with all runs that it is made of."""
 
     def __init__(self, tournament: Tournament, folder: Path) -> None:
         super().__init__(folder)
         self._tournament = tournament
+
+    @property
+    def title(self) -> str:
+        first = self._tournament.first
+        return f"Comparison on {first.cluster.title or first.cluster.name}: {first.task.title}"
 
     @property
     def verdict(self) -> str:
@@ -69,8 +73,8 @@ class Comparison(KeptResult):
     def as_dict(self) -> dict[str, Any]:
         return self._tournament.as_dict()
 
-    def _shown(self) -> tuple[Table, str]:
-        return ranking_table(self._tournament.contest), self.verdict
+    def _shown(self) -> tuple[Table, list[str]]:
+        return ranking_table(self._tournament.contest), [self.verdict]
 
 
 def compare(
@@ -91,34 +95,24 @@ def compare(
     Every method gets the same small grid of learning rates on a seed of its own, and is ranked with
     `seeds` further seeds ("auto": 3, 6 or 12) at the rate that reached the target first. `jobs`
     runs go on at a time, each in a process; by default all cores up to two, else one fewer.
-    `choices` are those of `simulate`: seed, epochs, batch, optimiser and so on.
+    `choices` are those of `simulate`: seed, epochs, batch, optimiser and so on. Ctrl-C gives what
+    is finished by then, and the verdict says so.
     """
     tournament = make_tournament(
         task, methods, cluster, seeds=seeds, learning_rates=learning_rates, target=target,
         data=data, **choices,
     )  # fmt: skip
-    pool = JobPool(number_of_jobs(jobs), by_name=isinstance(task, str))
+    pool = pool_for(tournament.first.task, jobs)
     with scratch_folder() as folder:
         with ExitStack() as stack:
             view = SilentView()
             if shows_progress(progress):
                 view = stack.enter_context(Dashboard(dict.fromkeys(tournament.labels, 0)))
-            tournament.run(folder, view, usable(pool, tournament.first.task))
-        if tournament.interrupted:
-            raise KeyboardInterrupt
+            tournament.run(folder, view, pool)
         folder.write_summary(tournament.as_dict())
         folder.write_model(tournament.winner().state)
         folder.check()
     return Comparison(tournament, folder.path)
-
-
-def usable(pool: JobPool, task: Task) -> JobPool:
-    """The pool, or one of this process alone where the task cannot travel, and a line why."""
-    why = pool.obstacle(task)
-    if not why:
-        return pool
-    warn(f"one job at a time: {task.name} cannot be handed to another process ({why})")
-    return JobPool()
 
 
 def make_tournament(
@@ -137,11 +131,7 @@ def make_tournament(
     looks = looks_of(seeds)
     if choices.get("engine") == "none":
         raise ConfigurationError("compare needs gradients; use --engine vector or loop")
-    made = (
-        make_task(task, data=None if data is None else Path(data))
-        if isinstance(task, str)
-        else task
-    )
+    made = loaded_task(task, data)
     epochs = choices.get("epochs")
     asked = frequency(epochs or made.epochs) if evaluations is None else evaluations
     machines = load_cluster(cluster)

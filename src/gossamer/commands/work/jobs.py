@@ -26,6 +26,7 @@ import torch
 from gossamer.commands.work.parcel import pack, pack_task, unpack
 from gossamer.commands.work.simulations import EngineCache, Job, OutOfMinutes
 from gossamer.errors import RunFailed
+from gossamer.observe.progress import warn
 from gossamer.runs.result import Row
 from gossamer.specs import check_range
 from gossamer.tasks import Task
@@ -55,6 +56,16 @@ def number_of_jobs(asked: int | None) -> int:
         return default_jobs()
     check_range("jobs", asked, 1)
     return asked
+
+
+def pool_for(task: Task, asked: int | None) -> JobPool:
+    """A pool of so many processes, or one of this process alone where the task cannot travel."""
+    pool = JobPool(number_of_jobs(asked))
+    why = "" if pool.limit == 1 else pool.obstacle(task)
+    if not why:
+        return pool
+    warn(f"one job at a time: {task.name} cannot be handed to another process ({why})")
+    return JobPool()
 
 
 def _ignore(*_: object) -> None:
@@ -87,13 +98,9 @@ def run_jobs(
 class JobPool:
     """Runs batches of jobs; its processes are started when they are needed, and end with it."""
 
-    def __init__(
-        self, processes: int = 1, *, by_name: bool = True, engines: EngineCache | None = None
-    ) -> None:
-        """`by_name` says that the tasks of the jobs were made from their specs. Jobs that run in
-        this process share the given engines."""
-        self._limit = processes
-        self._by_name = by_name
+    def __init__(self, processes: int = 1, *, engines: EngineCache | None = None) -> None:
+        """Jobs that run in this process share the given engines."""
+        self.limit = processes
         self._engines = engines or EngineCache()
         self._processes: list[_PoolProcess] = []
         self._tasks: dict[int, Task] = {}
@@ -112,7 +119,7 @@ class JobPool:
     def obstacle(self, task: Task) -> str:
         """Why jobs with this task cannot run in other processes; empty where they can."""
         try:
-            pack_task(task, by_name=self._by_name)
+            pack_task(task)
         except Exception as error:  # pickle raises whatever the task's own objects raise
             return str(error) or type(error).__name__
         return ""
@@ -126,7 +133,7 @@ class JobPool:
         order were yielded.
         """
         watch = watch or JobWatch()
-        return self._run_here(jobs, watch) if self._limit == 1 else self._run_beside(jobs, watch)
+        return self._run_here(jobs, watch) if self.limit == 1 else self._run_beside(jobs, watch)
 
     def _run_here(
         self, jobs: Iterable[Job[Answer]], watch: JobWatch[Answer]
@@ -184,7 +191,7 @@ class JobPool:
         return [one for one in self._processes if one.job is not None]
 
     def _has_room(self) -> bool:
-        return len(self._busy()) < self._limit
+        return len(self._busy()) < self.limit
 
     def _start(self, place: int, job: Job[Any], deadline: float) -> None:
         idle = [one for one in self._processes if one.job is None]
@@ -203,7 +210,7 @@ class JobPool:
         data = pack((job, deadline), number_of)
         for number in sorted({*needed} - process.known):
             process.known.add(number)
-            told = pack_task(self._tasks[number], by_name=self._by_name)
+            told = pack_task(self._tasks[number])
             process.connection.send(("task", number, told))
         process.connection.send(("job", 0, data))
         process.place, process.job = place, job

@@ -29,9 +29,9 @@ def unpack(data: bytes, tasks: Mapping[int, Task]) -> Any:
     return _Unpacker(io.BytesIO(data), tasks).load()
 
 
-def pack_task(task: Task, *, by_name: bool) -> bytes:
+def pack_task(task: Task) -> bytes:
     """Write a task: its spec where it was made by name, otherwise the object with its data."""
-    if by_name and task.spec:
+    if task.spec:
         return pickle.dumps((task.spec, task.data))
     data = pickle.dumps(task)
     if b"__main__" in data:

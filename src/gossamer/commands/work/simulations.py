@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from gossamer.config.cluster import Cluster
@@ -21,6 +22,7 @@ from gossamer.sim.simulation import Simulation
 from gossamer.tasks.flat_model import FlatModel
 
 _DIVERGED = 100.0
+_NOTEBOOKS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
 _SHOWN_STEPS = 25.0
 _SHOWN_STEPS_OF_THE_SLOWEST = 3.5
 Answer_co = TypeVar("Answer_co", covariant=True)
@@ -178,8 +180,15 @@ def ended_by(error: BaseException) -> str:
 
 
 def command_line() -> str:
-    """The command that the user typed, quoted such that a shell can read it again."""
-    return shlex.join(["gossamer", *sys.argv[1:]])
+    """The command that the user typed, quoted such that a shell can read it again.
+
+    For a program that calls a function of ours it is the program, for a notebook nothing.
+    """
+    program = Path(sys.argv[0])
+    is_ours = program.name == "gossamer" or program.parts[-2:] == ("gossamer", "__main__.py")
+    if not is_ours and (program.suffix != ".py" or program.name in _NOTEBOOKS):
+        return ""
+    return shlex.join([*(["gossamer"] if is_ours else ["python", str(program)]), *sys.argv[1:]])
 
 
 def slug(text: str) -> str:

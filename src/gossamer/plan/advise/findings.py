@@ -169,12 +169,22 @@ class SearchFindings:
         return f"Train with {whom}: {self.train_command()}"
 
     def train_command(self) -> str:
-        """The command that trains with the first of the ranking; empty before the final."""
+        """What trains with the first of the ranking, in a shell or in Python; empty before the
+        final."""
         if not self.has_final:
             return ""
-        first = self.ranking[0].candidate
-        chosen = ["--method", first.method, "--lr", f"{first.learning_rate:g}"]
-        return shlex.join(["gossamer", "train", *chosen, *_common(self.search.base)])
+        first, base = self.ranking[0].candidate, self.search.base
+        chosen = {"workers": base.cluster.workers, **_choices(base)}
+        if not base.task.spec:
+            # A task that was made in Python has no name that a command could be given.
+            words = {**chosen, "learning_rate": first.learning_rate}
+            said = "".join(f", {name}={value!r}" for name, value in words.items())
+            return f"gossamer.train(task, {first.method!r}{said})"
+        words = ["--method", first.method, "--lr", f"{first.learning_rate:g}"]
+        words += ["--task", base.task.spec]
+        for name, value in chosen.items():
+            words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+        return shlex.join(["gossamer", "train", *words])
 
     def ended(self) -> str:
         """How far a search got that was cut short; empty for one that was not."""
@@ -262,20 +272,9 @@ class SearchFindings:
         }
 
 
-def _common(base: Settings) -> list[str]:
-    """The settings that differ from the task's own, as options of `gossamer train`."""
-    task = base.task
-    words = ["--task", task.name, "--workers", str(base.cluster.workers)]
-    if base.epochs != task.epochs:
-        words += ["--epochs", f"{base.epochs:g}"]
-    if base.batch != task.batch:
-        words += ["--batch", str(base.batch)]
-    if base.optimiser != task.optimiser:
-        words += ["--optimiser", str(base.optimiser)]
-    if base.schedule != "constant":
-        words += ["--schedule", base.schedule]
-    if base.clip is not None:
-        words += ["--clip", f"{base.clip:g}"]
-    if base.split != "shuffled":
-        words += ["--split", base.split]
-    return words
+def _choices(base: Settings) -> dict[str, Any]:
+    """The settings that differ from the task's own."""
+    usual = {"epochs": base.task.epochs, "batch": base.task.batch, "optimiser": base.task.optimiser,
+             "schedule": "constant", "clip": None, "split": "shuffled"}  # fmt: skip
+    own = {name: getattr(base, name) for name in usual}
+    return {name: value for name, value in own.items() if value != usual[name]}

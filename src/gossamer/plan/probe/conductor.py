@@ -46,17 +46,19 @@ def conduct(transport: Transport, inquiry: Inquiry, on_progress: Progress) -> Pr
         post.open()
     except PeerLost as lost:
         raise conductor.loss(lost) from lost
+    found: ProbeFindings | None = None
     try:
-        return conductor.run()
+        found = conductor.run()
+        return found
     except PeerLost as lost:
         raise conductor.loss(lost) from lost
     finally:
-        conductor.dismiss()
+        conductor.dismiss(found)
         post.close()
 
 
-def take_part(transport: Transport, inquiry: Inquiry) -> None:
-    """Do what worker 0 asks until the probe ends, as any other worker."""
+def take_part(transport: Transport, inquiry: Inquiry) -> ProbeFindings | None:
+    """Do what worker 0 asks until the probe ends; return what it has found, if it got so far."""
     post = ProbeChannel(transport)
     part = ProbePart(post, _stepper(inquiry, transport))
     post.open()
@@ -64,6 +66,8 @@ def take_part(transport: Transport, inquiry: Inquiry) -> None:
         post.tell(0, {"host": own_host()})
         while (words := post.hear(0)).get("do") != "end":
             post.tell(0, part.obey(words))
+        found = words["findings"]
+        return None if found is None else ProbeFindings.from_dict(found)
     except PeerLost:
         raise  # worker 0 learns of the loss from the transport, or is itself lost
     except Exception as error:
@@ -154,11 +158,13 @@ class Conductor:
             f"{lost} while {self.phase}, so nothing was written; see what ended it, and probe again"
         )
 
-    def dismiss(self) -> None:
-        """Tell all workers that the probe has ended, however it ended."""
+    def dismiss(self, found: ProbeFindings | None) -> None:
+        """Tell all workers that the probe has ended, however it ended, and what it has found."""
+        # As JSON, in which a key is a text: worker 0 reads its own findings likewise.
+        words = {"do": "end", "findings": None if found is None else found.as_dict()}
         for rank in range(1, self._post.size):
             try:
-                self._post.tell(rank, {"do": "end"})
+                self._post.tell(rank, words)
             except PeerLost:
                 pass  # a lost worker does not wait
 

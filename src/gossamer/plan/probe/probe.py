@@ -47,8 +47,8 @@ def _launch_of(workers: int, transport: str | None, faults: FaultPlan) -> Launch
 def probe(
     inquiry: Inquiry, workers: int, transport: str | None, faults: FaultPlan,
     on_progress: Progress,
-) -> ProbeFindings | None:  # fmt: skip
-    """The findings; None on any worker but the first of another launcher's job."""
+) -> ProbeFindings:  # fmt: skip
+    """Start the workers, or be one of another launcher's job, and return the findings."""
     if job_around() is not None:
         return _take_part(inquiry, transport, faults, on_progress)
     with tempfile.TemporaryDirectory(prefix="gossamer-probe-") as name:
@@ -81,7 +81,7 @@ def probe(
 
 def _take_part(
     inquiry: Inquiry, name: str | None, faults: FaultPlan, on_progress: Progress
-) -> ProbeFindings | None:
+) -> ProbeFindings:
     if faults.faults:
         os.environ[FAULTS_VARIABLE] = faults.to_json()
     try:
@@ -93,8 +93,10 @@ def _take_part(
             "by name and that no firewall is between them, and try `gossamer doctor --try`"
         ) from error
     if transport.rank != 0:
-        take_part(transport, inquiry)
-        return None
+        found = take_part(transport, inquiry)
+        if found is None:
+            raise RunFailed("worker 0 gave up before all was measured, and says why")
+        return found
     return conduct(transport, inquiry, on_progress)
 
 

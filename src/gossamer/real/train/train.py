@@ -19,7 +19,7 @@ from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.files import replace_text
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.observe.callbacks import Callback
-from gossamer.own_code import absolute, calling_place, is_importing, reference_to
+from gossamer.own_code import absolute, check_main_guard
 from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.real.launch.environment import LAUNCHERS, number_of_workers
 from gossamer.real.launch.launcher import Launch, Launcher
@@ -79,13 +79,9 @@ def train(
     The end is told in the thread that called. Under another launcher worker 0 calls them, and of
     deaths nobody tells it.
     """
-    if is_importing():
-        raise ConfigurationError(
-            f"train was called while {calling_place().partition(',')[0]} was imported; put the "
-            'call below if __name__ == "__main__":'
-        )
-    if isinstance(task, Task) and not task.spec:
-        task = dataclasses.replace(task, spec=reference_to(task, "task"))
+    check_main_guard("train")
+    if isinstance(task, Task):
+        task = task.importable()
     count = number_of_workers(workers, launcher_job())
     request = TrainRequest(
         make_settings(task, method, cluster_here(count), data=data, **choices),
