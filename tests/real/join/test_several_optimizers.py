@@ -101,8 +101,8 @@ def test_alone_several_optimisers_are_bit_for_bit_what_they_were() -> None:
             steps = [one.step for one in (worker.optimizers if is_joined else parts)]
             play(*both, parts, steps, lambda number: batch(0, number))
         found.append([*model.parameters(), *nn.ModuleList(both).parameters()])
-    for plain, joined in zip(*found, strict=True):
-        assert torch.equal(plain, joined)
+    for before, joined in zip(*found, strict=True):
+        assert torch.equal(before, joined)
 
 
 def test_alone_gradients_are_unscaled_once_too() -> None:

@@ -277,9 +277,7 @@ class JoinedWorker:
             " it one of those that gossamer.join was given"
         )
 
-    def _make_step(
-        self, own: torch.optim.Optimizer, scaled: ScaledGradients | None = None
-    ) -> None:
+    def _make_step(self, own: torch.optim.Optimizer, scaled: ScaledGradients | None = None) -> None:
         if not self._is_open:
             self._open_for("step")
         if self._is_accumulating:
@@ -357,6 +355,11 @@ class JoinedWorker:
         or else the own value."""
         return self._shared("broadcast", name, value, source)
 
+    def gather(self, value: T, *, name: str = "") -> list[T]:
+        """What every worker says, in order of rank: tensors, numbers or strings. Who waits for
+        whom, and who is left out, is as with `mean`."""
+        return self._shared("gather", name, value, 0)
+
     def mean(self, value: T, *, name: str = "") -> T:
         """The mean of a number or a tensor over the workers. With a synchronous method all workers
         call it, and who has left is left out. With an asynchronous one it waits for nobody, and of
@@ -373,7 +376,7 @@ class JoinedWorker:
     def _shared(self, word: str, name: str, value: Any, source: int) -> Any:
         self._open_for(word)
         if self.coupling is None:
-            return value
+            return [value] if word == "gather" else value
         caller = inspect.stack(0)[2]
         place = f"{os.path.basename(caller.filename)}:{caller.lineno}"
         with _last_words(self.coupling):

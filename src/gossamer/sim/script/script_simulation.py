@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.config.settings import split_groups
-from gossamer.errors import ConfigurationError, RunOver
+from gossamer.errors import ConfigurationError, RunOver, Stalled
 from gossamer.methods import Method
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.observer import Observer
@@ -97,7 +97,11 @@ class ScriptSimulation(Simulation):
 
     def _run(self) -> Result:
         self._began, settings = time.perf_counter(), self._script_settings
-        self.world.kernel.run()
+        try:
+            self.world.kernel.run()
+        except Stalled:
+            self._script_world.calls.check()
+            raise
         parameters, state = self._finish()
         result: Row = {
             "method": str(self.settings.method),
