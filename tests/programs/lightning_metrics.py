@@ -18,14 +18,14 @@ class Logger(lightning.LightningModule):
         super().__init__()
         self.net = nn.Linear(2, 1)
 
-    def training_step(self, batch, index):  # noqa: ANN001, ANN201
+    def training_step(self, batch, index):
         own = float(gossamer.rank() + 1)
         self.log("total", 10 * own, reduce_fx="sum", sync_dist=True, on_step=False, on_epoch=True)
         self.log("mean", own, sync_dist=True, on_step=False, on_epoch=True)
         self.log("most", 100 * own, reduce_fx="max", sync_dist=True, on_step=False, on_epoch=True)
         return self.net(batch[0]).square().mean()
 
-    def configure_optimizers(self):  # noqa: ANN201
+    def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 

@@ -64,6 +64,14 @@ CASES = {
         2, "another than that of worker 0",
     ),
     "wants a GPU": (HEAD + "model.cuda()", 1, "scripts run on the CPU"),
+    "shares a value that the others do not": (
+        step("if number == 2 and worker.rank == 0: worker.mean(1.0)"),
+        2, "waits in worker.mean() at train.py:15 for worker 1, whose loop goes on",
+    ),
+    "shares by another word than the others": (
+        step("worker.any(1) if worker.rank == 0 else worker.mean(1.0)"),
+        2, "as call 1 of these",
+    ),
     "counts what the run counts": (
         step("worker.report(steps=3)"), 2, "counts by itself",
     ),

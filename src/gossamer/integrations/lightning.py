@@ -33,8 +33,6 @@ class JoinedStrategy(SingleDeviceStrategy):  # pyright: ignore[reportUntypedBase
     checkpoint from before the end holds its own model.
     """
 
-    strategy_name = "gossamer"
-
     def __init__(
         self, method: str | MethodSpec | None = None, steps: int | None = None, **named: Any
     ) -> None:
