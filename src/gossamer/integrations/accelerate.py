@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from typing import Any
 
 import torch
@@ -75,8 +75,8 @@ class JoinedAccelerator(Accelerator):  # pyright: ignore[reportGeneralTypeIssues
         worker = opened(self.worker)
         if worker is None or reduction == "none":
             return super().reduce(tensor, reduction, scale)
-        caller = sys._getframe(1)
-        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        caller = inspect.stack(0)[1]
+        place = f"{caller.filename}:{caller.lineno}"
         parts, shape = pytree.tree_flatten(tensor)
         found = [
             reduced(worker, part, reduction, f"{place}/{number}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import inspect
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback  # pyright: ignore[reportMissingImports]
@@ -107,13 +107,12 @@ class JoinedStrategy(SingleDeviceStrategy):  # pyright: ignore[reportUntypedBase
 
 def _asker() -> str:
     """Which metric or callback asks the strategy, and where; Lightning does not say."""
-    frame = sys._getframe(2)
-    place = f"{frame.f_code.co_name}:{frame.f_lineno}"
-    while frame is not None:
-        one = frame.f_locals.get("self")
+    frames = inspect.stack(0)[2:]
+    place = f"{frames[0].function}:{frames[0].lineno}"
+    for frame in frames:
+        one: Any = frame.frame.f_locals.get("self")
         if isinstance(one, _ResultMetric):
             return f"{one.meta.fx}/{one.meta.name}/{one.meta.dataloader_idx}/{place}"
         if isinstance(one, Callback):
             return f"{one.state_key}/{place}"
-        frame = frame.f_back
     return place

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +42,8 @@ class ScaledGradients:
                 continue
             if part in self.scaled:
                 ScaledGradients([part], [part], self.scale, self.found_inf).unscale()
-            gradients = [p.grad for p in _with_gradient([part])]
-            if not float(self.found_inf) or all(bool(torch.isfinite(g).all()) for g in gradients):
+            is_finite = not float(self.found_inf)
+            if is_finite or all(_is_finite(p.grad) for p in _with_gradient([part])):
                 part.step()
 
     def _pass_on(self, part: Any) -> None:
@@ -59,6 +59,10 @@ class ScaledGradients:
 def _with_gradient(optimizers: Sequence[Optimizer]) -> list[Tensor]:
     groups = [group for one in optimizers for group in one.param_groups]
     return [p for group in groups for p in group["params"] if p.grad is not None]
+
+
+def _is_finite(gradient: Tensor | None) -> bool:
+    return gradient is None or bool(torch.isfinite(gradient).all())
 
 
 MakeStep = Callable[[Optimizer, ScaledGradients | None], None]
@@ -147,11 +151,11 @@ class JoinedOptimizer(Optimizer):
 def _states_of_caller() -> dict[int, Any]:
     """What the scaler that calls knows of each optimiser, by its id. A scaler tells an optimiser
     neither that, nor which scaler it is, so it is looked for among the callers."""
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, torch.amp.GradScaler):
-            return caller._per_optimizer_states
+            return vars(caller)["_per_optimizer_states"]
         frame = frame.f_back
     return {}
 

@@ -4,8 +4,8 @@ With a synchronous method all workers make these calls in the same order, so a n
 each, and each waits until it has what all others said in theirs. With an asynchronous method nobody
 waits: a call sends its value to the others and uses what they last sent.
 
-How the values travel differs: `exchanged_values` has real workers, `virtual/virtual_values` those
-of a simulation.
+How the values travel differs: `exchanged_values` has real workers, `virtual/virtual_session`
+those of a simulation.
 """
 
 from __future__ import annotations

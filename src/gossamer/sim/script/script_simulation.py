@@ -30,6 +30,10 @@ _NOTHING_REPORTED = (
     "the script has reported nothing, so there is no curve; call worker.report(loss=..., "
     "accuracy=...) where it evaluates"
 )
+_NO_STEPS = (
+    "the script has left its loop without a step of any worker; see that the loop has batches and "
+    "calls worker.step()"
+)
 
 
 class ScriptSimulation(Simulation):
@@ -102,6 +106,8 @@ class ScriptSimulation(Simulation):
         except Stalled:
             self._script_world.calls.check()
             raise
+        if self.world.alive and not self.world.metrics.steps:
+            raise ConfigurationError(_NO_STEPS)
         parameters, state = self._finish()
         result: Row = {
             "method": str(self.settings.method),

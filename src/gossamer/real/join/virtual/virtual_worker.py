@@ -29,8 +29,7 @@ from gossamer.real.join.recalibration import Averages, combined_averages
 from gossamer.real.join.servers import momentum_left_out, worker_replica
 from gossamer.real.join.virtual.virtual_loader import VirtualPasses, virtual_shard
 from gossamer.real.join.virtual.virtual_server import fork_server_host, group_options
-from gossamer.real.join.virtual.virtual_session import VirtualSession, name_of
-from gossamer.real.join.virtual.virtual_values import VirtualValues
+from gossamer.real.join.virtual.virtual_session import VirtualSession, VirtualValues, name_of
 from gossamer.real.output_model import Contribution, pack_bytes, unpack_bytes_, untrained
 from gossamer.real.session import Session
 from gossamer.replica import trainable
