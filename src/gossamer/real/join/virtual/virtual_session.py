@@ -187,8 +187,8 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 class VirtualValues(SharedValues):
-    """The values that loops share, passed on by the coordinator. With a synchronous method it answers
-    when all have made the call."""
+    """The values that loops share, which the coordinator passes on; with a synchronous method when
+    all have made the call."""
 
     def __init__(self, session: VirtualSession) -> None:
         super().__init__(session.rank, session.size, is_synchronous=session.is_synchronous)
