@@ -31,7 +31,7 @@ BUDGETS = {
     "commands/work": 2700,
     "config": 820,
     "contract": 690,
-    "integrations": 320,
+    "integrations": 410,
     "methods": 1800,
     "observe": 1020,
     "optim": 1340,

@@ -195,6 +195,11 @@ def blamed(what: str, *, passing: type[Exception] = Error) -> Generator[None]:
         yield
     except (Error, passing):
         raise
+    except SystemExit as end:
+        raise ConfigurationError(
+            f"{what}: {place_in(end)}: it ends the program by exit({end.code!r}); leave that out, "
+            "or put it under `if __name__ == '__main__'`"
+        ) from end
     except Exception as error:
         raise ConfigurationError(f"{what}: {told(error)}") from error
 

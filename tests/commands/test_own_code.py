@@ -42,6 +42,10 @@ def vector(): return Task.of(Net, nn.CrossEntropyLoss(reduction="none"), PAIR)
 def narrow(): return Task.of(Net, LOSS, (torch.randn(9, 5), torch.arange(9) % 4))
 def detached(): return Task.of(Net, lambda out, y: out.detach().mean().requires_grad_(), PAIR)
 def nothing(): pass
+def needs(width): return Task.of(lambda: Net(width), LOSS, PAIR)
+def exits(): raise SystemExit(3)
+def stream(): return Task.of(Net, LOSS, ((x, y) for x, y in zip(*PAIR)))
+def moved(): return Task.of(lambda: Net().to("cuda:9"), LOSS, PAIR)
 def no_model(): return Task.of(lambda: 3, LOSS, PAIR)
 def frozen(): return Task.of(lambda: Net().requires_grad_(False), LOSS, PAIR)
 def raises(): return Task.of(Net, LOSS, open("nowhere.pt"))
@@ -81,6 +85,12 @@ async def untrue(w, x):
         x.add_(0.1 * x.snapshot())
         x.descend_(await w.gradient(x))
 
+@gossamer.method(keeps_mean=True, waits_for="nobody", models_per_step=0)
+async def shorter(w, x):
+    for _ in w.steps():
+        gradient = await w.gradient(x)
+        x.descend_(gradient[:-1])
+
 async def bare(w, x):
     pass
 """
@@ -91,6 +101,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tasks.py").write_text(TASKS)
     (tmp_path / "methods.py").write_text(METHODS)
     (tmp_path / "broken.py").write_text("import gossamer\ntask = gossamer.Task.of(\n    3,,\n)\n")
+    (tmp_path / "uses.py").write_text("import broken\n")
     (tmp_path / "failing.py").write_text("import gossamer\n\nmodel = unheard_of\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -109,6 +120,11 @@ BAD_TASKS = {
     "tasks.py:vector": "line {def vector}) must be one number, got a tensor of shape (2,)",
     "tasks.py:narrow": "tasks.py, line {return self.layer}: RuntimeError: mat1 and mat2 shapes",
     "tasks.py:detached": "does not depend on the model",
+    "tasks.py:needs": "needs width; write tasks.py:needs:width=VALUE, or give width a default",
+    "tasks.py:exits": "tasks.py, line {def exits}: it ends the program by exit(3)",
+    "tasks.py:stream": "got generator, which can only be iterated; give a map-style dataset",
+    "tasks.py:moved": "tasks.py, line {def moved}: ",
+    "uses.py:task": "task file uses.py: broken.py, line 3: invalid syntax in '3,,'",
     "tasks.py:no_model": "makes a int, expected a torch.nn.Module",
     "tasks.py:frozen": "has no parameter to train",
     "tasks.py:raises": "task tasks.py:raises: tasks.py, line {def raises}: FileNotFoundError",
@@ -124,6 +140,7 @@ BAD_METHODS = {
     "methods.py:lazy": "method lazy (methods.py, line {async def lazy}-1): worker",
     "methods.py:early": "early (methods.py, line {async def early}-1): no worker asked for a",
     "methods.py:raises": "methods.py, line {raise KeyError}: KeyError: 'at the third step'",
+    "methods.py:shorter": "descend_ was given a gradient of shape",
     "methods.py:alone:bta=1": "unknown alone option 'bta'; did you mean 'beta'?",
     "methods.py:alone:beta=much": "alone: beta must be a number, got 'much'",
 }

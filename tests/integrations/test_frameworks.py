@@ -14,6 +14,7 @@ import gossamer
 from gossamer.errors import ConfigurationError
 from gossamer.integrations.single_process import check_single_process
 from gossamer.tasks import make_task
+from programs import PROGRAMS
 from tiers import wide
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,13 +39,18 @@ def run(library: str, workers: int, method: str) -> list[tuple[str, ...]]:
     """What each worker of the example tells at its end."""
     pytest.importorskip(library)
     program = ROOT / "examples" / "integrations" / f"{EXAMPLES[library]}.py"
+    return LINE.findall(printed(program, workers, method))
+
+
+def printed(program: Path, workers: int, method: str) -> str:
+    """What all workers of a program print."""
     started = subprocess.run(
         [sys.executable, "-m", "gossamer", "run", "-n", str(workers), str(program), method],
         capture_output=True, text=True, timeout=110, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert started.returncode == 0, started.stdout + started.stderr
-    return LINE.findall(started.stdout)
+    return started.stdout
 
 
 @pytest.mark.parametrize(
@@ -65,6 +71,22 @@ def test_a_framework_clips_accumulates_and_ends_with_one_model(
         assert made == [BATCHES[library] // 4 // workers] * workers
     else:  # whoever is ready takes the next batches, and an epoch may end with fewer than four
         assert sum(made) <= BATCHES[library] // 4 + 2 * workers
+
+
+@wide
+def test_metrics_of_lightning_are_reduced_as_they_ask_and_apart_from_each_other() -> None:
+    """A sum is the sum, a mean the mean, a maximum the maximum. Asynchronous workers use what the
+    others last said of the same metric."""
+    pytest.importorskip("lightning")
+    program = PROGRAMS / "lightning_metrics.py"
+    for line in printed(program, 2, "all_reduce").splitlines():
+        assert line.endswith("24 steps, 240.0 1.5 200.0")  # an epoch of 8 steps; 10 and 20 in each
+    for line in printed(program, 2, "ad_psgd").splitlines():
+        total, mean, most = (float(word) for word in line.split()[-3:])
+        assert 1.0 <= mean <= 2.0, line
+        assert most in (100.0, 200.0), line
+        assert total % 10.0 == 0.0, line
+        assert total >= 40.0, line
 
 
 def test_processes_that_a_framework_couples_itself_are_refused() -> None:

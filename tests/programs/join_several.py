@@ -56,6 +56,53 @@ def case_of_muon_and_adamw(rank: int) -> dict[str, object]:
     return {"digest": digest(model), "saved": saved}
 
 
+UNSCALED: dict[str, Callable[[gossamer.JoinedWorker, Optimizers], Optimizers]] = {
+    "nothing": lambda worker, own: [],
+    "the user's own": lambda worker, own: own,
+    "one of the user's own": lambda worker, own: own[:1],
+    "what stands for all": lambda worker, own: [worker.optimizer],
+    "what stands for each": lambda worker, own: list(worker.optimizers),
+}
+"""By which optimisers a loop unscales, to clip."""
+
+
+def halves_of(model: nn.Module) -> Optimizers:
+    """Descent by SGD, to which it matters how long a gradient is."""
+    parameters = list(model.parameters())
+    return [torch.optim.SGD(parameters[at::2], lr=0.1, momentum=0.5) for at in (0, 1)]
+
+
+def step_by_scaler(
+    worker: gossamer.JoinedWorker, model: nn.Module, own: Optimizers, rank: int
+) -> int:
+    """As many steps as there are ways; how many."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    ways = [(name, is_driven) for name in UNSCALED for is_driven in (False, True)]
+    for step, (name, is_driven) in enumerate(ways):
+        worker.optimizer.zero_grad()
+        scaler.scale(loss_of(model, *batch(rank, step))).backward()
+        for one in UNSCALED[name](worker, own):
+            scaler.unscale_(one)
+        if is_driven:
+            scaler.step(worker.optimizer)
+        else:
+            worker.step(scaler)
+        scaler.update()
+    return len(ways)
+
+
+def case_of_a_scaler(rank: int) -> dict[str, object]:
+    """Gradients are unscaled once, whatever the loop has unscaled and by which name."""
+    model = net(rank)
+    own = halves_of(model)
+    with gossamer.join(model, own) as worker:
+        steps = step_by_scaler(worker, model, own, rank)
+    alone = net(0)
+    plain(alone, Both(halves_of(alone)), worker.size, steps=steps)
+    assert_close(model, alone, 1e-4)
+    return {"digest": digest(model)}
+
+
 # ---------------------------------------------------------------------- a generator and its judge
 
 

@@ -47,6 +47,45 @@ CASES = {
     "imports what is not there": (
         "import torch\nimport no_such_module", 1, "train.py:2: ModuleNotFoundError",
     ),
+    "imports what is no Python": (
+        "open('helper.py', 'w').write('def def')\nimport helper", 1, "helper.py:1: SyntaxError",
+    ),
+    "asks at the keyboard": (HEAD + "input()", 1, "train.py:12: EOFError"),
+    "has a loss that is a vector": (
+        (HEAD + LOOP).replace("wanted)", "wanted, reduction='none')"),
+        1, "train.py:18: RuntimeError: grad can be implicitly created only for scalar outputs",
+    ),
+    "leaves with a text": (
+        step("if number == 1: sys.exit('no data')"), 1, "before its loop was over: exit('no data')",
+    ),
+    "leaves without a word": (
+        step("if number == 1: import os; os._exit(4)"), 4, "with exit code 4",
+    ),
+    "leaves behind its loop": (HEAD + LOOP + "sys.exit(3)", 3, "behind its loop, with exit code 3"),
+    "raises behind its loop": (HEAD + LOOP + "raise ValueError('late')", 1, "ValueError: late"),
+    "crashes": (
+        step("if number == 1: import ctypes; ctypes.string_at(0)"), 139, "was ended by SIGSEGV",
+    ),
+    "interrupts itself": (step("if number == 1: raise KeyboardInterrupt"), 1, "KeyboardInterrupt"),
+    "leaves a thread running": (
+        HEAD + LOOP + "import threading; threading.Thread(target=threading.Event().wait).start()",
+        2, "left the thread Thread-1",
+    ),
+    "makes no step": (
+        HEAD + "with gossamer.join(model, optimizer) as worker: pass",
+        2, "without a step of any worker",
+    ),
+    "has fewer batches than workers": (
+        (HEAD + LOOP).replace("192", "6"), 2, "1 batches for 2 workers, and each needs one",
+    ),
+    "joins no model": (HEAD + "gossamer.join(3, optimizer)", 2, "as its model, or a list of them"),
+    "joins no optimizer": (HEAD + "gossamer.join(model, None)", 2, "as its optimizer, or a list"),
+    "trains nothing": (
+        HEAD + "model.requires_grad_(False)" + LOOP, 2, "no trainable parameters",
+    ),
+    "steps outside of its loop": (
+        HEAD + "gossamer.join(model, optimizer).step()", 2, "called outside of `with",
+    ),
     "is killed": (
         step("if number == 1: import os, signal; os.kill(os.getpid(), signal.SIGKILL)"),
         137, "was ended by SIGKILL",
@@ -64,6 +103,14 @@ CASES = {
         2, "another than that of worker 0",
     ),
     "wants a GPU": (HEAD + "model.cuda()", 1, "scripts run on the CPU"),
+    "shares a value that the others do not": (
+        step("if number == 2 and worker.rank == 0: worker.mean(1.0)"),
+        2, "waits in worker.mean() at train.py:15 for worker 1, whose loop goes on",
+    ),
+    "shares by another word than the others": (
+        step("worker.any(1) if worker.rank == 0 else worker.mean(1.0)"),
+        2, "as call 1 of these",
+    ),
     "counts what the run counts": (
         step("worker.report(steps=3)"), 2, "counts by itself",
     ),
@@ -74,11 +121,14 @@ FIRST = ("raises in the third batch", "never joins", "leaves in its loop", "step
 @pytest.mark.parametrize(
     "what", [pytest.param(c, marks=() if c in FIRST else pytest.mark.wide) for c in CASES]
 )
-def test_a_bad_script_ends_in_one_sentence(what: str, tmp_path: Path, commands: ForkServer) -> None:
+def test_a_bad_script_ends_in_one_sentence(
+    what: str, tmp_path: Path, commands: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last line on standard error says what failed and where, the exit code is 2 or the
     script's own, and no process is left."""
     text, status, sentence = CASES[what]
     script = written(tmp_path, text)
+    monkeypatch.chdir(tmp_path)
     said = gossamer(
         "simulate", script, "--workers", "2", "--method", "all_reduce", "--runs", "none"
     )
@@ -86,6 +136,36 @@ def test_a_bad_script_ends_in_one_sentence(what: str, tmp_path: Path, commands: 
     assert said.status == status, said.err
     assert last.startswith("error: "), said.err
     assert sentence in last, said.err
+    assert scripts.children(scripts.process_of(commands)) == []
+
+
+GOOD = {
+    "changes its folder": ("import os; os.chdir('/')\n" + HEAD + LOOP, "accuracy"),
+    "has a generator as its data": (
+        HEAD.replace("loader = DataLoader(", "every = DataLoader(") + "loader = iter(every)" + LOOP,
+        "accuracy",
+    ),
+    "leaves a daemon behind": (
+        HEAD + LOOP + "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+        "accuracy",
+    ),
+    "has a loss of NaN": (
+        (HEAD + LOOP).replace("wanted).backward()", "wanted).mul(float('nan')).backward()"),
+        "loss nan",
+    ),
+}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("what", GOOD)
+def test_an_odd_script_is_run_to_its_end(what: str, tmp_path: Path, commands: ForkServer) -> None:
+    """It is no business of the simulation's, and the row says what came out."""
+    text, sentence = GOOD[what]
+    script = written(tmp_path, text)
+    said = gossamer("simulate", script, "--workers", "2", "--runs", "none")
+    assert said.status == 0, said.err
+    assert sentence in said.err
     assert scripts.children(scripts.process_of(commands)) == []
 
 

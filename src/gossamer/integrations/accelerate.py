@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from accelerate import Accelerator  # pyright: ignore[reportMissingImports]
 from torch import nn
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from gossamer.errors import ConfigurationError
+from gossamer.integrations.reduction import opened, reduced
 from gossamer.integrations.single_process import check_single_process
 from gossamer.methods import MethodSpec
 from gossamer.real.join.joined_worker import JoinedWorker, join
@@ -25,8 +28,9 @@ class JoinedAccelerator(Accelerator):  # pyright: ignore[reportGeneralTypeIssues
         accelerator.end_training()
 
     The first `prepare` that is given a model and an optimiser joins them and shares out the batches
-    of its first loader; other loaders are left as they are. `end_training()` leaves the loop: the
-    model is the output then.
+    of its first loader. Other loaders are left as they are, so evaluations are of all their data,
+    and `gather` returns what it is given. `reduce` and the trigger are of all workers.
+    `end_training()` leaves the loop: the model is the output then.
     """
 
     def __init__(
@@ -64,6 +68,26 @@ class JoinedAccelerator(Accelerator):  # pyright: ignore[reportGeneralTypeIssues
         if self.worker is not None:
             self.worker.close()
         super().end_training()
+
+    # ------------------------------------------------------------------ what workers share
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        worker = opened(self.worker)
+        if worker is None or reduction == "none":
+            return super().reduce(tensor, reduction, scale)
+        caller = inspect.stack(0)[1]
+        place = f"{caller.filename}:{caller.lineno}"
+        parts, shape = pytree.tree_flatten(tensor)
+        found = [
+            reduced(worker, part, reduction, f"{place}/{number}")
+            for number, part in enumerate(parts)
+        ]
+        return pytree.tree_unflatten(found, shape)
+
+    def check_trigger(self) -> bool:
+        """Whether any worker has called `set_trigger`, to stop together."""
+        worker, own = opened(self.worker), super().check_trigger()
+        return own if worker is None else worker.any(own, name="trigger")
 
     @property
     def is_main_process(self) -> bool:

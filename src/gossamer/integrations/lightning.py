@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import Any
 
+from lightning.pytorch.callbacks import Callback  # pyright: ignore[reportMissingImports]
 from lightning.pytorch.strategies import (  # pyright: ignore[reportMissingImports]
     SingleDeviceStrategy,
+)
+from lightning.pytorch.trainer.connectors.logger_connector.result import (  # pyright: ignore[reportMissingImports]
+    _ResultMetric,
 )
 from torch.utils import _pytree as pytree
 
 from gossamer.errors import ConfigurationError
+from gossamer.integrations.reduction import opened, reduced
 from gossamer.methods import MethodSpec
 from gossamer.real.join.joined_worker import JoinedWorker, join
 from gossamer.real.launch.environment import rank
@@ -22,12 +28,10 @@ class JoinedStrategy(SingleDeviceStrategy):  # pyright: ignore[reportUntypedBase
         trainer = lightning.Trainer(strategy=JoinedStrategy("ad_psgd"), max_epochs=3)
 
     Training batches are shared out; validation during `fit` is of the output model, on all of its
-    data. Decisions, such as those of EarlyStopping, and means with `sync_dist` are made with
-    the others. After `fit` the model is the output. Worker 0 writes checkpoints and logs; a
+    data. Decisions, such as those of EarlyStopping, and what is logged with `sync_dist` are made
+    with the others. After `fit` the model is the output. Worker 0 writes checkpoints and logs; a
     checkpoint from before the end holds its own model.
     """
-
-    strategy_name = "gossamer"
 
     def __init__(
         self, method: str | MethodSpec | None = None, steps: int | None = None, **named: Any
@@ -43,6 +47,11 @@ class JoinedStrategy(SingleDeviceStrategy):  # pyright: ignore[reportUntypedBase
     def is_global_zero(self) -> bool:
         return rank() == 0
 
+    @property
+    def is_distributed(self) -> bool:
+        """Lightning leaves `sync_dist` out where this does not hold."""
+        return opened(self.worker) is not None
+
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)
         if not self.optimizers:
@@ -56,39 +65,28 @@ class JoinedStrategy(SingleDeviceStrategy):  # pyright: ignore[reportUntypedBase
         worker = join(self.lightning_module, self.optimizers[0], self._method, steps=steps)
         self.worker = worker.open()
         self.optimizers = [worker.optimizer]
-        # A strategy is not told which loader is for training, so the source of that one is changed.
+        # The loader for training is shared out here. A strategy is not told which one that is, so
+        # its source is changed.
+        trainer._accelerator_connector.use_distributed_sampler = False
         source = trainer.fit_loop._data_source
         plain = source.dataloader
-        source.dataloader = lambda: pytree.tree_map(self._part, plain())
+        source.dataloader = lambda: pytree.tree_map(worker.shard, plain())
 
-    def _part(self, loader: Any) -> Any:
-        assert self.worker is not None
-        return self.worker.shard(loader)
-
-    # ------------------------------------------------------------------ what workers share
-
-    def _opened(self) -> JoinedWorker | None:
-        """The worker, while it is coupled."""
-        return self.worker if self.worker is not None and self.worker.is_open else None
-
-    def reduce(self, tensor: Any, *args: Any, **named: Any) -> Any:
-        """The mean, which is what metrics with `sync_dist` ask for."""
-        worker = self._opened()
-        return tensor if worker is None else worker.mean(tensor, name="reduce")
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """What metrics with `sync_dist` ask for."""
+        worker = opened(self.worker)
+        return tensor if worker is None else reduced(worker, tensor, reduce_op, _asker())
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        worker = self._opened()
-        if worker is None:
+        if (worker := opened(self.worker)) is None:
             return decision
         if all:
-            return not worker.any(not decision, name="all")
-        return worker.any(decision, name="any")
-
-    # ------------------------------------------------------------------ the loop
+            return min(worker.gather(bool(decision), name=_asker()))
+        return worker.any(decision, name=_asker())
 
     def on_validation_start(self) -> None:
         super().on_validation_start()
-        if (worker := self._opened()) is not None:
+        if (worker := opened(self.worker)) is not None:
             self._visit.enter_context(worker.consensus())
 
     def on_validation_end(self) -> None:
@@ -105,3 +103,16 @@ class JoinedStrategy(SingleDeviceStrategy):  # pyright: ignore[reportUntypedBase
         self._visit.close()
         if self.worker is not None:
             self.worker.__exit__(type(exception), exception, None)
+
+
+def _asker() -> str:
+    """Which metric or callback asks the strategy, and where; Lightning does not say."""
+    frames = inspect.stack(0)[2:]
+    place = f"{frames[0].function}:{frames[0].lineno}"
+    for frame in frames:
+        one: Any = frame.frame.f_locals.get("self")
+        if isinstance(one, _ResultMetric):
+            return f"{one.meta.fx}/{one.meta.name}/{one.meta.dataloader_idx}/{place}"
+        if isinstance(one, Callback):
+            return f"{one.state_key}/{place}"
+    return place

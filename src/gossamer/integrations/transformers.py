@@ -10,6 +10,7 @@ from typing import Any
 from transformers import Trainer  # pyright: ignore[reportMissingImports]
 
 from gossamer.errors import ConfigurationError
+from gossamer.integrations.reduction import opened
 from gossamer.integrations.single_process import check_single_process
 from gossamer.methods import MethodSpec
 from gossamer.real.join.joined_worker import JoinedWorker, join
@@ -23,6 +24,7 @@ class JoinedTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues, report
         trainer.train()
 
     The training batches are shared out; evaluations are of the output model, on all of their data.
+    If a callback stops one worker after one, as EarlyStoppingCallback does, all stop.
     After `train()` the model is the output on every worker. Worker 0 writes to `output_dir`, and
     each other worker to a folder `worker-RANK` there. What is saved before the end is a worker's
     own model. `train()` can be called once.
@@ -31,6 +33,11 @@ class JoinedTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues, report
     def __init__(self, *args: Any, method: str | MethodSpec | None = None, **named: Any) -> None:
         super().__init__(*args, **named)
         check_single_process("transformers", self.args.world_size)
+        if self.args.load_best_model_at_end:
+            raise ConfigurationError(
+                "JoinedTrainer ends with the method's output, and load_best_model_at_end would put "
+                "one worker's own checkpoint in its place; leave it out"
+            )
         self._method = method
         self.worker: JoinedWorker | None = None
         """The coupled worker, once training has begun."""
@@ -78,4 +85,9 @@ class JoinedTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues, report
     def evaluate(self, *args: Any, **named: Any) -> Any:
         context = contextlib.nullcontext() if self.worker is None else self.worker.consensus()
         with context:
-            return super().evaluate(*args, **named)
+            found = super().evaluate(*args, **named)
+        if self.is_in_train and (worker := opened(self.worker)) is not None:
+            # Callbacks have looked at the metrics now, and if one worker stops, all do.
+            stops = self.control.should_training_stop
+            self.control.should_training_stop = worker.any(stops, name="stop")
+        return found

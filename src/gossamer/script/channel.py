@@ -12,7 +12,7 @@ order in which processes happen to finish their computing changes nothing.
                       <-- ready
     resume            -->                     compute at this point
                       <-- batch, consensus,   asked or told between two steps
-                          report
+                          share, report
                       <-- begun               the model computes: the coordinator goes on meanwhile
                       <-- step                the gradient is there
     descend, ...      --> done                what the replica's own optimiser does

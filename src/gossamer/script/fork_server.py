@@ -26,6 +26,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,6 +40,8 @@ _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _IMPORTED = ("torch", "torch._dynamo", "torch.utils.data", "gossamer")
 """torch's optimisers import `torch._dynamo` at their first step."""
 _REFUSED = 2
+_THREADS_END_S = 10.0
+"""How long a script may go on in threads after its last line."""
 
 
 # ---------------------------------------------------------------------- in the coordinator
@@ -251,6 +255,7 @@ def _run_script() -> NoReturn:
     script = sys.argv[0]
     try:
         runpy.run_path(script, run_name="__main__")
+        _wait_for_threads()
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -268,7 +273,26 @@ def _run_script() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+    if _threads_left():
+        os._exit(status)
     sys.exit(status)
+
+
+def _threads_left() -> list[threading.Thread]:
+    """Those that the interpreter would wait for."""
+    own = threading.main_thread()
+    return [one for one in threading.enumerate() if one is not own and not one.daemon]
+
+
+def _wait_for_threads() -> None:
+    until = time.monotonic() + _THREADS_END_S
+    while left := _threads_left():
+        left[0].join(until - time.monotonic())
+        if time.monotonic() >= until:
+            raise ConfigurationError(
+                f"the script has ended and left the thread {left[0].name} running, which does not "
+                "end; join it, or make it a daemon"
+            )
 
 
 def _tell_failure(script: str, error: BaseException, status: int) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gossamer.errors import ProtocolError
 from gossamer.optim.optimisers import Optimiser, clip_one, clip_rows
 from gossamer.sim.kernel import Kernel
 
@@ -190,6 +191,11 @@ class SimulatedReplica:
         self, gradient: Tensor, *, read: int | Sequence[int] = (), at: Tensor | None = None,
         share: float = 1.0,
     ) -> None:  # fmt: skip
+        if gradient.shape != self.store.parameters.shape[1:]:
+            raise ProtocolError(
+                f"descend_ was given a gradient of shape {tuple(gradient.shape)}, and the replica "
+                f"has {self.store.parameters.shape[1]} numbers; give it one of that length"
+            )
         self._on_descend(self, (read,) if isinstance(read, int) else read)
         self.store.descend(self.row, gradient, self._learning_rate() * share, at)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,10 +12,62 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gossamer.errors import ConfigurationError
+from gossamer.real.join.several_optimizers import parts_of
 
-MakeStep = Callable[[Optimizer, bool], None]
+
+@dataclass(frozen=True)
+class ScaledGradients:
+    """What a gradient scaler leaves to an optimiser whose step it calls."""
+
+    parts: Sequence[Optimizer]
+    """The user's."""
+    scaled: Sequence[Optimizer]
+    """Those of them whose gradients are still to be unscaled."""
+    scale: Tensor | None
+    found_inf: Tensor
+
+    def unscale(self) -> None:
+        if self.scale is None:
+            return
+        factor = self.scale.double().reciprocal().float()
+        for parameter in _with_gradient(self.scaled):
+            assert parameter.grad is not None
+            parameter.grad.mul_(factor.to(parameter.grad.device))
+
+    def step_alone(self) -> None:
+        """Make the steps that the scaler would have let the optimisers make one by one."""
+        for part in self.parts:
+            if getattr(part, "_step_supports_amp_scaling", False):
+                self._pass_on(part)
+                continue
+            if part in self.scaled:
+                ScaledGradients([part], [part], self.scale, self.found_inf).unscale()
+            is_finite = not float(self.found_inf)
+            if is_finite or all(_is_finite(p.grad) for p in _with_gradient([part])):
+                part.step()
+
+    def _pass_on(self, part: Any) -> None:
+        """It deals with scaled gradients itself."""
+        part.grad_scale = self.scale if part in self.scaled else None
+        part.found_inf = self.found_inf
+        try:
+            part.step()
+        finally:
+            del part.grad_scale, part.found_inf
+
+
+def _with_gradient(optimizers: Sequence[Optimizer]) -> list[Tensor]:
+    groups = [group for one in optimizers for group in one.param_groups]
+    return [p for group in groups for p in group["params"] if p.grad is not None]
+
+
+def _is_finite(gradient: Tensor | None) -> bool:
+    return gradient is None or bool(torch.isfinite(gradient).all())
+
+
+MakeStep = Callable[[Optimizer, ScaledGradients | None], None]
 """Makes a step of the method with the gradients of this optimiser's parameters. The second argument
-says that the gradients come from a gradient scaler, so they may be infinite."""
+is there if they come from a gradient scaler, so they may be infinite."""
 
 
 class JoinedOptimizer(Optimizer):
@@ -25,11 +79,10 @@ class JoinedOptimizer(Optimizer):
     ) -> None:  # fmt: skip
         self.optimizer = optimizer
         """The user's own."""
+        self.family: Sequence[JoinedOptimizer] = (self,)
+        """All that stand for an optimiser of this loop. Whatever the loop unscales one of them by
+        is unscaled in the others."""
         self._make_step = make_step
-        # A plain scaler leaves out the step of a worker whose gradient is infinite, but then the
-        # others would wait for it. An optimiser that supports scaling is told instead.
-        is_told = is_coupled or getattr(optimizer, "_step_supports_amp_scaling", False)
-        self._step_supports_amp_scaling = is_told
         self._is_coupled = is_coupled
         # Optimizer.__init__ would copy the groups. __setstate__ makes the hooks and the profiling
         # of `step` that every optimiser has.
@@ -46,6 +99,24 @@ class JoinedOptimizer(Optimizer):
     @property
     def defaults(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.optimizer.defaults
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a scaler leaves unscaling, and the step of infinite gradients, to `step`. A plain
+        scaler leaves out the step of a worker whose gradient is infinite, but then the others would
+        wait for it; and it unscales what the loop has unscaled under another name."""
+        parts = parts_of(self.optimizer)
+        if self._is_coupled or len(parts) > 1:
+            return True
+        is_scaled = not any(self._is_unscaled(part) for part in parts)
+        return not is_scaled or getattr(parts[0], "_step_supports_amp_scaling", False)
+
+    def _is_unscaled(self, part: Optimizer) -> bool:
+        """Whether the loop has unscaled this one of the user's, to clip."""
+        states = _states_of_caller()
+        names = [part, *(one for one in self.family if part in parts_of(one.optimizer))]
+        seen = [states[id(one)]["stage"].name for one in names if id(one) in states]
+        return "UNSCALED" in seen
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.optimizer.add_param_group(param_group)
@@ -65,65 +136,40 @@ class JoinedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not hasattr(self, "found_inf"):  # which a scaler sets while it makes a step
-            self._make_step(self.optimizer, False)
-        elif self._is_coupled:
-            self._unscale()
-            self._make_step(self.optimizer, True)
-        else:
-            self._pass_on()
+        scaled: ScaledGradients | None = None
+        if hasattr(self, "found_inf"):  # which a scaler sets while it makes a step
+            parts, given = parts_of(self.optimizer), vars(self)
+            still = [part for part in parts if not self._is_unscaled(part)]
+            scaled = ScaledGradients(parts, still, given["grad_scale"], given["found_inf"])
+        self._make_step(self.optimizer, scaled)
         return loss
-
-    def _unscale(self) -> None:
-        scale: Tensor | None = vars(self)["grad_scale"]
-        if scale is None:
-            return  # the loop has done so, to clip
-        factor = scale.double().reciprocal().float()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor.to(parameter.grad.device))
-
-    def _pass_on(self) -> None:
-        """Alone, the user's optimiser deals with scaled gradients itself."""
-        own: Any = self.optimizer
-        own.grad_scale, own.found_inf = vars(self)["grad_scale"], vars(self)["found_inf"]
-        try:
-            self._make_step(own, False)
-        finally:
-            del own.grad_scale, own.found_inf
 
 
 # ---------------------------------------------------------------------- gradient scalers
 
 
-def check_scaler(scaler: Any) -> None:
+def _states_of_caller() -> dict[int, Any]:
+    """What the scaler that calls knows of each optimiser, by its id. A scaler tells an optimiser
+    neither that, nor which scaler it is, so it is looked for among the callers."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, torch.amp.GradScaler):
+            return vars(caller)["_per_optimizer_states"]
+        frame = frame.f_back
+    return {}
+
+
+def check_scaler(scaler: Any, optimizer: Optimizer) -> None:
+    """It must be one, and have been updated since its last step."""
     if not hasattr(scaler, "is_enabled"):
         raise ConfigurationError(
             f"worker.step() takes a gradient scaler or nothing, got a {type(scaler).__name__}; a "
             "closure is called by worker.optimizer.step(closure)"
         )
-
-
-def known_to(scaler: Any, joined: Sequence[JoinedOptimizer]) -> list[Optimizer]:
-    """Of each, the one of the two optimisers that the scaler has seen, perhaps to unscale it."""
-    seen = scaler._per_optimizer_states
-    return [one if id(one) in seen else one.optimizer for one in joined]
-
-
-def unscale(scaler: Any, optimizer: Optimizer) -> None:
-    """Unscale unless the loop has done so, to clip; torch has no public way of asking."""
-    stage = scaler._per_optimizer_states[id(optimizer)]["stage"].name
-    if stage == "STEPPED":
+    state = scaler._per_optimizer_states.get(id(optimizer))
+    if state is not None and state["stage"].name == "STEPPED":
         raise ConfigurationError(
             "worker.step(scaler) was called twice without scaler.update() in between, so gradients "
             "would be used without being unscaled; call scaler.update() after every step"
         )
-    if stage == "READY":
-        scaler.unscale_(optimizer)
-
-
-def note_step(scaler: Any, optimizer: Optimizer) -> None:
-    """Note what `scaler.step` would have noted; `scaler.update` makes the scaler ready again."""
-    state = scaler._per_optimizer_states[id(optimizer)]
-    state["stage"] = type(state["stage"]).STEPPED

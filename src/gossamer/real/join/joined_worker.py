@@ -29,13 +29,7 @@ from gossamer.real.join.checks import (
     check_one_optimiser,
     reported,
 )
-from gossamer.real.join.joined_optimizer import (
-    JoinedOptimizer,
-    check_scaler,
-    known_to,
-    note_step,
-    unscale,
-)
+from gossamer.real.join.joined_optimizer import JoinedOptimizer, ScaledGradients, check_scaler
 from gossamer.real.join.loader import Passes, shard_of
 from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.recalibration import BATCHES
@@ -165,6 +159,8 @@ class JoinedWorker:
             JoinedOptimizer(part, self._make_step, is_coupled=is_coupled) for part in parts
         ]  # fmt: skip
         """The same for each of several optimisers: a step of one is `step(optimizer=that one)`."""
+        for one in (self.optimizer, *self.optimizers):
+            one.family = (self.optimizer, *self.optimizers)
 
     @property
     def rank(self) -> int:
@@ -267,24 +263,10 @@ class JoinedWorker:
         if scaler is None:
             self._make_step(joined.optimizer)
             return
-        check_scaler(scaler)
         self._open_for("step")
-        if self._is_accumulating:
-            return
-        known = known_to(scaler, self.optimizers if optimizer is None else [joined])
-        if self.coupling is None:
-            if joined not in known:
-                self._tell_step()
-            for one in known:
-                scaler.step(one)
-        elif scaler.is_enabled():
-            for one in known:
-                unscale(scaler, one)
-            self._make_step(joined.optimizer, is_scaled=True)
-            for one in known:
-                note_step(scaler, one)
-        else:
-            self._make_step(joined.optimizer)
+        check_scaler(scaler, joined)
+        if not self._is_accumulating:
+            scaler.step(joined)
 
     def _joined(self, optimizer: torch.optim.Optimizer) -> JoinedOptimizer:
         for one in self.optimizers:
@@ -295,21 +277,25 @@ class JoinedWorker:
             " it one of those that gossamer.join was given"
         )
 
-    def _make_step(self, own: torch.optim.Optimizer, is_scaled: bool = False) -> None:
+    def _make_step(self, own: torch.optim.Optimizer, scaled: ScaledGradients | None = None) -> None:
         if not self._is_open:
             self._open_for("step")
         if self._is_accumulating:
             return
         self._tell_step()
         if self.coupling is None:
-            for part in parts_of(own):
+            for part in parts_of(own) if scaled is None else ():
                 part.step()
+            if scaled is not None:
+                scaled.step_alone()
             return
+        if scaled is not None:
+            scaled.unscale()
         try:
             if own is self.own_optimizer:
-                self.coupling.step(skips_infinite=is_scaled)
+                self.coupling.step(skips_infinite=scaled is not None)
             else:
-                self.coupling.step_alone(own, skips_infinite=is_scaled)
+                self.coupling.step_alone(own, skips_infinite=scaled is not None)
         except PeerLost as lost:
             raise self.coupling.session.last_words(lost) from None
 
@@ -369,6 +355,11 @@ class JoinedWorker:
         or else the own value."""
         return self._shared("broadcast", name, value, source)
 
+    def gather(self, value: T, *, name: str = "") -> list[T]:
+        """What every worker says, in order of rank: tensors, numbers or strings. Who waits for
+        whom, and who is left out, is as with `mean`."""
+        return self._shared("gather", name, value, 0)
+
     def mean(self, value: T, *, name: str = "") -> T:
         """The mean of a number or a tensor over the workers. With a synchronous method all workers
         call it, and who has left is left out. With an asynchronous one it waits for nobody, and of
@@ -385,7 +376,7 @@ class JoinedWorker:
     def _shared(self, word: str, name: str, value: Any, source: int) -> Any:
         self._open_for(word)
         if self.coupling is None:
-            return value
+            return [value] if word == "gather" else value
         caller = inspect.stack(0)[2]
         place = f"{os.path.basename(caller.filename)}:{caller.lineno}"
         with _last_words(self.coupling):

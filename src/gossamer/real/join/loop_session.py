@@ -15,6 +15,7 @@ from gossamer.observe.run_observer import RunObserver
 from gossamer.pending import Pending
 from gossamer.real.join.binding import ModuleBinding, lay_out_state
 from gossamer.real.join.checks import check_alike, parameters_of
+from gossamer.real.join.exchanged_values import ExchangedValues
 from gossamer.real.join.gradient import LoopGradients, can_send_buckets
 from gossamer.real.join.loop_watch import LoopWatch
 from gossamer.real.join.output import LoopOutput
@@ -22,7 +23,6 @@ from gossamer.real.join.recalibration import BATCHES
 from gossamer.real.join.replica import LoopReplica
 from gossamer.real.join.servers import ServerState, packed_state, server_replica, worker_replica
 from gossamer.real.join.several_optimizers import parts_of
-from gossamer.real.join.shared_values import SharedValues
 from gossamer.real.output_model import pack_bytes, unpack_bytes_, untrained
 from gossamer.real.replicas import PublishedReplica
 from gossamer.real.session import Session
@@ -48,7 +48,7 @@ class LoopSession:
             transport, spec, observer, binding.layout.sizes, seed=seed, steps=steps,
             has_leavers=True,
         )  # fmt: skip
-        self.shared = SharedValues(self.session)
+        self.shared = ExchangedValues(self.session)
         self._is_watched = spec.method.servers_hold_model
         """Whether the loop may not change its parameters between two steps."""
         self._has_servers = bool(self.session.addresses.slices)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.errors import ConfigurationError
+
+T = TypeVar("T")
 
 
 class SeveralModels(nn.ModuleList):
@@ -99,10 +101,10 @@ def taken_together(
 ) -> tuple[nn.Module, Optimizer]:
     """What `join` is given, as one model and one optimiser."""
     if not isinstance(model, nn.Module):
-        model = SeveralModels(model)
+        model = SeveralModels(_all_of(model, nn.Module, "model"))
     if isinstance(optimizer, Optimizer):
         return model, optimizer
-    parts = list(optimizer)
+    parts = _all_of(optimizer, Optimizer, "optimizer")
     held = [id(p) for part in parts for group in part.param_groups for p in group["params"]]
     if len(set(held)) != len(held):
         raise ConfigurationError(
@@ -111,3 +113,16 @@ def taken_together(
     if not parts:
         raise ConfigurationError("join was given an empty list of optimisers; give it at least one")
     return model, parts[0] if len(parts) == 1 else SeveralOptimizers(parts)
+
+
+def _all_of(given: object, kind: type[T], what: str) -> list[T]:
+    """A list of the user's, if it is one."""
+    parts = list(cast("Sequence[object]", given)) if isinstance(given, list | tuple) else [given]
+    found = [one for one in parts if isinstance(one, kind)]
+    for one in parts:
+        if not isinstance(one, kind):
+            raise ConfigurationError(
+                f"gossamer.join takes a torch {kind.__name__} as its {what}, or a list of them, "
+                f"got {type(one).__name__}"
+            )
+    return found

@@ -95,10 +95,7 @@ class Consensus:
         self._waiting = [ask for ask in self._waiting if ask.missing]
         for ask in ready:
             self._answer(ask)
-            ask.gradient.release()
-            source = self._world.source
-            if source.listen(ask.gradient) == "end":
-                ask.gradient.over()
+            ask.gradient.go_on()
 
     def _answer(self, ask: Ask) -> None:
         world, rank = self._world, ask.gradient.worker

@@ -82,6 +82,8 @@ def _one_step(crew: Crew, member: Member) -> float | None:
             position += 1
         elif said.kind == "claim":
             member.tell("claimed", {"value": said["proposal"]})
+        elif said.kind == "share":
+            member.tell("shared", {"lengths": [len(said.raw)], "live": [0]}, raw=said.raw)
         elif said.kind == "consensus":
             # What is evaluated there costs no virtual time.
             member.tell("output")

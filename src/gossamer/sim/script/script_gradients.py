@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ScriptGradient(SimulatedGradient):
-    """One gradient; it may be held up by the wait for an output model."""
+    """One gradient; it may be held up by the wait for an output model or for a shared value."""
 
     __slots__ = ("_held_since", "_later", "is_held")
 
@@ -47,16 +47,22 @@ class ScriptGradient(SimulatedGradient):
         self._later: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def hold(self) -> None:
-        """Its loop waits for an output model that is not there yet, and computes afterwards."""
+        """Its loop waits for others, and computes afterwards."""
         self.is_held, self._held_since = True, self._world.kernel.now
 
-    def release(self) -> None:
+    def _release(self) -> None:
         kernel, later = self._world.kernel, self._later
         self.is_held, self._later = False, []
         self.paused_ns += kernel.now - self._held_since
         for at_ns, waited_ns, again, arguments in later:
             due_ns = at_ns + self.paused_ns - waited_ns
             kernel.at(max(0, due_ns - kernel.now), again, *arguments, self.paused_ns)
+
+    def go_on(self) -> None:
+        """Its loop has been told what it waited for."""
+        self._release()
+        if cast("ScriptWorld", self._world).source.listen(self) == "end":
+            self.over()
 
     def _is_held_up(self, waited_ns: int, again: Callable[..., None], *arguments: Any) -> bool:
         if self.is_held:
@@ -198,6 +204,9 @@ class ScriptGradients:
             if said.kind == "consensus" and not self._world.consensus.ask(gradient, said["steps"]):
                 gradient.hold()
                 return "held"
+            if said.kind == "share" and not self._world.calls.ask(gradient, said):
+                gradient.hold()
+                return "held"
             self._reply(member, said)
 
     def _reply(self, member: Member, said: Said) -> None:
@@ -216,7 +225,7 @@ class ScriptGradients:
             member.tell("claimed", {"value": value})
         elif said.kind == "report":
             self._world.on_report(member.rank, said["values"])
-        elif said.kind != "consensus":
+        elif said.kind not in ("consensus", "share"):
             raise ProtocolError(f"worker {member.rank} said {said.kind!r} between two steps")
 
     def _stepped(self, gradient: ScriptGradient, said: Said) -> None:
@@ -242,6 +251,7 @@ class ScriptGradients:
         self._return_unused(loop, said["used"])
         loop.has_ended, loop.recalibrates = True, said["recalibrates"]
         self._crew.members[rank].is_needed = True
+        self._world.calls.gone(rank)
 
 
 class ScriptWorker(SimulatedWorker):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.config.settings import split_groups
-from gossamer.errors import ConfigurationError, RunOver
+from gossamer.errors import ConfigurationError, RunOver, Stalled
 from gossamer.methods import Method
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.observer import Observer
@@ -29,6 +29,10 @@ from gossamer.sim.simulation import Simulation
 _NOTHING_REPORTED = (
     "the script has reported nothing, so there is no curve; call worker.report(loss=..., "
     "accuracy=...) where it evaluates"
+)
+_NO_STEPS = (
+    "the script has left its loop without a step of any worker; see that the loop has batches and "
+    "calls worker.step()"
 )
 
 
@@ -97,7 +101,13 @@ class ScriptSimulation(Simulation):
 
     def _run(self) -> Result:
         self._began, settings = time.perf_counter(), self._script_settings
-        self.world.kernel.run()
+        try:
+            self.world.kernel.run()
+        except Stalled:
+            self._script_world.calls.check()
+            raise
+        if self.world.alive and not self.world.metrics.steps:
+            raise ConfigurationError(_NO_STEPS)
         parameters, state = self._finish()
         result: Row = {
             "method": str(self.settings.method),

@@ -27,6 +27,7 @@ from gossamer.sim.script.crew import Crew, ScriptModel
 from gossamer.sim.script.script_gradients import ScriptGradients
 from gossamer.sim.script.script_replicas import ScriptReplica, ScriptStore
 from gossamer.sim.script.script_settings import ScriptSettings
+from gossamer.sim.script.shared_calls import SharedCalls
 from gossamer.sim.world import World
 from gossamer.tasks.evaluator import output_parameters
 from gossamer.tasks.flat_model import FlatModel
@@ -86,6 +87,7 @@ class ScriptWorld(World):
         as_known = cast(FlatModel, model)
         super().__init__(settings, options, as_known, NullEngine(), observers, callbacks)
         self.consensus = Consensus(self)
+        self.calls = SharedCalls(self)
         crew.is_interrupted = lambda: self.kernel.is_interrupted
 
     @property
@@ -189,6 +191,7 @@ class ScriptWorld(World):
         if was_alive:
             self.crew.kill(rank)
             self.consensus.gone(rank)
+            self.calls.gone(rank)
 
     # ------------------------------------------------------------------ the output model
 

@@ -29,7 +29,7 @@ from gossamer.real.join.recalibration import Averages, combined_averages
 from gossamer.real.join.servers import momentum_left_out, worker_replica
 from gossamer.real.join.virtual.virtual_loader import VirtualPasses, virtual_shard
 from gossamer.real.join.virtual.virtual_server import fork_server_host, group_options
-from gossamer.real.join.virtual.virtual_session import VirtualSession, name_of
+from gossamer.real.join.virtual.virtual_session import VirtualSession, VirtualValues, name_of
 from gossamer.real.output_model import Contribution, pack_bytes, unpack_bytes_, untrained
 from gossamer.real.session import Session
 from gossamer.replica import trainable
@@ -86,12 +86,6 @@ class VirtualWorker(JoinedWorker):
     def report(self, **values: float) -> None:
         self.session.say("report", {"values": reported(values)})
 
-    def _shared(self, word: str, name: str, value: Any, source: int) -> Any:
-        raise ConfigurationError(
-            f"worker.{word}() is not simulated: the processes of a simulation compute at different "
-            "virtual moments; leave it out there, and tell what was measured by worker.report()"
-        )
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise ConfigurationError(
             "a run in virtual time begins at its beginning and loads no checkpoint; leave "
@@ -144,6 +138,7 @@ class VirtualLoop:
         optimizer: torch.optim.Optimizer, statistics_batches: int,
     ) -> None:  # fmt: skip
         self.session = session
+        self.shared = VirtualValues(session)
         self.gradients = SimpleNamespace(is_accumulating=False)
         self._model = model
         self._binding = binding
