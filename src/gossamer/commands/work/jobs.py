@@ -84,8 +84,8 @@ class JobWatch(Generic[Answer]):
 
 
 def run_jobs(
-    jobs: Iterable[Job[Answer] | None], watch: JobWatch[Answer] | None = None, *, processes: int = 1,
-    engines: EngineCache | None = None,
+    jobs: Iterable[Job[Answer] | None], watch: JobWatch[Answer] | None = None, *,
+    processes: int = 1, engines: EngineCache | None = None,
 ) -> Iterator[Answer]:  # fmt: skip
     """Run one batch in a pool of its own."""
     with JobPool(processes, engines=engines) as pool:
