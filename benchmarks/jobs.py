@@ -5,6 +5,8 @@
 
 Everything a user waits for is timed: the command from its start to its end, with its page and its
 picture. Both must print the same JSON, but for wall times. The words after `--` go to `compare`.
+What other programs take of the processors meanwhile stands beside each time: a ratio says something
+where that is little.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 JOBS = (1, 2)
@@ -28,12 +31,25 @@ def timed(jobs: int, words: list[str], folder: str) -> dict[str, Any]:
         sys.executable, "-m", "gossamer_command", "compare", *words, "--jobs", str(jobs), "--json",
         "--runs", folder,
     ]  # fmt: skip
-    before, began = os.times(), time.perf_counter()
+    before, began, busy_before = os.times(), time.perf_counter(), busy_seconds()
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    took, after = time.perf_counter() - began, os.times()
+    took, after, busy_after = time.perf_counter() - began, os.times(), busy_seconds()
     busy = after.children_user + after.children_system
     busy -= before.children_user + before.children_system
-    return {"seconds": took, "processor": busy, "ranking": _lasting(json.loads(said.stdout))}
+    others = max(0.0, busy_after - busy_before - busy)
+    return {
+        "seconds": took,
+        "processor": busy,
+        "others": others,
+        "ranking": _lasting(json.loads(said.stdout)),
+    }
+
+
+def busy_seconds() -> float:
+    """What all programs of this machine have taken of its processors."""
+    words = Path("/proc/stat").read_text().split()
+    user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(int, words[1:9])
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 def _lasting(value: Any) -> Any:
@@ -57,7 +73,8 @@ def main() -> None:
                 found[jobs].append(timed(jobs, given.words, folder))
             one = found[jobs][-1]
             print(
-                f"--jobs {jobs}: {one['seconds']:.1f} s, {one['processor']:.1f} s of processors",
+                f"--jobs {jobs}: {one['seconds']:.1f} s, {one['processor']:.1f} s of processors, "
+                f"{one['others']:.1f} s of others",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
     rankings = [one.pop("ranking") for runs in found.values() for one in runs]
