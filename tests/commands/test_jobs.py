@@ -32,7 +32,7 @@ from support import digits
 from tiers import wide
 
 COMPARE = ("compare", "--methods", "all_reduce ad_psgd", "--epochs", "1", "--lr", "0.03,0.3",
-           "--seeds", "2", "--json")  # fmt: skip
+           "--seeds", "2", "--evaluations", "8", "--json")  # fmt: skip
 pytestmark = pytest.mark.usefixtures("pool_server")
 CHANGING = {"wall_seconds", "made_with", "command_line", "runs"}
 
@@ -125,6 +125,43 @@ def test_lab_stragglers_with_two_jobs_gives_the_same_lines(tmp_path: Path) -> No
     assert contents(second) == contents(first)
 
 
+def test_lab_delay_with_two_jobs_stops_and_goes_on_to_the_same_figures(tmp_path: Path) -> None:
+    """Groups in two processes, stopped by the time limit and continued, give those of one job."""
+    line = ("lab", "delay", "--optimiser", "sgd", "--lr", "0.01,0.1", "--batch", "32,64",
+            "--delay", "0,2", "--epochs", "0.5", "--json")  # fmt: skip
+    one = gossamer(*line, "--jobs", "1", "--runs", "none")
+    cut = gossamer(*line, "--jobs", "2", "--runs", str(tmp_path), "--minutes", "0.001")
+    assert cut.json["ended"] == "stopped"
+    (folder,) = tmp_path.iterdir()
+    two = gossamer("lab", "delay", "--resume", str(folder), "--jobs", "2", "--json")
+    assert without(two.json, CHANGING) == without(one.json, CHANGING)
+    assert len(two.json["points"]) == 8
+    assert not list(folder.glob("group-*"))
+
+
+@wide
+def test_ctrl_c_stops_the_groups_of_a_grid_between_two_steps(tmp_path: Path) -> None:
+    """Each process leaves a checkpoint; the command says how to go on, and one job can."""
+    words = [sys.executable, "-m", "gossamer_command", "lab", "delay", "--optimiser", "sgd",
+             "--lr", "0.01", "--batch", "32,64", "--delay", "0,2", "--epochs", "200", "--jobs", "2",
+             "--runs", str(tmp_path)]  # fmt: skip
+    process = Program(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    until = time.monotonic() + 60.0
+    while time.monotonic() < until and not list(tmp_path.glob("*/summary.json")):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    (folder,) = tmp_path.iterdir()
+    assert f"gossamer lab delay --resume {folder}" in out
+    assert len(list(folder.glob("group-*.npz"))) == 2
+    again = gossamer("lab", "delay", "--resume", str(folder), "--minutes", "1e-9", "--json")
+    assert len(again.json["points"]) == 4
+
+
 def test_a_result_comes_whole_from_a_process_and_has_the_task_of_its_job() -> None:
     """Settings and task are the caller's own: nothing is loaded a second time."""
     jobs = jobs_of(1, 2)
@@ -204,7 +241,7 @@ def test_jobs_are_taken_when_they_can_start_and_after_the_answers_before_them() 
 def test_a_deadline_ends_what_runs_and_leaves_out_the_rest(pool_server: ForkServer) -> None:
     watch = JobWatch[Any](deadline=time.monotonic() + 0.5)
     began = time.monotonic()
-    assert list(run_jobs(jobs_of(1, 2, 3, epochs=1e4), watch, processes=2)) == []
+    assert list(run_jobs(jobs_of(1, 2, 3, epochs=400.0), watch, processes=2)) == []
     assert time.monotonic() - began < 30.0
     assert children(process_of(pool_server)) == []
 
