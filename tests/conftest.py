@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 import fork_server
+from gossamer.commands.work.jobs import POOL_PROCESS, JobPool
+from gossamer.script.fork_server import ForkServer
 
 torch.set_num_threads(1)
 # What a launcher would hand to workers that tests start by themselves.
@@ -22,6 +25,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def one_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands without --jobs run in this process: others take seconds to start."""
     monkeypatch.setattr("gossamer.commands.work.jobs.default_jobs", lambda: 1)
+
+
+@pytest.fixture(scope="session")
+def _pool_server() -> Iterator[ForkServer]:
+    made = ForkServer(POOL_PROCESS)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pool_server(_pool_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
+    """The processes of all pools are forks of one, as those of a command are."""
+    monkeypatch.setattr(JobPool, "server", _pool_server)
+    return _pool_server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

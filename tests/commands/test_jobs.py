@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from command_line import gossamer
+from fork_server import Program
 from gossamer.commands.work.jobs import JobPool, JobWatch, default_jobs, run_jobs
 from gossamer.commands.work.simulations import SimulationJob
 from gossamer.config.settings import Settings, make_settings
@@ -25,11 +26,14 @@ from gossamer.errors import PeerLost, RunFailed, ServerLost
 from gossamer.plan.advise import candidates
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result
+from gossamer.script.fork_server import ForkServer
+from scripts import children, process_of
 from support import digits
 from tiers import wide
 
 COMPARE = ("compare", "--methods", "all_reduce ad_psgd", "--epochs", "1", "--lr", "0.03,0.3",
-           "--seeds", "2", "--json")  # fmt: skip
+           "--seeds", "2", "--evaluations", "8", "--json")  # fmt: skip
+pytestmark = pytest.mark.usefixtures("pool_server")
 CHANGING = {"wall_seconds", "made_with", "command_line", "runs"}
 
 
@@ -121,6 +125,43 @@ def test_lab_stragglers_with_two_jobs_gives_the_same_lines(tmp_path: Path) -> No
     assert contents(second) == contents(first)
 
 
+def test_lab_delay_with_two_jobs_stops_and_goes_on_to_the_same_figures(tmp_path: Path) -> None:
+    """Groups in two processes, stopped by the time limit and continued, give those of one job."""
+    line = ("lab", "delay", "--optimiser", "sgd", "--lr", "0.01,0.1", "--batch", "32,64",
+            "--delay", "0,2", "--epochs", "0.5", "--json")  # fmt: skip
+    one = gossamer(*line, "--jobs", "1", "--runs", "none")
+    cut = gossamer(*line, "--jobs", "2", "--runs", str(tmp_path), "--minutes", "0.001")
+    assert cut.json["ended"] == "stopped"
+    (folder,) = tmp_path.iterdir()
+    two = gossamer("lab", "delay", "--resume", str(folder), "--jobs", "2", "--json")
+    assert without(two.json, CHANGING) == without(one.json, CHANGING)
+    assert len(two.json["points"]) == 8
+    assert not list(folder.glob("group-*"))
+
+
+@wide
+def test_ctrl_c_stops_the_groups_of_a_grid_between_two_steps(tmp_path: Path) -> None:
+    """Each process leaves a checkpoint; the command says how to go on, and one job can."""
+    words = [sys.executable, "-m", "gossamer_command", "lab", "delay", "--optimiser", "sgd",
+             "--lr", "0.01", "--batch", "32,64", "--delay", "0,2", "--epochs", "200", "--jobs", "2",
+             "--runs", str(tmp_path)]  # fmt: skip
+    process = Program(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    until = time.monotonic() + 60.0
+    while time.monotonic() < until and not list(tmp_path.glob("*/summary.json")):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    (folder,) = tmp_path.iterdir()
+    assert f"gossamer lab delay --resume {folder}" in out
+    assert len(list(folder.glob("group-*.npz"))) == 2
+    again = gossamer("lab", "delay", "--resume", str(folder), "--minutes", "1e-9", "--json")
+    assert len(again.json["points"]) == 4
+
+
 def test_a_result_comes_whole_from_a_process_and_has_the_task_of_its_job() -> None:
     """Settings and task are the caller's own: nothing is loaded a second time."""
     jobs = jobs_of(1, 2)
@@ -152,28 +193,23 @@ class Odd:
             raise ServerLost(4, 2)
         if self.what == "answers an error":
             return PeerLost(3, "of the test")
-        time.sleep(0.0 if self.what == "is quick" else 0.5)
+        time.sleep(0.0 if self.what == "is quick" else 0.3)
         return self.label
 
 
-def no_children() -> bool:
-    """Whether this process has no child of any kind."""
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
-    return True
-
-
-def test_a_process_that_dies_is_one_sentence_after_the_answers_before_it() -> None:
+def test_a_process_that_dies_is_one_sentence_after_the_answers_before_it(
+    pool_server: ForkServer,
+) -> None:
     """Whoever comes first in the order is heard first, and no process is left behind."""
     jobs = [Odd("a", "is slow"), Odd("b", "dies"), Odd("c", "is quick")]
     heard: list[str] = []
     with pytest.raises(RunFailed, match=r"^b: its process ended with exit code -9; --jobs 1 "):
         heard.extend(run_jobs(jobs, processes=2))
     assert heard == ["a"]
-    assert no_children()
+    assert children(process_of(pool_server)) == []
 
 
-def test_errors_travel_as_they_are() -> None:
+def test_errors_travel_as_they_are(pool_server: ForkServer) -> None:
     """An error that is an answer, and one that ends the batch, with its own words and kind."""
     pool = JobPool(2)
     with pool:
@@ -183,7 +219,7 @@ def test_errors_travel_as_they_are() -> None:
         with pytest.raises(ServerLost, match="server 4 is lost with the process of worker 2"):
             list(pool.run([Odd("b", "raises")]))
         assert len(pool.pids) == 1
-    assert no_children()
+    assert children(process_of(pool_server)) == []
 
 
 def test_jobs_are_taken_when_they_can_start_and_after_the_answers_before_them() -> None:
@@ -202,12 +238,12 @@ def test_jobs_are_taken_when_they_can_start_and_after_the_answers_before_them() 
     assert taken == ["0", "1", "2", "3", "4", "5"]
 
 
-def test_a_deadline_ends_what_runs_and_leaves_out_the_rest() -> None:
-    watch = JobWatch[Any](deadline=time.monotonic() + 3.0)
+def test_a_deadline_ends_what_runs_and_leaves_out_the_rest(pool_server: ForkServer) -> None:
+    watch = JobWatch[Any](deadline=time.monotonic() + 0.5)
     began = time.monotonic()
-    assert list(run_jobs(jobs_of(1, 2, 3, epochs=1e4), watch, processes=2)) == []
+    assert list(run_jobs(jobs_of(1, 2, 3, epochs=400.0), watch, processes=2)) == []
     assert time.monotonic() - began < 30.0
-    assert no_children()
+    assert children(process_of(pool_server)) == []
 
 
 @pytest.mark.parametrize(("cores", "jobs"), [(1, 1), (2, 2), (3, 2), (4, 3), (16, 15)])
@@ -229,21 +265,22 @@ def test_a_task_made_in_python_says_why_it_stays_here() -> None:
 
 def test_ctrl_c_ends_all_processes_and_keeps_what_is_finished(tmp_path: Path) -> None:
     """Every run folder says how its run ended, and the comparison can be reported."""
-    words = [sys.executable, "-m", "gossamer", *COMPARE, "--epochs", "60", "--jobs", "2",
+    words = [sys.executable, "-m", "gossamer_command", *COMPARE, "--epochs", "60", "--jobs", "2",
              "--runs", str(tmp_path)]  # fmt: skip
-    process = subprocess.Popen(
+    process = Program(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     until = time.monotonic() + 60.0
     while time.monotonic() < until and len(list(tmp_path.glob("*/*/metrics.jsonl"))) < 2:
         time.sleep(0.05)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) == 2
+    (server,) = children(process.pid)
+    forks = children(int(server))
+    assert len(forks) == 2
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (server, *forks))
     (folder,) = tmp_path.iterdir()
     runs = [path for path in folder.iterdir() if path.is_dir()]
     assert len(runs) >= 2

@@ -264,8 +264,8 @@ def test_a_stopped_sweep_goes_on_to_the_same_result(checks: int, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
 
 
-def test_a_sweep_goes_on_in_the_same_process_too() -> None:
-    sweep = Sweep(digits(), small_grid())
+def test_a_sweep_goes_on_in_the_same_process_too(tmp_path: Path) -> None:
+    sweep = Sweep(digits(), small_grid(), folder=tmp_path)
     assert not sweep.run(after(20))
     assert sweep.run()
     assert sweep.scores() == whole().scores()
@@ -275,16 +275,16 @@ def test_a_checkpoint_without_pickle_and_never_half_written(tmp_path: Path) -> N
     """What a crash leaves behind is ignored, damage is a sentence."""
     sweep = Sweep(digits(), small_grid(), folder=tmp_path)
     sweep.run(after(5))
-    (state,) = tmp_path.glob("state-*.npz")
+    (state,) = tmp_path.glob("group-*.npz")
     with np.load(state, allow_pickle=False) as arrays:
-        assert {"parameters", "ring"} <= set(arrays)
-    (tmp_path / ".state-9.npz").write_bytes(b"half")
+        assert {"step", "history", "parameters", "ring"} <= set(arrays)
+    (tmp_path / ".group-1.npz").write_bytes(b"half")
     Sweep(digits(), small_grid()).resume(tmp_path)
     state.write_bytes(b"PK\x03\x04 nothing")
     with pytest.raises(ConfigurationError, match="its checkpoint is damaged"):
         Sweep(digits(), small_grid()).resume(tmp_path)
-    state.unlink()
-    with pytest.raises(ConfigurationError, match=r"it has no state-\d+\.npz"):
+    (tmp_path / "progress.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"it has no progress\.json"):
         Sweep(digits(), small_grid()).resume(tmp_path)
 
 

@@ -32,8 +32,10 @@ from gossamer.commands.simulate import simulate
 from gossamer.commands.studies.lab import lab
 from gossamer.commands.studies.reproduce import reproduce
 from gossamer.commands.train import train
+from gossamer.commands.work.jobs import POOL_PROCESS, JobPool
 from gossamer.errors import ConfigurationError, Error, ScriptFailed
 from gossamer.runs.versions import version_line
+from gossamer.script.fork_server import Begun, ForkServer
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Cluster and faults": (
@@ -132,8 +134,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
-def main() -> None:
-    """Run a command. Every foreseen failure is printed as one sentence."""
+def main(begun: Begun | None = None) -> None:
+    """Run a command. Every foreseen failure is printed as one sentence.
+
+    `begun` is a process that forks for jobs, which was started while this one imported.
+    """
+    if begun is not None:
+        JobPool.server = ForkServer(POOL_PROCESS, begun)
     # Results go to standard output, until --json sends them to standard error.
     out.stderr = False
     try:

@@ -1,4 +1,5 @@
-"""A process that has imported torch once and forks for every script that a simulation runs.
+"""A process that has imported torch once and forks for every script that a simulation runs, and for
+every process of a pool.
 
 A fresh interpreter needs two seconds of a core until torch is there, a fork a hundredth of that.
 The server also knows the end of every process that it has forked. What such a process leaves
@@ -10,6 +11,8 @@ behind, also what it has detached from itself, becomes the server's child and is
                                           ended <--  waitpid <---------------- ends
     kill, sweep                              -->  kills it, or all of them
     (closed)                                 -->  kills all, and ends
+
+A process of a pool runs a module of the package instead of a script.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import importlib
 import os
 import random
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -31,51 +35,72 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from gossamer.errors import ConfigurationError
 from gossamer.script.channel import Channel, ChannelClosed, Said, ScriptProcess
 
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _IMPORTED = ("torch", "torch._dynamo", "torch.utils.data", "gossamer")
-"""torch's optimisers import `torch._dynamo` at their first step."""
+"""torch's optimisers import `torch._dynamo` at their first step, and vectorised gradients, too."""
 _REFUSED = 2
 _THREADS_END_S = 10.0
 """How long a script may go on in threads after its last line."""
+Begun = tuple["subprocess.Popen[bytes]", socket.socket]
+"""The process of a server, and this end of its channel."""
 
 
 # ---------------------------------------------------------------------- in the coordinator
 
 
+class HasFile(Protocol):
+    def fileno(self) -> int: ...
+
+
 class ForkServer:
     """Started when it is first needed; ends with `close`, or with the coordinator."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "", begun: Begun | None = None) -> None:
+        """It serves scripts, or processes of this module, whose `serve` gets the number of an open
+        file. `begun` is one that was started before the package could be imported."""
+        self._module = module
+        self._variables = {} if module else _variables_of_scripts()
+        self._early: list[Said] = []
+        self._ends: dict[int, int] = {}
+        if begun is not None:
+            self._process, connection = begun
+            self.channel = Channel(connection)
+            return
         self.channel, theirs = Channel.pair()
-        kept = {name: text for name, text in os.environ.items() if not _is_ours(name)}
-        # Sets of texts are gone through in the same order in every run, and nobody finds a GPU:
-        # its driver does not survive a fork.
-        kept = {"PYTHONHASHSEED": "0", **kept, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gossamer.script.fork_server", str(theirs.fileno())],
+                [sys.executable, "-m", "gossamer.script.fork_server", str(theirs.fileno()), module],
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
-                env=kept,
+                env=self._variables or None,
             )  # fmt: skip
-        self._variables = kept
-        self._early: list[Said] = []
 
     def start(
         self, arguments: Sequence[str], variables: Mapping[str, str], threads: int,
-        channel: socket.socket, out: int, err: int,
+        channel: HasFile, out: int, err: int,
     ) -> int:  # fmt: skip
         """The number of the new process, whose end `ended` tells."""
         asked = {
             "arguments": list(arguments), "variables": {**self._variables, **variables},
-            "folder": os.getcwd(), "threads": threads,
+            "folder": os.getcwd(), "threads": threads, "module": self._module,
         }  # fmt: skip
         self.channel.send("start", asked, files=[channel.fileno(), out, err])
         return self._answer("started")["process"]
+
+    def wait_for(self, process: int, seconds: float) -> int | None:
+        """How a process has ended; None where it has not within so many seconds."""
+        until = time.monotonic() + seconds
+        while process not in self._ends:
+            left = max(0.0, until - time.monotonic())
+            if not self._early and not select.select([self.channel], [], [], left)[0]:
+                return None
+            if (end := self.ended()) is not None:
+                self._ends[end[0]] = end[1]
+        return self._ends.pop(process)
 
     def ended(self) -> tuple[int, int] | None:
         """A process that has ended, and how: an exit code, or a signal as a negative number. Called
@@ -104,6 +129,13 @@ class ForkServer:
     def close(self) -> None:
         self.channel.close()
         self._process.wait()
+
+
+def _variables_of_scripts() -> dict[str, str]:
+    """Sets of texts are gone through in the same order in every run, and nobody finds a GPU: its
+    driver does not survive a fork."""
+    kept = {name: text for name, text in os.environ.items() if not _is_ours(name)}
+    return {"PYTHONHASHSEED": "0", **kept, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 def _is_ours(name: str) -> bool:
@@ -217,16 +249,16 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-# ---------------------------------------------------------------------- in a script's process
+# ---------------------------------------------------------------------- in a fork
 
 
 def _become(asked: Said, server: int) -> None:
-    """What a fresh interpreter would be at the first line of the script."""
+    """A session, open files, variables and a folder of its own."""
     os.setsid()
     _prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL))
     if os.getppid() != server:
         os._exit(1)
-    channel, out, err = asked.files
+    _, out, err = asked.files
     os.dup2(out, 1)
     os.dup2(err, 2)
     os.close(out)
@@ -234,6 +266,10 @@ def _become(asked: Said, server: int) -> None:
     os.environ.clear()
     os.environ.update(asked["variables"])
     os.chdir(asked["folder"])
+
+
+def _become_script(asked: Said) -> None:
+    """What a fresh interpreter would be at the first line of the script."""
     for stream in (sys.stdout, sys.stderr):
         # What the script has printed is to be seen at once.
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
@@ -245,7 +281,7 @@ def _become(asked: Said, server: int) -> None:
     seed = random.Random(f"{os.environ.get('GOSSAMER_SEED')}/{os.environ.get('GOSSAMER_RANK')}")
     random.seed(seed.getrandbits(62))
     np.random.seed(seed.getrandbits(32))
-    ScriptProcess.channel = Channel(socket.socket(fileno=channel))
+    ScriptProcess.channel = Channel(socket.socket(fileno=asked.files[0]))
     arguments: list[str] = asked["arguments"]
     sys.argv = arguments
     sys.path[:0] = [str(Path(arguments[0]).resolve().parent)]
@@ -324,16 +360,23 @@ def _place(script: str, error: BaseException) -> str:
 
 
 def main() -> None:
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    for name in _IMPORTED:
+    channel, module = Channel(socket.socket(fileno=int(sys.argv[1]))), sys.argv[2]
+    for name in (*_IMPORTED, *([module] if module else [])):
         importlib.import_module(name)
     _prctl(_SET_CHILD_SUBREAPER, 1)
     del sys.path[0]
     gc.collect()
     gc.freeze()
     server = os.getpid()
+    if module:
+        # A process of a pool may be interrupted before its first line; it ends without a word.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     asked = _Forks(channel).serve()
     _become(asked, server)
+    if module:
+        importlib.import_module(module).serve(asked.files[0])
+        return
+    _become_script(asked)
     _run_script()
 
 

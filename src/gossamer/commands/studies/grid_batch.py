@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,8 @@ from gossamer.commands.studies.batch import (
     new_plan,
     reading,
 )
+from gossamer.commands.work.jobs import JobWatch, number_of_jobs, run_jobs
+from gossamer.commands.work.simulations import EngineCache, OnRow, OutOfMinutes
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
 from gossamer.quantities import counted
@@ -24,8 +25,7 @@ from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
 from gossamer.studies.lab.grid import Grid, GridGroup
 from gossamer.studies.lab.results import GridResults
-from gossamer.studies.lab.sweep import Sweep
-from gossamer.studies.lab.training import GroupTraining
+from gossamer.studies.lab.sweep import GroupRun, Sweep, TrainedGroup
 from gossamer.tasks import Task, make_task
 
 
@@ -40,12 +40,35 @@ def continued_grid(path: Path, machine: MachineOptions, asked: Mapping[str, obje
     return continued_plan(path, machine, asked, ("task", "grid", "table"), "grid")
 
 
+@dataclass(frozen=True)
+class GroupJob:
+    """The training of one group, which stops between two steps."""
+
+    group: GroupRun
+
+    @property
+    def label(self) -> str:
+        return self.group.group.label
+
+    @property
+    def folder(self) -> None:
+        """A group is kept in the folder of its grid."""
+
+    def run(self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]) -> TrainedGroup:
+        trained = self.group.run(on_row, is_over)
+        if not trained.is_over:
+            raise OutOfMinutes
+        return trained
+
+
 @dataclass
 class GridBatch:
     """All trainings of one grid."""
 
     plan: BatchPlan
     options: BatchOptions
+    jobs: int | None
+    """How many groups are trained at a time, each in a process."""
     described: Callable[[GridResults], Row]
     """What summary.json keeps of the results."""
     shown: Callable[[Task, GridResults, RunFolder | None], None]
@@ -64,6 +87,10 @@ class GridBatch:
             self.task, "ensemble", Cluster(workers=1), device=plan.device, threads=plan.threads
         )
         self.options.check()
+        # On a GPU one group uses all of it, and its rings of gradients much of the memory.
+        self._processes = number_of_jobs(
+            1 if self.jobs is None and plan.device != "cpu" else self.jobs
+        )
         self._sweep = Sweep(self.task, self.grid, device=plan.device, threads=plan.threads)
         if resume is not None:
             self._sweep.resume(resume)
@@ -93,15 +120,34 @@ class GridBatch:
         def report(group: GridGroup) -> None:
             reporter.finished(f"{group.label}: {counted(len(group.points), 'training')}")
 
-        def at(training: GroupTraining) -> None:
-            shown = f"{training.group.label}  epoch {training.epochs:.1f}"
-            reporter.at(shown, training.step / training.steps)
+        def at(job: GroupJob, row: Row) -> None:
+            if sweep.heard(job.group, row):
+                write()
+            shares[job.label] = row["step"] / row["steps"]
+            reporter.at(f"{job.label}  epoch {row['epochs']:.1f}", sum(shares.values()))
 
+        def done(job: GroupJob, trained: TrainedGroup) -> None:
+            sweep.ended(job.group, trained)
+            shares.pop(job.label, None)
+            report(job.group.group)
+
+        shares: dict[str, float] = {}
         with Reporter(len(sweep.groups), "laboratory") as reporter, interruptible() as is_asked:
             for group in sweep.groups:
                 if group.label in sweep.finished:
                     report(group)
-            sweep.on_step, sweep.on_score, sweep.on_group = at, write, report
-            if sweep.run(lambda: is_asked() or time.monotonic() > deadline):
+            sweep.prepare()
+            watch = JobWatch(at, done, deadline, is_asked)
+            for _ in run_jobs(self._work(), watch, processes=self._processes):
+                pass
+            if not sweep.missing():
                 return "finished"
             return "interrupted" if is_asked() else "stopped"
+
+    def _work(self) -> list[GroupJob]:
+        """One after the other the quickest come first, so that results appear early; together the
+        longest, so that none of them is left for the end."""
+        jobs = [GroupJob(one) for one in self._sweep.missing()]
+        if self._processes == 1:
+            return jobs
+        return sorted(jobs, key=lambda job: -len(job.group.group.points) / job.group.group.batch)

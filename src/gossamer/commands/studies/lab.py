@@ -165,6 +165,7 @@ def delay(
     halve: Annotated[
         bool, given.shown("Divide rate and batch by delay + 1, the number of workers.", "--halve")
     ] = False,
+    jobs: given.JobsOption = None,
     machine: MachineOptions = MachineOptions(),
     options: BatchOptions = BatchOptions(),
 ) -> None:
@@ -184,7 +185,7 @@ def delay(
         plan = grid_plan(
             asked_task, _grid(make_task(asked_task, data=machine.data), asked), machine
         )
-    trainings = GridBatch(plan, options, GridResults.as_dict, _report)
+    trainings = GridBatch(plan, options, jobs, GridResults.as_dict, _report)
     name = f"lab-delay-{slug(trainings.task.name)}"
     run_batch(trainings, options, name, "gossamer lab delay")
 

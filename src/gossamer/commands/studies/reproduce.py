@@ -32,8 +32,8 @@ from gossamer.studies.reproductions.table import Experiment
 from gossamer.tasks import Task
 
 # The options of tables that are a grid of the laboratory, and of tables of single trainings.
-_TRAINED = frozenset({"--data", "--device", "--quick", "--resume", "--minutes"})
-_SINGLE = _TRAINED | {"--epochs", "--jobs"}
+_TRAINED = frozenset({"--data", "--device", "--quick", "--resume", "--minutes", "--jobs"})
+_SINGLE = _TRAINED | {"--epochs"}
 
 
 @given.with_groups
@@ -79,7 +79,7 @@ def reproduce(
             grid = chosen.experiment.grid(seed, quick)
             plan = grid_plan(chosen.experiment.task, grid, machine, table)
         _check_table(resume, plan, table)
-        batch = _grid_batch(chosen, chosen.experiment, plan, options)
+        batch = _grid_batch(chosen, chosen.experiment, plan, options, jobs)
     else:
         _compute(chosen, seed, options)
         return
@@ -96,8 +96,9 @@ def _check_table(path: Path | None, plan: BatchPlan, table: str) -> None:
 
 
 def _grid_batch(
-    chosen: PublishedTable, experiment: Experiment, setup: BatchPlan, options: BatchOptions
-) -> GridBatch:
+    chosen: PublishedTable, experiment: Experiment, setup: BatchPlan, options: BatchOptions,
+    jobs: int | None,
+) -> GridBatch:  # fmt: skip
     """The batch of a table whose cells are trainings of a laboratory grid."""
 
     def described(results: GridResults) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def _grid_batch(
         if folder is not None and results.cells and can_draw():
             experiment.picture(folder.path / "table.png", results)
 
-    return GridBatch(setup, options, described, show)
+    return GridBatch(setup, options, jobs, described, show)
 
 
 def _taken(table: PublishedTable) -> frozenset[str]:

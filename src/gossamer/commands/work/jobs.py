@@ -15,11 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
@@ -28,10 +28,13 @@ from gossamer.commands.work.simulations import EngineCache, Job, OutOfMinutes
 from gossamer.errors import RunFailed
 from gossamer.observe.progress import warn
 from gossamer.runs.result import Row
+from gossamer.script.fork_server import ForkServer
 from gossamer.specs import check_range
 from gossamer.tasks import Task
 
 _END_SECONDS = 2.0
+_ASK_SECONDS = 0.2
+POOL_PROCESS = "gossamer.commands.work.pool_process"
 # An interrupt during the imports ends the process without a word.
 _PROGRAM = """\
 import json, signal, sys
@@ -81,14 +84,19 @@ class JobWatch(Generic[Answer]):
     """Hears of a job as soon as it ends, also when an earlier job is still running."""
     deadline: float = float("inf")
     """A moment of the monotonic clock."""
+    is_stopped: Callable[[], bool] | None = None
+    """Whether somebody wants the batch to end early; jobs end as they do after the deadline."""
 
     def is_over(self) -> bool:
-        return time.monotonic() > self.deadline
+        return time.monotonic() > self.deadline or self.wants_end()
+
+    def wants_end(self) -> bool:
+        return self.is_stopped is not None and self.is_stopped()
 
 
 def run_jobs(
-    jobs: Iterable[Job[Answer]], watch: JobWatch[Answer] | None = None, *, processes: int = 1,
-    engines: EngineCache | None = None,
+    jobs: Iterable[Job[Answer] | None], watch: JobWatch[Answer] | None = None, *,
+    processes: int = 1, engines: EngineCache | None = None,
 ) -> Iterator[Answer]:  # fmt: skip
     """Run one batch in a pool of its own."""
     with JobPool(processes, engines=engines) as pool:
@@ -98,11 +106,15 @@ def run_jobs(
 class JobPool:
     """Runs batches of jobs; its processes are started when they are needed, and end with it."""
 
+    server: ClassVar[ForkServer | None] = None
+    """One that was started before; a pool leaves it as it is."""
+
     def __init__(self, processes: int = 1, *, engines: EngineCache | None = None) -> None:
         """Jobs that run in this process share the given engines."""
         self.limit = processes
         self._engines = engines or EngineCache()
         self._processes: list[_PoolProcess] = []
+        self._server: ForkServer | None = None
         self._tasks: dict[int, Task] = {}
 
     def __enter__(self) -> JobPool:
@@ -110,6 +122,9 @@ class JobPool:
 
     def __exit__(self, *error: object) -> None:
         self._end(self._processes)
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     @property
     def pids(self) -> list[int]:
@@ -125,22 +140,24 @@ class JobPool:
         return ""
 
     def run(
-        self, jobs: Iterable[Job[Answer]], watch: JobWatch[Answer] | None = None
+        self, jobs: Iterable[Job[Answer] | None], watch: JobWatch[Answer] | None = None
     ) -> Iterator[Answer]:
         """Run jobs and yield their answers in order; after the deadline the rest is left out.
 
         A job is taken from `jobs` when it can start, and not before all answers that are known in
-        order were yielded.
+        order were yielded. None in its place says that the next job depends on one that is running:
+        `jobs` is asked again when another has ended.
         """
         watch = watch or JobWatch()
         return self._run_here(jobs, watch) if self.limit == 1 else self._run_beside(jobs, watch)
 
     def _run_here(
-        self, jobs: Iterable[Job[Answer]], watch: JobWatch[Answer]
-    ) -> Iterator[Answer]:  # fmt: skip
+        self, jobs: Iterable[Job[Answer] | None], watch: JobWatch[Answer]
+    ) -> Iterator[Answer]:
         for job in jobs:
             if watch.is_over():
                 return
+            assert job is not None, "nothing is running that this job could depend on"
 
             def on_row(row: Row, job: Job[Answer] = job) -> None:
                 watch.on_row(job, row)
@@ -155,9 +172,9 @@ class JobPool:
     # ------------------------------------------------------------------ processes
 
     def _run_beside(
-        self, jobs: Iterable[Job[Answer]], watch: JobWatch[Answer]
-    ) -> Iterator[Answer]:  # fmt: skip
-        waiting, has_more = enumerate(jobs), True
+        self, jobs: Iterable[Job[Answer] | None], watch: JobWatch[Answer]
+    ) -> Iterator[Answer]:
+        waiting, place = iter(jobs), 0
         answers: dict[int, Answer | _Failure] = {}
         following = 0
         try:
@@ -170,19 +187,14 @@ class JobPool:
                     following += 1
                 # After a failure nothing starts: only answers before it still count.
                 has_failed = any(isinstance(one, _Failure) for one in answers.values())
-                while has_more and not has_failed and not watch.is_over() and self._has_room():
-                    if (following_job := next(waiting, None)) is None:
-                        has_more = False
-                    else:
-                        self._start(*following_job, watch.deadline)
+                while not has_failed and not watch.is_over() and self._has_room():
+                    if (job := next(waiting, None)) is None:
+                        break
+                    self._start(place, job, watch.deadline)
+                    place += 1
                 if not self._busy():
                     return
-                # Without a deadline, or after it, nothing but a report ends the wait.
-                left = watch.deadline - time.monotonic()
-                ready = wait(
-                    [one.connection for one in self._busy()], left if 0 < left < 1e9 else None
-                )
-                for one in [one for one in self._busy() if one.connection in ready]:
+                for one in self._heard(watch):
                     self._hear(one, watch, answers)
         finally:
             self._end(self._busy())
@@ -193,9 +205,32 @@ class JobPool:
     def _has_room(self) -> bool:
         return len(self._busy()) < self.limit
 
+    def _heard(self, watch: JobWatch[Any]) -> list[_PoolProcess]:
+        """Wait for the next reports; empty where something else is to be looked at before."""
+        busy = self._busy()
+        # Without a deadline, or after it, nothing but a report ends the wait.
+        left = watch.deadline - time.monotonic()
+        longest = left if 0 < left < 1e9 else None
+        if watch.is_stopped is not None:
+            longest = min(_ASK_SECONDS, longest or _ASK_SECONDS)
+            if watch.wants_end():
+                for one in busy:
+                    one.stop()
+        ready = wait([one.connection for one in busy], longest)
+        return [one for one in busy if one.connection in ready]
+
+    def _started(self) -> _PoolProcess:
+        """A new process: a fork where the system is known to bear it."""
+        if sys.platform != "linux":
+            return _PoolProcess.fresh()
+        server = JobPool.server or self._server
+        if server is None:
+            server = self._server = ForkServer(POOL_PROCESS)
+        return _PoolProcess.fork(server)
+
     def _start(self, place: int, job: Job[Any], deadline: float) -> None:
         idle = [one for one in self._processes if one.job is None]
-        process = idle[0] if idle else _PoolProcess.start()
+        process = idle[0] if idle else self._started()
         if not idle:
             self._processes.append(process)
         needed: list[int] = []
@@ -213,7 +248,7 @@ class JobPool:
             told = pack_task(self._tasks[number])
             process.connection.send(("task", number, told))
         process.connection.send(("job", 0, data))
-        process.place, process.job = place, job
+        process.place, process.job, process.is_told = place, job, False
 
     def _hear(self, process: _PoolProcess, watch: JobWatch[Any], answers: dict[int, Any]) -> None:
         """Take one report of a process."""
@@ -260,17 +295,54 @@ class _Failure:
     error: Exception
 
 
+class _Handle(Protocol):
+    """What `subprocess.Popen` has, of a process that another process has started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+@dataclass(frozen=True)
+class _Fork:
+    pid: int
+    server: ForkServer
+
+    def send_signal(self, sig: int) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, sig)
+
+    def wait(self, timeout: float | None = None) -> int:
+        while (status := self.server.wait_for(self.pid, timeout or _END_SECONDS)) is None:
+            if timeout is not None:
+                raise subprocess.TimeoutExpired(POOL_PROCESS, timeout)
+        return status
+
+
 @dataclass(eq=False)
 class _PoolProcess:
-    process: subprocess.Popen[bytes]
+    process: _Handle
     connection: Connection
     known: set[int] = field(default_factory=set[int])
     """The numbers of the tasks that this process has."""
     job: Job[Any] | None = None
     place: int = 0
+    is_told: bool = False
+    """That its job shall end early."""
 
     @staticmethod
-    def start() -> _PoolProcess:
+    def fork(server: ForkServer) -> _PoolProcess:
+        """Let the server fork: the imports, which take seconds, were made once."""
+        ours, theirs = Pipe()
+        with theirs:
+            pid = server.start((), os.environ, 1, theirs, 1, 2)
+        return _PoolProcess._greeted(_Fork(pid, server), ours)
+
+    @staticmethod
+    def fresh() -> _PoolProcess:
         """Start a fresh interpreter, which does not run the user's program a second time."""
         ours, theirs = Pipe()
         words = [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), json.dumps(sys.path)]
@@ -284,8 +356,19 @@ class _PoolProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         # Only the process holds this end now, so that its death ends the connection.
         theirs.close()
-        ours.send((sys.argv, torch.get_num_threads()))
+        return _PoolProcess._greeted(process, ours)
+
+    @staticmethod
+    def _greeted(process: _Handle, ours: Connection) -> _PoolProcess:
+        ours.send((sys.argv, sys.path, torch.get_num_threads()))
         return _PoolProcess(process, ours)
+
+    def stop(self) -> None:
+        """Let the job end early, once."""
+        if not self.is_told:
+            self.is_told = True
+            with suppress(OSError):
+                self.connection.send(("stop", 0, b""))
 
     def end(self) -> int:
         """Wait until the process has ended, which was asked to; return its exit code."""

@@ -35,14 +35,15 @@ class PoolProcess:
     def serve(self) -> None:
         # Ctrl-C reaches this process only through its parent.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv, threads = self._parent.recv()
+        sys.argv, sys.path[:], threads = self._parent.recv()
         torch.set_num_threads(threads)
         while True:
             kind, number, data = self._parent.recv()
             if kind == "task":
                 self._tasks[number] = unpack_task(data)
-            else:
+            elif kind == "job":
                 self._answer(*unpack(data, self._tasks))
+            # Else the parent said "stop" when the job was at its end already.
 
     def _answer(self, job: Job[object], deadline: float) -> None:
         def on_row(row: Row) -> None:
@@ -52,8 +53,11 @@ class PoolProcess:
                 raise OutOfMinutes from None  # the parent was killed, and nobody listens any more
 
         try:
-            # The monotonic clock is the same in all processes of a machine.
-            answer = job.run(self._engines, on_row, lambda: time.monotonic() > deadline)
+            # The monotonic clock is the same in all processes of a machine. During a job the parent
+            # says one thing at most, "stop".
+            answer = job.run(
+                self._engines, on_row, lambda: time.monotonic() > deadline or self._parent.poll()
+            )
             self._send("done", answer, job.folder and job.folder.failures)
         except OutOfMinutes:
             self._send("stopped")

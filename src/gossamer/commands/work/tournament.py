@@ -4,6 +4,9 @@ The rate is chosen by what is ranked, the time to the target, on a seed of its o
 that chose a rate would flatter it. Where the best rate is the outermost of the grid, the grid grows
 by one rate on that side, once. All methods run with one counting seed before any runs with the
 next: an interrupted comparison has the same seeds of all methods.
+
+No stage waits for the one before it: whenever a process is free, the first run in this order begins
+whose rate is known already. What has run counts in the order, whichever run ended first.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from gossamer.quantities import counted
 from gossamer.runs.arrival import RULE
 from gossamer.runs.contest import Contest, Entry
 from gossamer.runs.folder import RunFolder
-from gossamer.runs.ranking import LEVEL
+from gossamer.runs.ranking import LEVEL, Ranking
 from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import beyond
 
@@ -66,8 +69,13 @@ class Tournament:
         self._target = target
         self._has_grid = len({one.learning_rate for one in settings}) > 1
         self._entries: _Entries = {}
-        self._planned: list[Settings] = []
-        self._ranked: list[str] = []
+        self._wider: dict[str, Settings | None] = {}
+        """The further rate of each method whose grid is known to need one, or not."""
+        self._chosen: dict[str, Settings | None] = {}
+        """Each method at its rate, as soon as that is known; None where no run got through."""
+        self._jobs: dict[str, SimulationJob] = {}
+        self._answers: dict[str, Result | Error] = {}
+        self._settled: set[str] = set()
         self._out: set[str] = set()
         """Methods that failed with a seed that counts."""
         self._look = looks[0]
@@ -92,93 +100,178 @@ class Tournament:
         self._folder = folder
         try:
             with pool or JobPool() as self._pool:
-                ranked = self._choose(view) if self._has_grid else list(self._settings)
-                self._rank(ranked, view)
+                self._run(self._first(view), view)
+                for look in self._looks[1:]:
+                    entries = self.entries
+                    if not entries or self._ranking(entries).winner:
+                        break
+                    done, self._look = self._look, look
+                    self._run(iter(self._expected(self._rounds(done), view)), view)
         except KeyboardInterrupt:
             self.interrupted = True
+            if not self._is_decided:
+                self._drop_early()
         if not self.entries:
             raise KeyboardInterrupt if self.interrupted else next(iter(self.failures.values()))
 
-    # ------------------------------------------------------------------ the two stages
+    # ------------------------------------------------------------------ which run begins next
 
-    def _choose(self, view: TournamentView) -> list[Settings]:
-        """Run every rate of every method on the choosing seed; return each method at its best."""
-        self._run(self._settings, view, is_trial=True)
-        tried = self._trials()
-        if not tried:
-            return []
-        if self._target is None:
-            self._target = Contest(tried).target
-        first = {str(one.method): one for one in reversed(self._settings)}
-        wider = [
-            dataclasses.replace(first[label], learning_rate=further)
-            for label, best in Contest(tried, self._target).chosen.items()
-            if (further := beyond(best, list(self._entries[label].tried))) is not None
-        ]
-        self._run(wider, view, is_trial=True)
-        chosen = Contest(self._trials(), self._target).chosen
-        return [dataclasses.replace(first[label], learning_rate=r) for label, r in chosen.items()]
-
-    def _rank(self, ranked: Sequence[Settings], view: TournamentView) -> None:
-        self._ranked, done = [str(settings.method) for settings in ranked], 0
-        for look in self._looks:
-            self._look = look
-            first = self.first.seed + self._has_grid
-            numbers = range(first + done, first + look)
-            rounds = [dataclasses.replace(s, seed=n) for n in numbers for s in ranked]
-            self._run(rounds, view, is_trial=False)
-            done = look
-            entries = self.entries
-            if not entries or Contest(entries, self._target, level=self.level).ranking.winner:
+    def _first(self, view: TournamentView) -> Iterator[Settings | None]:
+        """Every rate of every method on the choosing seed, then each method at its best; None where
+        a run must end before it is known what follows."""
+        if self._has_grid:
+            yield from self._expected(self._settings, view)
+        else:
+            self._chosen = {str(one.method): one for one in self._settings}
+            self._expected(self._rounds(), view)
+        begun: set[str] = set()
+        while True:
+            self._decide(view)
+            known = [*self._further(), *self._rounds()]
+            following = next((one for one in known if _key(one) not in begun), None)
+            if following is not None:
+                begun.add(_key(following))
+            elif self._is_decided:
                 return
+            yield following
 
-    def _run(self, settings: Sequence[Settings], view: TournamentView, *, is_trial: bool) -> None:
-        """Run one stage. A method that failed with a counting seed has no further runs.
+    def _decide(self, view: TournamentView) -> None:
+        """Widen the grid and choose the rate of each method as soon as its own answers allow it."""
+        first = {str(one.method): one for one in reversed(self._settings)}
+        for label in self.labels:
+            own = [one for one in self._settings if str(one.method) == label]
+            if label in self._chosen or not self._are_known(own):
+                continue
+            if self._target is None:
+                if not self._are_known(self._settings):
+                    return  # the target is that of all methods
+                tried = {name: found for name in first if (found := self._tried(name)).tried}
+                self._target = Contest(_as_results(tried)).target if tried else None
+            entry = self._tried(label)
+            if not entry.tried:
+                self._chosen[label] = None
+                continue
+            if label not in self._wider:
+                further, wider = beyond(self._best(entry), list(entry.tried)), None
+                if further is not None:
+                    wider = dataclasses.replace(first[label], learning_rate=further)
+                self._wider[label] = wider
+                self._expected(self._further(label), view)
+            if self._are_known(self._further(label)):
+                best = self._best(self._tried(label))
+                self._chosen[label] = dataclasses.replace(first[label], learning_rate=best)
+                self._expected(self._rounds(label=label), view)
 
-        Answers count in the order of the settings, whichever run ends first.
-        """
-        self._planned += settings
+    def _best(self, entry: Entry[Result]) -> float:
+        return Contest(_as_results({entry.label: entry}), self._target).chosen[entry.label]
+
+    def _tried(self, label: str) -> Entry[Result]:
+        """The runs of the choosing seed of a method that have got through."""
+        entry = Entry[Result](label)
+        for one in [*self._settings, *self._further(label)]:
+            answer = self._answers.get(_key(one))
+            if str(one.method) == label and isinstance(answer, Result):
+                entry.tried[one.learning_rate or 0.0] = [answer]
+        return entry
+
+    def _further(self, label: str | None = None) -> list[Settings]:
+        """The runs that widen the grid, as far as they are known."""
+        labels = self.labels if label is None else [label]
+        return [wider for one in labels if (wider := self._wider.get(one)) is not None]
+
+    def _rounds(self, done: int = 0, label: str | None = None) -> list[Settings]:
+        """The runs that count up to the present look, as far as they are known."""
+        first = self.first.seed + self._has_grid
+        labels = self.labels if label is None else [label]
+        ranked = [one for name in labels if (one := self._chosen.get(name)) is not None]
+        numbers = range(first + done, first + self._look)
+        return [dataclasses.replace(one, seed=number) for number in numbers for one in ranked]
+
+    def _are_known(self, settings: Sequence[Settings]) -> bool:
+        return all(_key(one) in self._answers for one in settings)
+
+    @property
+    def _is_decided(self) -> bool:
+        return len(self._chosen) == len(self.labels)
+
+    def _expected(self, settings: Sequence[Settings], view: TournamentView) -> Sequence[Settings]:
+        """Tell that these runs will come."""
         for one in settings:
             view.expect(str(one.method))
         self._write_config()
-        begun: list[SimulationJob] = []
-        ended: dict[str, Result | Error] = {}
+        return settings
 
-        def jobs() -> Iterator[SimulationJob]:
+    # ------------------------------------------------------------------ running, and what counts
+
+    def _run(self, settings: Iterator[Settings | None], view: TournamentView) -> None:
+        """Run one look. A method that failed with a counting seed has no further runs."""
+
+        def jobs() -> Iterator[SimulationJob | None]:
             for one in settings:
+                if one is None:
+                    yield None
+                    continue
                 label, rate = str(one.method), one.learning_rate or 0.0
-                if label not in self._out:
+                if not self._has_failed(label):
                     place = None
                     if self._folder is not None:
                         place = self._folder.child(f"{slug(label)}-lr{rate:g}-seed{one.seed}")
                     view.begin(label, rate)
                     # What the cluster did to one method is a result about it; the others go on.
-                    begun.append(SimulationJob(
+                    self._jobs[_key(one)] = job = SimulationJob(
                         f"{label} at {rate:g}", one, place, tolerated=(PeerLost, Stalled)
-                    ))  # fmt: skip
-                    yield begun[-1]
+                    )
+                    yield job
 
         def at(job: SimulationJob, row: Row) -> None:
             epochs = job.settings.epochs
             view.at(str(job.settings.method), row, row["epochs"] / epochs if epochs else 0.0)
 
         def done(job: SimulationJob, answer: Result | Error) -> None:
-            ended[_key(job)] = answer
+            self._answers[_key(job.settings)] = answer
             outcome = answer if isinstance(answer, Error) else answer.summary
             view.finished(str(job.settings.method), job.label, outcome)
 
-        settled = 0
         try:
-            for answer in self._pool.run(jobs(), JobWatch(at, done)):
-                self._settle(begun[settled], answer, is_trial=is_trial)
-                settled += 1
+            for _ in self._pool.run(jobs(), JobWatch(at, done)):
+                pass
         finally:
-            # An interruption may come when a later run has ended and an earlier one has not.
-            for job in begun[settled:]:
-                if _key(job) in ended:
-                    self._settle(job, ended[_key(job)], is_trial=is_trial)
+            self._settle_all()
 
-    def _settle(self, job: SimulationJob, answer: Result | Error, *, is_trial: bool) -> None:
+    def _is_trial(self, settings: Settings) -> bool:
+        return self._has_grid and settings.seed == self.first.seed
+
+    def _has_failed(self, label: str) -> bool:
+        """Whether a run that counts has failed."""
+        return any(
+            isinstance(answer, Error)
+            and str((job := self._jobs[key]).settings.method) == label
+            and not self._is_trial(job.settings)
+            for key, answer in self._answers.items()
+        )
+
+    def _settle_all(self) -> None:
+        """Let the new answers count, in the order of the runs."""
+        gaps: set[str] = set()
+        for one in self._planned():
+            key, label = _key(one), str(one.method)
+            if key in self._settled:
+                continue
+            if key not in self._answers:
+                # An interruption may come when a later seed has ended and an earlier one has not.
+                if not self._is_trial(one):
+                    gaps.add(label)
+            elif label not in gaps:
+                self._settled.add(key)
+                self._settle(self._jobs[key], self._answers[key])
+
+    def _drop_early(self) -> None:
+        """Before all rates are known no run counts, also where some have begun."""
+        for job in self._jobs.values():
+            if job.folder is not None and not self._is_trial(job.settings):
+                shutil.rmtree(job.folder.path, ignore_errors=True)
+
+    def _settle(self, job: SimulationJob, answer: Result | Error) -> None:
         """Let an answer count."""
         label, rate = str(job.settings.method), job.settings.learning_rate or 0.0
         if label in self._out:
@@ -186,6 +279,7 @@ class Tournament:
             if job.folder is not None:
                 shutil.rmtree(job.folder.path, ignore_errors=True)
             return
+        is_trial = self._is_trial(job.settings)
         if isinstance(answer, Error):
             self.failures[job.label] = answer
             if not is_trial:
@@ -194,11 +288,16 @@ class Tournament:
         entry = self._entries.setdefault(label, Entry(label))
         (entry.tried if is_trial else entry.results).setdefault(rate, []).append(answer)
 
+    def _planned(self) -> list[Settings]:
+        """All runs that are known to be wanted, in the order in which they count."""
+        trials = self._settings if self._has_grid else []
+        return [*trials, *self._further(), *(self._rounds() if self._is_decided else [])]
+
     def _write_config(self) -> None:
         if self._folder is not None:
             self._folder.write_config(
                 {
-                    "runs": [settings.as_dict() for settings in self._planned],
+                    "runs": [settings.as_dict() for settings in self._planned()],
                     "choosing_seed": self.first.seed if self._has_grid else None,
                     "seeds": self._look,
                     "target": self._target,
@@ -213,7 +312,9 @@ class Tournament:
     @property
     def seeds(self) -> int:
         """The number of counting seeds that every method has run with, failed ones aside."""
-        left = [label for label in self._ranked if label not in self._out]
+        if not self._is_decided:
+            return 0
+        left = [label for label, one in self._chosen.items() if one and label not in self._out]
         done = {label: sum(map(len, e.results.values())) for label, e in self._entries.items()}
         return min((done.get(label, 0) for label in left), default=0)
 
@@ -247,6 +348,9 @@ class Tournament:
             if not self.seeds
             else f"Interrupted after {self.seeds} of {counted(self._look, 'seed')}"
         )
+
+    def _ranking(self, entries: _Entries) -> Ranking:
+        return Contest(entries, self._target, level=self.level).ranking
 
     @cached_property
     def contest(self) -> Contest[Result]:
@@ -294,5 +398,10 @@ class Tournament:
         }
 
 
-def _key(job: SimulationJob) -> str:
-    return f"{job.label}, seed {job.settings.seed}"
+def _as_results(entries: _Entries) -> _Entries:
+    """The trials in the place of the runs that count."""
+    return {label: Entry(label, entry.tried) for label, entry in entries.items()}
+
+
+def _key(settings: Settings) -> str:
+    return f"{settings.method} at {settings.learning_rate}, seed {settings.seed}"

@@ -2,11 +2,12 @@
 
 The folder of a sweep holds its checkpoint:
 
-progress.json   what is finished, and which state belongs to the group that is not
-state-N.npz     the matrices of the group in training, plain arrays without pickle
+progress.json   what is finished
+group-N.npz     the matrices and the evaluations of a group in training, arrays without pickle
 
-The state is written first and under a new name. Replacing progress.json, which names the state, is
-the one moment at which the checkpoint changes: a power cut leaves the old checkpoint whole.
+Each group is trained by a `GroupRun`, which may be in another process than the sweep. It alone
+writes its file, whole or not at all; the sweep alone writes progress.json, and removes the file
+of a group afterwards. A power cut leaves a checkpoint that is whole.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -30,7 +33,7 @@ from gossamer.runs.result import Row
 from gossamer.studies.lab.grid import Grid, GridGroup, GridPoint
 from gossamer.studies.lab.results import GridResults, Score, Yardstick
 from gossamer.studies.lab.theory import edge_of, largest_curvature
-from gossamer.studies.lab.training import Arrays, GroupTraining, Models
+from gossamer.studies.lab.training import GroupTraining, Models
 from gossamer.tasks import Task
 
 EVALUATIONS = 10
@@ -38,13 +41,106 @@ EVALUATIONS = 10
 _SAVE_EVERY_S = 60.0
 # Large rings take seconds to write; saving may take at most this part of the time.
 _SAVING_SHARE = 0.05
+_SHOW_EVERY_S = 0.2
 
 History = list[Row]
 """The evaluations of one group: the epochs, and the losses and accuracies of all rows."""
 
 
+@dataclass(frozen=True)
+class TrainedGroup:
+    """A group that has been trained to its end, or was stopped before."""
+
+    history: History
+    notices: list[str]
+    is_over: bool
+
+
+@dataclass(frozen=True)
+class GroupRun:
+    """The training of one group, as plain data: any process can begin it or go on with it."""
+
+    task: Task
+    grid: Grid
+    group: GridGroup
+    file: Path | None
+    """Its checkpoint; None keeps none."""
+    device: str
+    threads: int
+
+    def run(self, on_row: Callable[[Row], object], should_stop: Callable[[], bool]) -> TrainedGroup:
+        """Train until all is done or `should_stop` says so. Rows without losses say how far it is,
+        a few times a second."""
+        with _threads(self.threads):
+            return self._run(on_row, should_stop)
+
+    def _run(
+        self, on_row: Callable[[Row], object], should_stop: Callable[[], bool]
+    ) -> TrainedGroup:
+        models = Models.of(self.task, torch.device(self.device), self.grid.seeds)
+        training = GroupTraining(models, self.group, self.grid)
+        history: History = []
+        if self.file is not None and self.file.exists():
+            history = read_history(self.file)
+            with _opened(self.file) as arrays:
+                training.load(int(arrays["step"]), arrays)
+        steps = training.steps
+        marks = {math.ceil(k * steps / EVALUATIONS) for k in range(1, EVALUATIONS + 1)}
+        saved_at = shown_at = time.monotonic()
+        saving_s = 0.0
+        while not training.is_over:
+            is_stopped = should_stop()
+            if not is_stopped:
+                training.advance()
+            now = time.monotonic()
+            if is_stopped or training.step in marks:
+                _evaluate(training, history, on_row)
+            elif now - shown_at > _SHOW_EVERY_S:
+                shown_at = now
+                on_row(_where(training))
+            if is_stopped or now - saved_at > max(_SAVE_EVERY_S, saving_s / _SAVING_SHARE):
+                self._save(training, history)
+                saved_at = time.monotonic()
+                saving_s = saved_at - now
+            if is_stopped:
+                break
+        return TrainedGroup(history, training.engine.notices, training.is_over)
+
+    def _save(self, training: GroupTraining, history: History) -> None:
+        """Replace the checkpoint by the present state."""
+        if self.file is None:
+            return
+        text = np.frombuffer(json.dumps(history).encode(), np.uint8)
+        own = {"step": np.array(training.step), "history": text}
+        with replacement(self.file) as part, part.open("wb") as file:
+            np.savez(file, allow_pickle=False, **own, **training.arrays())
+
+
+def _where(training: GroupTraining) -> Row:
+    return {"step": training.step, "steps": training.steps, "epochs": training.epochs}
+
+
+def _evaluate(training: GroupTraining, history: History, on_row: Callable[[Row], object]) -> None:
+    """Evaluate a group, but only once at a step: a stop may come just after an evaluation."""
+    if not history or history[-1]["step"] != training.step:
+        found = training.scores()
+        scores = {"losses": found.losses, "accuracies": found.accuracies}
+        history.append({"step": training.step, "epochs": training.epochs, **scores})
+        on_row(_where(training) | scores)
+
+
+@contextmanager
+def _threads(count: int) -> Generator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class Sweep:
-    """Trains the groups of a grid one after the other; `run` may be called again after a stop."""
+    """What is known of a grid: the groups that are finished, and those that are not."""
 
     def __init__(
         self, task: Task, grid: Grid, *, device: str = "cpu", threads: int = 1,
@@ -57,78 +153,71 @@ class Sweep:
         """Where checkpoints go; None keeps none."""
         self.groups = grid.groups()
         self.finished: dict[str, History] = {}
-        self.notices: list[str] = []
+        self.unfinished: dict[str, History] = {}
         self.curvature: float | None = None
-        self.on_step: Callable[[GroupTraining], None] = lambda _: None
-        self.on_score: Callable[[], None] = lambda: None
-        """Called after each evaluation, when there is something new to show or to write."""
-        self.on_group: Callable[[GridGroup], None] = lambda _: None
-        """Called when a group is finished."""
+        self._notices: dict[str, list[str]] = {}
+        """By group; those before the first step have an empty name."""
+        self._device = device
         self._threads = threads
-        self._models = Models(task, torch.device(device), grid.seeds)
-        self._current: GroupTraining | None = None
-        self._history: History = []
         self._initial_loss: float | None = None
         """The loss before the first step; None until it is measured."""
-        self._saved_at = time.monotonic()
-        self._saving_s = 0.0
 
     def run(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
-        """Train until all is done or `should_stop` says so; return whether all is done."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
-        try:
-            if self._initial_loss is None:
-                self._prepare()
-            missing = [group for group in self.groups if group.label not in self.finished]
-            return all(self._train(group, should_stop) for group in missing)
-        finally:
-            torch.set_num_threads(threads)
-
-    def _prepare(self) -> None:
-        """Measure the loss and the curvature before the first step."""
-        first = self._models.first
-        start = self._models.scores(first.initial.unsqueeze(0), first.initial_buffers.unsqueeze(0))
-        self._initial_loss = start.losses[0]
-        if any(edge_of(make_optimiser(name), 0) is not None for name in self.grid.optimisers):
-            self.curvature = largest_curvature(first)
-            if self.curvature is None:
-                self.notices.append(
-                    f"{self.task.name} cannot be differentiated twice, so no edge is predicted"
-                )
-
-    def _train(self, group: GridGroup, should_stop: Callable[[], bool]) -> bool:
-        training = self._current
-        if training is None or training.group.label != group.label:
-            training = self._current = GroupTraining(self._models, group, self.grid)
-            self._history = []
-        marks = {math.ceil(k * training.steps / EVALUATIONS) for k in range(1, EVALUATIONS + 1)}
-        while not training.is_over:
-            if should_stop():
-                self._evaluate(training)
-                self._save()
+        """Train group after group until all is done or `should_stop` says so; return whether all is
+        done. It may be called again after a stop, and goes on from its folder."""
+        self.prepare()
+        for one in self.missing():
+            found = one.run(lambda row, one=one: self.heard(one, row), should_stop)
+            if not found.is_over:
                 return False
-            training.advance()
-            self.on_step(training)
-            if training.step in marks:
-                self._evaluate(training)
-                self.on_score()
-            wait = max(_SAVE_EVERY_S, self._saving_s / _SAVING_SHARE)
-            if time.monotonic() - self._saved_at > wait:
-                self._save()
-        self.notices += [n for n in training.engine.notices if n not in self.notices]
-        self.finished[group.label] = self._history
-        self._current = None
-        self._save()
-        self.on_group(group)
+            self.ended(one, found)
         return True
 
-    def _evaluate(self, training: GroupTraining) -> None:
-        """Evaluate a group, but only once at a step: a stop may come just after an evaluation."""
-        if not self._history or self._history[-1]["step"] != training.step:
-            found = training.scores()
-            here = {"step": training.step, "epochs": training.epochs}
-            self._history.append({**here, "losses": found.losses, "accuracies": found.accuracies})
+    def prepare(self) -> None:
+        """Measure the loss and the curvature before the first step."""
+        if self._initial_loss is not None:
+            return
+        with _threads(self._threads):
+            first = Models.of(self.task, torch.device(self._device), self.grid.seeds)
+            model = first.first
+            start = first.scores(model.initial.unsqueeze(0), model.initial_buffers.unsqueeze(0))
+            self._initial_loss = start.losses[0]
+            if any(edge_of(make_optimiser(name), 0) is not None for name in self.grid.optimisers):
+                self.curvature = largest_curvature(model)
+                if self.curvature is None:
+                    self._notices[""] = [
+                        f"{self.task.name} cannot be differentiated twice, so no edge is predicted"
+                    ]
+        self._save()
+
+    def missing(self) -> list[GroupRun]:
+        """The groups that have not been trained to their end."""
+        return [
+            GroupRun(self.task, self.grid, group, self._file(number), self._device, self._threads)
+            for number, group in enumerate(self.groups)
+            if group.label not in self.finished
+        ]
+
+    def heard(self, run: GroupRun, row: Row) -> bool:
+        """Note an evaluation; whether this row is one."""
+        if "losses" in row:
+            self.unfinished.setdefault(run.group.label, []).append(row)
+        return "losses" in row
+
+    def ended(self, run: GroupRun, trained: TrainedGroup) -> None:
+        """Note that a group is finished."""
+        label = run.group.label
+        self.finished[label] = trained.history
+        self._notices[label] = trained.notices
+        self.unfinished.pop(label, None)
+        self._save()
+        if run.file is not None:
+            run.file.unlink(missing_ok=True)
+
+    @property
+    def notices(self) -> list[str]:
+        labels = ["", *(group.label for group in self.groups)]
+        return list(dict.fromkeys(n for label in labels for n in self._notices.get(label, ())))
 
     # ------------------------------------------------------------------ results
 
@@ -136,13 +225,11 @@ class Sweep:
         """The latest score of every point that has been evaluated."""
         found: dict[GridPoint, Score] = {}
         for group in self.groups:
-            history = self.finished.get(group.label, [])
-            if self._current is not None and self._current.group.label == group.label:
-                history = self._history
+            is_final = group.label in self.finished
+            history = (self.finished if is_final else self.unfinished).get(group.label, [])
             for last in history[-1:]:
                 rows = zip(group.points, last["losses"], last["accuracies"], strict=True)
                 for point, loss, accuracy in rows:
-                    is_final = group.label in self.finished
                     found[point] = Score(last["epochs"], loss, accuracy, is_final)
         return found
 
@@ -153,68 +240,70 @@ class Sweep:
 
     # ------------------------------------------------------------------ checkpoints
 
+    def _file(self, number: int) -> Path | None:
+        return None if self.folder is None else self.folder / f"group-{number}.npz"
+
     def _save(self) -> None:
-        """Replace the checkpoint by the present state."""
         if self.folder is None:
             return
-        began = time.monotonic()
-        training, name = self._current, None
-        old = [path for path in self.folder.glob("state-*.npz") if path.stem[6:].isdecimal()]
-        if training is not None:
-            name = f"state-{1 + max((int(path.stem[6:]) for path in old), default=0)}.npz"
-            with replacement(self.folder / name) as part, part.open("wb") as file:
-                np.savez(file, allow_pickle=False, **training.arrays())
+        labels = [group.label for group in self.groups if group.label in self.finished]
         progress = {
             "initial_loss": self._initial_loss,
             "curvature": self.curvature,
-            "notices": self.notices,
-            "finished": self.finished,
-            "group": None if training is None else training.group.label,
-            "step": 0 if training is None else training.step,
-            "history": [] if training is None else self._history,
-            "state": name,
+            "notices": self._notices,
+            "finished": {label: self.finished[label] for label in labels},
         }
         replace_text(self.folder / "progress.json", to_json(progress) + "\n")
-        for path in old:
-            path.unlink()
-        self._saved_at = time.monotonic()
-        self._saving_s = self._saved_at - began
 
     def resume(self, folder: Path) -> None:
         """Continue with the checkpoint in this folder."""
         self.folder = folder
-        progress, arrays = _load(folder)
-        loss = progress["initial_loss"]
-        self._initial_loss = math.nan if loss is None else loss
-        self.curvature = progress["curvature"]
-        self.notices = progress["notices"]
-        self.finished = {label: _read(rows) for label, rows in progress["finished"].items()}
-        for group in self.groups:
-            if group.label == progress["group"] and arrays is not None:
-                self._current = GroupTraining(self._models, group, self.grid)
-                self._current.load(progress["step"], arrays)
-                self._history = _read(progress["history"])
+        try:
+            progress: Row = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
+            loss = progress["initial_loss"]
+            self._initial_loss = math.nan if loss is None else loss
+            self.curvature = progress["curvature"]
+            self._notices = progress["notices"]
+            self.finished = {label: _read(rows) for label, rows in progress["finished"].items()}
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"{folder} cannot be resumed, because it has no progress.json; give the folder of "
+                "a run that was stopped"
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(folder, error) from None
+        for number, group in enumerate(self.groups):
+            file = folder / f"group-{number}.npz"
+            if not file.exists():
+                continue
+            if group.label in self.finished:
+                file.unlink()
+            else:
+                self.unfinished[group.label] = read_history(file)
 
 
-def _load(folder: Path) -> tuple[Row, Arrays | None]:
+def read_history(file: Path) -> History:
+    """The evaluations in the checkpoint of a group."""
+    with _opened(file) as arrays:
+        return json.loads(arrays["history"].tobytes())
+
+
+@contextmanager
+def _opened(file: Path) -> Generator[Any]:
+    """The arrays of a checkpoint. Here the file is opened, because numpy does not close a file that
+    it cannot read."""
     try:
-        progress: Row = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
-        if progress["state"] is None:
-            return progress, None
-        # The file is opened here, because numpy does not close a file that it cannot read.
-        place: Path = folder / progress["state"]
-        with place.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return progress, dict(arrays)
-    except FileNotFoundError as error:
-        raise ConfigurationError(
-            f"{folder} cannot be resumed, because it has no {Path(error.filename).name}; "
-            "give the folder of a run that was stopped"
-        ) from None
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            yield arrays
     except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
-        raise ConfigurationError(
-            f"{folder} cannot be resumed, because its checkpoint is damaged ({error}); "
-            "start the run again"
-        ) from None
+        raise _damaged(file.parent, error) from None
+
+
+def _damaged(folder: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{folder} cannot be resumed, because its checkpoint is damaged ({error}); start the run "
+        "again"
+    )
 
 
 def _read(history: History) -> History:

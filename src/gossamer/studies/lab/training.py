@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -165,6 +166,19 @@ class GroupTraining:
 
 class Models:
     """The task's model on the device, with the initial values of every seed."""
+
+    _last: ClassVar[tuple[Task, Models] | None] = None
+
+    @classmethod
+    def of(cls, task: Task, device: torch.device, seeds: tuple[int, ...]) -> Models:
+        """Those that were made last, where they are of the same task, device and seeds: the groups
+        of a grid share them, with the data on the device."""
+        if cls._last is not None and cls._last[0] is task:
+            models = cls._last[1]
+            if models.first.device == device and tuple(models.initial) == seeds:
+                return models
+        cls._last = (task, cls(task, device, seeds))
+        return cls._last[1]
 
     def __init__(self, task: Task, device: torch.device, seeds: tuple[int, ...]) -> None:
         self.first = FlatModel(task, device, seed=seeds[0])
