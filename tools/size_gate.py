@@ -55,7 +55,7 @@ BUDGETS = {
     "report/page": 2340,
     "report/pictures": 1170,
     "runs": 1720,
-    "script": 650,
+    "script": 720,
     "sim/script": 1620,
     "sim": 3500,
     "studies": 60,
