@@ -184,8 +184,8 @@ def test_public_scripts_run_on_sixteen_workers_with_one_slow(
     script = tmp_path / f"{name}.py"
     script.write_text((EXAMPLES / f"{name}.py").read_text())
     cluster = scripts.load_cluster("one-slow-of-16")
-    times = 1 if arguments == ("--iterations", "4") else 2
+    times = 1 if "--iterations" in arguments else 2
     found = [run(server, str(script), method, cluster, arguments=arguments) for _ in range(times)]
     assert len({(one.digest, one.parameters_digest) for one in found}) == 1
     assert times == 1 or found[0].history[-1]["loss"] < 3.2
-    assert found[0].steps >= 16 * 4
+    assert found[0].steps >= 16 * 2
