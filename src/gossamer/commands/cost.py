@@ -166,7 +166,8 @@ def _cluster(name: str, bandwidth: str | None, latency: str | None, compute: str
     cluster = load_cluster(name)
     wires, work = cluster.network, cluster.compute
     if bandwidth is not None:
-        wires = dataclasses.replace(wires, bandwidth=bytes_per_second(bandwidth, "--bandwidth"))
+        rate = bytes_per_second(bandwidth, "--bandwidth")
+        wires = dataclasses.replace(wires, bandwidth=rate, up=0.0, down=0.0)
     if latency is not None:
         wires = dataclasses.replace(wires, latency=seconds(latency, "--latency"))
     if compute is not None:
@@ -237,7 +238,7 @@ def _show(found: Found, fastest: dict[str, list[str]], where: Cluster, what: Wor
     wires = where.network
     title = (
         f"Milliseconds per step: {show_bytes(what.model_bytes)} model, computing "
-        f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.bandwidth:g} Gbit/s, "
+        f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.egress:g} Gbit/s, "
         f"{1e6 * wires.latency:g} us, {wires.collective} (* fastest)"
     )
     table = plain_table(title, gap=2)
@@ -325,7 +326,7 @@ def _draw(
         title=f"What a step costs: {where.title or where.name}",
         subtitle=(
             f"closed forms: {show_bytes(what.model_bytes)} model, computing "
-            f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.bandwidth:g} Gbit/s, latency "
+            f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.egress:g} Gbit/s, latency "
             f"{1e6 * wires.latency:g} µs, {what.batch} samples per worker and step"
         ),
     )  # fmt: skip

@@ -162,6 +162,13 @@ class Cluster:
         """The resolved description, as `load_cluster` reads it."""
         described = dataclasses.asdict(self)
         described["faults"] = [str(fault) for fault in self.faults]
+        for name, unused in (
+            ("sites", Sites()),
+            ("background", Background()),
+            ("phases", Phases()),
+        ):
+            if getattr(self, name) == unused:
+                del described[name]
         return described
 
 
