@@ -325,12 +325,13 @@ def described(draw: Any) -> Cluster:
     """A cluster with sites, racks, uplinks and asymmetric cards, of any speeds."""
     rate = st.floats(1e6, 1e9)
     workers = draw(st.sampled_from([4, 6, 8]))
+    racks = draw(st.sampled_from([0, 2, 3]))
     cluster = Cluster(
-        workers=workers, machines_per_rack=draw(st.sampled_from([0, 2, 3])),
+        workers=workers, machines_per_rack=racks,
         compute=Compute(seconds=draw(st.floats(1e-3, 1e-1)), jitter=0.1, unoverlapped_seconds=1e-3),
         network=Wires(
             bandwidth=draw(rate), up=draw(st.just(0.0) | rate), down=draw(st.just(0.0) | rate),
-            latency=draw(st.floats(1e-5, 1e-2)), uplink=draw(st.just(0.0) | rate),
+            latency=draw(st.floats(1e-5, 1e-2)), uplink=draw(rate) if racks else 0.0,
             rack_latency=1e-4, processor_share=draw(st.sampled_from([0.0, 0.2])),
         ),
     )  # fmt: skip

@@ -108,9 +108,9 @@ class Cluster:
             raise unknown_name("distribution", compute.distribution, DISTRIBUTIONS)
         if not compute.seconds > 0:
             raise ConfigurationError(f"compute seconds must be above 0, got {compute.seconds:g}")
-        check_wires(self.network)
+        check_wires(self.network, self.machines_per_rack)
         check_sites(self.sites)
-        check_background(self.background, self.network, self.sites, self.machines_per_rack)
+        check_background(self.background, self.network, self.sites)
         check_phases(self.phases, self.sites)
         for part, name, *bounds in _RANGES:
             check_range(name, getattr(getattr(self, part) if part else self, name), *bounds)

@@ -156,7 +156,7 @@ class Phases:
 # ---------------------------------------------------------------------------------- checks
 
 
-def check_wires(wires: Wires) -> None:
+def check_wires(wires: Wires, machines_per_rack: int) -> None:
     if wires.collective not in COLLECTIVES:
         raise unknown_name("collective", wires.collective, COLLECTIVES)
     if not wires.bandwidth > 0:
@@ -166,6 +166,8 @@ def check_wires(wires: Wires) -> None:
     check_range("processor_share", wires.processor_share, 0, 1)
     for name in ("up", "down", "uplink"):
         check_range(name, getattr(wires, name), 0)
+    if wires.uplink and not machines_per_rack:
+        raise ConfigurationError("uplink is that of a rack; say how many machines_per_rack")
     if wires.uplink and wires.oversubscription > 1:
         raise ConfigurationError(
             "uplink and oversubscription both say what leaving a rack costs; give one of them"
@@ -214,9 +216,7 @@ def _check_matrix(what: str, matrix: _Matrix, names: tuple[str, ...]) -> None:
                 )
 
 
-def check_background(
-    background: Background, wires: Wires, sites: Sites, machines_per_rack: int
-) -> None:
+def check_background(background: Background, wires: Wires, sites: Sites) -> None:
     if background.on not in (CARDS, UPLINKS, SITES):
         raise unknown_name("links of [background] on", background.on, (CARDS, UPLINKS, SITES))
     check_range("background load", background.load, 0, 1)
@@ -229,7 +229,7 @@ def check_background(
         raise ConfigurationError("[background] load needs every and lasts, both above 0")
     if not background.is_there:
         return
-    if background.on == UPLINKS and not (wires.uplink and machines_per_rack):
+    if background.on == UPLINKS and not wires.uplink:
         raise ConfigurationError(
             'background on = "uplinks" needs racks with an uplink; set machines_per_rack and '
             "[network] uplink"
