@@ -56,6 +56,8 @@ BUDGETS = {
     "report/pictures": 1170,
     "runs": 1720,
     "script": 650,
+    # New: uplinks, pipes, other traffic and collectives as flows, beside the full folder sim.
+    "sim/links": 500,
     "sim/script": 1620,
     "sim": 3500,
     "studies": 60,

@@ -43,16 +43,16 @@ class Port:
     """One direction of a link: a capacity in bytes per nanosecond and what passes through it."""
 
     __slots__ = (
-        "asked", "capacity", "flows", "is_tight", "lanes", "left", "seats", "uncapped", "waiting",
+        "asked", "capacity", "capped", "flows", "is_tight", "lanes", "left", "seats", "waiting",
     )  # fmt: skip
 
     def __init__(self, capacity: float) -> None:
         self.capacity = capacity
         # Dictionaries instead of sets: their order is that of arrival, in every run.
         self.flows: dict[Flow, None] = {}
-        # The caps of the flows together, and how many flows have none.
+        # How many flows have a cap, and all caps together.
+        self.capped = 0
         self.asked = 0.0
-        self.uncapped = 0
         # While tight: the lanes that divide the port.
         self.lanes: dict[LaneKey, Lane] = {}
         self.is_tight = False
@@ -62,23 +62,16 @@ class Port:
         self.left = capacity
         self.waiting = 0
 
-    def admit(self, flow: Flow) -> None:
-        self.flows[flow] = None
-        if flow.cap == inf:
-            self.uncapped += 1
-        else:
-            self.asked += flow.cap
-
     def dismiss(self, flow: Flow) -> None:
         del self.flows[flow]
-        if flow.cap == inf:
-            self.uncapped -= 1
-        else:
-            self.asked = self.asked - flow.cap if self.flows else 0.0
+        if flow.cap != inf:
+            self.capped -= 1
+            self.asked = self.asked - flow.cap if self.capped else 0.0
 
     def is_crowded(self) -> bool:
         """Whether several flows may want more than there is."""
-        return len(self.flows) > 1 and (self.uncapped > 0 or self.asked > self.capacity)
+        count = len(self.flows)
+        return count > 1 and (count > self.capped or self.asked > self.capacity)
 
 
 @dataclass(slots=True, eq=False)

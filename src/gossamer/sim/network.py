@@ -80,7 +80,10 @@ class Network:
             self._clock.at(0, self._call_done, flow)
             return flow
         for port in ports:
-            port.admit(flow)
+            port.flows[flow] = None
+            if cap != inf:
+                port.capped += 1
+                port.asked += cap
         for port in ports:
             if not port.is_tight and len(port.flows) > port.seats and port.is_crowded():
                 self._regroup(port, is_tight=True)
@@ -119,13 +122,16 @@ class Network:
 
     def _enter(self, flow: Flow, remaining: float) -> None:
         """Put a flow that is on its ports into the lane where it belongs."""
-        if not any(port.is_tight for port in flow.ports):
+        now = self._clock.now
+        lane = lane_of(flow, now)
+        if not lane.ports:
             # Nothing would keep the flow below the share that a loose port with others allows.
-            for port in flow.ports:
-                if port.is_crowded():
-                    self._regroup(port, is_tight=True)
-        lane = lane_of(flow, self._clock.now)
-        lane.advance(self._clock.now)
+            crowded = [port for port in flow.ports if port.is_crowded()]
+            for port in crowded:
+                self._regroup(port, is_tight=True)
+            if crowded:
+                lane = lane_of(flow, now)
+        lane.advance(now)
         lane.join(flow, remaining)
         if lane.ports:
             self._unsettle(lane)
