@@ -17,7 +17,7 @@ from gossamer.plan.probe.regions import (
     Groups,
     are_in_order,
     are_racks,
-    crossings,
+    flows_across,
     links_of,
     regions_of,
     sites_of,
@@ -103,7 +103,7 @@ def _with_racks(wires: Wires, findings: ProbeFindings, groups: Groups) -> Wires:
     """What leaving a rack costs: more latency, and a part of the uplink where that was full."""
     inside, outside = links_of(findings, groups)
     distance = min(one.shortest for one in outside) - min(one.shortest for one in inside)
-    full = [one.together for one in crossings(findings, groups) if one.is_shared]
+    full = [one.together for one in flows_across(findings, groups) if one.is_shared]
     return dataclasses.replace(
         wires, rack_latency=max(0.0, distance), uplink=statistics.median(full) if full else 0.0
     )

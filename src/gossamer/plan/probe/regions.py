@@ -103,7 +103,7 @@ def across(hosts: Sequence[str], groups: Groups, *, senders: int | None = None) 
 
 
 @dataclass(frozen=True)
-class Crossing:
+class FlowsAcross:
     """What flows from one group to another get."""
 
     alone: float
@@ -117,7 +117,7 @@ class Crossing:
         return self.flows > 1 and self.together < FULL * self.flows * self.alone
 
 
-def crossings(findings: ProbeFindings, groups: Groups) -> Iterator[Crossing]:
+def flows_across(findings: ProbeFindings, groups: Groups) -> Iterator[FlowsAcross]:
     """Each way from a group to the next one, where both crowds were measured."""
     alone, together = (_rates(findings.crowds, pattern) for pattern in ("one_across", "across"))
     for group in groups:
@@ -125,7 +125,7 @@ def crossings(findings: ProbeFindings, groups: Groups) -> Iterator[Crossing]:
         single = [alone[rank] for rank in ranks if rank in alone]
         several = [together[rank] for rank in ranks if rank in together]
         if single and several:
-            yield Crossing(single[0], sum(several), len(several))
+            yield FlowsAcross(single[0], sum(several), len(several))
 
 
 def _rates(crowds: Sequence[Crowd], pattern: str) -> Mapping[int, float]:
@@ -178,7 +178,7 @@ def sites_of(findings: ProbeFindings, groups: Groups, per_machine: int) -> Sites
             pair = (number[one], number[other])
             best[pair] = max(link.bandwidth, best.get(pair, 0.0))
             nearest[pair] = min(link.shortest, nearest.get(pair, float("inf")))
-    found = list(crossings(findings, groups))
+    found = list(flows_across(findings, groups))
     is_shared = bool(found) and all(one.is_shared for one in found)
     places = range(len(groups))
     if is_shared:

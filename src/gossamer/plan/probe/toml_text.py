@@ -23,7 +23,7 @@ from gossamer.plan.probe.description import (
     speeds_of,
 )
 from gossamer.plan.probe.findings import MeasuredLink, ProbeFindings
-from gossamer.plan.probe.regions import crossings
+from gossamer.plan.probe.regions import flows_across
 from gossamer.quantities import counted
 
 _MOST_LINES = 64
@@ -188,7 +188,7 @@ def _sites(sites: Sites, findings: ProbeFindings) -> list[str]:
     lines.append(f"names = {json.dumps(list(sites.names))}")
     lines.append(f"machines = {list(sites.machines)}")
     lines += _comment("From the row's site to the column's; 0 means: as the cards.")
-    if found := list(crossings(findings, groups)):
+    if found := list(flows_across(findings, groups)):
         whole = "; ".join(
             f"{show_rate(one.alone)} alone, {show_rate(one.together)} together for {one.flows}"
             for one in found
