@@ -95,6 +95,42 @@ class Hosts:
         finally:
             _ip(*port, "up")
 
+    @contextmanager
+    def divided(self, second: Sequence[int], mbit: float, *, shared: bool) -> Iterator[None]:
+        """These hosts stand elsewhere: what crosses has so many Mbit/s each way, all flows together
+        or each pair of hosts for itself."""
+        switch = ("-n", f"{self.prefix}-switch")
+        _ip(*switch, "link", "add", "switch1", "type", "bridge")
+        _ip(*switch, "link", "add", "trunk0", "type", "veth", "peer", "name", "trunk1")
+        try:
+            _ip(*switch, "link", "set", "switch1", "up")
+            for end in (0, 1):
+                _ip(*switch, "link", "set", f"trunk{end}", "master", f"switch{end}", "up")
+                self._limit_trunk(f"trunk{end}", mbit, shared=shared)
+            for host in second:
+                _ip(*switch, "link", "set", f"port{host}", "master", "switch1")
+            yield
+        finally:
+            for host in second:
+                _ip(*switch, "link", "set", f"port{host}", "master", "switch0")
+            _ip(*switch, "link", "delete", "trunk0")
+            _ip(*switch, "link", "delete", "switch1")
+
+    def _limit_trunk(self, device: str, mbit: float, *, shared: bool) -> None:
+        add = ("tc", "-n", f"{self.prefix}-switch")
+        if shared:
+            limit = f"rate {mbit:g}mbit burst {_BURST} limit {_QUEUE}".split()
+            _run(*add, "qdisc", "add", "dev", device, "root", "tbf", *limit)
+            return
+        _run(*add, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb")
+        pairs = [(a, b) for a in self.addresses for b in self.addresses if a != b]
+        for number, (source, target) in enumerate(pairs, 1):
+            _run(*add, "class", "add", "dev", device, "parent", "1:", "classid", f"1:{number:x}",
+                 "htb", "rate", f"{mbit:g}mbit", "burst", _BURST, "cburst", _BURST)  # fmt: skip
+            _run(*add, "filter", "add", "dev", device, "parent", "1:", "protocol", "ip", "u32",
+                 "match", "ip", "src", source, "match", "ip", "dst", target, "flowid",
+                 f"1:{number:x}")  # fmt: skip
+
     def pids(self, host: int) -> list[int]:
         """Everything that runs on that host."""
         listed = _ip("netns", "pids", f"{self.prefix}-{host}")

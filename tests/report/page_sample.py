@@ -184,7 +184,7 @@ def _cluster() -> dict[str, Any]:
     machines = [
         {
             "name": f"machine {number}", "workers": [2 * number, 2 * number + 1],
-            "rack": number // 4, "slow": 10.0 if number == SLOW // 2 else 1.0,
+            "place": f"rack {number // 4}", "slow": 10.0 if number == SLOW // 2 else 1.0,
             "slow_link": 4.0 if number == 6 else 1.0, "dies": number == 7,
             "notes": ["dies at 4 s"] if number == 7 else [],
         }

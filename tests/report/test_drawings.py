@@ -11,6 +11,7 @@ from run_folders import (
     write_run,
 )
 
+from gossamer.config.cluster import load_cluster
 from gossamer.methods import METHODS
 from gossamer.report.page.build import report_data
 from gossamer.report.page.topology import drawn_topology
@@ -90,9 +91,26 @@ class TestDrawings:
         config["cluster"] |= {"workers": 5, "workers_per_machine": 2, "machines_per_rack": 2}
         data = report_data([write_run(tmp_path / "run", config, rising(0.2))])
         machines = data["cluster"]["machines"]
-        assert [(machine["workers"], machine["rack"]) for machine in machines] == [
-            ([0, 1], 0), ([2, 3], 0), ([4], 1),
+        assert [(machine["workers"], machine["place"]) for machine in machines] == [
+            ([0, 1], "rack 0"), ([2, 3], "rack 0"), ([4], "rack 1"),
         ]  # fmt: skip
+
+    def test_machines_stand_at_their_sites_and_notes_say_what_is_between(self, tmp_path):
+        """Names instead of numbers; rates and times of the matrix; who else uses the links."""
+        config = settings_of()
+        config["cluster"] |= load_cluster("home-dsl-8").as_dict()
+        config["cluster"] |= {"sites": load_cluster("halos-geo-16").as_dict()["sites"]}
+        cluster = report_data([write_run(tmp_path / "run", config, rising(0.2))])["cluster"]
+        assert [machine["place"] for machine in cluster["machines"]] == [
+            f"region{place // 2}" for place in range(8)
+        ]
+        assert cluster["bandwidth"] == "40 Mbit/s up, 100 Mbit/s down"
+        assert cluster["notes"] == [
+            "Between two sites one flow can have 117 Mbit/s to 935 Mbit/s.",
+            "A message to another site takes 30 ms before its first byte.",
+            "Others take 25 % of each card, for 600 s every 1200 s on average.",
+            "Each worker computes 1.5 times slower for 120 s every 600 s on average.",
+        ]
 
     def test_settings_hold_everything_that_decided_the_run(self, compared):
         """Every value of config.json, with units; what differs names whose it is."""

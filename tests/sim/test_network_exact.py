@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-from math import ceil
+from math import inf
 from unittest import mock
 
+from exact_network import LINK, exact
 from heap_clock import HeapClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.sim import network as network_module
-from gossamer.sim.fair_share import ROUNDING_NS
 from gossamer.sim.network import Network
-
-LINK = Fraction(1, 8)
-"""Capacities are multiples of this, so that the reference can be exact."""
+from tiers import wide
 
 
 @st.composite
-def scripts(draw, cards: int = 5, flows: int = 14):
-    """Capacities, flows (start, source, target, size, lifetime) and changes of capacity."""
+def scripts(draw, cards: int = 5, flows: int = 14, links: int = 0):
+    """Capacities, flows (start, source, target, size, lifetime), changes of capacity; then the
+    capacities of links and, for each flow, those that it passes and its cap, if it has one."""
     count = draw(st.integers(1, cards))
     card = st.integers(0, count - 1)
     capacity = st.integers(1, 24) | st.just(8)
@@ -29,16 +27,34 @@ def scripts(draw, cards: int = 5, flows: int = 14):
     lifetime = st.none() | st.none() | st.integers(1, 3000)
     flow = st.tuples(times, card, card, st.integers(0, 4000) | st.just(1000), lifetime)
     change = st.tuples(times, card, pair)
+    started = draw(st.lists(flow, min_size=1, max_size=flows))
+    between = draw(st.lists(capacity, min_size=links, max_size=links))
+    passed = st.lists(st.integers(0, links - 1), unique=True, max_size=2) if links else st.just([])
+    cap = st.none() | capacity if links else st.none()
     return (
         draw(st.lists(pair, min_size=count, max_size=count)),
-        draw(st.lists(flow, min_size=1, max_size=flows)),
+        started,
         draw(st.lists(change, max_size=3, unique_by=lambda change: change[:2])),
+        between,
+        [draw(st.tuples(passed, cap)) for _ in started],
     )
+
+
+def ways(script, network: Network) -> list[dict]:
+    """What each flow passes besides its two cards, as arguments of `start`."""
+    links = [network.add_link(float(capacity * LINK)) for capacity in script[3]]
+    return [
+        {
+            "through": tuple(links[link] for link in passed),
+            "cap": inf if cap is None else float(cap * LINK),
+        }
+        for passed, cap in script[4]
+    ]
 
 
 def play(script, seed: int | None = None):
     """The script on a Network: when each flow ended (None: aborted), and the bytes per card."""
-    capacities, flows, changes = script
+    capacities, flows, changes = script[:3]
     clock = HeapClock(seed)
     network = Network(
         clock,
@@ -46,6 +62,7 @@ def play(script, seed: int | None = None):
         [float(to * LINK) for _, to in capacities],
     )
     ended: list[int | None] = [None] * len(flows)
+    between = ways(script, network)
 
     def start(index: int) -> None:
         _, source, target, size, lifetime = flows[index]
@@ -54,7 +71,7 @@ def play(script, seed: int | None = None):
             assert ended[index] is None
             ended[index] = clock.now
 
-        flow = network.start(source, target, size, done)
+        flow = network.start(source, target, size, done, **between[index])
         if lifetime is not None:
             clock.at(lifetime, network.abort, flow)
 
@@ -69,71 +86,29 @@ def play(script, seed: int | None = None):
     return ended, network.bytes_sent, network.bytes_received
 
 
-def water_filling(capacities: dict, flows: dict[int, tuple]) -> dict[int, Fraction]:
-    """Textbook max-min: freeze the flows of the port with the smallest share, repeat."""
-    rates: dict[int, Fraction] = {}
-    left = dict(capacities)
-    while len(rates) < len(flows):
-        crowds: dict[tuple, list[int]] = {}
-        for index, ports in flows.items():
-            if index not in rates:
-                for port in ports:
-                    crowds.setdefault(port, []).append(index)
-        share, narrowest = min((left[port] / len(crowd), port) for port, crowd in crowds.items())
-        for index in crowds[narrowest]:
-            rates[index] = share
-            for port in flows[index]:
-                left[port] -= share
-    return rates
-
-
-def exact(script):
-    """The script in exact fractions, all rates anew at every event; ends are rounded up.
-
-    Returns when each flow ended (None: aborted) and the bytes it carried.
-    """
-    capacities, flows, changes = script
-    limits = {}
-    for card, (egress, ingress) in enumerate(capacities):
-        limits["out", card], limits["in", card] = egress * LINK, ingress * LINK
-    actions = [(flow[0], "start", index) for index, flow in enumerate(flows)]
-    actions += [(flow[0] + flow[4], "stop", i) for i, flow in enumerate(flows) if flow[4]]
-    actions += [(time, "change", (card, pair)) for time, card, pair in changes]
-    actions.sort(key=lambda action: action[0])
-    ended: list[int | None] = [None] * len(flows)
-    remaining: dict[int, Fraction] = {}
-    carried = [Fraction(flow[3]) for flow in flows]
-    now, rounding = 0, Fraction(ROUNDING_NS)
-    while actions or remaining:
-        ports = {i: (("out", flows[i][1]), ("in", flows[i][2])) for i in remaining}
-        rates = water_filling(limits, ports)
-        moments = [now + max(0, ceil(remaining[i] / rates[i] - rounding)) for i in remaining]
-        then = min(moments + [action[0] for action in actions[:1]])
-        for index, rate in rates.items():
-            remaining[index] -= rate * (then - now)
-            if remaining[index] <= rate * rounding:
-                ended[index] = then
-                del remaining[index]
-        now = then
-        while actions and actions[0][0] == now:
-            _, verb, what = actions.pop(0)
-            if verb == "start":
-                remaining[what] = Fraction(flows[what][3])
-                if remaining[what] == 0:
-                    ended[what] = now
-                    del remaining[what]
-            elif verb == "stop":
-                carried[what] -= remaining.pop(what, 0)
-            else:
-                card, (egress, ingress) = what
-                limits["out", card], limits["in", card] = egress * LINK, ingress * LINK
-    return ended, carried
-
-
 @given(script=scripts(), large=st.sampled_from([1, network_module.LARGE_COMPONENT]))
 @settings(max_examples=30, deadline=None)
 def test_flows_end_when_an_exact_simulation_says(script, large):
     """Random starts, aborts and changes of capacity: ends to 1 ns, bytes to a few per flow."""
+    assert_exact(script, large)
+
+
+@given(script=scripts(links=3), large=st.sampled_from([1, network_module.LARGE_COMPONENT]))
+@settings(max_examples=30, deadline=None)
+def test_shared_links_and_caps_are_filled_as_an_exact_simulation_says(script, large):
+    """Likewise where flows pass up to two links that others pass, too, and some have a cap."""
+    assert_exact(script, large)
+
+
+@wide
+@given(script=scripts(7, 30, links=4), large=st.sampled_from([1, 4, 1000]))
+@settings(max_examples=1500, deadline=None)
+def test_many_scripts_of_shared_links_and_caps_are_filled_exactly(script, large):
+    """The same with more of everything."""
+    assert_exact(script, large)
+
+
+def assert_exact(script, large) -> None:
     with mock.patch.object(network_module, "LARGE_COMPONENT", large):
         ended, sent, received = play(script)
     expected_ends, carried = exact(script)
@@ -153,8 +128,8 @@ def test_flows_end_when_an_exact_simulation_says(script, large):
 @settings(max_examples=30, deadline=None)
 def test_the_order_of_events_within_an_instant_does_not_matter(script, seed):
     """Ties shuffled by any seed give the same ends, as long as nothing is aborted or changed."""
-    capacities, flows, _ = script
-    script = capacities, [(*flow[:4], None) for flow in flows], []
+    capacities, flows, _, *rest = script
+    script = capacities, [(*flow[:4], None) for flow in flows], [], *rest
     for ordered, shuffled in zip(play(script)[0], play(script, seed)[0], strict=True):
         assert abs(ordered - shuffled) <= 1
 
@@ -170,7 +145,7 @@ def test_the_same_script_gives_the_same_run(script):
 @settings(max_examples=25, deadline=None)
 def test_bytes_sent_are_bytes_received_and_those_of_the_flows(script):
     """Sums over cards agree; finished flows count whole, aborted ones at most their size."""
-    _, flows, _ = script
+    flows = script[1]
     ended, sent, received = play(script)
     assert sum(sent) == sum(received)
     for card in range(len(sent)):
@@ -183,7 +158,7 @@ def test_bytes_sent_are_bytes_received_and_those_of_the_flows(script):
 @settings(max_examples=25, deadline=None)
 def test_every_flow_has_a_full_port_on_which_nobody_is_faster(script, large, gone):
     """The max-min property, after everyone has started and after some have been aborted."""
-    capacities, flows, _ = script
+    capacities, flows = script[:2]
     clock = HeapClock()
     outward = [float(out * LINK) for out, _ in capacities]
     inward = [float(to * LINK) for _, to in capacities]
@@ -214,3 +189,14 @@ def assert_max_min(flows, outward, inward) -> None:
             and flow.lane.rate >= max(on_port[port]) * (1 - 1e-9)
             for port in ports
         )
+
+
+@given(script=scripts(cards=8, flows=24), large=st.sampled_from([1, 4, 1000]))
+@settings(max_examples=25, deadline=None)
+def test_caps_equal_to_the_rate_of_the_cards_change_no_bit(script, large):
+    """On equal cards: the same ends, bytes and number of events."""
+    capacities, flows, _, links, between = script
+    equal = [(8, 8)] * len(capacities)
+    capped = [(passed, 8) for passed, _ in between]
+    with mock.patch.object(network_module, "LARGE_COMPONENT", large):
+        assert play((equal, flows, [], links, between)) == play((equal, flows, [], links, capped))

@@ -12,8 +12,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
-from gossamer.config.collective_costs import COLLECTIVES
 from gossamer.config.faults import Fault, parse_fault, read_fault
+from gossamer.config.network import (
+    FLOWS,
+    Background,
+    Phases,
+    Sites,
+    Wires,
+    check_background,
+    check_phases,
+    check_sites,
+    check_wires,
+    read_sites,
+    with_trace,
+)
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.quantities import bytes_per_second, seconds
 from gossamer.specs import check_range
@@ -60,26 +72,6 @@ class Compute:
         return value
 
 
-@dataclass(frozen=True)
-class Wires:
-    """What the network carries."""
-
-    bandwidth: float = 1.25e9
-    """Bytes per second of one card, each way."""
-    latency: float = 50e-6
-    collective: str = "ring"
-    memory_bandwidth: float = 0.0
-    """Inside a machine; 0 means free."""
-    server_bandwidth: float = 0.0
-    """Of a server's own card; 0 means: as a worker's."""
-    rack_latency: float = 0.0
-    """Added when a message leaves its rack."""
-    oversubscription: float = 1.0
-    """A byte that leaves its rack costs this many times its time on both cards."""
-    retransmission: float = 0.2
-    """How long it takes until a dropped message is sent again."""
-
-
 _RANGES: tuple[tuple[Any, ...], ...] = (
     ("", "workers", 1), ("", "workers_per_machine", 1), ("", "machines_per_rack", 0),
     ("compute", "jitter", 0), ("compute", "forward_share", 0, 1),
@@ -101,6 +93,9 @@ class Cluster:
     machines_per_rack: int = 0
     compute: Compute = field(default_factory=Compute)
     network: Wires = field(default_factory=Wires)
+    sites: Sites = field(default_factory=Sites)
+    background: Background = field(default_factory=Background)
+    phases: Phases = field(default_factory=Phases)
     failure_detection: float = 0.05
     """How long it takes until the others learn of a death."""
     deadline: float = 10.0
@@ -108,14 +103,15 @@ class Cluster:
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
-        compute, wires = self.compute, self.network
+        compute = self.compute
         if compute.distribution not in DISTRIBUTIONS:
             raise unknown_name("distribution", compute.distribution, DISTRIBUTIONS)
-        if wires.collective not in COLLECTIVES:
-            raise unknown_name("collective", wires.collective, COLLECTIVES)
-        for what, value in (("compute seconds", compute.seconds), ("bandwidth", wires.bandwidth)):
-            if not value > 0:
-                raise ConfigurationError(f"{what} must be above 0, got {value:g}")
+        if not compute.seconds > 0:
+            raise ConfigurationError(f"compute seconds must be above 0, got {compute.seconds:g}")
+        check_wires(self.network, self.machines_per_rack)
+        check_sites(self.sites)
+        check_background(self.background, self.network, self.sites)
+        check_phases(self.phases, self.sites)
         for part, name, *bounds in _RANGES:
             check_range(name, getattr(getattr(self, part) if part else self, name), *bounds)
         for fault in self.faults:
@@ -138,13 +134,41 @@ class Cluster:
     def machine_of(self, rank: int) -> int:
         return rank // self.workers_per_machine
 
+    @property
+    def machines(self) -> int:
+        """The machines of workers."""
+        return self.machine_of(self.workers - 1) + 1
+
     def rack_of(self, machine: int) -> int:
         return machine // self.machines_per_rack if self.machines_per_rack else 0
+
+    def site_of(self, machine: int) -> int:
+        return self.sites.site_of(machine, self.machines)
+
+    @property
+    def has_flows(self) -> bool:
+        """Whether collectives share links with messages: where asked for, and where any link is
+        described that a formula about equal cards does not know."""
+        wires = self.network
+        own = (wires.up, wires.down, wires.uplink, wires.processor_share, self.sites.names)
+        return wires.collectives == FLOWS or any(own) or self.background.is_there
+
+    def with_bandwidth_times(self, factor: float) -> Cluster:
+        """The cluster with every link so many times as fast."""
+        network, sites = self.network.times(factor), self.sites.times(factor)
+        return dataclasses.replace(self, network=network, sites=sites)
 
     def as_dict(self) -> dict[str, Any]:
         """The resolved description, as `load_cluster` reads it."""
         described = dataclasses.asdict(self)
         described["faults"] = [str(fault) for fault in self.faults]
+        for name, unused in (
+            ("sites", Sites()),
+            ("background", Background()),
+            ("phases", Phases()),
+        ):
+            if getattr(self, name) == unused:
+                del described[name]
         return described
 
 
@@ -162,8 +186,9 @@ def load_cluster(name: str | Path | Cluster) -> Cluster:
     """A preset by name, or a TOML file by path."""
     if isinstance(name, Cluster):
         return name
-    text = str(name)
+    text, folder = str(name), None
     if text.endswith(".toml") or "/" in text:
+        folder = Path(text).parent
         try:
             source, stem = Path(text).read_text(encoding="utf-8"), Path(text).stem
         except FileNotFoundError:
@@ -180,11 +205,12 @@ def load_cluster(name: str | Path | Cluster) -> Cluster:
         described = tomllib.loads(source)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"cluster {text!r} is not valid TOML: {error}") from None
-    return cluster_from({"name": stem, **described})
+    return cluster_from({"name": stem, **described}, folder)
 
 
-def cluster_from(described: Mapping[str, Any]) -> Cluster:
-    """A cluster from the tables of a TOML file; every unknown key is refused."""
+def cluster_from(described: Mapping[str, Any], folder: Path | None = None) -> Cluster:
+    """A cluster from the tables of a TOML file; every unknown key is refused. Files that it names
+    are looked for in `folder`."""
     top = dict(described)
     compute = _section(Compute, _table(top, "compute"), "compute")
     network = _section(Wires, _table(top, "network"), "network")
@@ -197,7 +223,13 @@ def cluster_from(described: Mapping[str, Any]) -> Cluster:
     if not isinstance(lines, list):
         raise ConfigurationError(f"faults must be a list such as ['kill 3@2.5s'], got {lines!r}")
     faults += [read_fault(str(line)) for line in cast(list[object], lines)]
-    parts = {"compute": compute, "network": network, "faults": tuple(faults)}
+    background = with_trace(_table(top, "background"), folder)
+    parts = {
+        "compute": compute, "network": network, "faults": tuple(faults),
+        "sites": read_sites(_table(top, "sites")),
+        "background": _section(Background, background, "background"),
+        "phases": _section(Phases, _table(top, "phases"), "phases"),
+    }  # fmt: skip
     return _section(Cluster, top | parts, "cluster")
 
 
@@ -208,10 +240,10 @@ def _table(top: dict[str, Any], key: str) -> Mapping[str, Any]:
     return cast(Mapping[str, Any], found)
 
 
-_BANDWIDTHS = ("bandwidth", "memory_bandwidth", "server_bandwidth")
+_BANDWIDTHS = ("bandwidth", "memory_bandwidth", "server_bandwidth", "up", "down", "uplink")
 _TIMES = (
     "latency", "rack_latency", "retransmission", "seconds", "unoverlapped_seconds",
-    "pause_seconds", "failure_detection", "deadline",
+    "pause_seconds", "failure_detection", "deadline", "every", "lasts", "repeat", "jitter_lasts",
 )  # fmt: skip
 
 

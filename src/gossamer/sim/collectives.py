@@ -1,10 +1,11 @@
 """Collective operations. Each starts when its last living member arrives, and takes as long as its
-algorithm takes at the slowest member."""
+algorithm takes at the slowest member: by a formula, or as flows that share the cards with messages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -20,6 +21,12 @@ from gossamer.membership import UNREACHABLE
 from gossamer.pending import Pending
 from gossamer.rules import mean_in_order
 from gossamer.sim.kernel import SECOND, Timer
+from gossamer.sim.links.collective_flows import (
+    CollectiveQueue,
+    FlowingCollective,
+    QueuedCollective,
+    rounds_of,
+)
 
 if TYPE_CHECKING:
     from gossamer.sim.world import World
@@ -40,6 +47,8 @@ class Collective:
     is_running: bool = False
     since_ns: int = 0
     timer: Timer | None = None
+    queued: QueuedCollective | None = None
+    """Where collectives are flows: its place among those of its members."""
 
 
 class Collectives:
@@ -50,6 +59,7 @@ class Collectives:
         self._open: dict[Key, Collective] = {}
         self._counts: dict[tuple[int, object], int] = {}
         self._busy_until: dict[int, int] = {}
+        self._queue = CollectiveQueue() if world.cluster.has_flows else None
 
     def join(
         self, kind: str, rank: int, value: Tensor | None, size_bytes: int,
@@ -76,6 +86,8 @@ class Collectives:
                 # The collective starts again over the survivors, from their copies.
                 if collective.timer is not None:
                     collective.timer.cancel()
+                if collective.queued is not None and self._queue is not None:
+                    self._queue.leave(collective.queued)
                 collective.is_running = False
             self._consider(key, collective)
 
@@ -125,51 +137,81 @@ class Collectives:
         ):
             return
         collective.is_running, collective.since_ns = True, world.kernel.now
+        machines = sorted({world.cluster.machine_of(rank) for rank in members})
+        self._count(collective, members, len(machines))
+        if self._queue is not None:
+            start = partial(self._flow, key, collective, members)
+            collective.queued = self._queue.add(members, start)
+            return
         begin = max([world.kernel.now, *(self._busy_until.get(r, 0) for r in members)])
-        duration, put = self._price(collective.kind, members, collective.size_bytes)
-        end = begin + round(duration * SECOND)
-        on_card: set[int] = set()
-        for rank in members:
-            self._busy_until[rank] = end
-            # The workers of one machine share its card, so its bytes are counted once.
-            machine = world.cluster.machine_of(rank)
-            if machine not in on_card:
-                on_card.add(machine)
-                world.post.bytes_put[rank] += put
-                # Each machine receives about as many bytes as it sends.
-                world.post.bytes_taken[rank] += put
+        end = begin + round(self._price(collective, members, machines) * SECOND)
+        self._busy_until.update(dict.fromkeys(members, end))
         collective.timer = world.kernel.at(end - world.kernel.now, self._finish, key, collective)
 
-    def _price(self, kind: str, members: list[int], size_bytes: int) -> tuple[float, int]:
-        """Seconds, and bytes that each machine puts on its card."""
+    def _count(self, collective: Collective, members: list[int], machines: int) -> None:
+        """Count the bytes that each machine puts on its card."""
+        post, cluster, size = self._world.post, self._world.cluster, collective.size_bytes
+        if machines == 1:
+            put = 0
+        elif collective.kind == "all_reduce":
+            put = all_reduce_bytes(cluster.network.collective, machines, size)
+        else:
+            sent = size * (machines - 1)
+            put = sent if collective.kind == "all_gather" else sent // machines
+        # The workers of one machine share its card, so its bytes are counted once.
+        for rank in {cluster.machine_of(rank): rank for rank in reversed(members)}.values():
+            post.bytes_put[rank] += put
+            # Each machine receives about as many bytes as it sends.
+            post.bytes_taken[rank] += put
+
+    def _price(self, collective: Collective, members: list[int], machines: list[int]) -> float:
+        """Seconds by the formulas, at the slowest card."""
         world, cluster = self._world, self._world.cluster
-        machines = sorted({cluster.machine_of(rank) for rank in members})
         wires = cluster.network
         per_byte = 1 / min(world.post.capacity(rank) for rank in members)
         latency = wires.latency + world.post.extra_delay_s
         if len({cluster.rack_of(machine) for machine in machines}) > 1:
             latency += wires.rack_latency
             per_byte *= wires.oversubscription
-        price: dict[str, Callable[[int, float, float], float]] = {
-            "all_reduce": lambda p, alpha, beta: all_reduce_seconds(
-                wires.collective, p, size_bytes, alpha, beta
-            ),
-            "all_gather": lambda p, alpha, beta: all_gather_seconds(p, size_bytes * p, alpha, beta),
-            "broadcast": lambda p, alpha, beta: broadcast_seconds(p, size_bytes, alpha, beta),
-        }
-        seconds = price[kind](len(machines), latency, per_byte)
-        crowd = -(-len(members) // len(machines))
-        if crowd > 1 and wires.memory_bandwidth:
-            seconds += price[kind](crowd, 0.0, 1 / wires.memory_bandwidth)
-        if len(machines) == 1:
-            return seconds, 0
-        if kind == "all_reduce":
-            return seconds, all_reduce_bytes(wires.collective, len(machines), size_bytes)
-        sent = size_bytes * (len(machines) - 1)
-        return seconds, sent if kind == "all_gather" else sent // len(machines)
+        seconds = self._formula(collective, len(machines), latency, per_byte)
+        return seconds + self._inside_seconds(collective, members, len(machines))
+
+    def _inside_seconds(self, collective: Collective, members: list[int], machines: int) -> float:
+        """What the workers of one machine take among themselves."""
+        speed = self._world.cluster.network.memory_bandwidth
+        crowd = -(-len(members) // machines)
+        return self._formula(collective, crowd, 0.0, 1 / speed) if crowd > 1 and speed else 0.0
+
+    def _formula(
+        self, collective: Collective, members: int, latency: float, per_byte: float
+    ) -> float:
+        size = collective.size_bytes
+        match collective.kind:
+            case "all_reduce":
+                algorithm = self._world.cluster.network.collective
+                return all_reduce_seconds(algorithm, members, size, latency, per_byte)
+            case "all_gather":
+                return all_gather_seconds(members, size * members, latency, per_byte)
+            case _:
+                return broadcast_seconds(members, size, latency, per_byte)
+
+    def _flow(self, key: Key, collective: Collective, members: list[int]) -> FlowingCollective:
+        """Start the collective as flows; the root of a broadcast comes first."""
+        world, cluster = self._world, self._world.cluster
+        ordered = sorted(members, key=lambda rank: rank != collective.root)
+        machines = list(dict.fromkeys(cluster.machine_of(rank) for rank in ordered))
+        algorithm, size = cluster.network.collective, collective.size_bytes
+        return FlowingCollective(
+            world.kernel, world.post, machines,
+            rounds_of(collective.kind, algorithm, len(machines), size),
+            self._inside_seconds(collective, members, len(machines)),
+            partial(self._finish, key, collective),
+        )  # fmt: skip
 
     def _finish(self, key: Key, collective: Collective) -> None:
         self._open.pop(key, None)
+        if collective.queued is not None and self._queue is not None:
+            self._queue.leave(collective.queued)
         lost = self._world.members.dead
         present = {
             rank: value

@@ -13,11 +13,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gossamer.config.cluster import Cluster
+from gossamer.config.network import CARDS, UPLINKS
 from gossamer.observe.observer import Observer, Span
 from gossamer.payload import tensor_bytes, wire_bytes
 from gossamer.pending import Gathered, Pending
 from gossamer.sim.kernel import SECOND, Kernel
-from gossamer.sim.network import Flow, Network
+from gossamer.sim.links.background import CardUse, OtherTraffic, Stream
+from gossamer.sim.links.routes import Routes
+from gossamer.sim.network import Flow, Network, Port
 
 SMALL_BYTES = 256
 """The largest message whose bytes are counted but take no time, such as a request."""
@@ -65,20 +68,22 @@ class Delivery:
         """`byte_scale` is charged per byte of tensor, for questions about larger models."""
         wires = cluster.network
         count = max(cards) + 1
-        capacities = [wires.bandwidth / SECOND] * count
+        self._egress = [wires.egress / SECOND] * count
+        self._ingress = [wires.ingress / SECOND] * count
         for end, card in enumerate(cards):
             if end >= cluster.workers and wires.server_bandwidth:
-                capacities[card] = wires.server_bandwidth / SECOND
-        self._capacities = capacities
+                self._egress[card] = self._ingress[card] = wires.server_bandwidth / SECOND
         self._kernel = kernel
         self._cluster = cluster
         self._cards = cards
-        self._racks = [cluster.rack_of(card) for card in range(count)]
         self._rng = rng
         self._observer = observer
         self._byte_scale = byte_scale
         self._moves: dict[Pending[Any], list[Span]] = {}
-        self.network = Network(kernel, capacities, capacities)
+        self.network = Network(kernel, self._egress, self._ingress)
+        self._routes = Routes(cluster, self.network, count)
+        self._others: OtherTraffic | None = None
+        self._use = CardUse(kernel, count) if wires.processor_share else None
         self._connections: dict[tuple[int, int], Connection] = {}
         self._dead: set[int] = set()
         self._held: list[Connection] = []
@@ -93,8 +98,59 @@ class Delivery:
         """The bytes that each end has received over its card, or that are on their way to it."""
 
     def capacity(self, end: int) -> float:
-        """Bytes per second of the card of an end."""
-        return self._capacities[self._cards[end]] * SECOND
+        """Bytes per second of the card of an end, in its slower direction."""
+        card = self._cards[end]
+        return min(self._egress[card], self._ingress[card]) * SECOND
+
+    def share_with_others(self, stream: Stream) -> None:
+        """Let the traffic of others, if the cluster has any, use its links from now on."""
+        background, routes = self._cluster.background, self._routes
+        if not background.is_there:
+            return
+        links: dict[str, Port] = {}
+        if background.on == CARDS:
+            for card in range(len(self._egress)):
+                out, into = self.network.card(card)
+                links |= {f"card {card} out": out, f"card {card} in": into}
+        elif background.on == UPLINKS:
+            links = {f"rack {rack} {side}": port for (rack, side), port in routes.uplinks.items()}
+        else:
+            links = {f"pipe {one} {other}": port for (one, other), port in routes.pipes.items()}
+        self._others = OtherTraffic(background, self._kernel, self.network, links, stream)
+
+    def stolen_ns(self, end: int) -> float:
+        """How much computing communication has cost the machine of an end until now."""
+        if self._use is None:
+            return 0.0
+        return self._cluster.network.processor_share * self._use.busy_ns(self._cards[end])
+
+    def transfer(self, source: int, target: int, size_bytes: int, done: Callable[[], None]) -> Flow:
+        """Send bytes from one card to another, over all that lies between them."""
+        way = self._routes.way(source, target)
+        if way.cost != 1.0:
+            size_bytes = round(size_bytes * way.cost)
+        if self._use is not None:
+            self._use.begin(source, target)
+            done = partial(self._used, source, target, done)
+        flow = self.network.start(source, target, size_bytes, done, way.through, way.cap)
+        if self._others is not None:
+            self._others.notice(flow.ports)
+        return flow
+
+    def _used(self, source: int, target: int, done: Callable[[], None]) -> None:
+        assert self._use is not None
+        self._use.end(source, target)
+        done()
+
+    def abort(self, flow: Flow) -> None:
+        """End a transfer that is under way; `done` is never called."""
+        if self._use is not None and flow.done is not None:
+            self._use.end(flow.source, flow.target)
+        self.network.abort(flow)
+
+    def latency_s(self, source: int, target: int) -> float:
+        """How long the first byte takes from one card to another."""
+        return self._routes.way(source, target).latency_s + self.extra_delay_s
 
     def wire_size(self, payload: object) -> int:
         """The bytes that are charged for a message."""
@@ -115,9 +171,14 @@ class Delivery:
 
     def slow_card(self, end: int, factor: float) -> None:
         card = self._cards[end]
-        self._capacities[card] /= factor
-        capacity = self._capacities[card]
-        self.network.set_capacity(card, egress=capacity, ingress=capacity)
+        self._egress[card] /= factor
+        self._ingress[card] /= factor
+        capacities = self._egress[card], self._ingress[card]
+        if self._others is None:
+            self.network.set_capacity(card, egress=capacities[0], ingress=capacities[1])
+        else:
+            for port, capacity in zip(self.network.card(card), capacities, strict=True):
+                self._others.set_whole(port, capacity)
 
     def are_separated(self, one: int, other: int) -> bool:
         """Whether a partition has them on different sides; an end on no side is not cut off."""
@@ -161,14 +222,11 @@ class Delivery:
         mine, theirs = self._cards[source], self._cards[target]
         if mine == theirs:
             return 0 if source == target else LOCAL_LATENCY_NS
-        wires = self._cluster.network
-        seconds = wires.latency + self.extra_delay_s
-        if self._racks[mine] != self._racks[theirs]:
-            seconds += wires.rack_latency
+        seconds = self.latency_s(mine, theirs)
         for probability in self.drops:
             while self._rng.random() < probability:
                 # A dropped message is late: the sender notices the loss and sends it again.
-                seconds += wires.retransmission
+                seconds += self._cluster.network.retransmission
         return round(seconds * SECOND)
 
     def _next(self, connection: Connection) -> None:
@@ -190,19 +248,15 @@ class Delivery:
             return
         parcel = connection.queue[0]
         mine, theirs = self._cards[source], self._cards[target]
-        wires = self._cluster.network
         if mine == theirs:
-            speed = wires.memory_bandwidth
+            speed = self._cluster.network.memory_bandwidth
             delay = round(parcel.size_bytes / speed * SECOND) if speed else 0
             self._kernel.at(delay, self._arrive, connection)
         elif parcel.size_bytes <= SMALL_BYTES:
             self._kernel.at(0, self._arrive, connection)
         else:
-            size = parcel.size_bytes
-            if self._racks[mine] != self._racks[theirs]:
-                size = round(size * wires.oversubscription)
-            connection.flow = self.network.start(
-                mine, theirs, size, lambda: self._arrive(connection)
+            connection.flow = self.transfer(
+                mine, theirs, parcel.size_bytes, lambda: self._arrive(connection)
             )
 
     def _arrive(self, connection: Connection) -> None:
@@ -226,5 +280,5 @@ class Delivery:
                 connection.queue.clear()
                 connection.is_busy = False
                 if connection.flow is not None:
-                    self.network.abort(connection.flow)
+                    self.abort(connection.flow)
                     connection.flow = None

@@ -1,16 +1,17 @@
-"""Max-min fair division of network cards: ports, flows, lanes and the water-filling over them.
+"""Max-min fair division of network links: ports, flows, lanes and the water-filling over them.
 
-A card is two **ports**, egress and ingress; a **flow** occupies one of each. A port is *loose*
-while no flow needs more than an equal share of its capacity: because there is only one flow, or
-because the other ports keep all of them below that share. All other ports are *tight*; only they
-have to be divided, and only they connect flows with each other.
+A card is two **ports**, egress and ingress; a **flow** occupies one of each, and the ports of the
+uplinks and pipes on its way, if there are any. It may have a cap besides. A port is *loose* while
+no flow needs more than an equal share of its capacity: because there is only one flow, because the
+caps of all its flows fit together, or because the other ports keep all of them below that share.
+All other ports are *tight*; only they have to be divided, and only they connect flows with each
+other.
 
 Flows that have the same rate for as long as they stay together form one **lane**:
 
-- both ports loose: a lane of its own, at the rate of the slower port;
-- one port tight: all flows on that port whose other ports are loose and alike share one lane (such
-  as every sender into one parameter server), whose limit is what those other ports allow;
-- both ports tight: all flows between these two ports.
+- no port tight: a lane of its own, at the rate of the slowest port or of its cap;
+- otherwise: all flows on the same tight ports whose other ports and caps allow the same (such as
+  every sender into one parameter server); what these allow is the limit of the lane.
 
 A lane is a processor-sharing queue. Its virtual clock `served` counts the bytes that each member
 has received since the lane opened, so a flow ends when `served` reaches the mark that it was given
@@ -39,23 +40,38 @@ class TimerHandle(Protocol):
 
 
 class Port:
-    """One direction of a card: a capacity in bytes per nanosecond and what passes through it."""
+    """One direction of a link: a capacity in bytes per nanosecond and what passes through it."""
 
-    __slots__ = ("capacity", "flows", "is_tight", "lanes", "left", "seats", "waiting")
+    __slots__ = (
+        "asked", "capacity", "capped", "flows", "is_tight", "lanes", "left", "seats", "waiting",
+    )  # fmt: skip
 
     def __init__(self, capacity: float) -> None:
         self.capacity = capacity
         # Dictionaries instead of sets: their order is that of arrival, in every run.
         self.flows: dict[Flow, None] = {}
-        # While tight: the lanes that divide the port, by port at the other end if that is tight
-        # too, otherwise by capacity and seats of the ports at the other end.
-        self.lanes: dict[Port | tuple[float, int], Lane] = {}
+        # How many flows have a cap, and all caps together.
+        self.capped = 0
+        self.asked = 0.0
+        # While tight: the lanes that divide the port.
+        self.lanes: dict[LaneKey, Lane] = {}
         self.is_tight = False
         # While loose: how many flows may have the share capacity / seats.
         self.seats = 1
         # Within a water-filling: the capacity and the number of flows that have no rate yet.
         self.left = capacity
         self.waiting = 0
+
+    def dismiss(self, flow: Flow) -> None:
+        del self.flows[flow]
+        if flow.cap != inf:
+            self.capped -= 1
+            self.asked = self.asked - flow.cap if self.capped else 0.0
+
+    def is_crowded(self) -> bool:
+        """Whether several flows may want more than there is."""
+        count = len(self.flows)
+        return count > 1 and (count > self.capped or self.asked > self.capacity)
 
 
 @dataclass(slots=True, eq=False)
@@ -65,16 +81,12 @@ class Flow:
     source: int
     target: int
     size_bytes: int
-    egress: Port
-    ingress: Port
+    ports: tuple[Port, ...]
     done: Callable[[], None] | None
+    cap: float = inf
     lane: Lane | None = None
     mark: float = 0.0
     ticket: int = 0
-
-    def loose_port(self) -> Port:
-        """The port that is loose, of a flow whose other port is tight."""
-        return self.ingress if self.egress.is_tight else self.egress
 
 
 @dataclass(slots=True, eq=False)
@@ -82,8 +94,11 @@ class Lane:
     """Flows of equal rate, ordered by the bytes left."""
 
     ports: tuple[Port, ...]
+    """Those that are tight."""
     limit: float
+    """What caps and loose ports allow."""
     seats: int
+    """Among how many flows the loose port that sets the limit was divided."""
     rate: float
     since_ns: int
     served: float = 0.0
@@ -141,34 +156,33 @@ class Lane:
 
     def close(self) -> None:
         """Take the lane, which is empty, off its ports and off the clock."""
-        if len(self.ports) == 2:
-            egress, ingress = self.ports
-            del egress.lanes[ingress], ingress.lanes[egress]
-        elif self.ports:
-            del self.ports[0].lanes[self.limit, self.seats]
+        for port in self.ports:
+            del port.lanes[self.ports, self.limit, self.seats]
         if self.timer is not None:
             self.timer.cancel()
 
 
-def lane_between(egress: Port, ingress: Port, now_ns: int) -> Lane:
-    """The lane of a flow between two ports; it is opened if there is none yet."""
-    if egress.is_tight and ingress.is_tight:
-        lane = egress.lanes.get(ingress)
-        if lane is None:
-            lane = Lane((egress, ingress), inf, 1, 0.0, now_ns)
-            egress.lanes[ingress] = ingress.lanes[egress] = lane
-        return lane
-    if egress.is_tight:
-        tight, loose = egress, ingress
-    elif ingress.is_tight:
-        tight, loose = ingress, egress
-    else:
-        rate = min(egress.capacity, ingress.capacity)
-        return Lane((), rate, 1, rate, now_ns)
-    limit = loose.capacity / loose.seats
-    lane = tight.lanes.get((limit, loose.seats))
+LaneKey = tuple[tuple[Port, ...], float, int]
+
+
+def lane_of(flow: Flow, now_ns: int) -> Lane:
+    """The lane of a flow; it is opened if there is none yet."""
+    tight: list[Port] = []
+    limit, seats = flow.cap, 1
+    for port in flow.ports:
+        if port.is_tight:
+            tight.append(port)
+        elif (share := port.capacity / port.seats) < limit:
+            limit, seats = share, port.seats
+    if not tight:
+        return Lane((), limit, 1, limit, now_ns)
+    ports = tuple(tight)
+    key = (ports, limit, seats)
+    lane = ports[0].lanes.get(key)
     if lane is None:
-        lane = tight.lanes[limit, loose.seats] = Lane((tight,), limit, loose.seats, 0.0, now_ns)
+        lane = Lane(ports, limit, seats, 0.0, now_ns)
+        for port in ports:
+            port.lanes[key] = lane
     return lane
 
 
@@ -229,11 +243,14 @@ def fair_rates(ports: Sequence[Port]) -> dict[Lane, float]:
 def is_slack(port: Port) -> bool:
     """Whether a tight port could be loose, because other tight ports limit all of its flows.
 
-    A flow whose other port is loose would be left without any limit. The margin prevents rounding
+    A flow whose other ports are loose would be left without any limit. The margin prevents rounding
     errors from making the port tight again at once.
     """
     share = port.capacity / len(port.flows) * (1 - 1e-9)
-    return all(len(lane.ports) == 2 and lane.rate < share for lane in port.lanes.values())
+    return all(
+        len(lane.ports) > 1 and lane.rate < share and lane.rate < lane.limit
+        for lane in port.lanes.values()
+    )
 
 
 def is_broken(lane: Lane) -> bool:

@@ -1,15 +1,71 @@
-"""What breaks in a simulated cluster, and when it heals."""
+"""What breaks in a simulated cluster, and when it heals; what slows a group of its workers."""
 
 from __future__ import annotations
 
+import math
+import random
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from gossamer.config.cluster import Cluster
 from gossamer.config.faults import FOREVER, Fault
+from gossamer.config.network import Phases
 from gossamer.sim.kernel import SECOND
 
 if TYPE_CHECKING:
     from gossamer.sim.world import World
+
+
+class SharedSlowness:
+    """How much slower than usual the workers of one group compute, as a function of time.
+
+    Nothing stands on the clock for it: whoever begins a gradient asks.
+    """
+
+    def __init__(self, phases: Phases, rng: random.Random, jitter_rng: random.Random) -> None:
+        self._phases = phases
+        self._rng = rng
+        self._jitter_rng = jitter_rng
+        self._has_phases = phases.every > 0 and phases.lasts > 0
+        cycle_s = phases.lasts + phases.every
+        self._is_slow = self._has_phases and rng.random() < phases.lasts / cycle_s
+        self._until_s = self._phase_s() if self._has_phases else math.inf
+        self._jitter, self._period = 1.0, -1
+
+    def _phase_s(self) -> float:
+        return self._rng.expovariate(
+            1 / (self._phases.lasts if self._is_slow else self._phases.every)
+        )
+
+    def at(self, now_s: float) -> float:
+        """The factor on compute times that begin now."""
+        while self._until_s <= now_s:
+            self._is_slow = not self._is_slow
+            self._until_s += self._phase_s()
+        if self._phases.jitter:
+            period = int(now_s // self._phases.jitter_lasts)
+            # A factor is drawn for every period, so that who asks and when changes nothing.
+            variance = math.log1p(self._phases.jitter**2)
+            while self._period < period:
+                self._period += 1
+                self._jitter = self._jitter_rng.lognormvariate(-variance / 2, variance**0.5)
+        return self._jitter * (self._phases.factor if self._is_slow else 1.0)
+
+
+def group_of(cluster: Cluster, rank: int) -> int:
+    """Which group of workers a worker is slow with."""
+    machine = cluster.machine_of(rank)
+    match cluster.phases.shared_by:
+        case "worker":
+            return rank
+        case "machine":
+            return machine
+        case "rack":
+            return cluster.rack_of(machine)
+        case "site":
+            return cluster.site_of(machine)
+        case _:
+            return 0
 
 
 class SimulatedFaults:
@@ -19,6 +75,15 @@ class SimulatedFaults:
         self._world = world
         self.slow = [1.0] * world.size
         """The factor on the compute time of each worker."""
+        cluster, phases = world.cluster, world.cluster.phases
+        groups = [group_of(cluster, rank) for rank in range(world.size)]
+        shared = {
+            group: SharedSlowness(
+                phases, world.stream("phases", group), world.stream("shared jitter", group)
+            )
+            for group in (dict.fromkeys(groups) if phases.are_there else ())
+        }
+        self._shared = [shared[group] for group in groups] if shared else []
         self._paused_until: defaultdict[int, int] = defaultdict(int)
         world.kernel.resume_at = self._paused_until.__getitem__
         for fault in world.cluster.faults:
@@ -27,6 +92,12 @@ class SimulatedFaults:
                 self._begin(fault)
             else:
                 world.kernel.at(round(fault.at * SECOND), self._begin, fault)
+
+    def slowness(self, rank: int) -> float:
+        """The factor on the compute time of a gradient that a worker begins now."""
+        if not self._shared:
+            return self.slow[rank]
+        return self.slow[rank] * self._shared[rank].at(self._world.kernel.now / SECOND)
 
     def _begin(self, fault: Fault) -> None:
         world, post = self._world, self._world.post

@@ -39,8 +39,8 @@ class SimulatedGradient(Gradient):
     """One gradient, and its pieces, which are ready before the whole."""
 
     __slots__ = (
-        "_pieces", "_started_ns", "_work_ns", "_world", "batch", "key", "loss", "paused_ns",
-        "point", "read", "statistics", "value", "worker",
+        "_pieces", "_started_ns", "_stolen_ns", "_work_ns", "_world", "batch", "key", "loss",
+        "paused_ns", "point", "read", "statistics", "value", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: int, point: Point, batch: Batch, key: int) -> None:
@@ -61,6 +61,7 @@ class SimulatedGradient(Gradient):
         """Schedule the delivery, after this work and the time that nothing overlaps with."""
         self._world = world
         self._started_ns, self._work_ns = world.kernel.now, work_ns
+        self._stolen_ns = world.post.stolen_ns(self.worker)
         world.batcher.start(self)
         whole_ns = work_ns + round(world.cluster.compute.unoverlapped_seconds * SECOND)
         world.kernel.at(whole_ns, self._deliver, whole_ns)
@@ -81,12 +82,18 @@ class SimulatedGradient(Gradient):
         for piece in self._pieces:
             piece.fail(error)
 
+    @property
+    def lost_ns(self) -> int:
+        """The time in which its worker did not compute it: paused, or busy with communication."""
+        stolen_ns = self._world.post.stolen_ns(self.worker) - self._stolen_ns
+        return self.paused_ns + round(stolen_ns)
+
     def _is_held_up(self, waited_ns: int, again: Callable[..., None], *arguments: Any) -> bool:
-        """Whether its worker was paused for longer than `waited_ns`; if so, call `again` later."""
-        paused_ns = self.paused_ns
-        if paused_ns > waited_ns:
-            self._world.kernel.at(paused_ns - waited_ns, again, *arguments, paused_ns)
-        return paused_ns > waited_ns
+        """Whether more time was lost than `waited_ns`; if so, call `again` later."""
+        lost_ns = self.lost_ns
+        if lost_ns > waited_ns:
+            self._world.kernel.at(lost_ns - waited_ns, again, *arguments, lost_ns)
+        return lost_ns > waited_ns
 
     def _ready(self, piece: Pending[Tensor], start: int, end: int, waited_ns: int = 0) -> None:
         if self._is_held_up(waited_ns, self._ready, piece, start, end):

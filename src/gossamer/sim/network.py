@@ -1,4 +1,5 @@
 """Network cards of the simulator: concurrent transfers share them max-min fairly, full duplex.
+A transfer may also pass through links that several cards share, and have a cap of its own.
 
 `Network` keeps the flows in lanes (see `fair_share`), and the clock wakes it when the next flow of
 a lane has passed. All changes of one instant are settled together, once for each connected
@@ -10,7 +11,7 @@ size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import Protocol
 
 from gossamer.errors import ConfigurationError
@@ -23,10 +24,10 @@ from gossamer.sim.fair_share import (
     fair_rates,
     is_broken,
     is_slack,
-    lane_between,
+    lane_of,
 )
 
-__all__ = ["Clock", "Flow", "Network", "TimerHandle"]
+__all__ = ["Clock", "Flow", "Network", "Port", "TimerHandle"]
 
 # With this many ports it pays to look for slack ones: moving their flows costs more than a
 # water-filling over a few ports, and far less than one over hundreds.
@@ -60,11 +61,16 @@ class Network:
         self.bytes_sent = [0] * len(egress)
         self.bytes_received = [0] * len(ingress)
 
-    def start(self, source: int, target: int, size_bytes: int, done: Callable[[], None]) -> Flow:
-        """Send bytes from one card to another; `done` is called when the last one has passed."""
-        egress = self._egress[source]
-        ingress = self._ingress[target]
-        flow = Flow(source, target, size_bytes, egress, ingress, done)
+    def start(
+        self, source: int, target: int, size_bytes: int, done: Callable[[], None],
+        through: tuple[Port, ...] = (), cap: float = inf,
+    ) -> Flow:  # fmt: skip
+        """Send bytes from one card to another; `done` is called when the last one has passed.
+
+        They also pass `through` links that were added, at `cap` bytes per nanosecond at most.
+        """
+        ports = (self._egress[source], self._ingress[target], *through)
+        flow = Flow(source, target, size_bytes, ports, done, cap)
         if size_bytes <= 0:
             if size_bytes < 0:
                 raise ConfigurationError(
@@ -73,14 +79,24 @@ class Network:
                 )
             self._clock.at(0, self._call_done, flow)
             return flow
-        egress.flows[flow] = None
-        ingress.flows[flow] = None
-        if not egress.is_tight and len(egress.flows) > egress.seats:
-            self._regroup(egress, is_tight=True)
-        if not ingress.is_tight and len(ingress.flows) > ingress.seats:
-            self._regroup(ingress, is_tight=True)
+        for port in ports:
+            port.flows[flow] = None
+            if cap != inf:
+                port.capped += 1
+                port.asked += cap
+        for port in ports:
+            if not port.is_tight and len(port.flows) > port.seats and port.is_crowded():
+                self._regroup(port, is_tight=True)
         self._enter(flow, size_bytes)
         return flow
+
+    def add_link(self, capacity: float) -> Port:
+        """A link that is no card, such as the way out of a rack."""
+        return Port(_checked(capacity))
+
+    def card(self, number: int) -> tuple[Port, Port]:
+        """The egress and the ingress of a card."""
+        return self._egress[number], self._ingress[number]
 
     def abort(self, flow: Flow) -> None:
         """End a flow whose sender or receiver died: `done` is never called.
@@ -95,21 +111,27 @@ class Network:
 
     def set_capacity(self, card: int, *, egress: float, ingress: float) -> None:
         """Change the capacities of a card; transfers under way go on at their new rates."""
-        for port, capacity in ((self._egress[card], egress), (self._ingress[card], ingress)):
-            if port.capacity != _checked(capacity):
-                port.capacity = capacity
-                self._regroup(port, is_tight=len(port.flows) > 1)
+        self.set_link(self._egress[card], egress)
+        self.set_link(self._ingress[card], ingress)
+
+    def set_link(self, port: Port, capacity: float) -> None:
+        """Change the capacity of one port."""
+        if port.capacity != _checked(capacity):
+            port.capacity = capacity
+            self._regroup(port, is_tight=port.is_crowded())
 
     def _enter(self, flow: Flow, remaining: float) -> None:
         """Put a flow that is on its ports into the lane where it belongs."""
-        egress, ingress = flow.egress, flow.ingress
-        if not (egress.is_tight or ingress.is_tight):
+        now = self._clock.now
+        lane = lane_of(flow, now)
+        if not lane.ports:
             # Nothing would keep the flow below the share that a loose port with others allows.
-            for port in (egress, ingress):
-                if len(port.flows) > 1:
-                    self._regroup(port, is_tight=True)
-        lane = lane_between(egress, ingress, self._clock.now)
-        lane.advance(self._clock.now)
+            crowded = [port for port in flow.ports if port.is_crowded()]
+            for port in crowded:
+                self._regroup(port, is_tight=True)
+            if crowded:
+                lane = lane_of(flow, now)
+        lane.advance(now)
         lane.join(flow, remaining)
         if lane.ports:
             self._unsettle(lane)
@@ -129,19 +151,20 @@ class Network:
 
     def _withdraw(self, flow: Flow) -> float:
         """Take a flow out of its lane and off its ports; returns the bytes it still had to go."""
-        del flow.egress.flows[flow], flow.ingress.flows[flow]
+        for port in flow.ports:
+            port.dismiss(flow)
         return self._exit(flow)
 
     def _vacate(self, gone: Flow) -> None:
-        """A flow has gone. A port with at most one flow left is always loose."""
-        for port in (gone.egress, gone.ingress):
-            if len(port.flows) < 2 and (port.is_tight or port.seats > 1):
+        """A flow has gone. A port that is no longer crowded is always loose."""
+        for port in gone.ports:
+            if (port.is_tight or port.seats > 1) and not port.is_crowded():
                 self._regroup(port, is_tight=False)
 
     def _regroup(self, port: Port, *, is_tight: bool) -> None:
         """Make a port tight or loose and move its flows to the lanes where they belong now."""
         port.is_tight = is_tight
-        port.seats = max(1, len(port.flows))
+        port.seats = len(port.flows) if port.is_crowded() else 1
         for flow in list(port.flows):
             if flow.lane is not None:
                 self._enter(flow, self._exit(flow))
@@ -172,7 +195,8 @@ class Network:
         # Each regrouping unsettles what remains of the component, which is then settled again.
         if broken := [lane for lane in rates if is_broken(lane)]:
             flows = [flow for lane in broken for flow in lane.members()]
-            for port in dict.fromkeys(flow.loose_port() for flow in flows):
+            loose = [p for flow in flows for p in flow.ports if not p.is_tight and p.seats > 1]
+            for port in dict.fromkeys(loose):
                 self._regroup(port, is_tight=True)
         elif len(ports) > LARGE_COMPONENT and (slack := [port for port in ports if is_slack(port)]):
             for port in slack:

@@ -134,7 +134,7 @@ class SimulatedWorker:
         updates = world.updates.count if self._seen is None else self._seen
         gradient.read = (world.workers.versions[self.rank], updates)
         self._seen = None
-        seconds = world.cluster.compute.draw(self._compute_rng) * world.faults.slow[self.rank]
+        seconds = world.cluster.compute.draw(self._compute_rng) * world.faults.slowness(self.rank)
         gradient.start(world, round(seconds * SECOND))
         if kernel.current is not None:
             kernel.current.gradient = gradient

@@ -73,6 +73,7 @@ class World:
             self.kernel, cluster, cards_of(cluster, len(self.servers), settings.method.placement),
             self.stream("network"), self.observer if observers else None, byte_scale,
         )  # fmt: skip
+        self.post.share_with_others(self.stream)
         self.mailboxes = [Mailbox() for _ in range(self.ends)]
         self.collectives = Collectives(self)
         self.on_progress: Callable[[], None] = lambda: None

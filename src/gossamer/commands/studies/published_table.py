@@ -45,6 +45,8 @@ def _agreement(table: PublishedTable, cells: list[PublishedCell]) -> list[str]:
     own = table.experiment or table.trainings
     if own is not None:
         return own.verdict(cells).splitlines()
+    if table.verdict is not None:
+        return table.verdict(cells).splitlines()
     known = [cell for cell in cells if cell.deviation is not None]
     if not known:
         return []

@@ -272,7 +272,8 @@ def _changed(
 ) -> Cluster:
     wires, work = cluster.network, cluster.compute
     if bandwidth is not None:
-        wires = dataclasses.replace(wires, bandwidth=bytes_per_second(bandwidth, "--bandwidth"))
+        rate = bytes_per_second(bandwidth, "--bandwidth")
+        wires = dataclasses.replace(wires, bandwidth=rate, up=0.0, down=0.0)
     if latency is not None:
         wires = dataclasses.replace(wires, latency=seconds(latency, "--latency"))
     if compute is not None:
@@ -344,7 +345,7 @@ def _heading(asked: _Question) -> str:
     where, wires = asked.cluster, asked.cluster.network
     return (
         f"Milliseconds per step: {show_bytes(asked.workload.model_bytes)} model, computing "
-        f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.bandwidth:g} Gbit/s, "
+        f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.egress:g} Gbit/s, "
         f"{1e6 * wires.latency:g} us, {wires.collective} (* fastest)"
     )
 
@@ -377,7 +378,7 @@ def _picture(place: Path, found: Found, leads: Sequence[dict[str, Any]], asked: 
         title=f"What a step costs: {where.title or where.name}",
         subtitle=(
             f"closed forms: {show_bytes(what.model_bytes)} model, computing "
-            f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.bandwidth:g} Gbit/s, latency "
+            f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.egress:g} Gbit/s, latency "
             f"{1e6 * wires.latency:g} µs, {what.batch} samples per worker and step"
         ),
     )  # fmt: skip

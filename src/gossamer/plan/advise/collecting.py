@@ -32,8 +32,13 @@ def collecting_seconds(settings: Settings, size_bytes: int) -> float:
     wires = cluster.network
     machines = cluster.machine_of(cluster.workers - 1) + 1
     slowest = max([1.0, *(f.amount for f in cluster.faults if f.kind == "slow-link")])
-    latency, per_byte = wires.latency, slowest / wires.bandwidth
+    sites = cluster.sites
+    rate = min(wires.egress, wires.ingress)
+    latency = max((max(row) for row in sites.latency), default=wires.latency)
     if cluster.rack_of(machines - 1) > 0:
         latency += wires.rack_latency
-        per_byte *= wires.oversubscription
+        # A ring leaves each rack once.
+        rate = min(rate / wires.oversubscription, wires.uplink or rate)
+    between = [entry for row in sites.bandwidth for entry in row if entry]
+    per_byte = slowest / min([rate, *between])
     return all_reduce_seconds(wires.collective, machines, size_bytes, latency, per_byte)

@@ -37,13 +37,13 @@ def scenes(cluster: Cluster) -> list[ChangedCluster]:
     found = [
         ChangedCluster(
             "bandwidth",
-            f"a tenth of the bandwidth ({_bits(cluster.network.bandwidth / _WIDER)})",
-            _with_bandwidth(cluster, 1 / _WIDER),
+            f"a tenth of the bandwidth ({_bits(cluster.network.egress / _WIDER)})",
+            cluster.with_bandwidth_times(1 / _WIDER),
         ),
         ChangedCluster(
             "bandwidth",
-            f"ten times the bandwidth ({_bits(cluster.network.bandwidth * _WIDER)})",
-            _with_bandwidth(cluster, _WIDER),
+            f"ten times the bandwidth ({_bits(cluster.network.egress * _WIDER)})",
+            cluster.with_bandwidth_times(_WIDER),
         ),
     ]
     slow = [fault for fault in cluster.faults if fault.kind in ("slow", "slow-link")]
@@ -72,18 +72,6 @@ def with_workers(cluster: Cluster, workers: int) -> Cluster:
         if fault.worker < workers and all(r < workers for side in fault.sides for r in side)
     )  # fmt: skip
     return dataclasses.replace(cluster, workers=workers, faults=kept)
-
-
-def _with_bandwidth(cluster: Cluster, factor: float) -> Cluster:
-    wires = cluster.network
-    return dataclasses.replace(
-        cluster,
-        network=dataclasses.replace(
-            wires,
-            bandwidth=wires.bandwidth * factor,
-            server_bandwidth=wires.server_bandwidth * factor,
-        ),
-    )
 
 
 def _bits(bytes_per_second: float) -> str:

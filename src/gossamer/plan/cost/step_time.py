@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.config.cluster import Cluster
+from gossamer.config.network import FLOWS
 from gossamer.config.settings import split_groups
 from gossamer.methods import MethodSpec, parse_method
 from gossamer.plan.cost.alpha_beta import AlphaBeta, Machines
@@ -77,12 +78,32 @@ def predict(
             f"the closed forms are for equal workers, but cluster {cluster.name} has the fault "
             f"'{cluster.faults[0]}'; use an equal cluster, or simulate it"
         )
+    if cluster.has_flows or cluster.phases.are_there:
+        raise NoClosedForm(
+            f"the closed forms are for equal cards that nothing else uses, but cluster "
+            f"{cluster.name} has {_beyond_forms(cluster)}; simulate it"
+        )
     case = _case(spec, cluster, workload, steps)
     parts = FORMS[spec.name](case)
     return Prediction(
         str(spec), cluster.workers, parts, workload.batch, workload.samples,
         dict(case.options), tuple(_notes(spec, parts, case)),
     )  # fmt: skip
+
+
+def _beyond_forms(cluster: Cluster) -> str:
+    """What a cluster has that no closed form knows, in the words of its description."""
+    wires = cluster.network
+    found = {
+        "[sites]": cluster.sites.names,
+        "[background]": cluster.background.is_there,
+        "[phases]": cluster.phases.are_there,
+        "up or down": wires.up or wires.down,
+        "uplink": wires.uplink,
+        "processor_share": wires.processor_share,
+        "collectives as flows": wires.collectives == FLOWS,
+    }
+    return " and ".join(what for what, there in found.items() if there)
 
 
 def _case(spec: MethodSpec, cluster: Cluster, workload: Workload, steps: int) -> Case:

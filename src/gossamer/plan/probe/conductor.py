@@ -17,6 +17,7 @@ from gossamer.errors import Error, PeerLost, RunFailed
 from gossamer.plan.probe import links
 from gossamer.plan.probe.channel import PATIENCE_S, ProbeChannel
 from gossamer.plan.probe.findings import Crowd, Inquiry, MeasuredLink, ProbeFindings, Steps
+from gossamer.plan.probe.regions import across, regions_of
 from gossamer.plan.probe.step_times import Stepper, measure_steps
 from gossamer.real.faults.fault_plan import own_fault_plan
 from gossamer.real.faults.slow_worker import Slowness
@@ -34,6 +35,8 @@ _PATTERNS = {
     "inside": "each to the next on its host",
     "between": "each to the next host",
     "to_one": "all to one",
+    "one_across": "one host of each group of near ones to the next group",
+    "across": "each host to one of the next group of near ones",
 }
 
 
@@ -213,6 +216,10 @@ class Conductor:
             "between": links.ring_between(hosts),
             "to_one": links.all_to_one(hosts, target),
         }
+        groups = regions_of(hosts, found)
+        if max(map(len, groups)) > 1:
+            patterns["one_across"] = across(hosts, groups, senders=1)
+            patterns["across"] = across(hosts, groups)
         planned = {
             pattern: sends
             for pattern, sends in patterns.items()

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.config.faults import Fault
+from gossamer.config.network import Sites
 from gossamer.plan.probe.findings import Crowd, MeasuredLink, ProbeFindings
 from gossamer.plan.probe.fit import fit
 from gossamer.plan.probe.links import ring_between
+from gossamer.plan.probe.regions import (
+    Groups,
+    are_in_order,
+    are_racks,
+    flows_across,
+    links_of,
+    regions_of,
+    sites_of,
+)
 from gossamer.quantities import counted
 
 SLOW_WORKER = 1.25
@@ -55,8 +66,17 @@ def speeds_of(findings: ProbeFindings) -> Speeds:
 
 
 def describe(findings: ProbeFindings, name: str = "measured") -> Cluster:
-    """A cluster of typical machines, with faults for the workers and cards that differ."""
+    """A cluster of typical machines at the sites or in the racks that were found, with faults for
+    the workers and cards that differ."""
     per_machine = workers_per_machine(findings.hosts)
+    groups = described_regions(findings)
+    wires, racks = _wires(findings, per_machine), 0
+    sites = Sites()
+    if len(groups) > 1 and are_racks(findings, groups):
+        racks = len(groups[0])
+        wires = _with_racks(wires, findings, groups)
+    elif len(groups) > 1:
+        sites = sites_of(findings, groups, per_machine)
     speeds = speeds_of(findings)
     faults = [Fault("slow", worker=rank, amount=_rounded(f)) for rank, f in speeds.slow.items()]
     for host, factor in slow_cards(findings).items():
@@ -67,8 +87,26 @@ def describe(findings: ProbeFindings, name: str = "measured") -> Cluster:
     return Cluster(
         name=name, title=_title(findings), workers=findings.workers,
         workers_per_machine=per_machine, compute=_compute(findings, speeds),
-        network=_wires(findings, per_machine), faults=tuple(faults),
+        network=wires, faults=tuple(faults), machines_per_rack=racks, sites=sites,
     )  # fmt: skip
+
+
+def described_regions(findings: ProbeFindings) -> Groups:
+    """The groups of near hosts that a description can hold: their workers follow each other."""
+    groups = regions_of(findings.hosts, findings.links)
+    if are_in_order(findings, groups):
+        return groups
+    return [findings.host_names]
+
+
+def _with_racks(wires: Wires, findings: ProbeFindings, groups: Groups) -> Wires:
+    """What leaving a rack costs: more latency, and a part of the uplink where that was full."""
+    inside, outside = links_of(findings, groups)
+    distance = min(one.shortest for one in outside) - min(one.shortest for one in inside)
+    full = [one.together for one in flows_across(findings, groups) if one.is_shared]
+    return dataclasses.replace(
+        wires, rack_latency=max(0.0, distance), uplink=statistics.median(full) if full else 0.0
+    )
 
 
 def workers_per_machine(hosts: Sequence[str]) -> int:
@@ -120,8 +158,9 @@ def between(findings: ProbeFindings) -> list[MeasuredLink]:
 
 
 def measured_as_network(findings: ProbeFindings) -> list[MeasuredLink]:
-    """The links described as the network: those between hosts, if there are several hosts."""
-    return between(findings) or inside(findings)
+    """The links described as the network: those between near hosts, if there are several hosts."""
+    near, _ = links_of(findings, described_regions(findings))
+    return near or between(findings) or inside(findings)
 
 
 def slow_cards(findings: ProbeFindings) -> dict[str, float]:
@@ -131,11 +170,12 @@ def slow_cards(findings: ProbeFindings) -> dict[str, float]:
     hosts it cannot be decided which of them has the slow card.
     """
     best: dict[str, float] = {}
-    for link in between(findings):
+    near, far = links_of(findings, described_regions(findings))
+    for link in near or far:
         for end in (link.source, link.target):
             host = findings.hosts[end]
             best[host] = max(best.get(host, 0.0), link.bandwidth)
-    if len(best) < 3:
+    if len(best) < 3 or not near:
         return {}
     typical = statistics.median_high(best.values())
     return {host: typical / speed for host, speed in best.items() if typical / speed > SLOW_CARD}
@@ -211,6 +251,13 @@ def notices(findings: ProbeFindings) -> list[str]:
             "the hosts have different numbers of workers, or not in order, which no cluster file "
             "can say: each worker is described as a machine of its own"
         )
+    regions = regions_of(findings.hosts, findings.links)
+    if len(regions) > 1 and not are_in_order(findings, regions):
+        said.append(
+            f"{len(regions)} groups of near hosts were found, but their workers do not follow each "
+            "other in rank, which no cluster file can say: all are described as one place; start "
+            "the workers of each group one after the other"
+        )
     looked_at = {
         (min(one.source, one.target), max(one.source, one.target)) for one in findings.links
     }
@@ -220,7 +267,7 @@ def notices(findings: ProbeFindings) -> list[str]:
             "a larger --seconds measures more"
         )
     share = share_in_a_crowd(findings)
-    if share is not None and share < CROWDED:
+    if share is not None and share < CROWDED and len(regions) == 1:
         said.append(
             f"with all hosts sending at once a card gets {100 * share:.0f} % of what it gets "
             "alone: something between the hosts is shared, which the simulator does not know; "

@@ -52,6 +52,12 @@ class MeasuredLink:
     """The median of the bytes per second of large messages."""
     trips: int
     messages: int
+    shortest: float = 0.0
+    """Half of the shortest round trip."""
+
+    def __post_init__(self) -> None:
+        if not self.shortest:
+            object.__setattr__(self, "shortest", self.latency)
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,8 @@ class Crowd:
     """A measurement with many senders at once."""
 
     pattern: str
-    """inside (a ring in each host), between (a ring of hosts), or to_one."""
+    """inside (a ring in each host), between (a ring of hosts), to_one, or from each group of near
+    hosts to the next: one_across (one flow) and across (all hosts)."""
     senders: int
     target: int | None
     """The only receiver, if there was one."""

@@ -53,7 +53,9 @@ def measure_link(post: ProbeChannel, peer: int, seconds: float) -> MeasuredLink:
         # The trip of the first byte there and of the answer back is latency.
         rates.append(len(bulk) / max(took - trip, 0.1 * took))
     latency = statistics.median(trips) / 2
-    return MeasuredLink(post.rank, peer, latency, statistics.median(rates), len(trips), len(rates))
+    return MeasuredLink(
+        post.rank, peer, latency, statistics.median(rates), len(trips), len(rates), trip / 2
+    )
 
 
 def flood(post: ProbeChannel, peer: int, seconds: float, size: int) -> float:

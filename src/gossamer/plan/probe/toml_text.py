@@ -11,16 +11,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from gossamer.config.cluster import Cluster
+from gossamer.config.network import Sites, Wires
 from gossamer.plan.probe.description import (
     between,
     card_rates,
     crowd_of,
+    described_regions,
     inside,
     measured_as_network,
     notices,
     speeds_of,
 )
 from gossamer.plan.probe.findings import MeasuredLink, ProbeFindings
+from gossamer.plan.probe.regions import flows_across
 from gossamer.quantities import counted
 
 _MOST_LINES = 64
@@ -36,8 +39,13 @@ def to_toml(cluster: Cluster, findings: ProbeFindings) -> str:
     ]
     if cluster.workers_per_machine > 1:
         lines.append(f"workers_per_machine = {cluster.workers_per_machine}")
+    if cluster.machines_per_rack:
+        lines += _comment("Hosts that are near each other, as the shortest round trips show.")
+        lines.append(f"machines_per_rack = {cluster.machines_per_rack}")
     lines += ["", "[compute]", *_compute(cluster, findings), "", "[network]"]
     lines += _network(cluster, findings)
+    if cluster.sites.names:
+        lines += ["", "[sites]", *_sites(cluster.sites, findings)]
     for kind, table, what in (
         ("slow", "slow", "How many times longer than the typical worker's their steps are."),
         ("slow-link", "slow_link", "How many times slower than the typical one their cards are."),
@@ -141,7 +149,8 @@ def _network(cluster: Cluster, findings: ProbeFindings) -> list[str]:
         return [
             *_comment("Not measured: there was one worker only. These are the defaults."), *values,
         ]  # fmt: skip
-    where = "between hosts" if between(findings) else "inside the host"
+    near = "near hosts" if len(described_regions(findings)) > 1 else "hosts"
+    where = f"between {near}" if between(findings) else "inside the host"
     lines = _comment(
         f"Messages over {findings.transport} {where}, {len(links)} directions of pairs, alone:"
     )
@@ -157,6 +166,40 @@ def _network(cluster: Cluster, findings: ProbeFindings) -> list[str]:
                 "those of a crowd if they are fewer; the simulator takes their latency as 1us."
             )
         lines.append(f'memory_bandwidth = "{show_rate(wires.memory_bandwidth)}"')
+    return lines + _racks(wires)
+
+
+def _racks(wires: Wires) -> list[str]:
+    lines: list[str] = []
+    if wires.rack_latency:
+        lines.append(f'rack_latency = "{show_time(wires.rack_latency)}"')
+    if wires.uplink:
+        lines += _comment("All hosts of a rack together, to those of the next.")
+        lines.append(f'uplink = "{show_rate(wires.uplink)}"')
+    return lines
+
+
+def _sites(sites: Sites, findings: ProbeFindings) -> list[str]:
+    """The groups of near hosts, and what lies between them."""
+    groups = described_regions(findings)
+    lines: list[str] = []
+    for name, group in zip(sites.names, groups, strict=True):
+        lines += _comment(f"{name}: {', '.join(map(_name, group[:_MOST_LINES]))}.")
+    lines.append(f"names = {json.dumps(list(sites.names))}")
+    lines.append(f"machines = {list(sites.machines)}")
+    lines += _comment("From the row's site to the column's; 0 means: as the cards.")
+    if found := list(flows_across(findings, groups)):
+        whole = "; ".join(
+            f"{show_rate(one.alone)} alone, {show_rate(one.together)} together for {one.flows}"
+            for one in found
+        )
+        lines += _comment(f"One flow, and one from each host at once: {whole}.")
+    rates = [[show_rate(rate) if rate else 0 for rate in row] for row in sites.bandwidth]
+    times = [[show_time(time) for time in row] for row in sites.latency]
+    for what, matrix in (("bandwidth", rates), ("latency", times)):
+        lines += [f"{what} = [", *(f"    {json.dumps(row)}," for row in matrix), "]"]
+    if sites.shared:
+        lines.append("shared = true")
     return lines
 
 

@@ -1,4 +1,4 @@
-// The cluster: machines hang from the switch of their rack; slow ones and slow links carry words and
+// The cluster: machines hang from the switch of their rack or site; slow ones and slow links carry words and
 // shapes of their own.
 
 function machineBadges(machine) {
@@ -24,9 +24,9 @@ function machineBox(machine) {
       list(machine.notes).map((note) => make("div", { class: "note" }, String(note)))));
 }
 
-function rackBox(rack, machines, isOnly) {
+function rackBox(place, machines, isOnly) {
   const box = make("div", { class: "rack" },
-    make("div", { class: "switch" }, isOnly ? "switch" : `rack ${rack}`),
+    make("div", { class: "switch" }, isOnly ? "switch" : place),
     make("ul", { class: "machines" }, machines.map(machineBox)));
   box.style.setProperty("--machines", machines.length);
   return box;
@@ -44,15 +44,15 @@ function clusterSection() {
   if (!cluster) return null;
   const racks = new Map();
   for (const machine of list(cluster.machines)) {
-    const rack = isNumber(machine.rack) ? machine.rack : 0;
-    racks.set(rack, [...(racks.get(rack) || []), machine]);
+    const place = String(machine.place || "");
+    racks.set(place, [...(racks.get(place) || []), machine]);
   }
   const drawn = kept("cluster", () => make("div", { class: "cluster" }));
   const notes = list(cluster.notes);
   drawn.replaceChildren(
     clusterFacts(cluster),
     ...(racks.size ? [make("div", { class: "racks" },
-      [...racks].map(([rack, machines]) => rackBox(rack, machines, racks.size === 1)))] : []),
+      [...racks].map(([place, machines]) => rackBox(place, machines, racks.size === 1)))] : []),
     ...(notes.length ? [make("ul", { class: "notes" }, notes.map((note) => make("li", null, String(note))))] : []));
   drawn.querySelector(".racks")?.classList.toggle("crowded", list(cluster.machines).length > 24);
   const heading = cluster.name ? `The cluster: ${cluster.name}` : "The cluster";

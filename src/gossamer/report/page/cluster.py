@@ -1,4 +1,4 @@
-"""The drawing of a cluster: machines in racks, with their faults."""
+"""The drawing of a cluster: machines at sites and in racks, with their faults."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gossamer.config.cluster import Cluster, cluster_from
 from gossamer.config.faults import FOREVER, Fault, read_fault
+from gossamer.config.network import CARDS, SITES, UPLINKS, Sites, Wires
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import show_bandwidth, show_percent, show_seconds
 from gossamer.report.page.data import ClusterData, Machine
@@ -41,7 +42,7 @@ def drawn_cluster(cluster: Cluster, servers: int, *, own_machines: bool) -> Clus
         workers=cluster.workers,
         machines=_machines(cluster, cluster.faults),
         servers=servers,
-        bandwidth=show_bandwidth(wires.bandwidth),
+        bandwidth=_card(wires),
         latency=show_seconds(wires.latency),
         step=_step(cluster),
         notes=notes,
@@ -84,7 +85,7 @@ def _machines(cluster: Cluster, faults: Sequence[Fault]) -> list[Machine]:
             Machine(
                 name=f"machine {number}",
                 workers=ranks,
-                rack=cluster.rack_of(number),
+                place=_place(cluster, number),
                 slow=_factor(own, "slow"),
                 slow_link=_factor(own, "slow-link"),
                 dies=any(fault.kind == "kill" for fault in own),
@@ -92,6 +93,13 @@ def _machines(cluster: Cluster, faults: Sequence[Fault]) -> list[Machine]:
             )
         )
     return machines
+
+
+def _place(cluster: Cluster, machine: int) -> str:
+    names = cluster.sites.names
+    site = [names[cluster.site_of(machine)]] if names else []
+    rack = [f"rack {cluster.rack_of(machine)}"] if cluster.machines_per_rack else []
+    return ", ".join(site + rack)
 
 
 def _factor(faults: Sequence[Fault], kind: str) -> float:
@@ -150,6 +158,59 @@ def _about_network(cluster: Cluster) -> list[str]:
         notes.append(f"Leaving a rack takes {show_seconds(wires.rack_latency)} more.")
     if cluster.machines_per_rack and wires.oversubscription > 1:
         notes.append(f"A byte that leaves its rack costs {wires.oversubscription:g} times as much.")
+    if cluster.machines_per_rack and wires.uplink:
+        notes.append(f"All that leaves or enters a rack shares {show_bandwidth(wires.uplink)}.")
+    if wires.processor_share:
+        share = show_percent(wires.processor_share)
+        notes.append(f"While a machine sends or receives it computes {share} slower.")
+    return notes + _about_sites(cluster.sites) + _about_others(cluster)
+
+
+def _card(wires: Wires) -> str:
+    up, down = show_bandwidth(wires.egress), show_bandwidth(wires.ingress)
+    return up if up == down else f"{up} up, {down} down"
+
+
+def _about_sites(sites: Sites) -> list[str]:
+    """What lies between sites, from the slowest to the fastest pair."""
+    apart = [(a, b) for a in range(len(sites.names)) for b in range(len(sites.names)) if a != b]
+    notes: list[str] = []
+    if apart and sites.bandwidth:
+        rates = [sites.bandwidth[one][other] for one, other in apart]
+        least, most = show_bandwidth(min(rates)), show_bandwidth(max(rates))
+        span = least if least == most else f"{least} to {most}"
+        who = "all flows together" if sites.shared else "one flow"
+        notes.append(f"Between two sites {who} can have {span}.")
+    if apart and sites.latency:
+        times = [sites.latency[one][other] for one, other in apart]
+        least, most = show_seconds(min(times)), show_seconds(max(times))
+        span = least if least == most else f"{least} to {most}"
+        notes.append(f"A message to another site takes {span} before its first byte.")
+    return notes
+
+
+_OTHERS_ON = {CARDS: "each card", UPLINKS: "each rack's uplink", SITES: "each pipe between sites"}
+
+
+def _about_others(cluster: Cluster) -> list[str]:
+    """Other traffic, and slowness that workers share."""
+    background, phases = cluster.background, cluster.phases
+    notes: list[str] = []
+    if background.trace:
+        notes.append(f"Others use {_OTHERS_ON[background.on]} as a trace says.")
+    elif background.is_there:
+        notes.append(
+            f"Others take {show_percent(background.load)} of {_OTHERS_ON[background.on]}, for "
+            f"{show_seconds(background.lasts)} every {show_seconds(background.every)} on average."
+        )
+    who = "The whole cluster" if phases.shared_by == "all" else f"Each {phases.shared_by}"
+    if phases.are_there and phases.factor != 1:
+        notes.append(
+            f"{who} computes {phases.factor:g} times slower for {show_seconds(phases.lasts)} every "
+            f"{show_seconds(phases.every)} on average."
+        )
+    if phases.jitter:
+        notes.append(f"{who} has a pace that varies by {show_percent(phases.jitter)}.")
     return notes
 
 

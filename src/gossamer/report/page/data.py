@@ -139,7 +139,8 @@ class Machine(TypedDict):
 
     name: str
     workers: list[int]
-    rack: int
+    place: str
+    """Its site and its rack, as far as the cluster has any."""
     slow: float
     """How many times slower than usual it computes."""
     slow_link: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gossamer.quantities import show_bandwidth, show_bytes, show_percent, show_seconds
+from gossamer.quantities import counted, show_bandwidth, show_bytes, show_percent, show_seconds
 from gossamer.report.page.data import Setting
 from gossamer.runs.json_files import members, number, objects, text
 from gossamer.runs.result import Row
@@ -28,14 +28,20 @@ _NONE = {
 _SHOWN: dict[str, Callable[[float], str]] = {
     **dict.fromkeys((
         "seconds", "unoverlapped_seconds", "pause_seconds", "latency", "rack_latency",
-        "retransmission", "failure_detection", "deadline",
+        "retransmission", "failure_detection", "deadline", "every", "lasts", "repeat",
+        "jitter_lasts",
     ), show_seconds),
-    **dict.fromkeys(("jitter", "forward_share", "pause_probability"), show_percent),
-    **dict.fromkeys(("bandwidth", "memory_bandwidth", "server_bandwidth"), show_bandwidth),
+    **dict.fromkeys((
+        "jitter", "forward_share", "pause_probability", "processor_share", "load",
+    ), show_percent),
+    **dict.fromkeys((
+        "bandwidth", "memory_bandwidth", "server_bandwidth", "up", "down", "uplink",
+    ), show_bandwidth),
     "model_bytes": show_bytes,
 }  # fmt: skip
 _ZERO = {
-    "memory_bandwidth": "free", "server_bandwidth": "like everybody's",
+    "memory_bandwidth": "free", "server_bandwidth": "like everybody's", "up": "as bandwidth",
+    "down": "as bandwidth", "uplink": "never full", "processor_share": "none",
     "machines_per_rack": "all in one rack",
 }  # fmt: skip
 
@@ -141,5 +147,9 @@ def _shown(key: str, value: object) -> str:
             return _ZERO[key]
         return _SHOWN.get(key, "{:g}".format)(known)
     if isinstance(value, list):
-        return ", ".join(str(one) for one in list[object](value)) or "none"
+        items = list[object](value)
+        if items and isinstance(items[0], list):
+            # A matrix or a trace; the section of the cluster says what it means.
+            return counted(len(items), "row")
+        return ", ".join(str(one) for one in items) or "none"
     return str(value) or "none"

@@ -55,8 +55,8 @@ class ScriptGradient(SimulatedGradient):
         self.is_held, self._later = False, []
         self.paused_ns += kernel.now - self._held_since
         for at_ns, waited_ns, again, arguments in later:
-            due_ns = at_ns + self.paused_ns - waited_ns
-            kernel.at(max(0, due_ns - kernel.now), again, *arguments, self.paused_ns)
+            due_ns = at_ns + self.lost_ns - waited_ns
+            kernel.at(max(0, due_ns - kernel.now), again, *arguments, self.lost_ns)
 
     def go_on(self) -> None:
         """Its loop has been told what it waited for."""
@@ -285,7 +285,7 @@ class ScriptWorker(SimulatedWorker):
         updates = world.updates.count if self._seen is None else self._seen
         gradient.read = (world.replicas[rank].version, updates)
         self._seen = None
-        seconds = world.cluster.compute.draw(self._compute_rng) * world.faults.slow[rank]
+        seconds = world.cluster.compute.draw(self._compute_rng) * world.faults.slowness(rank)
         source.resume(rank, is_elsewhere=is_elsewhere)
         gradient.start(world, round(seconds * SECOND))
         if source.listen(gradient) == "end":

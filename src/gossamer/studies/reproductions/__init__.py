@@ -2,6 +2,7 @@
 
 from gossamer.studies.reproductions.ad_psgd import SLOW_WORKER, SPEED_UP
 from gossamer.studies.reproductions.ad_psgd_cifar10 import TABLE as AD_PSGD_CIFAR10
+from gossamer.studies.reproductions.ad_psgd_network import SHARED_NETWORK
 from gossamer.studies.reproductions.dc_asgd import TABLE as DC_ASGD
 from gossamer.studies.reproductions.delayed_gradients import ADAM, ADAM_FAR, SGD
 from gossamer.studies.reproductions.gossip_scaling import DIGITS as GOSSIP_SCALING_DIGITS
@@ -14,6 +15,7 @@ TABLES: dict[str, PublishedTable] = {
     for table in (
         SLOW_WORKER,
         SPEED_UP,
+        SHARED_NETWORK,
         SOFTSYNC_STALENESS,
         BACKUP_WORKERS,
         SGD,

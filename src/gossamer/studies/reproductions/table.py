@@ -92,6 +92,8 @@ class PublishedTable:
     cells: int
     compute: Callable[[int, Progress], list[PublishedCell]] | None = None
     """Computes the cells from a seed, and reports each of them."""
+    verdict: Callable[[list[PublishedCell]], str] | None = None
+    """Of a table that is computed at once: how far ours agrees, where no cell has a figure."""
     experiment: Experiment | None = None
     """Instead of `compute`, for a table that takes long and needs data: one laboratory grid."""
     trainings: Trainings | None = None
