@@ -126,8 +126,11 @@ def _moves(new: Callable[..., Tensor], is_gpu: bool) -> Iterator[tuple[str, Call
             image = a.view(-1, 16, 16, 16)
             wide = a.view(-1, 128)
             scale, mean = new(16).float(), new(16).float().abs()
-            yield f"batch norm {2**power}", lambda i=image, s=scale, m=mean: (
-                aten.native_batch_norm(i, s, s, m, m, True, 0.1, 1e-5)
+            yield (
+                f"batch norm {2**power}",
+                lambda i=image, s=scale, m=mean: aten.native_batch_norm(
+                    i, s, s, m, m, True, 0.1, 1e-5
+                ),
             )
             yield f"layer norm {2**power}", lambda wide=wide: functional.layer_norm(wide, (128,))
 
@@ -179,9 +182,7 @@ def chains(device: torch.device) -> Iterator[dict[str, Any]]:
     x = torch.randn(4, 8, device=device)
     for length in (1, 8, 64):
         torch.manual_seed(0)
-        layers = [
-            layer for _ in range(length) for layer in (nn.Linear(8, 8), nn.Tanh())
-        ]
+        layers = [layer for _ in range(length) for layer in (nn.Linear(8, 8), nn.Tanh())]
         chain = nn.Sequential(*layers).to(device)
 
         def step(chain: nn.Module = chain) -> None:

@@ -39,6 +39,7 @@ from gossamer.plan.cost.work_depth import (
 )
 from gossamer.plan.cost.workload import Workload, workload_of, workload_of_bytes
 from gossamer.quantities import bytes_per_second, counted, seconds
+from gossamer.report.page.cluster import shown_step
 from gossamer.report.pictures.cost_picture import CostLine, FastestMark, cost_picture
 from gossamer.report.pictures.figure import has_matplotlib
 from gossamer.tasks import Task, make_task
@@ -170,7 +171,8 @@ def _cluster(name: str, bandwidth: str | None, latency: str | None, compute: str
     if latency is not None:
         wires = dataclasses.replace(wires, latency=seconds(latency, "--latency"))
     if compute is not None:
-        work = dataclasses.replace(work, seconds=seconds(compute, "--compute"))
+        taken = seconds(compute, "--compute")
+        work = dataclasses.replace(work, seconds=taken, per_sample=0.0)
     return dataclasses.replace(cluster, network=wires, compute=work)
 
 
@@ -207,7 +209,8 @@ def _summary(
     other = [
         crossing
         for axis, middle in (
-            ("bandwidth", where.network.bandwidth), ("model_bytes", what.model_bytes)
+            ("bandwidth", where.network.bandwidth), ("model_bytes", what.model_bytes),
+            ("batch", what.batch),
         )
         for crossing in crossings(axis, names, [middle * factor for factor in wide], where, what)
     ]  # fmt: skip
@@ -237,7 +240,7 @@ def _show(found: Found, fastest: dict[str, list[str]], where: Cluster, what: Wor
     wires = where.network
     title = (
         f"Milliseconds per step: {show_bytes(what.model_bytes)} model, computing "
-        f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.bandwidth:g} Gbit/s, "
+        f"{shown_step(where.compute, what.batch)}, {8e-9 * wires.bandwidth:g} Gbit/s, "
         f"{1e6 * wires.latency:g} us, {wires.collective} (* fastest)"
     )
     table = plain_table(title, gap=2)
@@ -325,8 +328,9 @@ def _draw(
         title=f"What a step costs: {where.title or where.name}",
         subtitle=(
             f"closed forms: {show_bytes(what.model_bytes)} model, computing "
-            f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.bandwidth:g} Gbit/s, latency "
-            f"{1e6 * wires.latency:g} µs, {what.batch} samples per worker and step"
+            f"{1e3 * where.compute.mean_seconds(what.batch):.4g} ms, "
+            f"{8e-9 * wires.bandwidth:g} Gbit/s, latency {1e6 * wires.latency:g} µs, "
+            f"{what.batch} samples per worker and step"
         ),
     )  # fmt: skip
 

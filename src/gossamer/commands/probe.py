@@ -20,7 +20,12 @@ from gossamer.errors import ConfigurationError, Error
 from gossamer.files import replace_text
 from gossamer.own_code import absolute
 from gossamer.plan.probe import ProbeFindings, describe, to_toml
-from gossamer.plan.probe.description import measured_as_network, notices, speeds_of
+from gossamer.plan.probe.description import (
+    batch_line,
+    measured_as_network,
+    notices,
+    speeds_of,
+)
 from gossamer.plan.probe.findings import Inquiry
 from gossamer.plan.probe.probe import check, job_around
 from gossamer.plan.probe.probe import probe as run_probe
@@ -220,6 +225,13 @@ def _show(findings: ProbeFindings, cluster: Cluster, path: Path) -> None:
             f"{show_time(low)} to {show_time(high)}", f"{speeds.factors[rank]:.2f}",
         )  # fmt: skip
     out.print(table, markup=False)
+    if (line := batch_line(findings)) is not None:
+        compute = cluster.compute
+        say_line(
+            f"a gradient: {show_time(compute.seconds)} and {show_time(compute.per_sample)} a "
+            f"sample, from batches of {', '.join(map(str, line.medians))} (misses their medians by "
+            f"at most {100 * line.error:.0f} %)"
+        )
     links = measured_as_network(findings)
     if links:
         rate = statistics.median(link.bandwidth for link in links)

@@ -125,8 +125,9 @@ def _simulated(
             "gradients, too many for a first look; ask for fewer workers, or use gossamer simulate "
             "--engine none"
         ) from None
+    # Its gradients are of one sample each, as none is computed.
     parts = simulated_step(
-        dataclasses.replace(spec, options=options), cluster, task,
+        dataclasses.replace(spec, options=options), cluster.at_batch(workload.batch), task,
         model_bytes=workload.model_bytes, steps=steps, more=more,
     )  # fmt: skip
     return Prediction(

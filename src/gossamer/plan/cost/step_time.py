@@ -86,7 +86,7 @@ def predict(
 
 
 def _case(spec: MethodSpec, cluster: Cluster, workload: Workload, steps: int) -> Case:
-    compute, wires = cluster.compute, cluster.network
+    compute, wires = cluster.compute.at(workload.batch), cluster.network
     groups = split_groups(spec.groups, cluster)
     ends = len(groups) or cluster.workers
     members = cluster.workers // ends

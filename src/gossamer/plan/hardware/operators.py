@@ -144,9 +144,7 @@ def _counted(
     )  # fmt: skip
 
 
-def _update(
-    numbers: int, optimiser: Optimiser, like: Tensor
-) -> tuple[tuple[Operator, ...], int]:
+def _update(numbers: int, optimiser: Optimiser, like: Tensor) -> tuple[tuple[Operator, ...], int]:
     """The operators of one descent of the whole model as one vector, and its temporary bytes.
 
     A model that was made for real is not descended for real, as that would double its memory.
@@ -178,12 +176,9 @@ def _batch_of(task: Task, batch: int) -> Data:
     first = task.train.first(1)
 
     def repeated(tensor: Tensor) -> Tensor:
-        made = torch.zeros((batch, *tensor.shape[1:]), dtype=tensor.dtype)
-        return made
+        return torch.zeros((batch, *tensor.shape[1:]), dtype=tensor.dtype)
 
-    return Data(
-        mapped(first.inputs, repeated), mapped(first.targets, repeated), first.labels_as
-    )
+    return Data(mapped(first.inputs, repeated), mapped(first.targets, repeated), first.labels_as)
 
 
 # ---------------------------------------------------------------------- the tally

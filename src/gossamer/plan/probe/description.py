@@ -96,14 +96,50 @@ def _compute(findings: ProbeFindings, speeds: Speeds) -> Compute:
     fitted = fit(relative)
     # A cluster has no pauses between gradients, so the mean includes the interruptions there.
     others = [statistics.fmean(steps.other) for steps in findings.steps]
+    mean, line = speeds.typical * fitted.seconds, batch_line(findings)
+    per_sample = 0.0 if line is None else line.per_sample * fitted.seconds
     return Compute(
-        seconds=speeds.typical * fitted.seconds,
+        # The mean at the batch that was measured longest is kept, whatever the line says.
+        seconds=max(0.0, mean - per_sample * findings.inquiry.batch),
+        per_sample=per_sample,
         distribution=fitted.distribution,
         jitter=fitted.jitter,
         unoverlapped_seconds=statistics.median(others),
         pause_probability=fitted.pause_probability,
         pause_seconds=speeds.typical * fitted.pause_seconds,
     )
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """The line through the medians at several sizes of the batch."""
+
+    per_sample: float
+    medians: dict[int, float]
+    """Of typical workers, by size of the batch."""
+    error: float
+    """By how much the line misses the worst of them."""
+
+
+def batch_line(findings: ProbeFindings) -> BatchLine | None:
+    """Through the median at the batch of the inquiry, with the least squares at the other sizes; no
+    more than a sample's share of a step, and not less than nothing."""
+    batch, speeds = findings.inquiry.batch, speeds_of(findings)
+    typical = [steps for rank, steps in enumerate(findings.steps) if rank not in speeds.slow]
+    sizes = sorted({size for steps in typical for size, _ in steps.by_batch})
+    if not sizes:
+        return None
+    medians = {
+        size: statistics.median(dict(steps.by_batch)[size] for steps in typical) for size in sizes
+    }
+    rise = sum((size - batch) * (medians[size] - speeds.typical) for size in sizes)
+    slope = rise / sum((size - batch) ** 2 for size in sizes)
+    slope = min(max(0.0, slope), speeds.typical / batch)
+    medians[batch] = speeds.typical
+    error = max(
+        abs((speeds.typical + slope * (size - batch)) / medians[size] - 1) for size in sizes
+    )
+    return BatchLine(slope, dict(sorted(medians.items())), error)
 
 
 # ---------------------------------------------------------------------------------- the network

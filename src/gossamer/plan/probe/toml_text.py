@@ -12,6 +12,7 @@ import numpy as np
 
 from gossamer.config.cluster import Cluster
 from gossamer.plan.probe.description import (
+    batch_line,
     between,
     card_rates,
     crowd_of,
@@ -110,8 +111,16 @@ def _compute(cluster: Cluster, findings: ProbeFindings) -> list[str]:
             f"#   worker {rank}: {show_time(speeds.medians[rank])} ({show_time(low)} to "
             f"{show_time(high)}), {counted(steps.count, 'step')}{named}"
         )
+    line = batch_line(findings)
+    if line is not None:
+        sizes = ", ".join(f"{size}: {show_time(took)}" for size, took in line.medians.items())
+        lines += _comment(
+            f"Medians by size of the batch: {sizes}. A gradient takes seconds + per_sample * batch, "
+            f"which misses them by at most {100 * line.error:.0f} %."
+        )
     lines += [
         f'seconds = "{show_time(compute.seconds)}"',
+        *([] if line is None else [f'per_sample = "{show_time(compute.per_sample)}"']),
         f'distribution = "{compute.distribution}"',
         f"jitter = {compute.jitter:.4f}",
     ]
