@@ -1,7 +1,7 @@
 """Measure single operators by size, and fit the efficiency curves of a device's data sheet to them.
 
     python tools/operator_sweep.py measure --device cuda --out sweep.json   # under a minute
-    python tools/operator_sweep.py fit sweep.json --hardware h200           # the curves, and how well
+    python tools/operator_sweep.py fit sweep.json --hardware h200           # and how well they fit
 
 No model is measured: products of matrices, convolutions with both gradients, attention, operators
 that move memory, and what it takes to start an operator at all. On a GPU the time of the device is
@@ -25,7 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gossamer.plan.hardware.operators import StepTally
+from gossamer.plan.hardware.device import Device, Efficiency, find_device
+from gossamer.plan.hardware.operators import MATRIX_KINDS, Operator, StepTally, kind_of
+from gossamer.plan.hardware.roofline import operator_seconds
 
 Call = Callable[[], object]
 aten = torch.ops.aten
@@ -96,43 +98,64 @@ def _convolutions(new: Callable[..., Tensor], is_gpu: bool) -> Iterator[tuple[st
 
 
 def _attention(new: Callable[..., Tensor], is_gpu: bool) -> Iterator[tuple[str, Call]]:
-    cases = ((2, 8, 128, 64), (8, 8, 256, 64), (32, 8, 512, 64)) if is_gpu else (
+    cases = ((2, 8, 128, 64), (32, 8, 512, 64), (64, 16, 1024, 64)) if is_gpu else (
         (1, 4, 64, 32), (2, 8, 128, 64), (2, 8, 256, 64))  # fmt: skip
     for n, heads, length, width in cases:
-        parts = [new(n, heads, length, width).requires_grad_() for _ in range(3)]
+        label = f"attention {n} {heads} {length} {width}"
+        yield from _with_backward(label, new(n, heads, length, width), _attend)
 
-        def forward(parts: list[Tensor] = parts) -> object:
-            with torch.no_grad():
-                return functional.scaled_dot_product_attention(*parts, is_causal=True)
 
-        def both(parts: list[Tensor] = parts) -> object:
-            made = functional.scaled_dot_product_attention(*parts, is_causal=True)
-            return torch.autograd.grad(made, parts, made.detach())
-
-        yield f"attention {n} {heads} {length} {width}", forward
-        yield f"attention both {n} {heads} {length} {width}", both
+def _attend(part: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(part, part, part, is_causal=True)
 
 
 def _moves(new: Callable[..., Tensor], is_gpu: bool) -> Iterator[tuple[str, Call]]:
     powers = (12, 15, 18, 20, 22, 24, 26, 28) if is_gpu else (8, 10, 12, 14, 16, 18, 20, 22, 24)
     for power in powers:
         a, b = new(2**power), new(2**power)
-        rows = a.view(-1, 64)
         yield f"add {2**power}", lambda a=a, b=b: a + b
         yield f"relu {2**power}", lambda a=a: torch.relu(a)
         yield f"gelu {2**power}", lambda a=a: functional.gelu(a)
-        yield f"softmax {2**power}", lambda rows=rows: torch.softmax(rows, -1)
-        if power > 12:
-            image = a.view(-1, 16, 16, 16)
-            wide = a.view(-1, 128)
-            scale, mean = new(16).float(), new(16).float().abs()
-            yield (
-                f"batch norm {2**power}",
-                lambda i=image, s=scale, m=mean: aten.native_batch_norm(
-                    i, s, s, m, m, True, 0.1, 1e-5
-                ),
-            )
-            yield f"layer norm {2**power}", lambda wide=wide: functional.layer_norm(wide, (128,))
+    for power in [one for one in powers if one >= 16][::2]:
+        flat = new(2**power)
+        for width in (64, 1024, 16384):
+            if 2**power >= width:
+                rows = flat.view(-1, width)
+                yield f"softmax {2**power} {width}", lambda rows=rows: torch.softmax(rows, -1)
+        for channels, side in ((16, 16), (64, 8), (512, 4)):
+            image = flat.view(-1, channels, side, side)
+            yield from _with_backward(f"batch norm {2**power} {channels}", image, _batch_norm)
+        for width in (128, 512, 2048):
+            wide = flat.view(-1, width)
+            yield from _with_backward(f"layer norm {2**power} {width}", wide, _layer_norm)
+
+
+def _batch_norm(image: Tensor) -> Tensor:
+    weight = torch.ones(image.shape[1], device=image.device, requires_grad=True)
+    return functional.batch_norm(image, None, None, weight, weight, training=True)
+
+
+def _layer_norm(wide: Tensor) -> Tensor:
+    weight = torch.ones(wide.shape[1], device=wide.device, dtype=wide.dtype, requires_grad=True)
+    return functional.layer_norm(wide, weight.shape, weight, weight)
+
+
+def _with_backward(
+    label: str, given: Tensor, call: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Call]]:
+    """A forward pass, and a forward with a backward pass."""
+    given = given.detach().requires_grad_()
+
+    def forward() -> object:
+        with torch.no_grad():
+            return call(given)
+
+    def both() -> object:
+        made = call(given)
+        return torch.autograd.grad(made, given, made.detach())
+
+    yield label, forward
+    yield f"both, {label}", both
 
 
 # ---------------------------------------------------------------------- measuring
@@ -178,7 +201,7 @@ def counted(call: Call) -> list[dict[str, Any]]:
 
 
 def chains(device: torch.device) -> Iterator[dict[str, Any]]:
-    """What the host does: chains of tiny layers, whose numbers cost nothing, and chains of views."""
+    """What the host does: chains of tiny layers, whose numbers cost nothing, and of views."""
     x = torch.randn(4, 8, device=device)
     for length in (1, 8, 64):
         torch.manual_seed(0)
@@ -216,7 +239,8 @@ def chains(device: torch.device) -> Iterator[dict[str, Any]]:
 
 
 def host_seconds(call: Call, device: torch.device) -> float:
-    for _ in range(20):
+    until = time.perf_counter() + 0.7
+    while time.perf_counter() < until:
         call()
     wait(device)
     rounds: list[float] = []
@@ -256,13 +280,112 @@ def measure(device: torch.device, out: Path) -> None:
         print(f"{precision}: {len(made['rows'])} rows", flush=True)
 
 
+# ---------------------------------------------------------------------- fitting
+
+
+def fit(path: Path, name: str) -> None:
+    """Print curves for `device.py`, and by how much they miss the operators they were fitted to."""
+    made = json.loads(path.read_text())
+    device = find_device(name)
+    print(f"{made['device']}, torch {made['torch']}, for {device.title}")
+    rows = [row for row in made["rows"] if not row.get("host")]
+    for one in (one for row in rows for one in row["operators"] if one["kind"] != "view"):
+        one["kind"] = kind_of(None, one["name"])  # kinds may have been drawn finer since
+    cases = [
+        (
+            row["precision"],
+            [Operator(**one) for one in row["operators"]],
+            row["seconds"],
+            row["label"],
+        )
+        for row in rows
+    ]
+    moves = [case for case in cases if case[3].split()[0] in ("add", "relu")]
+    start_s = min(seconds for _, _, seconds, _ in moves)
+    curves = dataclasses.replace(
+        device.curves, start_s=start_s, ladder=_ladder(moves, device, start_s)
+    )
+    device = dataclasses.replace(device, curves=curves)
+    ceilings = {
+        kind: _ceiling(cases, kind, device)
+        for kind in ("batch norm", "layer norm", "softmax", "function")
+    }
+    curves = dataclasses.replace(curves, ceilings=ceilings)
+    device = dataclasses.replace(device, curves=curves)
+    products: dict[str, Efficiency] = {}
+    for kind in MATRIX_KINDS:
+        for precision in dict.fromkeys(case[0] for case in cases):
+            own = [
+                case for case in cases
+                if case[0] == precision and any(one.kind == kind for one in case[1])
+            ]  # fmt: skip
+            if own:
+                found, error = _best(own, kind, precision, device)
+                products[f"{kind} {precision}"] = found
+                print(f'"{kind} {precision}": {found},  # {len(own)} operators, typical error '
+                      f"{100 * error:.0f} %")  # fmt: skip
+    print(f"ladder = {tuple((f'{size:.3g}', round(share, 3)) for size, share in curves.ladder)}")
+    print(f"ceilings = { {kind: round(value, 3) for kind, value in ceilings.items()} }")
+    print(f"start_s = {start_s:.3g}")
+    for row in made["rows"]:
+        if row.get("host"):
+            print(row)
+
+
+Case = tuple[str, list[Operator], float, str]
+
+
+def _ladder(moves: list[Case], device: Device, start_s: float) -> tuple[tuple[float, float], ...]:
+    by_size: dict[float, list[float]] = {}
+    for precision, found, seconds, _ in moves:
+        moved = found[0].moved_bytes
+        if precision == "fp32" and seconds > 1.5 * start_s:
+            by_size.setdefault(moved, []).append(moved / (seconds - start_s) / device.bandwidth)
+    return tuple((size, statistics.median(by_size[size])) for size in sorted(by_size))
+
+
+def _ceiling(cases: list[Case], kind: str, device: Device) -> float:
+    """Of operators that take much longer than to start."""
+    start_s = device.curves.start_s
+    return statistics.median(
+        found[0].moved_bytes / (seconds - start_s) / device.bandwidth
+        for _, found, seconds, _ in cases
+        if len(found) == 1 and found[0].kind == kind and seconds > 10 * start_s
+    )
+
+
+def _best(cases: list[Case], kind: str, precision: str, device: Device) -> tuple[Efficiency, float]:
+    """The curve with the least mean of absolute logarithms, over a grid."""
+    best = (math.inf, Efficiency(1.0, 0.0))
+    halves = [0.0, *(2.0 ** (power / 2) for power in range(21))]
+    shares = [round(0.02 * 1.06**step, 4) for step in range(72)]
+    for half in halves:
+        for share in shares:
+            use = Efficiency(share, half)
+            curves = dataclasses.replace(device.curves, products={kind: use})
+            trial = dataclasses.replace(device, curves=curves)
+            error = 0.0
+            for _, found, seconds, _ in cases:
+                predicted = sum(operator_seconds(one, trial, precision) for one in found)
+                error += abs(math.log(predicted / seconds))
+            if error < best[0]:
+                best = error, use
+    return best[1], math.exp(best[0] / len(cases)) - 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     measuring = commands.add_parser("measure")
     measuring.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     measuring.add_argument("--out", type=Path, default=Path("sweep.json"))
+    fitting = commands.add_parser("fit")
+    fitting.add_argument("path", type=Path)
+    fitting.add_argument("--hardware", default="cpu-core")
     given = parser.parse_args()
+    if given.command == "fit":
+        fit(given.path, given.hardware)
+        return 0
     measure(torch.device(given.device), given.out)
     return 0
 

@@ -36,10 +36,16 @@ MATRIX_KINDS = ("matmul", "convolution", "attention")
 """Kinds whose time follows from their operations; that of all others follows from their bytes."""
 _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")
 _FUNCTIONS = (
-    "gelu", "silu", "softmax", "tanh", "sigmoid", "exp", "log", "pow", "sqrt", "div", "nll_loss",
-    "logsumexp", "softplus", "mish",
+    "gelu", "silu", "tanh", "sigmoid", "exp", "log", "pow", "sqrt", "div", "nll_loss", "softplus",
+    "mish",
 )  # fmt: skip
-_NORMS = ("batch_norm", "layer_norm", "group_norm")
+_SLOW_MOVES = {
+    "batch norm": ("batch_norm",),
+    "layer norm": ("layer_norm", "group_norm"),
+    "softmax": ("softmax", "logsumexp"),
+    "function": _FUNCTIONS,
+}
+"""Operators on each number that take longer than to move it, by words in their names."""
 _FREE = ("prim.", "aten.empty", "aten.new_empty", "aten.lift", "aten._unsafe_view", "aten.resize")
 _FREE_WORDS = ("detach", "empty_like")
 
@@ -50,12 +56,14 @@ class Operator:
 
     name: str
     kind: str
-    """matmul, convolution, attention, norm, function, move, or view, which moves nothing."""
+    """matmul, convolution, attention, move, one that takes longer than a move (batch norm, layer
+    norm, softmax, function), or view, which moves nothing."""
     layer: str
     is_backward: bool
     flops: float
     smallest: int
-    """The smallest of the three sizes of a product of matrices: short sides leave units idle."""
+    """The smallest of the three sizes of a product of matrices, the channels of a batch norm, or
+    the last size of anything else: short sides leave units idle."""
     moved_bytes: float
     """What it reads and writes."""
     is_half: bool = False
@@ -72,6 +80,8 @@ class StepWork:
     """Forward and backward."""
     update: tuple[Operator, ...]
     """The optimiser, on the parameters as one vector."""
+    tensors: int
+    """The parameter tensors, each of which a user's optimiser looks at."""
     peak_bytes: int
     """The most that lives at one moment of a step: state, gradients and activations."""
     is_fake: bool
@@ -137,6 +147,7 @@ def _counted(
     update, temporary = _update(numbers, optimiser, element)
     return StepWork(
         batch, size, operators, update,
+        tensors=sum(one.requires_grad for one in module.parameters()),
         peak_bytes=max(
             peak + size.optimiser_bytes, size.worker_bytes + temporary
         ),
@@ -265,10 +276,9 @@ def kind_of(func: Any, name: str) -> str:
         return "attention"
     if getattr(func, "is_view", False) or any(word in plain for word in _FREE_WORDS):
         return "view"
-    if any(word in plain for word in _NORMS):
-        return "norm"
-    if any(word in plain for word in _FUNCTIONS):
-        return "function"
+    for kind, words in _SLOW_MOVES.items():
+        if any(word in plain for word in words):
+            return kind
     return "move"
 
 
@@ -323,4 +333,7 @@ def _parts(
         query = next(one for one in args if isinstance(one, Tensor))
         yield plain.lstrip("_"), 1.0, min(query.shape[-2:])
     else:
-        yield plain, 1.0, 0
+        # A row of a softmax or of a layer norm, or a channel of a batch norm, is one unit's work.
+        image = next((one for one in outputs if one.dim() > 1), None)
+        side = 1 if "batch_norm" in plain or "group_norm" in plain else -1
+        yield plain, 1.0, image.shape[side] if image is not None else 0

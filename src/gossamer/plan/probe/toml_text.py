@@ -115,8 +115,8 @@ def _compute(cluster: Cluster, findings: ProbeFindings) -> list[str]:
     if line is not None:
         sizes = ", ".join(f"{size}: {show_time(took)}" for size, took in line.medians.items())
         lines += _comment(
-            f"Medians by size of the batch: {sizes}. A gradient takes seconds + per_sample * batch, "
-            f"which misses them by at most {100 * line.error:.0f} %."
+            f"Medians by size of the batch: {sizes}. The line seconds + per_sample * batch misses "
+            f"them by at most {100 * line.error:.0f} %."
         )
     lines += [
         f'seconds = "{show_time(compute.seconds)}"',
