@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gossamer.plan.hardware.device import Device, Efficiency, find_device
+from gossamer.plan.hardware.device import Curves, Device, Efficiency, find_device
 from gossamer.plan.hardware.operators import MATRIX_KINDS, Operator, StepTally, kind_of
 from gossamer.plan.hardware.roofline import operator_seconds
 
@@ -125,9 +125,14 @@ def _moves(new: Callable[..., Tensor], is_gpu: bool) -> Iterator[tuple[str, Call
         for channels, side in ((16, 16), (64, 8), (512, 4)):
             image = flat.view(-1, channels, side, side)
             yield from _with_backward(f"batch norm {2**power} {channels}", image, _batch_norm)
+            yield from _with_backward(f"pooling {2**power} {channels}", image, _pool)
         for width in (128, 512, 2048):
             wide = flat.view(-1, width)
             yield from _with_backward(f"layer norm {2**power} {width}", wide, _layer_norm)
+
+
+def _pool(image: Tensor) -> Tensor:
+    return functional.max_pool2d(image, 2)
 
 
 def _batch_norm(image: Tensor) -> Tensor:
@@ -202,40 +207,52 @@ def counted(call: Call) -> list[dict[str, Any]]:
 
 def chains(device: torch.device) -> Iterator[dict[str, Any]]:
     """What the host does: chains of tiny layers, whose numbers cost nothing, and of views."""
+    for name, (shape, make) in _TINY.items():
+        x = torch.randn(*shape, device=device)
+        for length in (1, 4, 32):
+            torch.manual_seed(0)
+            chain = nn.Sequential(*(layer for _ in range(length) for layer in make())).to(device)
+
+            def step(chain: nn.Module = chain, x: Tensor = x) -> None:
+                chain.zero_grad(set_to_none=True)
+                chain(x).sum().backward()
+
+            yield _host_row(f"{length} of {name}", step, device)
     x = torch.randn(4, 8, device=device)
-    for length in (1, 8, 64):
-        torch.manual_seed(0)
-        layers = [layer for _ in range(length) for layer in (nn.Linear(8, 8), nn.Tanh())]
-        chain = nn.Sequential(*layers).to(device)
 
-        def step(chain: nn.Module = chain) -> None:
-            chain.zero_grad(set_to_none=True)
-            chain(x).sum().backward()
+    def views() -> None:
+        y = x.detach().requires_grad_()
+        for _ in range(128):
+            y = y.t()
 
-        def views(count: int = 4 * length) -> None:
-            y = x.detach().requires_grad_()
-            for _ in range(count):
-                y = y.t()
+    yield _host_row("128 views", views, device)
+    for count in (4, 64):
+        tensors = [torch.zeros(8, device=device, requires_grad=True) for _ in range(count)]
+        for tensor in tensors:
+            tensor.grad = torch.zeros_like(tensor)
+        for name, slots, optimiser in (
+            ("sgd", 1, torch.optim.SGD(tensors, 1e-3, momentum=0.9)),
+            ("adamw", 2, torch.optim.AdamW(tensors, 1e-3)),
+        ):
+            row = {"label": f"{name} on {count} tensors", "tensors": count, "slots": slots}
+            yield row | {"seconds": host_seconds(optimiser.step, device)}
 
-        for what, call in (("layers", step), ("views", views)):
-            found = counted(call)
-            took = host_seconds(call, device)
-            yield {
-                "label": f"chain of {length} {what}", "host": True, "seconds": took,
-                "started": sum(one["kind"] != "view" for one in found),
-                "views": sum(one["kind"] == "view" for one in found),
-            }  # fmt: skip
-    tensors = [torch.zeros(8, device=device, requires_grad=True) for _ in range(64)]
-    for tensor in tensors:
-        tensor.grad = torch.zeros_like(tensor)
-    for name, optimiser in (
-        ("sgd", torch.optim.SGD(tensors, 1e-3, momentum=0.9)),
-        ("adamw", torch.optim.AdamW(tensors, 1e-3)),
-    ):
-        yield {
-            "label": f"{name} on 64 tensors", "host": True, "optimiser": name,
-            "seconds": host_seconds(optimiser.step, device), "tensors": 64,
-        }  # fmt: skip
+
+_TINY: dict[str, tuple[tuple[int, ...], Callable[[], list[nn.Module]]]] = {
+    "linear, tanh": ((4, 8), lambda: [nn.Linear(8, 8), nn.Tanh()]),
+    "convolution, norm, relu": (
+        (4, 4, 8, 8), lambda: [nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()],
+    ),
+    "norm, linear, gelu": ((4, 4, 8), lambda: [nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU()]),
+}  # fmt: skip
+
+
+def _host_row(label: str, call: Call, device: torch.device) -> dict[str, Any]:
+    kinds = [one["kind"] for one in counted(call)]
+    return {
+        "label": label, "started": sum(kind != "view" for kind in kinds),
+        "views": sum(kind == "view" for kind in kinds), "seconds": host_seconds(call, device),
+    }  # fmt: skip
 
 
 def host_seconds(call: Call, device: torch.device) -> float:
@@ -287,90 +304,122 @@ def fit(path: Path, name: str) -> None:
     """Print curves for `device.py`, and by how much they miss the operators they were fitted to."""
     made = json.loads(path.read_text())
     device = find_device(name)
-    print(f"{made['device']}, torch {made['torch']}, for {device.title}")
-    rows = [row for row in made["rows"] if not row.get("host")]
-    for one in (one for row in rows for one in row["operators"] if one["kind"] != "view"):
-        one["kind"] = kind_of(None, one["name"])  # kinds may have been drawn finer since
-    cases = [
-        (
-            row["precision"],
-            [Operator(**one) for one in row["operators"]],
-            row["seconds"],
-            row["label"],
-        )
-        for row in rows
-    ]
+    print(f"# {made['device']}, torch {made['torch']}")
+    cases: list[Case] = []
+    for row in made["rows"]:
+        if "operators" not in row:
+            continue
+        for one in row["operators"]:
+            if one["kind"] != "view":
+                one["kind"] = kind_of(None, one["name"])  # kinds may have been drawn finer since
+        found = [Operator(**one) for one in row["operators"]]
+        # Of the backward passes on a GPU the host's time is known, too: they have no graph.
+        if not device.is_gpu or "both" not in row["label"] or row["seconds"] > _HOST_S:
+            cases.append((row["precision"], found, row["seconds"], row["label"]))
     moves = [case for case in cases if case[3].split()[0] in ("add", "relu")]
     start_s = min(seconds for _, _, seconds, _ in moves)
-    curves = dataclasses.replace(
-        device.curves, start_s=start_s, ladder=_ladder(moves, device, start_s)
-    )
-    device = dataclasses.replace(device, curves=curves)
-    ceilings = {
-        kind: _ceiling(cases, kind, device)
-        for kind in ("batch norm", "layer norm", "softmax", "function")
-    }
-    curves = dataclasses.replace(curves, ceilings=ceilings)
-    device = dataclasses.replace(device, curves=curves)
-    products: dict[str, Efficiency] = {}
-    for kind in MATRIX_KINDS:
-        for precision in dict.fromkeys(case[0] for case in cases):
+    ladder = _ladder(moves, device, start_s)
+    curves = Curves(kinds={}, ladder=ladder, start_s=start_s)
+    print(f"ladder={tuple((float(f'{size:.3g}'), round(share, 3)) for size, share in ladder)}")
+    print(f"start_s={start_s:.3g}")
+    kinds = [*dict.fromkeys(one.kind for case in cases for one in case[1] if one.kind != "view")]
+    for kind in sorted(set(kinds) - {"move"}, key=lambda kind: kind in MATRIX_KINDS):
+        is_product = kind in MATRIX_KINDS
+        for precision in dict.fromkeys(case[0] for case in cases) if is_product else ("",):
             own = [
                 case for case in cases
-                if case[0] == precision and any(one.kind == kind for one in case[1])
+                if (not precision or case[0] == precision)
+                and any(one.kind == kind for one in case[1])
             ]  # fmt: skip
-            if own:
-                found, error = _best(own, kind, precision, device)
-                products[f"{kind} {precision}"] = found
-                print(f'"{kind} {precision}": {found},  # {len(own)} operators, typical error '
-                      f"{100 * error:.0f} %")  # fmt: skip
-    print(f"ladder = {tuple((f'{size:.3g}', round(share, 3)) for size, share in curves.ladder)}")
-    print(f"ceilings = { {kind: round(value, 3) for kind, value in ceilings.items()} }")
-    print(f"start_s = {start_s:.3g}")
-    for row in made["rows"]:
-        if row.get("host"):
-            print(row)
+            if not own:
+                continue
+            key = f"{kind} {precision}".strip()
+            found, errors = _best(own, key, device, curves, is_product=is_product)
+            curves = dataclasses.replace(curves, kinds={**curves.kinds, key: found})
+            print(f'"{key}": Efficiency({found.share}, {found.half_side:.4g}, '
+                  f"{found.half_flops:.3g}),  # {len(own)} operators; of ten, five are within "
+                  f"{100 * errors[len(errors) // 2]:.0f} % and nine within "
+                  f"{100 * errors[9 * len(errors) // 10]:.0f} %")  # fmt: skip
+    _print_host([row for row in made["rows"] if "operators" not in row], device, start_s)
+
+
+def _print_host(rows: list[dict[str, Any]], device: Device, start_s: float) -> None:
+    """Fit what the host takes, to chains and to optimisers."""
+    on_top = 0.0 if device.is_gpu else start_s  # the host of a CPU computes, too
+    chains = [row for row in rows if "started" in row]
+    views = next(row for row in chains if row["label"] == "128 views")
+    view_s = views["seconds"] / views["views"]
+
+    def chain_error(step_s: float, operator_s: float) -> float:
+        return sum(
+            abs(math.log(
+                (step_s + row["started"] * (operator_s + on_top) + row["views"] * view_s)
+                / row["seconds"]
+            ))
+            for row in chains if row is not views
+        )  # fmt: skip
+
+    grid = [1e-6 * 1.1**step for step in range(70)]
+    step_s, operator_s = min(((s, o) for s in grid for o in grid), key=lambda so: chain_error(*so))
+
+    def update_error(update_s: float, tensor_s: float) -> float:
+        return sum(
+            abs(math.log(
+                (update_s + row["tensors"] * (1 + row["slots"]) * tensor_s) / row["seconds"]
+            ))
+            for row in rows if "tensors" in row
+        )  # fmt: skip
+
+    found = ((u, s) for u in grid for s in grid)
+    update_s, tensor_s = min(found, key=lambda us: update_error(*us))
+    print(
+        f'"operator_s": {operator_s:.3g}, "view_s": {view_s:.3g}, "step_s": {step_s:.3g}, '
+        f'"update_s": {update_s:.3g}, "tensor_s": {tensor_s:.3g}'
+    )
+    for row in rows:
+        print("#", row)
 
 
 Case = tuple[str, list[Operator], float, str]
+_HOST_S = 1e-3
 
 
 def _ladder(moves: list[Case], device: Device, start_s: float) -> tuple[tuple[float, float], ...]:
+    """The share of the bandwidth by the bytes that are moved."""
     by_size: dict[float, list[float]] = {}
     for precision, found, seconds, _ in moves:
-        moved = found[0].moved_bytes
-        if precision == "fp32" and seconds > 1.5 * start_s:
-            by_size.setdefault(moved, []).append(moved / (seconds - start_s) / device.bandwidth)
+        if precision == "fp32" and seconds > 1.3 * start_s:
+            # Both of the operators of one number of elements make one rung.
+            size = 2.0 ** round(math.log2(found[0].moved_bytes / 2.5))
+            share = found[0].moved_bytes / (seconds - start_s) / device.bandwidth
+            by_size.setdefault(2.5 * size, []).append(share)
     return tuple((size, statistics.median(by_size[size])) for size in sorted(by_size))
 
 
-def _ceiling(cases: list[Case], kind: str, device: Device) -> float:
-    """Of operators that take much longer than to start."""
-    start_s = device.curves.start_s
-    return statistics.median(
-        found[0].moved_bytes / (seconds - start_s) / device.bandwidth
-        for _, found, seconds, _ in cases
-        if len(found) == 1 and found[0].kind == kind and seconds > 10 * start_s
-    )
+def _best(
+    cases: list[Case], key: str, device: Device, curves: Curves, *, is_product: bool
+) -> tuple[Efficiency, list[float]]:
+    """The efficiency with the least mean of absolute logarithms, over a grid; and the errors."""
 
+    def errors(use: Efficiency) -> list[float]:
+        known = dataclasses.replace(curves, kinds={**curves.kinds, key: use})
+        trial = dataclasses.replace(device, curves=known)
+        return [
+            abs(math.log(sum(operator_seconds(o, trial, precision) for o in found) / seconds))
+            for precision, found, seconds, _ in cases
+        ]
 
-def _best(cases: list[Case], kind: str, precision: str, device: Device) -> tuple[Efficiency, float]:
-    """The curve with the least mean of absolute logarithms, over a grid."""
-    best = (math.inf, Efficiency(1.0, 0.0))
-    halves = [0.0, *(2.0 ** (power / 2) for power in range(21))]
-    shares = [round(0.02 * 1.06**step, 4) for step in range(72)]
-    for half in halves:
-        for share in shares:
-            use = Efficiency(share, half)
-            curves = dataclasses.replace(device.curves, products={kind: use})
-            trial = dataclasses.replace(device, curves=curves)
-            error = 0.0
-            for _, found, seconds, _ in cases:
-                predicted = sum(operator_seconds(one, trial, precision) for one in found)
-                error += abs(math.log(predicted / seconds))
-            if error < best[0]:
-                best = error, use
-    return best[1], math.exp(best[0] / len(cases)) - 1
+    peak = device.peak(key.rpartition(" ")[2]) if is_product else 0.0
+    halves = [0.0, *(2.0**power for power in range(12))]
+    # A product of so many operations takes as long as the device needs for 1 us to 64 us.
+    works = [0.0, *(peak * 1e-6 * 2.0**power for power in range(7))] if is_product else [0.0]
+    shares = [round(0.01 * 1.12**step, 4) for step in range(45)]
+    grid = [Efficiency(s, h, w) for s in shares for h in halves for w in works]
+    best = min(grid, key=lambda use: sum(errors(use)))
+    finer = [dataclasses.replace(best, share=round(best.share * (0.9 + 0.02 * step), 4))
+             for step in range(11)]  # fmt: skip
+    best = min(finer, key=lambda use: sum(errors(use)))
+    return best, sorted(math.exp(error) - 1 for error in errors(best))
 
 
 def main() -> int:

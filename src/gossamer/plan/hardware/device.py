@@ -22,30 +22,32 @@ from gossamer.quantities import bytes_per_second, seconds, size_in_bytes
 
 @dataclass(frozen=True)
 class Efficiency:
-    """How products of one kind use the units that multiply."""
+    """How operators of one kind use a device."""
 
     share: float
-    """Of the peak, that large products get."""
-    half_side: float
-    """A product whose smallest side has this length gets half of that."""
+    """Of the peak, or of the bandwidth where an operator moves memory, that large ones get."""
+    half_side: float = 0.0
+    """An operator whose smallest side has this length gets half of that."""
+    half_flops: float = 0.0
+    """A product of so many operations gets half of that."""
+
+    def reached(self, side: float, flops: float = 1.0) -> float:
+        """The share that an operator of this size gets."""
+        return self.share * side / (side + self.half_side) * flops / (flops + self.half_flops)
 
 
 @dataclass(frozen=True)
 class Curves:
     """How operators use a kind of device."""
 
-    products: Mapping[str, Efficiency]
-    """By kind and precision (`matmul bf16`), or by kind alone."""
+    kinds: Mapping[str, Efficiency]
+    """Products by kind and precision (`matmul bf16`), of the peak; others of the bandwidth: what
+    they take on top of moving their bytes."""
     ladder: tuple[tuple[float, float], ...]
     """For operators that move memory: bytes, and the share of the bandwidth that they get; between
     two rungs the share follows the logarithm of the bytes."""
-    ceilings: Mapping[str, float]
-    """The most of the bandwidth that operators of other kinds get, however near their bytes are."""
     start_s: float
     """What the device takes for the smallest operator."""
-
-    def product(self, kind: str, precision: str) -> Efficiency:
-        return self.products.get(f"{kind} {precision}") or self.products[kind]
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,12 @@ class Device:
     """What the host takes to start an operator in eager mode."""
     view_s: float = 0.0
     """The same for one that moves nothing."""
+    step_s: float = 0.0
+    """What the host takes for a backward pass, however short it is."""
+    update_s: float = 0.0
+    """The same for an optimiser's step."""
     tensor_s: float = 0.0
-    """What the host takes for each parameter tensor of an optimiser's step."""
+    """What it takes for each vector of each parameter tensor on top of that."""
     workspace: float = 0.0
     """What libraries take of the memory in the same allocator."""
 
@@ -83,27 +89,53 @@ class Device:
 # ---------------------------------------------------------------------- the table
 
 _GPU = Curves(
-    products={
-        "matmul": Efficiency(0.8, 32.0),
-        "convolution": Efficiency(0.5, 32.0),
-        "attention": Efficiency(0.4, 32.0),
+    kinds={
+        "softmax": Efficiency(0.8806, 0, 0),
+        "function": Efficiency(1.6106, 0, 0),
+        "layer norm": Efficiency(0.5914, 4, 0),
+        "batch norm": Efficiency(0.0769, 2, 0),
+        "matmul fp32": Efficiency(0.6623, 8, 1.34e08),
+        "matmul tf32": Efficiency(0.5491, 0, 9.89e08),
+        "matmul bf16": Efficiency(0.6755, 8, 9.9e08),
+        "convolution fp32": Efficiency(0.4293, 16, 1.34e08),
+        "convolution tf32": Efficiency(0.3116, 64, 4.94e08),
+        "convolution bf16": Efficiency(0.3056, 32, 1.98e09),
+        "attention fp32": Efficiency(0.8308, 2, 1.07e09),
+        "attention bf16": Efficiency(0.6032, 16, 1.98e09),
     },
-    ladder=((1e6, 1.0), (1e8, 0.8)),
-    ceilings={},
-    start_s=3e-6,
+    ladder=(
+        (2620000.0, 1.344),
+        (10500000.0, 1.778),
+        (41900000.0, 1.248),
+        (168000000.0, 0.876),
+        (671000000.0, 0.895),
+        (2680000000.0, 0.898),
+    ),
+    start_s=1.23e-06,
 )
 _CPU = Curves(
-    products={
-        "matmul": Efficiency(0.4, 8.0),
-        "convolution": Efficiency(0.5, 8.0),
-        "attention": Efficiency(0.2, 8.0),
+    kinds={
+        "softmax": Efficiency(0.5677, 32, 0),
+        "function": Efficiency(0.4714, 0, 0),
+        "batch norm": Efficiency(0.1548, 0, 0),
+        "layer norm": Efficiency(1.063, 128, 0),
+        "attention fp32": Efficiency(0.3833, 16, 5.12e05),
+        "matmul fp32": Efficiency(0.4209, 8, 0),
+        "convolution fp32": Efficiency(0.7976, 4, 8.19e06),
     },
-    ladder=((1e4, 1.0), (1e8, 0.1)),
-    ceilings={},
-    start_s=1e-6,
+    ladder=(
+        (41000.0, 2.741),
+        (164000.0, 4.113),
+        (655000.0, 3.995),
+        (2620000.0, 2.384),
+        (10500000.0, 2.17),
+        (41900000.0, 1.126),
+        (168000000.0, 0.118),
+    ),
+    start_s=1.02e-06,
 )
-_EAGER = {"operator_s": 6e-6, "view_s": 1.5e-6, "tensor_s": 3e-6}
-_ALONE = {"operator_s": 4e-6, "view_s": 1.0e-6, "tensor_s": 12e-6}
+_EAGER = {"operator_s": 12e-6, "view_s": 1.1e-6, "tensor_s": 1.5e-6}
+_ALONE = {"operator_s": 2e-6, "view_s": 0.9e-6, "tensor_s": 4e-6}
 
 _ROWS = (
     # NVIDIA A100 Tensor Core GPU data sheet (2021), column A100 80GB SXM.

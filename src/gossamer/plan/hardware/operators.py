@@ -43,6 +43,7 @@ _SLOW_MOVES = {
     "batch norm": ("batch_norm",),
     "layer norm": ("layer_norm", "group_norm"),
     "softmax": ("softmax", "logsumexp"),
+    "pooling": ("max_pool", "avg_pool"),
     "function": _FUNCTIONS,
 }
 """Operators on each number that take longer than to move it, by words in their names."""
@@ -137,8 +138,8 @@ def _counted(
         if task.augment is not None:
             inputs = task.augment(inputs, torch.zeros((), dtype=torch.int64))
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            output = Data(inputs, sample.targets, sample.labels_as).call(module)
-            loss = checked_loss(task, output, sample.targets)
+            made = Data(inputs, sample.targets, sample.labels_as)
+            loss = checked_loss(task, made.call(module), sample.targets)
         loss.backward()
 
     operators, peak = tally.watch(gradient)

@@ -41,14 +41,15 @@ def operator_seconds(one: Operator, device: Device, precision: str) -> float:
         return 0.0
     curves = device.curves
     share = bandwidth_share(curves.ladder, one.moved_bytes)
-    share = min(share, curves.ceilings.get(one.kind, math.inf))
     moving = one.moved_bytes / (device.bandwidth * share)
     if one.kind not in MATRIX_KINDS:
-        return curves.start_s + moving
+        use = curves.kinds.get(one.kind)
+        reached = math.inf if use is None else use.reached(max(1, one.smallest))
+        return curves.start_s + moving + one.moved_bytes / (device.bandwidth * reached)
     exact = "bf16" if one.is_half else "tf32" if precision == "tf32" else "fp32"
-    use = curves.product(one.kind, exact)
-    reached = device.peak(exact) * use.share * one.smallest / (one.smallest + use.half_side)
-    return curves.start_s + max(moving, one.flops / reached)
+    use = curves.kinds.get(f"{one.kind} {exact}") or curves.kinds[f"{one.kind} fp32"]
+    multiplied = one.flops / (device.peak(exact) * use.reached(one.smallest, one.flops))
+    return curves.start_s + max(moving, multiplied)
 
 
 def bandwidth_share(ladder: Sequence[tuple[float, float]], moved: float) -> float:
@@ -75,9 +76,9 @@ def step_seconds(work: StepWork, device: Device, precision: str) -> StepTime:
         own_s = sum(operator_seconds(one, device, precision) for one in operators)
         return max(own_s, host_s) if device.is_gpu else own_s + host_s
 
-    gradient_host_s = host_seconds(work.gradient, device)
+    gradient_host_s = device.step_s + host_seconds(work.gradient, device)
     gradient_s = whole(work.gradient, gradient_host_s)
-    update_host_s = work.tensors * device.tensor_s * (1 + work.size.slots)
+    update_host_s = device.update_s + work.tensors * (1 + work.size.slots) * device.tensor_s
     update_s = whole(work.update, update_host_s)
     forward = [one for one in work.gradient if not one.is_backward]
     return StepTime(
