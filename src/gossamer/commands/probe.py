@@ -21,8 +21,8 @@ from gossamer.files import replace_text
 from gossamer.own_code import absolute
 from gossamer.plan.probe import ProbeFindings, describe, to_toml
 from gossamer.plan.probe.description import (
-    batch_line,
     measured_as_network,
+    measured_line,
     notices,
     speeds_of,
 )
@@ -225,11 +225,11 @@ def _show(findings: ProbeFindings, cluster: Cluster, path: Path) -> None:
             f"{show_time(low)} to {show_time(high)}", f"{speeds.factors[rank]:.2f}",
         )  # fmt: skip
     out.print(table, markup=False)
-    if (line := batch_line(findings)) is not None:
+    if (line := measured_line(findings)) is not None:
         compute = cluster.compute
         say_line(
             f"a gradient: {show_time(compute.seconds)} and {show_time(compute.per_sample)} a "
-            f"sample, from batches of {', '.join(map(str, line.medians))} (misses their medians by "
+            f"sample, from batches of {', '.join(map(str, line.times))} (misses their medians by "
             f"at most {100 * line.error:.0f} %)"
         )
     links = measured_as_network(findings)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.config.faults import Fault
+from gossamer.plan.batch_line import BatchLine, batch_line
 from gossamer.plan.probe.findings import Crowd, MeasuredLink, ProbeFindings
 from gossamer.plan.probe.fit import fit
 from gossamer.plan.probe.links import ring_between
@@ -96,7 +97,7 @@ def _compute(findings: ProbeFindings, speeds: Speeds) -> Compute:
     fitted = fit(relative)
     # A cluster has no pauses between gradients, so the mean includes the interruptions there.
     others = [statistics.fmean(steps.other) for steps in findings.steps]
-    mean, line = speeds.typical * fitted.seconds, batch_line(findings)
+    mean, line = speeds.typical * fitted.seconds, measured_line(findings)
     per_sample = 0.0 if line is None else line.per_sample * fitted.seconds
     return Compute(
         # The mean at the batch that was measured longest is kept, whatever the line says.
@@ -110,36 +111,15 @@ def _compute(findings: ProbeFindings, speeds: Speeds) -> Compute:
     )
 
 
-@dataclass(frozen=True)
-class BatchLine:
-    """The line through the medians at several sizes of the batch."""
-
-    per_sample: float
-    medians: dict[int, float]
-    """Of typical workers, by size of the batch."""
-    error: float
-    """By how much the line misses the worst of them."""
-
-
-def batch_line(findings: ProbeFindings) -> BatchLine | None:
-    """Through the median at the batch of the inquiry, with the least squares at the other sizes; no
-    more than a sample's share of a step, and not less than nothing."""
-    batch, speeds = findings.inquiry.batch, speeds_of(findings)
+def measured_line(findings: ProbeFindings) -> BatchLine | None:
+    """The line through the medians of typical workers at the sizes of the batch."""
+    speeds = speeds_of(findings)
     typical = [steps for rank, steps in enumerate(findings.steps) if rank not in speeds.slow]
     sizes = sorted({size for steps in typical for size, _ in steps.by_batch})
-    if not sizes:
-        return None
-    medians = {
+    others = {
         size: statistics.median(dict(steps.by_batch)[size] for steps in typical) for size in sizes
     }
-    rise = sum((size - batch) * (medians[size] - speeds.typical) for size in sizes)
-    slope = rise / sum((size - batch) ** 2 for size in sizes)
-    slope = min(max(0.0, slope), speeds.typical / batch)
-    medians[batch] = speeds.typical
-    error = max(
-        abs((speeds.typical + slope * (size - batch)) / medians[size] - 1) for size in sizes
-    )
-    return BatchLine(slope, dict(sorted(medians.items())), error)
+    return batch_line(findings.inquiry.batch, speeds.typical, others)
 
 
 # ---------------------------------------------------------------------------------- the network

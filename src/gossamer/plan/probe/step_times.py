@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from gossamer.optim.optimisers import make_optimiser
+from gossamer.plan.batch_line import other_sizes
 from gossamer.plan.probe.findings import Inquiry, Steps
 from gossamer.real.faults.slow_worker import Slowness
 from gossamer.real.replicas import Place, WindowReplica
@@ -41,11 +42,7 @@ class Stepper:
         optimiser, rate = make_optimiser(inquiry.optimiser), inquiry.learning_rate
         self._replica = WindowReplica(Place(self._model.initial.clone()), optimiser, lambda: rate)
         self.batch = inquiry.batch
-        most = max(1, len(task.train) // size)
-        self.other_sizes = sorted(
-            {max(1, self.batch // 4), min(2 * self.batch, most)} - {self.batch}
-        )
-        """Of the batch: fewer samples and more, from which the time of one more sample follows."""
+        self.other_sizes = other_sizes(self.batch, len(task.train) // size)
         self._samplers = {
             batch: make_sampler(task.train.labels, size, batch, "shuffled", 0, synchronous=True)
             for batch in (self.batch, *self.other_sizes)

@@ -12,12 +12,12 @@ import numpy as np
 
 from gossamer.config.cluster import Cluster
 from gossamer.plan.probe.description import (
-    batch_line,
     between,
     card_rates,
     crowd_of,
     inside,
     measured_as_network,
+    measured_line,
     notices,
     speeds_of,
 )
@@ -111,9 +111,9 @@ def _compute(cluster: Cluster, findings: ProbeFindings) -> list[str]:
             f"#   worker {rank}: {show_time(speeds.medians[rank])} ({show_time(low)} to "
             f"{show_time(high)}), {counted(steps.count, 'step')}{named}"
         )
-    line = batch_line(findings)
+    line = measured_line(findings)
     if line is not None:
-        sizes = ", ".join(f"{size}: {show_time(took)}" for size, took in line.medians.items())
+        sizes = ", ".join(f"{size}: {show_time(took)}" for size, took in line.times.items())
         lines += _comment(
             f"Medians by size of the batch: {sizes}. The line seconds + per_sample * batch misses "
             f"them by at most {100 * line.error:.0f} %."
