@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from gossamer.commands.console import (
     show_table,
 )
 from gossamer.commands.kept_run import kept_run
+from gossamer.commands.probe import check_place, write
 from gossamer.config.cluster import Cluster, load_cluster
 from gossamer.errors import ConfigurationError
 from gossamer.plan.cost.agreement import TOLERANCE, WORKERS, Agreement, agreement_table
@@ -38,7 +40,10 @@ from gossamer.plan.cost.work_depth import (
     model_work_depth,
 )
 from gossamer.plan.cost.workload import Workload, workload_of, workload_of_bytes
-from gossamer.quantities import bytes_per_second, counted, seconds
+from gossamer.plan.hardware.device import DEVICES
+from gossamer.plan.hardware.room import Room
+from gossamer.plan.hardware.sheet import Sheet, SheetChoices, sheet
+from gossamer.quantities import bytes_per_second, counted, seconds, size_in_bytes
 from gossamer.report.page.cluster import shown_step
 from gossamer.report.pictures.cost_picture import CostLine, FastestMark, cost_picture
 from gossamer.report.pictures.figure import has_matplotlib
@@ -49,6 +54,45 @@ _WORKERS = "2,4,8,16,32,64,128,256"
 _MOST_SENTENCES = 8
 _ELEMENTS = (1, 64, 4096)
 _MOST_WORKERS = 4096
+
+
+@dataclass(frozen=True)
+class SheetOptions:
+    """The options about machines that one does not have."""
+
+    hardware: str | None = given.option(
+        None, f"Estimate the steps on {', '.join(DEVICES)}, or a device FILE.toml.", "--hardware"
+    )
+    precision: str = given.option("fp32", "Of that estimate: fp32, tf32 or bf16.", "--precision")
+    trace: Path | None = given.option(
+        None, "Instead of an estimate: a Chrome trace of one real step.", "--trace"
+    )
+    memory: int | None = given.option(
+        None, "Of one worker, such as 24GB; what does not fit is left out.", "--memory",
+        metavar="SIZE", parser=lambda text: size_in_bytes(text, "--memory"),
+    )  # fmt: skip
+    file: Path | None = given.option(
+        None, "Where the description of that cluster goes.", "--out", metavar="FILE.toml"
+    )
+    force: bool = given.option(False, "Replace that file if it exists.", "--force")
+
+    def sheet(self, task: Task | None, cluster: Cluster, batch: int) -> Sheet:
+        if self.file is not None:
+            check_place(self.file, force=self.force)
+            if self.hardware is None and self.trace is None:
+                raise ConfigurationError(
+                    "--out writes what --hardware or --trace has found; give one of them"
+                )
+        chosen = SheetChoices(
+            self.hardware, self.trace, self.precision, memory=float(self.memory or 0)
+        )
+        return sheet(task, cluster, batch, chosen)
+
+    def write(self, page: Sheet, workload: str) -> None:
+        if self.file is not None:
+            write(self.file, page.text(workload), force=self.force)
+            say_line(f"written to {self.file}; try `gossamer advise --cluster {self.file}`")
+
 
 Found = dict[str, dict[int, Prediction | NoClosedForm]]
 
@@ -68,6 +112,7 @@ def cost(
     bandwidth: Annotated[str | None, given.shown("Of every card, such as 10Gbit.")] = None,
     latency: Annotated[str | None, given.shown("Of every message, such as 50us.")] = None,
     compute: Annotated[str | None, given.shown("Of one gradient, such as 120ms.")] = None,
+    sheet_of: SheetOptions = SheetOptions(),
     batch: given.BatchOption = None,
     layers: Annotated[
         bool, given.shown("Also work and depth of the task's layers.", "--layers")
@@ -97,10 +142,17 @@ def cost(
             "--picture needs matplotlib, which is not installed; run `pip install matplotlib`"
         )
     loaded = None if task == "none" else make_task(task, data=data)
-    where = _cluster(cluster, bandwidth, latency, compute)
     what = _workload(loaded, model_bytes, batch)
     counts = _counts(workers)
-    found = _answers(names, where, what, loaded, counts)
+    described = _cluster(cluster, bandwidth, latency, compute)
+    if len(counts) == 1:
+        described = described.changed(workers=counts[0])
+    page = sheet_of.sheet(loaded, described, what.batch)
+    where = page.cluster
+    found = _answers(names, where, what, loaded, counts, page.room)
+    for sentence in page.sentences():
+        say_line(sentence)
+    sheet_of.write(page, f"{task}, batch {what.batch}")
     answers = [one for row in found.values() for one in row.values()]
     if all(isinstance(one, NoClosedForm) for one in answers):
         raise ConfigurationError(str(answers[0]))
@@ -126,8 +178,9 @@ def cost(
 
 
 def _answers(
-    names: Sequence[str], where: Cluster, what: Workload, task: Task | None, counts: Sequence[int]
-) -> Found:
+    names: Sequence[str], where: Cluster, what: Workload, task: Task | None, counts: Sequence[int],
+    room: Room | None,
+) -> Found:  # fmt: skip
     # Where only a size is given, any task serves, because no gradient is computed.
     timed = make_task("digits-mlp") if task is None else task
     found: Found = {}
@@ -136,6 +189,7 @@ def _answers(
             found[name] = answer_over(
                 name, where, what, timed, counts,
                 lambda what: reporter.at(f"simulating the time of {what}", 0.0),
+                (lambda spec, where: "") if room is None else room.refusal,
             )  # fmt: skip
             reporter.finished(name)
     return found

@@ -4,9 +4,9 @@
         one_step()
     profiler.export_chrome_trace("step.json")
 
-Operators and modules are spans of the host's threads. A kernel of a GPU belongs to the operator that
-started it (`External id`), and an operator of the backward pass to the module whose forward operator
-has the same `Sequence number`. Without modules in the trace the operators stand for themselves.
+Operators and modules are spans of the host's threads. A kernel of a GPU belongs to the operator
+that started it (`External id`), and an operator of the backward pass to the module whose forward
+operator has the same `Sequence number`. Without modules the operators stand for themselves.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any
 
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.plan.hardware.operators import PRECISIONS
-from gossamer.quantities import bytes_per_second, seconds, size_in_bytes
+from gossamer.quantities import bytes_per_second, size_in_bytes
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,22 @@ class Curves:
 
 
 @dataclass(frozen=True)
+class HostCosts:
+    """What the processor takes to start things in eager mode."""
+
+    operator_s: float = 0.0
+    """For each operator."""
+    view_s: float = 0.0
+    """For one that moves nothing."""
+    step_s: float = 0.0
+    """For a backward pass, however short it is."""
+    update_s: float = 0.0
+    """For an optimiser's step, however few parameters there are."""
+    tensor_s: float = 0.0
+    """For each vector of each parameter tensor on top of that."""
+
+
+@dataclass(frozen=True)
 class Device:
     """What the data sheet says, and what it does not."""
 
@@ -68,16 +84,7 @@ class Device:
     curves: Curves
     is_gpu: bool = True
     """A GPU computes while the host starts the next operators; on a CPU one follows the other."""
-    operator_s: float = 0.0
-    """What the host takes to start an operator in eager mode."""
-    view_s: float = 0.0
-    """The same for one that moves nothing."""
-    step_s: float = 0.0
-    """What the host takes for a backward pass, however short it is."""
-    update_s: float = 0.0
-    """The same for an optimiser's step."""
-    tensor_s: float = 0.0
-    """What it takes for each vector of each parameter tensor on top of that."""
+    host: HostCosts = HostCosts()
     workspace: float = 0.0
     """What libraries take of the memory in the same allocator."""
 
@@ -127,11 +134,6 @@ _CPU = Curves(
         "convolution fp32": Efficiency(0.7976, 4, 8.19e06),
         "attention fp32": Efficiency(0.3833, 16, 5.12e05),
         "matmul fp32": Efficiency(0.4209, 8, 0),
-        "operator_s": 1.46e-06,
-        "view_s": 8.87e-07,
-        "step_s": 1.08e-05,
-        "update_s": 1e-06,
-        "tensor_s": 6.73e-06,
     },
     ladder=(
         (41000.0, 2.741),
@@ -145,55 +147,55 @@ _CPU = Curves(
     start_s=1.02e-06,
     error=0.25,
 )
-_EAGER = {"operator_s": 22e-6, "view_s": 1.1e-6, "update_s": 100e-6, "tensor_s": 1.5e-6}
-_ALONE = {"operator_s": 2e-6, "view_s": 0.9e-6, "tensor_s": 6.7e-6}
+_EAGER = HostCosts(operator_s=22e-6, view_s=1.1e-6, update_s=100e-6, tensor_s=1.5e-6)
+_ALONE = HostCosts(operator_s=2e-6, view_s=0.9e-6, tensor_s=6.7e-6)
 
 _ROWS = (
     # NVIDIA A100 Tensor Core GPU data sheet (2021), column A100 80GB SXM.
     Device(
         "a100", "NVIDIA A100 SXM 80 GB", {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12},
-        2.039e12, 80e9, _GPU, workspace=17.0e6, **_EAGER,
+        2.039e12, 80e9, _GPU, workspace=17.0e6, host=_EAGER,
     ),
     # NVIDIA H100 Tensor Core GPU data sheet, column SXM; its tensor figures are with sparsity, of
     # which a dense product gets half.
     Device(
         "h100", "NVIDIA H100 SXM 80 GB", {"fp32": 67e12, "tf32": 494.5e12, "bf16": 989.5e12},
-        3.35e12, 80e9, _GPU, workspace=67.1e6, **_EAGER,
+        3.35e12, 80e9, _GPU, workspace=67.1e6, host=_EAGER,
     ),
     # NVIDIA H200 Tensor Core GPU data sheet, column SXM; halved in the same way.
     Device(
         "h200", "NVIDIA H200 SXM 141 GB", {"fp32": 67e12, "tf32": 494.5e12, "bf16": 989.5e12},
-        4.8e12, 141e9, _GPU, workspace=67.1e6, **_EAGER,
+        4.8e12, 141e9, _GPU, workspace=67.1e6, host=_EAGER,
     ),
     # NVIDIA HGX B200 specifications for eight GPUs, divided by eight: 620 TFLOP/s in FP32, 18 and
     # 36 PFLOP/s in TF32 and BF16 with sparsity, 64 TB/s, 1.44 TB.
     Device(
         "b200", "NVIDIA B200 SXM 180 GB", {"fp32": 77.5e12, "tf32": 1.125e15, "bf16": 2.25e15},
-        8.0e12, 180e9, _GPU, workspace=67.1e6, **_EAGER,
+        8.0e12, 180e9, _GPU, workspace=67.1e6, host=_EAGER,
     ),
     # NVIDIA Ada GPU Architecture whitepaper (2022), appendix A: FP32, and tensor figures without
     # sparsity that accumulate in FP32.
     Device(
         "rtx4090", "NVIDIA GeForce RTX 4090 24 GB",
         {"fp32": 82.6e12, "tf32": 82.6e12, "bf16": 165.2e12},
-        1.008e12, 24e9, _GPU, workspace=17.0e6, **_EAGER,
+        1.008e12, 24e9, _GPU, workspace=17.0e6, host=_EAGER,
     ),
     # NVIDIA T4 Tensor Core GPU data sheet: 8.1 TFLOP/s in FP32; its tensor units know neither TF32
     # nor BF16.
     Device(
-        "t4", "NVIDIA T4 16 GB", {"fp32": 8.1e12}, 320e9, 16e9, _GPU, workspace=17.0e6, **_EAGER,
+        "t4", "NVIDIA T4 16 GB", {"fp32": 8.1e12}, 320e9, 16e9, _GPU, workspace=17.0e6, host=_EAGER,
     ),
     # AMD's page of the Ryzen 7 7840U: 8 cores of Zen 4 at 3.3 GHz, which finish 32 operations in
     # FP32 a cycle; two channels of DDR5-5600.
     Device(
         "laptop-cpu", "8 cores of a laptop (AMD Ryzen 7 7840U)", {"fp32": 8 * 3.3e9 * 32},
-        89.6e9, 16e9, _CPU, is_gpu=False, **_ALONE,
+        89.6e9, 16e9, _CPU, is_gpu=False, host=_ALONE,
     ),
     # One core of Zen 5 (AMD EPYC 9005), 64 operations in FP32 a cycle at 4 GHz; what one core gets
     # of the memory is our measurement (`tools/operator_sweep.py`).
     Device(
         "cpu-core", "one core of a server (AMD EPYC 9005)", {"fp32": 4.0e9 * 64},
-        40e9, 0.0, _CPU, is_gpu=False, **_ALONE,
+        40e9, 0.0, _CPU, is_gpu=False, host=_ALONE,
     ),
 )  # fmt: skip
 DEVICES: dict[str, Device] = {device.name: device for device in _ROWS}
@@ -262,5 +264,4 @@ def _peaks(value: object, where: str) -> dict[str, float]:
 
 _KEYS: Mapping[str, Any] = {
     "title": _title, "flops": _peaks, "bandwidth": bytes_per_second, "memory": size_in_bytes,
-    "operator_s": seconds, "view_s": seconds, "tensor_s": seconds,
 }  # fmt: skip

@@ -66,7 +66,7 @@ def bandwidth_share(ladder: Sequence[tuple[float, float]], moved: float) -> floa
 def host_seconds(operators: Sequence[Operator], device: Device) -> float:
     """The time that the host takes to start these operators."""
     views = sum(one.kind == "view" for one in operators)
-    return views * device.view_s + (len(operators) - views) * device.operator_s
+    return views * device.host.view_s + (len(operators) - views) * device.host.operator_s
 
 
 def step_seconds(work: StepWork, device: Device, precision: str) -> StepTime:
@@ -76,9 +76,11 @@ def step_seconds(work: StepWork, device: Device, precision: str) -> StepTime:
         own_s = sum(operator_seconds(one, device, precision) for one in operators)
         return max(own_s, host_s) if device.is_gpu else own_s + host_s
 
-    gradient_host_s = device.step_s + host_seconds(work.gradient, device)
+    gradient_host_s = device.host.step_s + host_seconds(work.gradient, device)
     gradient_s = whole(work.gradient, gradient_host_s)
-    update_host_s = device.update_s + work.tensors * (1 + work.size.slots) * device.tensor_s
+    update_host_s = (
+        device.host.update_s + work.tensors * (1 + work.size.slots) * device.host.tensor_s
+    )
     update_s = whole(work.update, update_host_s)
     forward = [one for one in work.gradient if not one.is_backward]
     return StepTime(
