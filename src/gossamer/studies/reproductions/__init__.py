@@ -6,6 +6,7 @@ from gossamer.studies.reproductions.dc_asgd import TABLE as DC_ASGD
 from gossamer.studies.reproductions.delayed_gradients import ADAM, ADAM_FAR, SGD
 from gossamer.studies.reproductions.gossip_scaling import DIGITS as GOSSIP_SCALING_DIGITS
 from gossamer.studies.reproductions.gossip_scaling import TABLE as GOSSIP_SCALING
+from gossamer.studies.reproductions.rudra import TABLE as RUDRA
 from gossamer.studies.reproductions.servers import BACKUP_WORKERS, SOFTSYNC_STALENESS
 from gossamer.studies.reproductions.table import PublishedCell, PublishedTable
 
@@ -16,6 +17,7 @@ TABLES: dict[str, PublishedTable] = {
         SPEED_UP,
         SOFTSYNC_STALENESS,
         BACKUP_WORKERS,
+        RUDRA,
         SGD,
         ADAM,
         ADAM_FAR,
