@@ -76,7 +76,10 @@ class SheetOptions:
     )
     force: bool = given.option(False, "Replace that file if it exists.", "--force")
 
-    def sheet(self, task: Task | None, cluster: Cluster, batch: int) -> Sheet:
+    def sheet(
+        self, task: Task | None, cluster: Cluster, what: Workload, counts: Sequence[int]
+    ) -> Sheet:
+        """For the number of workers that was asked for, if there is one."""
         if self.file is not None:
             check_place(self.file, force=self.force)
             if self.hardware is None and self.trace is None:
@@ -86,9 +89,13 @@ class SheetOptions:
         chosen = SheetChoices(
             self.hardware, self.trace, self.precision, memory=float(self.memory or 0)
         )
-        return sheet(task, cluster, batch, chosen)
+        if len(counts) == 1:
+            cluster = cluster.changed(workers=counts[0])
+        return sheet(task, cluster, what.batch, chosen)
 
-    def write(self, page: Sheet, workload: str) -> None:
+    def show(self, page: Sheet, workload: str) -> None:
+        for sentence in page.sentences():
+            say_line(sentence)
         if self.file is not None:
             write(self.file, page.text(workload), force=self.force)
             say_line(f"written to {self.file}; try `gossamer advise --cluster {self.file}`")
@@ -137,22 +144,14 @@ def cost(
         if keeping.as_json:
             print_json({"agreement": rows})
         return
-    if picture is not None and not has_matplotlib():
-        raise ConfigurationError(
-            "--picture needs matplotlib, which is not installed; run `pip install matplotlib`"
-        )
+    _check_picture(picture)
     loaded = None if task == "none" else make_task(task, data=data)
     what = _workload(loaded, model_bytes, batch)
     counts = _counts(workers)
-    described = _cluster(cluster, bandwidth, latency, compute)
-    if len(counts) == 1:
-        described = described.changed(workers=counts[0])
-    page = sheet_of.sheet(loaded, described, what.batch)
+    page = sheet_of.sheet(loaded, _cluster(cluster, bandwidth, latency, compute), what, counts)
     where = page.cluster
     found = _answers(names, where, what, loaded, counts, page.room)
-    for sentence in page.sentences():
-        say_line(sentence)
-    sheet_of.write(page, f"{task}, batch {what.batch}")
+    sheet_of.show(page, f"{task}, batch {what.batch}")
     answers = [one for row in found.values() for one in row.values()]
     if all(isinstance(one, NoClosedForm) for one in answers):
         raise ConfigurationError(str(answers[0]))
@@ -175,6 +174,13 @@ def cost(
         if place is not None and can_draw():
             _draw(place, found, summary["leads"], where, what)
             say_line(f"picture: {place}")
+
+
+def _check_picture(picture: Path | None) -> None:
+    if picture is not None and not has_matplotlib():
+        raise ConfigurationError(
+            "--picture needs matplotlib, which is not installed; run `pip install matplotlib`"
+        )
 
 
 def _answers(

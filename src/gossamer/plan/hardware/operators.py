@@ -28,8 +28,7 @@ from gossamer.optim.optimisers import Optimiser, make_optimiser
 from gossamer.own_code import told
 from gossamer.tasks import Task
 from gossamer.tasks.data import Data, leaves, mapped
-from gossamer.tasks.flat_model import blamed_on, checked_loss
-from gossamer.tasks.model_size import ModelSize, fake_model, size_of
+from gossamer.tasks.flat_model import ModelSize, blamed_on, checked_loss, fake_model, size_of
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 MATRIX_KINDS = ("matmul", "convolution", "attention")

@@ -10,7 +10,7 @@ from gossamer.methods import MethodSpec, parse_method
 from gossamer.plan.hardware.operators import step_work
 from gossamer.quantities import show_bytes
 from gossamer.tasks import Task
-from gossamer.tasks.model_size import ModelSize
+from gossamer.tasks.flat_model import ModelSize
 
 _LONG_RUN = 1_000_000
 """Steps per worker from which options that depend on the length of a run are derived."""
