@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,8 @@ from gossamer.commands.console import (
     show_table,
 )
 from gossamer.commands.kept_run import kept_run
-from gossamer.commands.work.step_costs import COST_METHODS, COST_WORKERS
+from gossamer.commands.work.measurement import check_place
+from gossamer.commands.work.step_costs import COST_METHODS, COST_WORKERS, StepCosts
 from gossamer.commands.work.step_costs import cost as predict_cost
 from gossamer.errors import ConfigurationError
 from gossamer.plan.cost.agreement import TOLERANCE, WORKERS, Agreement, agreement_table
@@ -34,9 +36,52 @@ from gossamer.plan.cost.work_depth import (
     greedy_bounds,
     model_work_depth,
 )
+from gossamer.plan.hardware.device import DEVICES
+from gossamer.quantities import size_in_bytes
 from gossamer.report.pictures.figure import has_matplotlib
 
 _ELEMENTS = (1, 64, 4096)
+
+
+@dataclass(frozen=True)
+class SheetOptions:
+    """The options about machines that one does not have."""
+
+    hardware: str | None = given.option(
+        None, f"Estimate the steps on {', '.join(DEVICES)}, or a device FILE.toml.", "--hardware"
+    )
+    precision: str = given.option("fp32", "Of that estimate: fp32, tf32 or bf16.", "--precision")
+    trace: Path | None = given.option(
+        None, "Instead of an estimate: a Chrome trace of one real step.", "--trace"
+    )
+    memory: int | None = given.option(
+        None, "Of one worker, such as 24GB; what does not fit is left out.", "--memory",
+        metavar="SIZE", parser=lambda text: size_in_bytes(text, "--memory"),
+    )  # fmt: skip
+    file: Path | None = given.option(
+        None, "Where the description of that cluster goes.", "--out", metavar="FILE.toml"
+    )
+    force: bool = given.option(False, "Replace that file if it exists.", "--force")
+
+    def asked(self) -> dict[str, Any]:
+        """What `gossamer.cost` is told of these."""
+        if self.file is not None:
+            check_place(self.file, force=self.force)
+            if self.hardware is None and self.trace is None:
+                raise ConfigurationError(
+                    "--out writes what --hardware or --trace has found; give one of them"
+                )
+        return {
+            "hardware": self.hardware, "trace": self.trace, "precision": self.precision,
+            "memory": self.memory,
+        }  # fmt: skip
+
+    def show(self, costs: StepCosts) -> None:
+        for sentence in costs.sheet.sentences():
+            say_line(sentence)
+        if self.file is not None:
+            costs.save_cluster(self.file, force=self.force)
+            say_line(f"written to {self.file}; try `gossamer advise --cluster {self.file}`")
 
 
 @given.with_groups
@@ -54,6 +99,7 @@ def cost(
     bandwidth: Annotated[str | None, given.shown("Of every card, such as 10Gbit.")] = None,
     latency: Annotated[str | None, given.shown("Of every message, such as 50us.")] = None,
     compute: Annotated[str | None, given.shown("Of one gradient, such as 120ms.")] = None,
+    sheet_of: SheetOptions = SheetOptions(),
     batch: given.BatchOption = None,
     layers: Annotated[
         bool, given.shown("Also work and depth of the task's layers.", "--layers")
@@ -85,8 +131,10 @@ def cost(
     costs = predict_cost(
         task, names, cluster, workers=workers, model_bytes=model_bytes, bandwidth=bandwidth,
         latency=latency, compute=compute, batch=batch, layers=layers, progress=True, data=data,
+        **sheet_of.asked(),
     )  # fmt: skip
     with kept_run(keeping.runs, "cost", costs.config(), has_page=False) as folder:
+        sheet_of.show(costs)
         show_table(costs.step_table())
         for line in (*costs.explanations(), *costs.told_crossings("--json")):
             say_line(line)

@@ -98,8 +98,8 @@ def _stop() -> NoReturn:
 
 def _show(found: Measurement, path: Path) -> None:
     out.print(found.worker_table(), markup=False)
-    if links := found.links_told():
-        say_line(links)
+    for line in filter(None, (found.sizes_told(), found.links_told())):
+        say_line(line)
     for notice in found.notices:
         warn(f"note: {notice}")
     say_line(f"written to {path}; try `gossamer simulate --cluster {path}`")

@@ -27,7 +27,7 @@ from gossamer.config.network import (
     with_trace,
 )
 from gossamer.errors import ConfigurationError, unknown_name
-from gossamer.quantities import bytes_per_second, seconds
+from gossamer.quantities import bytes_per_second, seconds, size_in_bytes
 from gossamer.specs import check_range
 
 DISTRIBUTIONS = ("constant", "normal", "lognormal", "uniform", "exponential")
@@ -35,9 +35,12 @@ DISTRIBUTIONS = ("constant", "normal", "lognormal", "uniform", "exponential")
 
 @dataclass(frozen=True)
 class Compute:
-    """How long one gradient takes."""
+    """How long one gradient takes, and what the device of a worker holds."""
 
     seconds: float = 0.010
+    """Of one gradient, however many samples it has."""
+    per_sample: float = 0.0
+    """What each sample of the batch adds to that."""
     distribution: str = "normal"
     jitter: float = 0.05
     """Standard deviation over mean; ignored by constant and exponential."""
@@ -49,10 +52,20 @@ class Compute:
     pause_probability: float = 0.0
     pause_seconds: float = 0.0
     """A random straggler: with this probability a step takes this much longer."""
+    memory: float = 0.0
+    """The bytes of the device; 0 means that nobody has said, so that everything fits."""
 
-    def draw(self, rng: random.Random) -> float:
-        """One compute time, before slow-downs."""
-        mean, spread = self.seconds, self.jitter
+    def mean_seconds(self, batch: int) -> float:
+        """The mean time of a gradient of so many samples, without pauses."""
+        return self.seconds + self.per_sample * batch
+
+    def at(self, batch: int) -> Compute:
+        """The same for gradients of so many samples only, as one fixed time."""
+        return dataclasses.replace(self, seconds=self.mean_seconds(batch), per_sample=0.0)
+
+    def draw(self, rng: random.Random, batch: int = 0) -> float:
+        """One compute time of a gradient of so many samples, before slow-downs."""
+        mean, spread = self.mean_seconds(batch), self.jitter
         match self.distribution:
             case "constant":
                 value = mean
@@ -74,6 +87,7 @@ class Compute:
 
 _RANGES: tuple[tuple[Any, ...], ...] = (
     ("", "workers", 1), ("", "workers_per_machine", 1), ("", "machines_per_rack", 0),
+    ("compute", "seconds", 0), ("compute", "per_sample", 0), ("compute", "memory", 0),
     ("compute", "jitter", 0), ("compute", "forward_share", 0, 1),
     ("compute", "pause_probability", 0, 1), ("network", "oversubscription", 1),
     ("network", "latency", 0), ("network", "retransmission", 0),
@@ -106,8 +120,9 @@ class Cluster:
         compute = self.compute
         if compute.distribution not in DISTRIBUTIONS:
             raise unknown_name("distribution", compute.distribution, DISTRIBUTIONS)
-        if not compute.seconds > 0:
-            raise ConfigurationError(f"compute seconds must be above 0, got {compute.seconds:g}")
+        mean = compute.mean_seconds(1)
+        if not mean > 0:
+            raise ConfigurationError(f"compute seconds must be above 0, got {mean:g}")
         check_wires(self.network, self.machines_per_rack)
         check_sites(self.sites)
         check_background(self.background, self.network, self.sites)
@@ -130,6 +145,10 @@ class Cluster:
         return dataclasses.replace(
             self, workers=self.workers if workers is None else workers, faults=(*kept, *faults)
         )
+
+    def at_batch(self, batch: int) -> Cluster:
+        """The cluster on which every gradient takes as long as one of so many samples."""
+        return dataclasses.replace(self, compute=self.compute.at(batch))
 
     def machine_of(self, rank: int) -> int:
         return rank // self.workers_per_machine
@@ -212,7 +231,13 @@ def cluster_from(described: Mapping[str, Any], folder: Path | None = None) -> Cl
     """A cluster from the tables of a TOML file; every unknown key is refused. Files that it names
     are looked for in `folder`."""
     top = dict(described)
-    compute = _section(Compute, _table(top, "compute"), "compute")
+    computing = _table(top, "compute")
+    if "per_sample" in computing and "seconds" not in computing:
+        raise ConfigurationError(
+            "[compute] has per_sample without seconds, the part of a step that no sample adds to; "
+            "give both, seconds = 0 if there is no such part"
+        )
+    compute = _section(Compute, computing, "compute")
     network = _section(Wires, _table(top, "network"), "network")
     faults = [
         parse_fault(kind, f"{rank}={factor}")
@@ -242,7 +267,7 @@ def _table(top: dict[str, Any], key: str) -> Mapping[str, Any]:
 
 _BANDWIDTHS = ("bandwidth", "memory_bandwidth", "server_bandwidth", "up", "down", "uplink")
 _TIMES = (
-    "latency", "rack_latency", "retransmission", "seconds", "unoverlapped_seconds",
+    "latency", "rack_latency", "retransmission", "seconds", "per_sample", "unoverlapped_seconds",
     "pause_seconds", "failure_detection", "deadline", "every", "lasts", "repeat", "jitter_lasts",
 )  # fmt: skip
 
@@ -260,6 +285,8 @@ def _section(cls: type[Any], given: Mapping[str, Any], where: str) -> Any:
             value = bytes_per_second(value, key) if value or usual else 0.0
         elif key in _TIMES:
             value = seconds(value, key)
+        elif key == "memory":
+            value = float(size_in_bytes(value, key)) if value else 0.0
         elif type(value) is not type(usual) and (type(value), type(usual)) != (int, float):
             expected = type(usual).__name__
             raise ConfigurationError(f"[{where}] {key} must be of type {expected}, got {value!r}")

@@ -51,6 +51,9 @@ class Promises:
     """The number is the most that travels, not what always does."""
     is_plain_alone: bool = True
     """With one worker, bit for bit plain PyTorch training."""
+    memory: Callable[[int, Options], float] = lambda workers, options: 0.0
+    """Models that a worker holds, while it computes a gradient, besides its replica, one gradient
+    and the optimiser's state."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,7 @@ def method(
     traffic: str = "",
     is_traffic_a_bound: bool = False,
     is_plain_alone: bool = True,
+    memory: float | Callable[[int, Options], float] = 0.0,
     is_synchronous: bool | Callable[[Options], bool] = False,
     name: str = "",
     family: str = "own",
@@ -172,7 +176,7 @@ def method(
     """Make a coroutine a method, with its row of promises; `gossamer check-method` checks them.
 
     What it says of the method is said in `Promises` and `Method`, whose further fields may be given
-    too. `models_per_step` is a number, or a function of the number of workers and the options;
+    too. `models_per_step` and `memory` are numbers, or functions of the workers and the options;
     `is_synchronous` says whether workers step in rounds, or a function of the options does.
     """
 
@@ -186,6 +190,7 @@ def method(
                 traffic or ("a formula" if callable(models) else f"{models:g}"),
                 models if callable(models) else lambda workers, options: float(models),
                 is_traffic_a_bound, is_plain_alone,
+                memory if callable(memory) else lambda workers, options: float(memory),
             ),
             server=server, has_server=has_server or server is not None,
             is_synchronous=in_rounds if callable(in_rounds) else lambda options: bool(in_rounds),

@@ -40,6 +40,26 @@ def _offers(workers: int, options: Options) -> float:
     return 1.0 if make_topology(options["topology"], workers).sides else 2.0
 
 
+def _neighbours_models(workers: int, options: Options) -> float:
+    """The own model as it was sent, and of each neighbour the last one and one that came early."""
+    return 2 * _most_neighbours(workers, options) + 1
+
+
+def _most_neighbours(workers: int, options: Options) -> int:
+    graph = make_topology(options["topology"], workers)
+    rounds = range(graph.period)
+    return max(len(graph.in_neighbours(rank, t)) for rank in graph.members for t in rounds)
+
+
+def _shares_of_mass(workers: int, options: Options) -> float:
+    """As many, the point of the gradient, and what may be on its way for so many steps longer."""
+    most = _most_neighbours(workers, options)
+    return 2 * most * (1 + options["overlap"]) + 2
+
+
+_MESSAGES = 6.0
+"""Models that wait for a worker which others push to at random: hardly ever more at one time."""
+
 _AVERAGED = Promises(True, "everyone", "0", True, "2(p-1)/p / period", lambda p, o: _ring(p))
 
 
@@ -48,7 +68,14 @@ def _outer(*, plain: bool) -> Promises:
         twice = 2 if options.get("state") == "averaged" else 1
         return twice * _ring(workers) / options["period"]
 
-    return dataclasses.replace(_AVERAGED, models_per_step=traffic, is_plain_alone=plain)
+    def start_and_velocity(workers: int, options: Options) -> float:
+        """Where the period began; with momentum also the velocity, and the mean."""
+        momentum = [options.get(key, 0.0) for key in ("block_momentum", "beta", "outer_momentum")]
+        return 3.0 if any(momentum) else 1.0
+
+    return dataclasses.replace(
+        _AVERAGED, models_per_step=traffic, is_plain_alone=plain, memory=start_and_velocity
+    )
 
 
 def _steady_momentum(period: int) -> float:
@@ -79,7 +106,7 @@ def _server(waits_for: str, staleness: str, *, bounded: bool = False) -> Promise
     """A gradient up and the parameters down at every step, or at most that."""
     return Promises(
         False, waits_for, staleness, True, "at most 2" if bounded else "2", lambda p, o: 2.0,
-        is_traffic_a_bound=bounded, is_plain_alone=False,
+        is_traffic_a_bound=bounded, is_plain_alone=False, memory=lambda p, o: 1.0,
     )  # fmt: skip
 
 
@@ -87,17 +114,23 @@ _ROWS = (
     Method(
         "all_reduce", "synchronous", "Jin et al. 2016, Algorithm 1", "mean",
         synchronous.all_reduce,
-        Promises(True, "everyone", "stale", True, "2(p-1)/p", lambda p, o: _ring(p)),
+        Promises(
+            True, "everyone", "stale", True, "2(p-1)/p", lambda p, o: _ring(p),
+            memory=lambda p, o: 2.0 * o["stale"] + 1,
+        ),
         trains_output=lambda options: True,
     ),
     Method(
         "d_psgd", "decentralised", "Lian et al. 2017", "mean", decentralised.d_psgd,
-        Promises(True, "neighbours", "0", True, "degree", _degree),
+        Promises(True, "neighbours", "0", True, "degree", _degree, memory=_neighbours_models),
     ),
     Method(
         "ad_psgd", "decentralised", "Lian et al. 2018, Algorithms 2-4", "mean",
         decentralised.ad_psgd,
-        Promises(True, "partner", "none", True, "1 (2 where all offer)", _offers),
+        Promises(
+            True, "partner", "none", True, "1 (2 where all offer)", _offers,
+            memory=lambda p, o: 1.0,
+        ),
         shares_replica=True,
         is_synchronous=lambda options: False,
         suits=_bipartite,
@@ -112,19 +145,22 @@ _ROWS = (
     ),
     Method(
         "push_gossip", "gossip", "Jin et al. 2016, Algorithm 4", "mean", gossip.push_gossip,
-        Promises(False, "nobody", "0", True, "1 / period", lambda p, o: (p > 1) / o["period"]),
+        Promises(
+            False, "nobody", "0", True, "1 / period", lambda p, o: (p > 1) / o["period"],
+            memory=lambda p, o: (p > 1) * _MESSAGES,
+        ),
         is_synchronous=lambda options: False,
     ),
     Method(
         "push_sum", "gossip", "Assran et al. 2019, Algorithms 1-2", "mean", gossip.push_sum,
-        Promises(True, "in-neighbours", "0", True, "out-degree", _degree),
+        Promises(True, "in-neighbours", "0", True, "out-degree", _degree, memory=_shares_of_mass),
         paper_values={"topology": "one_peer_exponential"},
     ),
     Method(
         "easgd", "elastic", "Zhang, Choromanska & LeCun 2015", "centre", elastic.easgd,
         Promises(
             True, "centre", "0", True, "2 / period", lambda p, o: 2 / o["period"],
-            is_plain_alone=False,
+            is_plain_alone=False, memory=lambda p, o: 1.0,
         ),
         has_server=True,
         is_synchronous=lambda options: bool(options["synchronous"]),
@@ -135,7 +171,7 @@ _ROWS = (
         "eamsgd", "elastic", "Zhang, Choromanska & LeCun 2015", "centre", elastic.eamsgd,
         Promises(
             True, "centre", "0", True, "2 / period", lambda p, o: 2 / o["period"],
-            is_plain_alone=False,
+            is_plain_alone=False, memory=lambda p, o: 2.0,
         ),
         has_server=True,
         own_momentum="delta",
@@ -222,6 +258,7 @@ _ROWS = (
         Promises(
             False, "server", "none (mean p-1)", True, "1/n_push + 1/n_fetch",
             lambda p, o: 1 / o["n_push"] + 1 / o["n_fetch"], is_plain_alone=False,
+            memory=lambda p, o: 1.0 + (o["n_push"] > 1),
         ),
         server=server.downpour_server,
         has_server=True,

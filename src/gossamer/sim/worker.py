@@ -134,8 +134,8 @@ class SimulatedWorker:
         updates = world.updates.count if self._seen is None else self._seen
         gradient.read = (world.workers.versions[self.rank], updates)
         self._seen = None
-        seconds = world.cluster.compute.draw(self._compute_rng) * world.faults.slowness(self.rank)
-        gradient.start(world, round(seconds * SECOND))
+        drawn = world.cluster.compute.draw(self._compute_rng, len(indices))
+        gradient.start(world, round(drawn * world.faults.slowness(self.rank) * SECOND))
         if kernel.current is not None:
             kernel.current.gradient = gradient
         return gradient

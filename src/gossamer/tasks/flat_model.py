@@ -6,14 +6,17 @@ import copy
 import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call  # pyright: ignore[reportUnknownVariableType]
 
 from gossamer.errors import ConfigurationError
+from gossamer.optim.optimisers import Optimiser, make_optimiser
 from gossamer.own_code import blamed
 from gossamer.replica import Layout, trainable
 from gossamer.tasks.calibration import layers_with_statistics, recompute_
@@ -200,3 +203,65 @@ def checked_loss(task: Task, output: Any, targets: Tensors) -> Tensor:
 
 def _named(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+# ---------------------------------------------------------------------- sizes
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What a worker holds of one model, whatever its batch and its method are."""
+
+    model_bytes: int
+    """What is trained: one replica, and as much again for its gradient."""
+    slots: int
+    """The vectors of the optimiser's state, each as large as the model."""
+    fixed_bytes: int = 0
+    """Frozen parameters, and buffers such as BatchNorm's statistics."""
+
+    @property
+    def optimiser_bytes(self) -> int:
+        return self.slots * self.model_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """What lasts from step to step: parameters, optimiser, and what is never trained."""
+        return self.model_bytes + self.optimiser_bytes + self.fixed_bytes
+
+    @property
+    def worker_bytes(self) -> int:
+        """The same with a gradient; without activations and the method's own copies."""
+        return self.state_bytes + self.model_bytes
+
+
+def size_of(module: nn.Module, optimiser: str | Optimiser) -> ModelSize:
+    """The size of a module that exists; tied parameters count once."""
+    trained = sum(tensor.nbytes for _, tensor in trainable(module))
+    everything = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    return ModelSize(trained, len(make_optimiser(optimiser).slots), everything - trained)
+
+
+def model_size(task: Task, optimiser: str | Optimiser | None = None) -> ModelSize:
+    """The size of a task's model, with the optimiser of the task unless one is given."""
+    with fake_model(task) as module:
+        return size_of(module, optimiser or task.optimiser)
+
+
+@contextmanager
+def fake_model(task: Task) -> Generator[nn.Module]:
+    """The model of a task, made without memory for its numbers where the model allows that.
+
+    Inside, every tensor that is made is fake: it has a shape and a type and no numbers. A model
+    that looks at its numbers while it is made, or reads them from a file, is made for real, and
+    tensors inside are real then.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with drawing_from(0, torch.device("cpu")):
+        try:
+            with mode:
+                module = made_model(task)
+        except Exception:
+            yield made_model(task)
+            return
+    with mode:
+        yield module

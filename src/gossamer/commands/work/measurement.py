@@ -20,7 +20,12 @@ from gossamer.files import replace_text
 from gossamer.observe.progress import LiveView, is_watched, warn
 from gossamer.own_code import absolute, check_main_guard
 from gossamer.plan.probe import ProbeFindings, describe, to_toml
-from gossamer.plan.probe.description import measured_as_network, notices, speeds_of
+from gossamer.plan.probe.description import (
+    measured_as_network,
+    measured_line,
+    notices,
+    speeds_of,
+)
 from gossamer.plan.probe.findings import Inquiry
 from gossamer.plan.probe.probe import check, job_around
 from gossamer.plan.probe.probe import probe as run_probe
@@ -88,7 +93,7 @@ class Measurement(Answer):
         return place
 
     def _shown(self) -> tuple[Table, list[str]]:
-        links = [line for line in [self.links_told()] if line]
+        links = [line for line in (self.sizes_told(), self.links_told()) if line]
         told = [*links, *(f"note: {notice}" for notice in self.notices)]
         return self.worker_table(), told or [self.title]
 
@@ -107,6 +112,17 @@ class Measurement(Answer):
                 f"{row['times_the_typical']:.2f}",
             )  # fmt: skip
         return table
+
+    def sizes_told(self) -> str:
+        """How the time of a gradient follows the batch; empty where one size was measured."""
+        line, compute = measured_line(self.findings), self.cluster.compute
+        if line is None:
+            return ""
+        return (
+            f"a gradient: {show_time(compute.seconds)} and {show_time(compute.per_sample)} a "
+            f"sample, from batches of {', '.join(map(str, line.times))} (misses their medians by "
+            f"at most {100 * line.error:.0f} %)"
+        )
 
     def links_told(self) -> str:
         """What the links carry, alone and crowded; empty where none was measured."""

@@ -103,4 +103,5 @@ def _computing(cluster: Cluster, compute: str, found: Scouted) -> Cluster:
         took = found.seconds_per_step
     else:
         took = seconds(compute, "--compute")
-    return dataclasses.replace(cluster, compute=dataclasses.replace(cluster.compute, seconds=took))
+    known = dataclasses.replace(cluster.compute, seconds=took, per_sample=0.0)
+    return dataclasses.replace(cluster, compute=known)

@@ -129,7 +129,7 @@ def execute(
     try:
         folder.write_config({**settings.as_dict(), "command_line": command_line()})
         folder.defer_failures()
-        strip = Strip(settings.cluster.workers, _shown_ns(settings.cluster))
+        strip = Strip(settings.cluster.workers, _shown_ns(settings.cluster, settings.batch or 0))
         if trace:
             folder.open_trace(settings.cluster.workers)
         observers = (strip,) if folder.timeline is None else (strip, folder.timeline)
@@ -149,10 +149,10 @@ def execute(
     return result
 
 
-def _shown_ns(cluster: Cluster) -> int:
+def _shown_ns(cluster: Cluster, batch: int) -> int:
     """How much of a run its page shows: a few dozen steps, and a few steps of a slow worker."""
     slowest = max([1.0, *(f.amount for f in cluster.faults if f.kind == "slow" and f.is_trait)])
-    step = cluster.compute.seconds + cluster.compute.unoverlapped_seconds
+    step = cluster.compute.mean_seconds(batch) + cluster.compute.unoverlapped_seconds
     return round(max(_SHOWN_STEPS, _SHOWN_STEPS_OF_THE_SLOWEST * slowest) * step * SECOND)
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from gossamer.commands.console import add_columns, plain_table, show_bytes
 from gossamer.commands.work.answer import Answer, new_folder, shows_progress
 from gossamer.commands.work.comparison import Methods, method_names
+from gossamer.commands.work.measurement import check_place, write
 from gossamer.commands.work.simulations import command_line
 from gossamer.config.cluster import Cluster, load_cluster
 from gossamer.config.settings import loaded_task
@@ -25,7 +26,9 @@ from gossamer.plan.cost.simulated_step import answer_over
 from gossamer.plan.cost.step_time import Prediction
 from gossamer.plan.cost.work_depth import LayerCost, layer_costs
 from gossamer.plan.cost.workload import Workload, workload_of, workload_of_bytes
+from gossamer.plan.hardware.sheet import Sheet, SheetChoices, sheet
 from gossamer.quantities import bytes_per_second, counted, seconds, size_in_bytes
+from gossamer.report.page.cluster import shown_step
 from gossamer.report.pictures.cost_picture import CostLine, FastestMark, cost_picture
 from gossamer.report.pictures.figure import has_matplotlib
 from gossamer.runs.folder import RunFolder
@@ -45,8 +48,12 @@ class _Question:
 
     task: str
     counts: list[int]
-    cluster: Cluster
+    sheet: Sheet
     workload: Workload
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.sheet.cluster
 
 
 class StepCosts(Answer):
@@ -58,6 +65,11 @@ class StepCosts(Answer):
         self.layers = layers
         """Work and depth of each layer, if they were asked for."""
         self._summary, self._overtaken = _summary(found, asked, layers)
+
+    @property
+    def sheet(self) -> Sheet:
+        """The cluster, what its steps were estimated from, and what fits into a worker."""
+        return self._asked.sheet
 
     @property
     def title(self) -> str:
@@ -100,6 +112,14 @@ class StepCosts(Answer):
             self.picture(place / "cost.png")
         return place
 
+    def save_cluster(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write the cluster that was estimated, a .toml file that every command takes."""
+        place = Path(path)
+        check_place(place, force=force)
+        text = self.sheet.text(f"{self._asked.task}, batch {self._asked.workload.batch}")
+        write(place, text, force=force)
+        return place
+
     def picture(self, place: Path) -> None:
         """Draw the time of a step and the samples per second against the number of workers."""
         _picture(place, self._found, self._summary["leads"], self._asked)
@@ -110,7 +130,7 @@ class StepCosts(Answer):
 
     def _shown(self) -> tuple[Table, list[str]]:
         told = self.told_crossings("as_dict()['crossings'] has them")
-        return self.step_table(), [*told, *self.explanations()]
+        return self.step_table(), [*told, *self.explanations(), *self.sheet.sentences()]
 
     def step_table(self) -> Table:
         """Milliseconds per step, a row for each method and a column for each number of workers."""
@@ -180,6 +200,10 @@ def cost(
     compute: str | float | None = None,
     batch: int | None = None,
     layers: bool = False,
+    hardware: str | None = None,
+    trace: Path | str | None = None,
+    precision: str = "fp32",
+    memory: str | float | None = None,
     progress: bool | None = None,
     data: Path | str | None = None,
 ) -> StepCosts:
@@ -189,13 +213,22 @@ def cost(
     the cluster: numbers of bytes per second and seconds, or texts such as "10Gbit", "50us" and
     "120ms". `layers` adds work and depth of the task's layers. What has no closed form (slow
     workers, shared network cards) is simulated in time only.
+
+    For machines that one does not have, `hardware` names a device (or the file of one) on which the
+    task's steps are estimated at a `precision`, and `trace` a Chrome trace of one real step. What
+    does not fit into the `memory` of a worker ("24GB") is left out.
     """
     names = method_names(methods)
     loaded = None if task is None or task == "none" else loaded_task(task, data)
     where = _changed(load_cluster(cluster), bandwidth, latency, compute)
     what = _workload(loaded, model_bytes, batch)
     named = "none" if loaded is None else loaded.spec or loaded.name
-    asked = _Question(named, _counts(workers), where, what)
+    counts = _counts(workers)
+    room = 0.0 if memory is None else float(size_in_bytes(memory, "--memory"))
+    chosen = SheetChoices(hardware, None if trace is None else Path(trace), precision, memory=room)
+    if len(counts) == 1:
+        where = where.changed(workers=counts[0])
+    asked = _Question(named, counts, sheet(loaded, where, what.batch, chosen), what)
     with ExitStack() as stack:
         reporter = None
         if shows_progress(progress):
@@ -217,11 +250,13 @@ def _answers(
         if reporter is not None:
             reporter.at(f"simulating the time of {what}", 0.0)
 
+    room = asked.sheet.room
     found: Found = {}
     for name in names:
         found[name] = answer_over(
-            name, asked.cluster, asked.workload, timed, asked.counts, simulating
-        )
+            name, asked.cluster, asked.workload, timed, asked.counts, simulating,
+            (lambda spec, where: "") if room is None else room.refusal,
+        )  # fmt: skip
         if reporter is not None:
             reporter.finished(name)
     return found
@@ -277,7 +312,8 @@ def _changed(
     if latency is not None:
         wires = dataclasses.replace(wires, latency=seconds(latency, "--latency"))
     if compute is not None:
-        work = dataclasses.replace(work, seconds=seconds(compute, "--compute"))
+        taken = seconds(compute, "--compute")
+        work = dataclasses.replace(work, seconds=taken, per_sample=0.0)
     return dataclasses.replace(cluster, network=wires, compute=work)
 
 
@@ -315,7 +351,8 @@ def _summary(
     other = [
         crossing
         for axis, middle in (
-            ("bandwidth", where.network.bandwidth), ("model_bytes", what.model_bytes)
+            ("bandwidth", where.network.bandwidth), ("model_bytes", what.model_bytes),
+            ("batch", what.batch),
         )
         for crossing in crossings(axis, names, [middle * factor for factor in wide], where, what)
     ]  # fmt: skip
@@ -345,7 +382,7 @@ def _heading(asked: _Question) -> str:
     where, wires = asked.cluster, asked.cluster.network
     return (
         f"Milliseconds per step: {show_bytes(asked.workload.model_bytes)} model, computing "
-        f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.egress:g} Gbit/s, "
+        f"{shown_step(where.compute, asked.workload.batch)}, {8e-9 * wires.egress:g} Gbit/s, "
         f"{1e6 * wires.latency:g} us, {wires.collective} (* fastest)"
     )
 
@@ -378,7 +415,8 @@ def _picture(place: Path, found: Found, leads: Sequence[dict[str, Any]], asked: 
         title=f"What a step costs: {where.title or where.name}",
         subtitle=(
             f"closed forms: {show_bytes(what.model_bytes)} model, computing "
-            f"{1e3 * where.compute.seconds:g} ms, {8e-9 * wires.egress:g} Gbit/s, latency "
-            f"{1e6 * wires.latency:g} µs, {what.batch} samples per worker and step"
+            f"{1e3 * where.compute.mean_seconds(what.batch):.4g} ms, "
+            f"{8e-9 * wires.egress:g} Gbit/s, latency {1e6 * wires.latency:g} µs, "
+            f"{what.batch} samples per worker and step"
         ),
     )  # fmt: skip

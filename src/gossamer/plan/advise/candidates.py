@@ -16,6 +16,7 @@ from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import parse_method
 from gossamer.own_code import parse_reference
+from gossamer.plan.hardware.room import Room
 from gossamer.quantities import counted
 
 MENU = (
@@ -109,8 +110,9 @@ def candidates(
     """The candidates that can run on this cluster, in the menu's order, and why others cannot."""
     found: list[Candidate] = []
     left_out = dict(NOT_ADVISED)
+    room = _room(base)
     for method in menu:
-        reason = _obstacle(base, method)
+        reason = _obstacle(base, method) or (room.refusal(method) if room else "")
         if reason:
             left_out[method] = reason
         else:
@@ -119,6 +121,13 @@ def candidates(
         method, reason = next((m, r) for m, r in left_out.items() if m in menu)
         raise ConfigurationError(f"no method can run on this cluster: {method}: {reason}")
     return found, left_out
+
+
+def _room(base: Settings) -> Room | None:
+    """What the workers can hold, if the cluster says what memory they have."""
+    if not base.cluster.compute.memory:
+        return None
+    return Room.of(base.task, base.cluster, base.batch or 1, optimiser=base.optimiser)
 
 
 def _obstacle(base: Settings, method: str) -> str:

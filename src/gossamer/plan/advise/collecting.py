@@ -7,21 +7,16 @@ price the best advice for a slow network would be never to communicate at all.
 
 from __future__ import annotations
 
-import torch
-
 from gossamer.config.collective_costs import all_reduce_seconds
 from gossamer.config.settings import Settings
-from gossamer.replica import trainable
-from gossamer.tasks.flat_model import drawing_from
+from gossamer.tasks.flat_model import model_size
 
 
 def model_bytes(settings: Settings) -> int:
     """The bytes that the network is charged for one model."""
     if settings.model_bytes is not None:
         return settings.model_bytes
-    with drawing_from(0, torch.device("cpu")):
-        named = trainable(settings.task.make_model())
-    return sum(tensor.numel() * tensor.element_size() for _, tensor in named)
+    return model_size(settings.task).model_bytes
 
 
 def collecting_seconds(settings: Settings, size_bytes: int) -> float:

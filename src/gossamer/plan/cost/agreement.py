@@ -76,14 +76,16 @@ def compare_step(
 ) -> Agreement:
     """Predict a step and simulate it with the same options."""
     spec = parse_method(method)
-    prediction = predict(spec, cluster, workload or workload_of(task, model_bytes=model_bytes))
+    work = workload or workload_of(task, model_bytes=model_bytes)
+    prediction = predict(spec, cluster, work)
     drawn = min(DRAWN_STEPS // cluster.workers, 10 * STEPS) if spec.name in _DRAWS else 0
     count = steps or max(STEPS, drawn)
     own = round_steps(prediction.options, cluster.workers)
     fixed = dataclasses.replace(spec, options=prediction.options)
     simulated = simulated_step(
-        fixed, cluster, task, model_bytes=model_bytes, steps=own * math.ceil(count / own), more=own
-    )
+        fixed, cluster.at_batch(work.batch), task, model_bytes=model_bytes,
+        steps=own * math.ceil(count / own), more=own,
+    )  # fmt: skip
     return Agreement(prediction, cluster.network.bandwidth, simulated.total_s)
 
 

@@ -1,4 +1,4 @@
-"""Where one method overtakes another over the number of workers, bandwidth or model size."""
+"""Where one method overtakes another over the workers, the bandwidth, the model or the batch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Crossing:
         return dataclasses.asdict(self)
 
 
-AXES = ("workers", "bandwidth", "model_bytes")
+AXES = ("workers", "bandwidth", "model_bytes", "batch")
 
 
 def show_value(axis: str, value: float) -> str:
@@ -58,6 +58,8 @@ def show_value(axis: str, value: float) -> str:
         bits = 8 * value
         unit, size = ("Gbit/s", 1e9) if bits >= 1e9 else ("Mbit/s", 1e6)
         return f"{bits / size:.3g} {unit}"
+    if axis == "batch":
+        return f"a batch of {value:.0f}"
     unit, size = ("GB", 1e9) if value >= 1e9 else ("MB", 1e6) if value >= 1e6 else ("kB", 1e3)
     return f"a model of {value / size:.3g} {unit}"
 
@@ -79,6 +81,8 @@ def speeds_over(axis: str, cluster: Cluster, workload: Workload, known: Known = 
         elif axis == "bandwidth":
             wires = dataclasses.replace(cluster.network, bandwidth=value)
             where = dataclasses.replace(cluster, network=wires)
+        elif axis == "batch":
+            what = dataclasses.replace(workload, batch=max(1, round(value)))
         else:
             what = scaled(workload, value)
         try:

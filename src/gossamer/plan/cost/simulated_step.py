@@ -76,23 +76,28 @@ def answer_over(
     task: Task,
     workers: Sequence[int],
     on_simulation: Callable[[str], None] = lambda what: None,
+    refusal: Callable[[MethodSpec, Cluster], str] = lambda spec, where: "",
 ) -> dict[int, Prediction | NoClosedForm]:
     """The step for several numbers of workers, by its closed form or else by simulation.
 
-    Where neither is possible, the answer is the error that says why.
+    Where neither is possible, the answer is the error that says why; so it is where `refusal` says
+    why the method cannot run there, such as for want of memory.
     """
     spec = parse_method(method)
     found: dict[int, Prediction | NoClosedForm] = {}
     for count in workers:
         try:
             where = cluster.changed(workers=count)
+            if why := refusal(spec, where):
+                found[count] = NoClosedForm(f"{spec}: {why}")
+                continue
             try:
                 found[count] = predict(spec, where, workload)
             except NoClosedForm as reason:
                 on_simulation(f"{spec}, {count} workers")
                 found[count] = _simulated(spec, where, workload, task, reason)
-        except NoClosedForm as refusal:
-            found[count] = refusal
+        except NoClosedForm as answer:
+            found[count] = answer
         except ConfigurationError as error:
             # No such run exists, for example with as many backups as workers.
             found[count] = NoClosedForm(str(error))
@@ -125,8 +130,9 @@ def _simulated(
             "gradients, too many for a first look; ask for fewer workers, or use gossamer simulate "
             "--engine none"
         ) from None
+    # Its gradients are of one sample each, as none is computed.
     parts = simulated_step(
-        dataclasses.replace(spec, options=options), cluster, task,
+        dataclasses.replace(spec, options=options), cluster.at_batch(workload.batch), task,
         model_bytes=workload.model_bytes, steps=steps, more=more,
     )  # fmt: skip
     return Prediction(

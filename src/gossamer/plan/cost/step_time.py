@@ -107,7 +107,7 @@ def _beyond_forms(cluster: Cluster) -> str:
 
 
 def _case(spec: MethodSpec, cluster: Cluster, workload: Workload, steps: int) -> Case:
-    compute, wires = cluster.compute, cluster.network
+    compute, wires = cluster.compute.at(workload.batch), cluster.network
     groups = split_groups(spec.groups, cluster)
     ends = len(groups) or cluster.workers
     members = cluster.workers // ends

@@ -18,7 +18,7 @@ from gossamer.plan.probe import links
 from gossamer.plan.probe.channel import PATIENCE_S, ProbeChannel
 from gossamer.plan.probe.findings import Crowd, Inquiry, MeasuredLink, ProbeFindings, Steps
 from gossamer.plan.probe.regions import across, regions_of
-from gossamer.plan.probe.step_times import Stepper, measure_steps
+from gossamer.plan.probe.step_times import Stepper, measure_sizes
 from gossamer.real.faults.fault_plan import own_fault_plan
 from gossamer.real.faults.slow_worker import Slowness
 from gossamer.real.transports.transport import Transport
@@ -110,7 +110,7 @@ class ProbePart:
         seconds = words["seconds"]
         match words["do"]:
             case "compute":
-                steps = measure_steps(self._stepper.step, seconds, self._pass_time)
+                steps = measure_sizes(self._stepper, seconds, self._pass_time)
                 return dataclasses.asdict(steps)
             case "link":
                 return dataclasses.asdict(links.measure_link(self.post, words["peer"], seconds))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.config.faults import Fault
 from gossamer.config.network import Sites
+from gossamer.plan.batch_line import BatchLine, batch_line
 from gossamer.plan.probe.findings import Crowd, MeasuredLink, ProbeFindings
 from gossamer.plan.probe.fit import fit
 from gossamer.plan.probe.links import ring_between
@@ -134,14 +135,29 @@ def _compute(findings: ProbeFindings, speeds: Speeds) -> Compute:
     fitted = fit(relative)
     # A cluster has no pauses between gradients, so the mean includes the interruptions there.
     others = [statistics.fmean(steps.other) for steps in findings.steps]
+    mean, line = speeds.typical * fitted.seconds, measured_line(findings)
+    per_sample = 0.0 if line is None else line.per_sample * fitted.seconds
     return Compute(
-        seconds=speeds.typical * fitted.seconds,
+        # The mean at the batch that was measured longest is kept, whatever the line says.
+        seconds=max(0.0, mean - per_sample * findings.inquiry.batch),
+        per_sample=per_sample,
         distribution=fitted.distribution,
         jitter=fitted.jitter,
         unoverlapped_seconds=statistics.median(others),
         pause_probability=fitted.pause_probability,
         pause_seconds=speeds.typical * fitted.pause_seconds,
     )
+
+
+def measured_line(findings: ProbeFindings) -> BatchLine | None:
+    """The line through the medians of typical workers at the sizes of the batch."""
+    speeds = speeds_of(findings)
+    typical = [steps for rank, steps in enumerate(findings.steps) if rank not in speeds.slow]
+    sizes = sorted({size for steps in typical for size, _ in steps.by_batch})
+    others = {
+        size: statistics.median(dict(steps.by_batch)[size] for steps in typical) for size in sizes
+    }
+    return batch_line(findings.inquiry.batch, speeds.typical, others)
 
 
 # ---------------------------------------------------------------------------------- the network

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -38,6 +38,8 @@ class Steps:
     """The forward and the backward pass; a few thousand samples at most, evenly chosen."""
     other: list[float]
     """The time between two gradients: copying the parameters and applying the optimiser."""
+    by_batch: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    """The median gradient at other sizes of the batch, from small to large."""
 
 
 @dataclass(frozen=True)

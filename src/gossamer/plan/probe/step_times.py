@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 
 from gossamer.optim.optimisers import make_optimiser
+from gossamer.plan.batch_line import other_sizes
 from gossamer.plan.probe.findings import Inquiry, Steps
 from gossamer.real.faults.slow_worker import Slowness
 from gossamer.real.replicas import Place, WindowReplica
@@ -21,6 +26,8 @@ _WARM_UP = 0.2
 _WARM_STEPS = 2
 _MOST_SAMPLES = 4000
 _TELL_S = 0.2
+_OTHER_SIZES = 0.2
+"""The share of the time for each of the other sizes of the batch."""
 
 
 class Stepper:
@@ -34,18 +41,21 @@ class Stepper:
         self._buffers = self._model.initial_buffers.clone()
         optimiser, rate = make_optimiser(inquiry.optimiser), inquiry.learning_rate
         self._replica = WindowReplica(Place(self._model.initial.clone()), optimiser, lambda: rate)
-        self._sampler = make_sampler(
-            task.train.labels, size, inquiry.batch, "shuffled", 0, synchronous=True
-        )
+        self.batch = inquiry.batch
+        self.other_sizes = other_sizes(self.batch, len(task.train) // size)
+        self._samplers = {
+            batch: make_sampler(task.train.labels, size, batch, "shuffled", 0, synchronous=True)
+            for batch in (self.batch, *self.other_sizes)
+        }
         self._rank = rank
         self._slowness = slowness
         self._done = 0
 
-    def step(self) -> tuple[float, float]:
+    def step(self, size: int = 0) -> tuple[float, float]:
         """The seconds of the gradient, and the seconds of the rest of the step."""
         began = time.perf_counter()
         point = self._replica.snapshot()
-        batch = torch.from_numpy(self._sampler.next(self._rank))
+        batch = torch.from_numpy(self._samplers[size or self.batch].next(self._rank))
         start = time.perf_counter()
         key = key_of(0, self._rank, self._done)
         gradient, _, self._buffers = self._model.gradient(point, self._buffers, batch, key)
@@ -55,6 +65,23 @@ class Stepper:
         self._done += 1
         ended = time.perf_counter()
         return computed - start, (start - began) + (ended - computed)
+
+
+def measure_sizes(stepper: Stepper, seconds: float, on_time: Callable[[float], None]) -> Steps:
+    """Measure steps of the batch that was asked for, and shorter of the other sizes."""
+    shares = [_OTHER_SIZES * seconds] * len(stepper.other_sizes)
+    begins = list(accumulate(shares, initial=0.0))
+    found = [
+        measure_steps(
+            partial(stepper.step, size), share, lambda passed, at=at: on_time(at + passed)
+        )
+        for size, share, at in zip(stepper.other_sizes, shares, begins, strict=False)
+    ]
+    at = begins[-1]
+    own = measure_steps(stepper.step, seconds - at, lambda passed: on_time(at + passed))
+    medians = [statistics.median(one.compute) for one in found]
+    by_batch = list(zip(stepper.other_sizes, medians, strict=True))
+    return dataclasses.replace(own, by_batch=by_batch)
 
 
 def measure_steps(

@@ -19,6 +19,7 @@ from gossamer.plan.probe.description import (
     described_regions,
     inside,
     measured_as_network,
+    measured_line,
     notices,
     speeds_of,
 )
@@ -118,8 +119,16 @@ def _compute(cluster: Cluster, findings: ProbeFindings) -> list[str]:
             f"#   worker {rank}: {show_time(speeds.medians[rank])} ({show_time(low)} to "
             f"{show_time(high)}), {counted(steps.count, 'step')}{named}"
         )
+    line = measured_line(findings)
+    if line is not None:
+        sizes = ", ".join(f"{size}: {show_time(took)}" for size, took in line.times.items())
+        lines += _comment(
+            f"Medians by size of the batch: {sizes}. The line seconds + per_sample * batch misses "
+            f"them by at most {100 * line.error:.0f} %."
+        )
     lines += [
         f'seconds = "{show_time(compute.seconds)}"',
+        *([] if line is None else [f'per_sample = "{show_time(compute.per_sample)}"']),
         f'distribution = "{compute.distribution}"',
         f"jitter = {compute.jitter:.4f}",
     ]

@@ -243,7 +243,10 @@ def _cluster(gathered: GatheredRuns, first: Run | None) -> ClusterData | None:
     if first.is_real:
         return drawn_host(cluster, first.config, servers)
     own_machines = any(spec is not None and spec.placement == "own" for spec in specs)
-    return drawn_cluster(cluster, servers, own_machines=own_machines)
+    batch = first.config.get("batch")
+    return drawn_cluster(
+        cluster, servers, own_machines=own_machines, batch=batch if isinstance(batch, int) else 0
+    )
 
 
 def _settings(folders: Sequence[Folder], gathered: GatheredRuns) -> list[Setting]:

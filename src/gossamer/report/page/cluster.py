@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gossamer.config.cluster import Cluster, cluster_from
+from gossamer.config.cluster import Cluster, Compute, cluster_from
 from gossamer.config.faults import FOREVER, Fault, read_fault
 from gossamer.config.network import CARDS, SITES, UPLINKS, Sites, Wires
 from gossamer.errors import ConfigurationError
@@ -28,7 +28,9 @@ def read_cluster(config: Row) -> Cluster | None:
     return cluster if cluster.workers <= _MOST_WORKERS else None
 
 
-def drawn_cluster(cluster: Cluster, servers: int, *, own_machines: bool) -> ClusterData:
+def drawn_cluster(
+    cluster: Cluster, servers: int, *, own_machines: bool, batch: int = 0
+) -> ClusterData:
     """A simulated cluster; servers have machines of their own or run on those of workers."""
     wires = cluster.network
     notes = [*_about_network(cluster), *_about_everyone(cluster.faults)]
@@ -44,7 +46,7 @@ def drawn_cluster(cluster: Cluster, servers: int, *, own_machines: bool) -> Clus
         servers=servers,
         bandwidth=_card(wires),
         latency=show_seconds(wires.latency),
-        step=_step(cluster),
+        step=shown_step(cluster.compute, batch),
         notes=notes,
     )
 
@@ -214,9 +216,14 @@ def _about_others(cluster: Cluster) -> list[str]:
     return notes
 
 
-def _step(cluster: Cluster) -> str:
-    compute = cluster.compute
-    shown = show_seconds(compute.seconds)
+def shown_step(compute: Compute, batch: int) -> str:
+    """How long a gradient takes, and which part of that follows the batch; a batch of 0 is one that
+    the run does not name."""
+    shown = show_seconds(compute.mean_seconds(batch) if batch else compute.seconds)
+    if compute.per_sample:
+        each = f"{show_seconds(compute.per_sample)} a sample"
+        parts = f"{show_seconds(compute.seconds)} and {each}"
+        shown = f"{shown} for {batch} samples ({parts})" if batch else parts
     if compute.distribution == "exponential":
         shown += " on average, exponentially distributed"
     elif compute.distribution != "constant" and compute.jitter:

@@ -126,6 +126,9 @@ class Loop:
     granted: list[int] = field(default_factory=list[int])
     asked: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     """Batches that it was given on top of those."""
+    samples: int = 1
+    """In its last step. Its next one is taken to be as large, as a loop says only at the end of a
+    step how many samples it has had."""
     learning_rate: float = 0.0
     options: list[dict[str, Any]] | None = None
     has_ended: bool = False
@@ -234,7 +237,8 @@ class ScriptGradients:
         statistics = self._memory.raw("statistics", rank).clone()
         gradient.statistics = statistics.view(self.buffers.dtype)
         self.counters[rank] = self._memory.raw("counters", rank).clone()
-        gradient.batch = np.empty(said["samples"] or 1, np.int64)
+        loop.samples = said["samples"] or 1
+        gradient.batch = np.empty(loop.samples, np.int64)
         self._return_unused(loop, said["used"])
         self._world.script_budget.samples_of_pass = said["of"]
         loop.learning_rate = said["learning_rate"]
@@ -285,9 +289,9 @@ class ScriptWorker(SimulatedWorker):
         updates = world.updates.count if self._seen is None else self._seen
         gradient.read = (world.replicas[rank].version, updates)
         self._seen = None
-        seconds = world.cluster.compute.draw(self._compute_rng) * world.faults.slowness(rank)
+        drawn = world.cluster.compute.draw(self._compute_rng, loop.samples)
         source.resume(rank, is_elsewhere=is_elsewhere)
-        gradient.start(world, round(seconds * SECOND))
+        gradient.start(world, round(drawn * world.faults.slowness(rank) * SECOND))
         if source.listen(gradient) == "end":
             # As in a loop on real workers, where the method is told so when it awaits it: what it
             # does until then, such as sending the point to its group, it does.

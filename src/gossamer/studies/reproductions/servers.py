@@ -127,7 +127,7 @@ class Straggling(Compute):
     shortest_delay: float = 0.5
     tail: float = 2.0
 
-    def draw(self, rng: random.Random) -> float:
+    def draw(self, rng: random.Random, batch: int = 0) -> float:
         value = rng.gauss(self.seconds, self.jitter * self.seconds)
         if rng.random() < self.pause_probability:
             value += self.shortest_delay * rng.paretovariate(self.tail)
