@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +23,7 @@ from gossamer.sim.kernel import SECOND
 from gossamer.sim.replica_matrix import Point, SimulatedReplica
 from gossamer.sim.world import World
 from gossamer.tasks.keyed import key_of
+from gossamer.topology import Others
 from gossamer.worker import Message, Tag, check_idle
 
 T = TypeVar("T")
@@ -32,13 +35,12 @@ class SimulatedWorker:
     def __init__(self, world: World, rank: int) -> None:
         self.rank = rank
         self.size = world.size if rank < world.size else len(world.speakers)
-        self.rng = world.stream("worker", rank)
         self.step = 0
         self._next = 0
         self._world = world
         self._compute_rng = world.stream("compute", rank)
         self._requests = 0
-        self._peers: tuple[frozenset[int], list[int]] = (frozenset(), [])
+        self._peers: tuple[frozenset[int], Sequence[int]] = (frozenset(), [])
         self._clients: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
         self._to_itself: deque[tuple[Tag, Message, Pending[None]]] = deque()
         self._gradients = 0
@@ -46,11 +48,17 @@ class SimulatedWorker:
         self._seen: int | None = None
         """The number of all updates when the parameters of a server were last read."""
 
+    @cached_property
+    def rng(self) -> random.Random:
+        """Made when it is asked for, because most methods draw nothing."""
+        return self._world.stream("worker", self.rank)
+
     @property
     def peers(self) -> Sequence[int]:
         live = self.live
         if live is not self._peers[0]:
-            self._peers = (live, sorted(live - {self.rank}))
+            ranks = self._world.in_order(live)
+            self._peers = (live, Others(ranks, bisect_left(ranks, self.rank)))
         return self._peers[1]
 
     def answering(self, peers: Sequence[int]) -> Sequence[int]:
