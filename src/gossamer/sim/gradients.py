@@ -151,7 +151,7 @@ class GradientBatcher:
         """The gradients of each worker that were started and neither delivered nor aborted."""
         self.evaluations = 0
         self.rows_evaluated = 0
-        self._engine = engine
+        self.engine = engine
         self._store = store
         self._unevaluated: dict[SimulatedGradient, None] = {}
 
@@ -199,7 +199,7 @@ class GradientBatcher:
         batches = torch.from_numpy(np.stack([gradient.batch for gradient in ordered])).to(device)
         keys = torch.tensor([gradient.key for gradient in ordered], device=device)
         workers = torch.tensor([gradient.worker for gradient in ordered], device=device)
-        result = self._engine.evaluate(points, self.buffers[workers], batches, keys)
+        result = self.engine.evaluate(points, self.buffers[workers], batches, keys)
         for row, gradient in enumerate(ordered):
             gradient.value = result.gradients[row]
             gradient.loss = result.losses[row]

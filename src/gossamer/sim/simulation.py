@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from torch import Tensor
 
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
-from gossamer.errors import ProtocolError, RunOver
+from gossamer.errors import ConfigurationError, ProtocolError, RunOver
 from gossamer.groups import Grouping, role_of
 from gossamer.methods import Method, MethodSpec, for_role
 from gossamer.methods.method import blamed_method
@@ -20,7 +23,11 @@ from gossamer.observe.callbacks import Callback
 from gossamer.observe.metrics import summary
 from gossamer.observe.observer import Observer
 from gossamer.runs.result import Result, Row, digest_of
-from gossamer.sim.engine import Engine, make_engine
+from gossamer.sim.checkpoint.file import Checkpoint
+from gossamer.sim.checkpoint.pieces import Piece, Pieces
+from gossamer.sim.checkpoint.shapes import arithmetic_of, without_values
+from gossamer.sim.engine import Engine, NullEngine, make_engine
+from gossamer.sim.gradients import GradientBatcher
 from gossamer.sim.kernel import SECOND, interrupted_between_events
 from gossamer.sim.rounds import CompleteRound, Rounds
 from gossamer.sim.worker import SimulatedWorker
@@ -44,7 +51,10 @@ class Simulation:
         callbacks: Sequence[Callback] = (),
         engine: Engine | None = None,
         model: FlatModel | None = None,
+        piece: Piece | None = None,
+        resumed: Checkpoint | None = None,
     ) -> None:
+        """`piece` asks for checkpoints; with `resumed` the run goes on where that one was made."""
         self.settings = settings
         self._method: Method = settings.method.method
         options = settings.method_options()
@@ -54,7 +64,23 @@ class Simulation:
             FlatModel(settings.task, device, seed=settings.seed) if model is None else model
         )
         self.engine = engine or make_engine(settings.engine, self.model, compiled=self._compiles())
-        self.world = World(settings, options, self.model, self.engine, observers, callbacks)
+        self._resumed = resumed
+        self._past = deque[Row]([] if resumed is None else resumed.rows)
+        """The rows that are due again before the run is where it was."""
+        # Without gradients no value matters, and the shapes are enough.
+        is_without = resumed is not None or isinstance(self.engine, NullEngine)
+        self._shown = (
+            without_values(self.model, settings.cluster.workers) if is_without else self.model
+        )
+        first = self.engine if resumed is None else NullEngine()
+        self.world = World(settings, options, self._shown, first, observers, callbacks)
+        self._pieces = None
+        if piece is not None or resumed is not None:
+            apart = (
+                self, self.model, self._shown, self.engine, first, settings, settings.task,
+                self.model.task, settings.method, settings.cluster, *observers, *callbacks,
+            )  # fmt: skip
+            self._pieces = Pieces(piece or Piece(Path("checkpoint")), self.world, apart, self._facts)
         self._evaluator = Evaluator(
             self.model, self._method.output, settings.buffers,
             is_trained_itself=self._method.is_trained_itself(len(self.world.speakers), options),
@@ -123,16 +149,28 @@ class Simulation:
 
     def _run(self) -> Result:
         self._began = time.perf_counter()
+        if self._resumed is not None:
+            self._began -= self._resumed.seconds
+            self.world.observer.callbacks.is_muted = True
         if self.settings.engine != "none" and self._is_due(0):
             self._tell(self._row())
-        self.world.kernel.run()
+        if self._resumed is not None and self._pieces is not None:
+            self._make_again(self._resumed, self._pieces)
+        with arithmetic_of(self._shown) if self._resumed is None else nullcontext():
+            if self._pieces is None:
+                self.world.kernel.run()
+            else:
+                self.world.kernel.run(self._pieces.between, self._pieces.stride)
         if self._method.reference and self.world.alive and not self.world.budget.processed:
             raise ProtocolError("no worker asked for a gradient: `await w.gradient(x)` is missing")
         last = self._row()
         if self.settings.engine != "none":
             self._tell(last)
-        held = self._held()
-        parameters = self._evaluator.output_parameters(held)
+        if self.world.workers.parameters.is_meta:  # nobody has trained
+            held, parameters = None, self.model.initial
+        else:
+            held = self._held()
+            parameters = self._evaluator.output_parameters(held)
         result = {
             "method": str(self.settings.method),
             "task": self.settings.task.name,
@@ -145,10 +183,30 @@ class Simulation:
             **self._totals(),
         }
         self.world.observer.ended(result)
-        has_model = self.settings.engine != "none"
+        has_model = self.settings.engine != "none" and held is not None
         state = self._evaluator.state_dict(held, parameters) if has_model else {}
         staleness = dict(sorted(self.world.metrics.histogram.items()))
         return Result(self.settings, result, self.history, parameters, staleness, state)
+
+    def _make_again(self, resumed: Checkpoint, pieces: Pieces) -> None:
+        """Make the events of the earlier pieces, and go on with the values that they had."""
+        world = self.world
+        try:
+            with arithmetic_of(self._shown):
+                world.kernel.advance(resumed.events)
+            pieces.restore(resumed, self.model.device)
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"the run cannot be resumed, because something in it acts by the values of tensors "
+                f"({str(error).splitlines()[0]}); begin it anew"
+            ) from error
+        assert isinstance(world.batcher, GradientBatcher)
+        world.batcher.engine = self.engine
+        world.observer.callbacks.is_muted = False
+
+    def _facts(self) -> tuple[Row, list[Row], float]:
+        seconds = time.perf_counter() - self._began
+        return self.settings.to_json(), self.history, seconds
 
     def _watch_progress(self) -> None:
         """Rows of a synchronous run are made of complete rounds, all others after a gradient."""
@@ -172,6 +230,8 @@ class Simulation:
 
     def _tell(self, row: Row) -> None:
         self.history.append(row)
+        if self.world.observer.callbacks.is_muted:
+            return  # it was told when it was made
         try:
             if self._on_row is not None:
                 self._on_row(row)
@@ -186,6 +246,11 @@ class Simulation:
         `output` names the model that the scores are about.
         """
         world, metrics = self.world, self.world.metrics
+        if self._past:
+            # What is waiting in the stores is applied, as it was when the row was made.
+            metrics.take_losses()
+            (self._held if found is None else partial(self._left, found))()
+            return self._past.popleft()
         workers = metrics.workers.values()
         row: Row = {
             "virtual_seconds": world.duration_ns / SECOND,
