@@ -32,7 +32,7 @@ from gossamer.commands.simulate import simulate
 from gossamer.commands.studies.lab import lab
 from gossamer.commands.studies.reproduce import reproduce
 from gossamer.commands.train import train
-from gossamer.errors import ConfigurationError, Error, ScriptFailed
+from gossamer.errors import ConfigurationError, Error, ScriptFailed, Unfinished
 from gossamer.runs.versions import version_line
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -146,6 +146,9 @@ def main() -> None:
         _end(2, f"error: {_with_flags(str(error))}")
     except ScriptFailed as error:
         _end(error.status, f"error: {error}")
+    except Unfinished as error:
+        folder = error.checkpoint.parent
+        _end(3, f"unfinished: `gossamer {sys.argv[1]} --resume {folder}` goes on with it")
     except Error as error:
         _end(1, f"the run ended: {error}")
     except OSError as error:

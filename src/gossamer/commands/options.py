@@ -24,6 +24,8 @@ from gossamer.config.faults import parse_faults
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import bytes_per_second, seconds, size_in_bytes
 from gossamer.real.faults.fault_plan import FaultPlan
+from gossamer.sim.checkpoint.file import CHECKPOINT
+from gossamer.sim.checkpoint.pieces import Piece
 from gossamer.tasks import Task
 
 Answer = TypeVar("Answer")
@@ -296,6 +298,35 @@ class KeepOptions:
         metavar="PORT",
     )
     as_json: JsonOption = False
+
+
+@dataclass(frozen=True)
+class PieceOptions:
+    """How a long run is made in pieces."""
+
+    minutes: float | None = option(
+        None, "End after so many minutes of wall time with a checkpoint, and exit code 3."
+    )
+    checkpoint_every: float | None = option(
+        None,
+        "Keep a checkpoint in the run folder: 5m, 90s. Ctrl-C then writes one, too.",
+        metavar="TIME",
+        parser=lambda text: seconds(text, "--checkpoint-every"),
+    )
+
+    @property
+    def are_asked(self) -> bool:
+        return self.minutes is not None or self.checkpoint_every is not None
+
+    def piece(self, folder: Path, *, resumes: bool = False) -> Piece:
+        for name in ("minutes", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigurationError(f"{name} must be a finite number above 0, got {value:g}")
+        return Piece(
+            folder / CHECKPOINT, self.checkpoint_every or math.inf,
+            60 * self.minutes if self.minutes else math.inf, resumes=resumes,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -52,9 +53,8 @@ class Simulation:
         engine: Engine | None = None,
         model: FlatModel | None = None,
         piece: Piece | None = None,
-        resumed: Checkpoint | None = None,
     ) -> None:
-        """`piece` asks for checkpoints; with `resumed` the run goes on where that one was made."""
+        """`piece` asks for checkpoints, and may say that the run goes on from one."""
         self.settings = settings
         self._method: Method = settings.method.method
         options = settings.method_options()
@@ -64,7 +64,9 @@ class Simulation:
             FlatModel(settings.task, device, seed=settings.seed) if model is None else model
         )
         self.engine = engine or make_engine(settings.engine, self.model, compiled=self._compiles())
-        self._resumed = resumed
+        self._resumed = resumed = None if piece is None else piece.checkpoint()
+        if piece is not None and resumed is not None:
+            resumed.check_settings(settings.to_json(), piece.path)
         self._past = deque[Row]([] if resumed is None else resumed.rows)
         """The rows that are due again before the run is where it was."""
         # Without gradients no value matters, and the shapes are enough.
@@ -75,12 +77,12 @@ class Simulation:
         first = self.engine if resumed is None else NullEngine()
         self.world = World(settings, options, self._shown, first, observers, callbacks)
         self._pieces = None
-        if piece is not None or resumed is not None:
+        if piece is not None:
             apart = (
                 self, self.model, self._shown, self.engine, first, settings, settings.task,
                 self.model.task, settings.method, settings.cluster, *observers, *callbacks,
             )  # fmt: skip
-            self._pieces = Pieces(piece or Piece(Path("checkpoint")), self.world, apart, self._facts)
+            self._pieces = Pieces(piece, self.world, apart, self._facts)
         self._evaluator = Evaluator(
             self.model, self._method.output, settings.buffers,
             is_trained_itself=self._method.is_trained_itself(len(self.world.speakers), options),
@@ -182,6 +184,8 @@ class Simulation:
             **last,
             **self._totals(),
         }
+        if self._pieces is not None:
+            self._pieces.end()
         self.world.observer.ended(result)
         has_model = self.settings.engine != "none" and held is not None
         state = self._evaluator.state_dict(held, parameters) if has_model else {}
@@ -332,12 +336,25 @@ def simulate(
     data: Path | str | None = None,
     on_row: Callable[[Row], None] | None = None,
     callbacks: Sequence[Callback] = (),
+    checkpoint: Path | str | None = None,
+    checkpoint_every: float = math.inf,
+    minutes: float = math.inf,
     **choices: Any,
 ) -> Result:
     """Train in virtual time with true gradients; the same seed gives the same run.
+
+    With `checkpoint`, the path of a file, a long run is made in pieces: it is written every
+    `checkpoint_every` seconds, at Ctrl-C, and after so many `minutes`, when `Unfinished` is raised.
+    The same call again goes on from that file, with the same bits as if nothing had happened.
 
     `choices` are the fields of `Settings`: seed, epochs, batch, learning_rate, optimiser,
     schedule, clip, split, engine, device, compiled, buffers, evaluations.
     """
     settings = make_settings(task, method, cluster, data=data, **choices)
-    return Simulation(settings, on_row=on_row, callbacks=callbacks).run()
+    piece = None
+    if checkpoint is not None:
+        place = Path(checkpoint)
+        piece = Piece(place, checkpoint_every, 60 * minutes, resumes=place.exists())
+    elif min(minutes, checkpoint_every) < math.inf:
+        raise ConfigurationError("minutes and checkpoint_every need checkpoint, the path of a file")
+    return Simulation(settings, on_row=on_row, callbacks=callbacks, piece=piece).run()

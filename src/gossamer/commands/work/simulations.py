@@ -10,11 +10,12 @@ from typing import Any, Protocol, TypeVar
 
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings
-from gossamer.errors import Error
+from gossamer.errors import Error, Unfinished
 from gossamer.observe.observer import Observer
 from gossamer.observe.strip import Strip
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
+from gossamer.sim.checkpoint.pieces import Piece
 from gossamer.sim.engine import Engine
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.simulation import Simulation
@@ -43,14 +44,15 @@ class EngineCache:
         """Hear where the next run is kept; an engine keeps nothing there."""
 
     def simulation(
-        self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer]
-    ) -> Simulation:
+        self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer],
+        piece: Piece | None = None,
+    ) -> Simulation:  # fmt: skip
         """Make a simulation, with the engine of an earlier one where the two fit together."""
         wanted = ("seed", "engine", "device", "compiled")
         key = (settings.task.name, *(getattr(settings, name) for name in wanted))
         engine, model = self._kept.get(key, (None, None))
         simulation = Simulation(
-            settings, on_row=on_row, observers=observers, engine=engine, model=model
+            settings, on_row=on_row, observers=observers, engine=engine, model=model, piece=piece
         )
         self._kept[key] = (simulation.engine, simulation.model)
         self.running = simulation
@@ -84,6 +86,8 @@ class SimulationJob:
     folder: RunFolder | None = None
     trace: bool = False
     tolerated: tuple[type[Error], ...] = ()
+    piece: Piece | None = None
+    """If the run is made in pieces, the present one; its checkpoint lies in the folder."""
 
     def run(self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]) -> Any:
         """Run the simulation and return its `Result`, or the error that was tolerated."""
@@ -96,8 +100,9 @@ class SimulationJob:
 
         try:
             return execute(
-                self.settings, folder=self.folder, on_row=watch, engines=engines, trace=self.trace
-            )
+                self.settings, folder=self.folder, on_row=watch, engines=engines, trace=self.trace,
+                piece=self.piece,
+            )  # fmt: skip
         except self.tolerated as error:
             return error
 
@@ -109,9 +114,11 @@ def execute(
     on_row: Callable[[Row], None],
     engines: EngineCache,
     trace: bool = False,
+    piece: Piece | None = None,
 ) -> Result:
     """Run one simulation. The folder gets each row as it comes, and also how the run ended."""
     last: Row = {}
+    resumed = None if piece is None else piece.checkpoint()
 
     def record(row: Row) -> None:
         last.update(row)
@@ -125,13 +132,16 @@ def execute(
         result.summary.update(_ending(result))
         return result
     try:
-        folder.write_config({**settings.as_dict(), "command_line": command_line()})
+        if resumed is None:
+            folder.write_config({**settings.as_dict(), "command_line": command_line()})
+        else:
+            folder.keep_rows(resumed.rows)
         folder.defer_failures()
         strip = Strip(settings.cluster.workers, _shown_ns(settings.cluster))
         if trace:
             folder.open_trace(settings.cluster.workers)
         observers = (strip,) if folder.timeline is None else (strip, folder.timeline)
-        simulation = engines.simulation(settings, record, observers)
+        simulation = engines.simulation(settings, record, observers, piece)
         result = simulation.run()
         result.summary.update(_ending(result))
         world = simulation.world
@@ -174,6 +184,8 @@ def ended_by(error: BaseException) -> str:
     """How a summary names the error that ended a run."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if isinstance(error, Unfinished):
+        return "unfinished"
     return str(error) or type(error).__name__
 
 

@@ -29,6 +29,12 @@ class Piece:
     """After so long the piece ends with a checkpoint."""
     events: float = math.inf
     """Or after so many events of the whole run."""
+    resumes: bool = False
+    """Whether it goes on from the checkpoint that is there."""
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint to go on from."""
+        return Checkpoint.read(self.path) if self.resumes else None
 
     def __post_init__(self) -> None:
         for name in ("every_seconds", "seconds", "events"):
@@ -68,6 +74,10 @@ class Pieces:
     def stride(self) -> int:
         """After how many events the kernel may look at the clock again."""
         return 1 if self._piece.events < math.inf else 64
+
+    def end(self) -> None:
+        """The run has ended by itself, and nothing is left to resume."""
+        self._piece.path.unlink(missing_ok=True)
 
     def write(self) -> None:
         kernel = self._world.kernel
