@@ -144,7 +144,11 @@ class GradientSource(Protocol):
 class GradientBatcher:
     """Keeps the gradients under way and evaluates all of them when the first value is needed."""
 
-    def __init__(self, engine: Engine, store: ReplicaStore, buffers: Tensor) -> None:
+    def __init__(
+        self, engine: Engine, store: ReplicaStore, buffers: Tensor, *, has_losses: bool = True
+    ) -> None:
+        """Without losses nobody is told any, because the run computes none."""
+        self._has_losses = has_losses
         self.buffers = buffers
         """BatchNorm statistics, one row per worker."""
         self.under_way: dict[int, list[SimulatedGradient]] = {}
@@ -202,7 +206,7 @@ class GradientBatcher:
         result = self.engine.evaluate(points, self.buffers[workers], batches, keys)
         for row, gradient in enumerate(ordered):
             gradient.value = result.gradients[row]
-            gradient.loss = result.losses[row]
+            gradient.loss = result.losses[row] if self._has_losses else None
             gradient.statistics = result.buffers[row]
 
 

@@ -25,7 +25,7 @@ from gossamer.observe.metrics import summary
 from gossamer.observe.observer import Observer
 from gossamer.runs.result import Result, Row, digest_of
 from gossamer.sim.checkpoint.file import Checkpoint
-from gossamer.sim.checkpoint.pieces import Piece, Pieces
+from gossamer.sim.checkpoint.pieces import Checkpoints, Piece
 from gossamer.sim.checkpoint.shapes import arithmetic_of, without_values
 from gossamer.sim.engine import Engine, NullEngine, make_engine
 from gossamer.sim.gradients import GradientBatcher
@@ -82,7 +82,7 @@ class Simulation:
                 self, self.model, self._shown, self.engine, first, settings, settings.task,
                 self.model.task, settings.method, settings.cluster, *observers, *callbacks,
             )  # fmt: skip
-            self._pieces = Pieces(piece, self.world, apart, self._facts)
+            self._pieces = Checkpoints(piece, self.world, apart, self._facts)
         self._evaluator = Evaluator(
             self.model, self._method.output, settings.buffers,
             is_trained_itself=self._method.is_trained_itself(len(self.world.speakers), options),
@@ -192,7 +192,7 @@ class Simulation:
         staleness = dict(sorted(self.world.metrics.histogram.items()))
         return Result(self.settings, result, self.history, parameters, staleness, state)
 
-    def _make_again(self, resumed: Checkpoint, pieces: Pieces) -> None:
+    def _make_again(self, resumed: Checkpoint, pieces: Checkpoints) -> None:
         """Make the events of the earlier pieces, and go on with the values that they had."""
         world = self.world
         try:

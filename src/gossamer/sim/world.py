@@ -46,6 +46,7 @@ class World:
         """`options` are those of the method in this run."""
         self.cluster = cluster = settings.cluster
         self.seed = settings.seed
+        self._has_losses = settings.engine != "none"
         self.size = cluster.workers
         self.method = settings.method.method
         self.groups = split_groups(settings.method.groups, cluster)
@@ -134,7 +135,7 @@ class World:
 
     def _make_source(self, engine: Engine, model: FlatModel) -> GradientSource:
         buffers = model.initial_buffers.repeat(self.size, 1)
-        return GradientBatcher(engine, self.workers, buffers)
+        return GradientBatcher(engine, self.workers, buffers, has_losses=self._has_losses)
 
     def _make_buckets(
         self, settings: Settings, model: FlatModel, byte_scale: float

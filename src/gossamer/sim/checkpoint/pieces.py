@@ -42,7 +42,7 @@ class Piece:
                 raise ConfigurationError(f"{name} must be above 0, got {getattr(self, name)}")
 
 
-class Pieces:
+class Checkpoints:
     """Writes the checkpoints of a run, and restores the one that it goes on from."""
 
     def __init__(
