@@ -17,11 +17,11 @@ from gossamer.errors import ConfigurationError, Unfinished
 from gossamer.methods import METHODS
 from gossamer.pending import Pending
 from gossamer.runs.result import Result
-from gossamer.sim.checkpoint import shapes
 from gossamer.sim.checkpoint.file import Checkpoint
 from gossamer.sim.checkpoint.pieces import Piece
 from gossamer.sim.checkpoint.state import TensorState, tensors_of
 from gossamer.sim.engine import NullEngine
+from gossamer.sim.memory import shapes
 from gossamer.sim.simulation import Simulation
 from support import cluster_of, digits, only_here
 from tiers import only

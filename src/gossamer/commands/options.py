@@ -279,6 +279,9 @@ class RunOptions:
         "recomputed",
         "BatchNorm statistics of the output: recomputed, recomputed:BATCHES, averaged, local.",
     )
+    width: int | None = option(
+        None, "How many gradients are computed at once; default: as many as fit into memory."
+    )
     model_bytes: ModelBytesOption = None
     data: DataOption = None
 

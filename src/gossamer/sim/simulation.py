@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections import deque
@@ -26,10 +27,11 @@ from gossamer.observe.observer import Observer
 from gossamer.runs.result import Result, Row, digest_of
 from gossamer.sim.checkpoint.file import Checkpoint
 from gossamer.sim.checkpoint.pieces import Checkpoints, Piece
-from gossamer.sim.checkpoint.shapes import arithmetic_of, without_values
 from gossamer.sim.engine import Engine, NullEngine, make_engine
 from gossamer.sim.gradients import GradientBatcher
 from gossamer.sim.kernel import SECOND, interrupted_between_events
+from gossamer.sim.memory.forecast import MOST_ROWS, forecast
+from gossamer.sim.memory.shapes import arithmetic_of, without_values
 from gossamer.sim.rounds import CompleteRound, Rounds
 from gossamer.sim.worker import SimulatedWorker
 from gossamer.sim.world import World
@@ -63,10 +65,17 @@ class Simulation:
         self.model = (
             FlatModel(settings.task, device, seed=settings.seed) if model is None else model
         )
-        self.engine = engine or make_engine(settings.engine, self.model, compiled=self._compiles())
         self._resumed = resumed = None if piece is None else piece.checkpoint()
         if piece is not None and resumed is not None:
-            resumed.check_settings(settings.to_json(), piece.path)
+            self.settings = settings = resumed.settings_for(settings, piece.path)
+        self.forecast = None
+        if settings.engine != "none":
+            self.forecast = forecast(settings, self.model)
+            self.settings = settings = dataclasses.replace(settings, width=self.forecast.width)
+        self.engine = engine or make_engine(
+            settings.engine, self.model, compiled=self._compiles(),
+            most_rows=settings.width or MOST_ROWS,
+        )  # fmt: skip
         self._past = deque[Row]([] if resumed is None else resumed.rows)
         """The rows that are due again before the run is where it was."""
         # Without gradients no value matters, and the shapes are enough.
@@ -324,7 +333,11 @@ class Simulation:
             "mean_width": world.batcher.mean_width,
             "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),
-            "notices": [*self.settings.notices(), *self.engine.notices],
+            "notices": [
+                *self.settings.notices(),
+                *([] if self.forecast is None else self.forecast.notices()),
+                *self.engine.notices,
+            ],
         }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from gossamer.commands.console import warn
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings
 from gossamer.errors import Error, Unfinished
@@ -18,10 +19,13 @@ from gossamer.runs.result import Result, Row
 from gossamer.sim.checkpoint.pieces import Piece
 from gossamer.sim.engine import Engine
 from gossamer.sim.kernel import SECOND
+from gossamer.sim.memory.forecast import forecast
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks.flat_model import FlatModel
 
 _DIVERGED = 100.0
+_MUCH = 1_000_000_000
+"""From so many bytes on a command says what a run needs."""
 _SHOWN_STEPS = 25.0
 _SHOWN_STEPS_OF_THE_SLOWEST = 3.5
 Answer_co = TypeVar("Answer_co", covariant=True)
@@ -36,7 +40,8 @@ class EngineCache:
     """The engines of one command: its runs share a traced model."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[object, ...], tuple[Engine, FlatModel]] = {}
+        self._models: dict[tuple[object, ...], FlatModel] = {}
+        self._engines: dict[tuple[object, ...], Engine] = {}
         self.running: Simulation | None = None
         """The simulation that was made last."""
 
@@ -50,11 +55,17 @@ class EngineCache:
         """Make a simulation, with the engine of an earlier one where the two fit together."""
         wanted = ("seed", "engine", "device", "compiled")
         key = (settings.task.name, *(getattr(settings, name) for name in wanted))
-        engine, model = self._kept.get(key, (None, None))
+        model, width = self._models.get(key), settings.width
+        if model is not None and settings.engine != "none":
+            width = forecast(settings, model).width
+        # A resumed run has the width that it began with, whatever this device would choose.
+        is_fresh = piece is not None and piece.resumes
+        engine = None if is_fresh else self._engines.get((*key, width))
         simulation = Simulation(
             settings, on_row=on_row, observers=observers, engine=engine, model=model, piece=piece
         )
-        self._kept[key] = (simulation.engine, simulation.model)
+        self._models[key] = simulation.model
+        self._engines[*key, simulation.settings.width] = simulation.engine
         self.running = simulation
         return simulation
 
@@ -142,6 +153,11 @@ def execute(
             folder.open_trace(settings.cluster.workers)
         observers = (strip,) if folder.timeline is None else (strip, folder.timeline)
         simulation = engines.simulation(settings, record, observers, piece)
+        if resumed is None and simulation.settings.width is not None:
+            own = simulation.settings.as_dict()
+            folder.write_config({**own, "command_line": command_line()})
+        if trace and simulation.forecast is not None and simulation.forecast.bytes > _MUCH:
+            warn(f"memory: {simulation.forecast}")
         result = simulation.run()
         result.summary.update(_ending(result))
         world = simulation.world

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
 
+from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError
 from gossamer.files import replace_bytes
 from gossamer.runs.result import Row
@@ -73,15 +74,19 @@ class Checkpoint:
                 "run anew"
             ) from None
 
-    def check_settings(self, asked: Mapping[str, Any], path: Path) -> None:
-        """Refuse to go on with other settings than those of the run."""
-        plain = json.loads(json.dumps(asked, default=str))
+    def settings_for(self, asked: Settings, path: Path) -> Settings:
+        """The settings of the run, with the width that its device had; others are refused."""
+        width: int | None = self.settings.get("width")
+        if asked.width is None:
+            asked = dataclasses.replace(asked, width=width)
+        plain = json.loads(json.dumps(asked.to_json(), default=str))
         for name in sorted({*plain, *self.settings}):
             if plain.get(name) != self.settings.get(name):
                 raise ConfigurationError(
                     f"the run in {path} has {name}={self.settings.get(name)}, got "
                     f"{plain.get(name)}; resume it with the settings that it has"
                 )
+        return asked
 
 
 def _sum_of(storages: Mapping[str, torch.Tensor]) -> str:
