@@ -56,6 +56,8 @@ BUDGETS = {
     "report/pictures": 1170,
     "runs": 1720,
     "script": 650,
+    "sim/checkpoint": 370,
+    "sim/memory": 260,
     "sim/script": 1620,
     "sim": 3500,
     "studies": 60,

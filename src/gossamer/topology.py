@@ -165,7 +165,8 @@ class Topology:
 
         The first member is passive, so odd positions are active wherever parity decides.
         """
-        if self.name == "complete" and len(self.members) > 2:
+        size = len(self.members)
+        if self.name == "complete" and size > 2:
             return None  # three of them form a triangle
         distance = _breadth_first(self.members[0], self._ever_linked)
         for rank in self.members:

@@ -17,8 +17,8 @@ from gossamer.errors import ConfigurationError, Unfinished
 from gossamer.methods import METHODS
 from gossamer.pending import Pending
 from gossamer.runs.result import Result
-from gossamer.sim.checkpoint.file import Checkpoint
-from gossamer.sim.checkpoint.pieces import Piece
+from gossamer.sim.checkpoint.file import RunCheckpoint
+from gossamer.sim.checkpoint.pieces import RunPiece
 from gossamer.sim.checkpoint.state import TensorState, tensors_of
 from gossamer.sim.engine import NullEngine
 from gossamer.sim.memory import shapes
@@ -44,8 +44,10 @@ def in_pieces(settings: Settings, cuts: list[int], path: Path, **more: Any) -> R
     """Run with an end after each of these numbers of events, each piece from the file alone."""
     for cut in cuts:
         with pytest.raises(Unfinished):
-            Simulation(settings, piece=Piece(path, events=cut, resumes=path.exists()), **more).run()
-    return Simulation(settings, piece=Piece(path, resumes=path.exists()), **more).run()
+            Simulation(
+                settings, piece=RunPiece(path, events=cut, resumes=path.exists()), **more
+            ).run()
+    return Simulation(settings, piece=RunPiece(path, resumes=path.exists()), **more).run()
 
 
 def essence(result: Result) -> tuple[Any, ...]:
@@ -171,18 +173,18 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(tmp_path: Path)
     """One sentence says which setting differs, or that the file is damaged."""
     path = tmp_path / "run"
     with pytest.raises(Unfinished):
-        Simulation(settings_of("ensemble"), piece=Piece(path, events=9)).run()
+        Simulation(settings_of("ensemble"), piece=RunPiece(path, events=9)).run()
     with pytest.raises(ConfigurationError, match=r"has clip=1\.0, got 2\.0"):
-        Simulation(settings_of("ensemble", clip=2.0), piece=Piece(path, resumes=True))
+        Simulation(settings_of("ensemble", clip=2.0), piece=RunPiece(path, resumes=True))
     data = path.read_bytes()
     path.write_bytes(data[:-5] + b"wrong")
     with pytest.raises(ConfigurationError, match="or is damaged"):
-        Checkpoint.read(path)
+        RunCheckpoint.read(path)
     path.write_bytes(data[:100])
     with pytest.raises(ConfigurationError, match="or is damaged"):
-        Checkpoint.read(path)
+        RunCheckpoint.read(path)
     with pytest.raises(ConfigurationError, match="nothing to resume"):
-        Checkpoint.read(tmp_path / "none")
+        RunCheckpoint.read(tmp_path / "none")
 
 
 def test_the_same_call_in_python_goes_on(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.quantities import bytes_per_second, seconds, size_in_bytes
 from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.sim.checkpoint.file import CHECKPOINT
-from gossamer.sim.checkpoint.pieces import Piece
+from gossamer.sim.checkpoint.pieces import RunPiece
 from gossamer.tasks import Task
 
 Answer = TypeVar("Answer")
@@ -321,12 +321,12 @@ class PieceOptions:
     def are_asked(self) -> bool:
         return self.minutes is not None or self.checkpoint_every is not None
 
-    def piece(self, folder: Path, *, resumes: bool = False) -> Piece:
+    def piece(self, folder: Path, *, resumes: bool = False) -> RunPiece:
         for name in ("minutes", "checkpoint_every"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigurationError(f"{name} must be a finite number above 0, got {value:g}")
-        return Piece(
+        return RunPiece(
             folder / CHECKPOINT, self.checkpoint_every or math.inf,
             60 * self.minutes if self.minutes else math.inf, resumes=resumes,
         )  # fmt: skip

@@ -30,8 +30,8 @@ from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import interval
-from gossamer.sim.checkpoint.file import CHECKPOINT, Checkpoint
-from gossamer.sim.checkpoint.pieces import Piece
+from gossamer.sim.checkpoint.file import CHECKPOINT, RunCheckpoint
+from gossamer.sim.checkpoint.pieces import RunPiece
 from gossamer.sim.script.script_settings import Script
 from gossamer.tasks import make_task
 
@@ -81,7 +81,7 @@ def simulate(
     """
     if resume is not None:
         _check_alone(context, resume)
-        checkpoint = Checkpoint.read(resume / CHECKPOINT)
+        checkpoint = RunCheckpoint.read(resume / CHECKPOINT)
         settings = Settings.from_json(checkpoint.settings, running.data)
         _simulate([settings], keeping, pieces=pieces, resumed=resume)
         return
@@ -168,7 +168,7 @@ def _simulate(
 
 def _run_seeds(
     settings: Sequence[Settings], folder: RunFolder | None, engines: EngineCache | None,
-    piece: Piece | None = None,
+    piece: RunPiece | None = None,
 ) -> Row:  # fmt: skip
     """Run every seed; several seeds have their own folders inside the command's."""
     is_one, first = len(settings) == 1, settings[0]

@@ -25,8 +25,8 @@ from gossamer.observe.callbacks import Callback
 from gossamer.observe.metrics import summary
 from gossamer.observe.observer import Observer
 from gossamer.runs.result import Result, Row, digest_of
-from gossamer.sim.checkpoint.file import Checkpoint
-from gossamer.sim.checkpoint.pieces import Checkpoints, Piece
+from gossamer.sim.checkpoint.file import RunCheckpoint
+from gossamer.sim.checkpoint.pieces import Checkpoints, RunPiece
 from gossamer.sim.engine import Engine, NullEngine, make_engine
 from gossamer.sim.gradients import GradientBatcher
 from gossamer.sim.kernel import SECOND, interrupted_between_events
@@ -54,7 +54,7 @@ class Simulation:
         callbacks: Sequence[Callback] = (),
         engine: Engine | None = None,
         model: FlatModel | None = None,
-        piece: Piece | None = None,
+        piece: RunPiece | None = None,
     ) -> None:
         """`piece` asks for checkpoints, and may say that the run goes on from one."""
         self.settings = settings
@@ -196,12 +196,12 @@ class Simulation:
         if self._pieces is not None:
             self._pieces.end()
         self.world.observer.ended(result)
-        has_model = self.settings.engine != "none" and held is not None
-        state = self._evaluator.state_dict(held, parameters) if has_model else {}
+        has_model = self.settings.engine != "none"
+        state = self._evaluator.state_dict(held, parameters) if held and has_model else {}
         staleness = dict(sorted(self.world.metrics.histogram.items()))
         return Result(self.settings, result, self.history, parameters, staleness, state)
 
-    def _make_again(self, resumed: Checkpoint, pieces: Checkpoints) -> None:
+    def _make_again(self, resumed: RunCheckpoint, pieces: Checkpoints) -> None:
         """Make the events of the earlier pieces, and go on with the values that they had."""
         world = self.world
         try:
@@ -367,7 +367,7 @@ def simulate(
     piece = None
     if checkpoint is not None:
         place = Path(checkpoint)
-        piece = Piece(place, checkpoint_every, 60 * minutes, resumes=place.exists())
+        piece = RunPiece(place, checkpoint_every, 60 * minutes, resumes=place.exists())
     elif min(minutes, checkpoint_every) < math.inf:
         raise ConfigurationError("minutes and checkpoint_every need checkpoint, the path of a file")
     return Simulation(settings, on_row=on_row, callbacks=callbacks, piece=piece).run()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,6 +34,7 @@ class SimulatedWorker:
     def __init__(self, world: World, rank: int) -> None:
         self.rank = rank
         self.size = world.size if rank < world.size else len(world.speakers)
+        self.rng = world.stream("worker", rank)
         self.step = 0
         self._next = 0
         self._world = world
@@ -47,11 +47,6 @@ class SimulatedWorker:
         self._idle = 0
         self._seen: int | None = None
         """The number of all updates when the parameters of a server were last read."""
-
-    @cached_property
-    def rng(self) -> random.Random:
-        """Made when it is asked for, because most methods draw nothing."""
-        return self._world.stream("worker", self.rank)
 
     @property
     def peers(self) -> Sequence[int]:

@@ -16,7 +16,7 @@ from gossamer.observe.observer import Observer
 from gossamer.observe.strip import Strip
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
-from gossamer.sim.checkpoint.pieces import Piece
+from gossamer.sim.checkpoint.pieces import RunPiece
 from gossamer.sim.engine import Engine
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.memory.forecast import forecast
@@ -50,7 +50,7 @@ class EngineCache:
 
     def simulation(
         self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer],
-        piece: Piece | None = None,
+        piece: RunPiece | None = None,
     ) -> Simulation:  # fmt: skip
         """Make a simulation, with the engine of an earlier one where the two fit together."""
         wanted = ("seed", "engine", "device", "compiled")
@@ -97,7 +97,7 @@ class SimulationJob:
     folder: RunFolder | None = None
     trace: bool = False
     tolerated: tuple[type[Error], ...] = ()
-    piece: Piece | None = None
+    piece: RunPiece | None = None
     """If the run is made in pieces, the present one; its checkpoint lies in the folder."""
 
     def run(self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]) -> Any:
@@ -125,7 +125,7 @@ def execute(
     on_row: Callable[[Row], None],
     engines: EngineCache,
     trace: bool = False,
-    piece: Piece | None = None,
+    piece: RunPiece | None = None,
 ) -> Result:
     """Run one simulation. The folder gets each row as it comes, and also how the run ended."""
     last: Row = {}

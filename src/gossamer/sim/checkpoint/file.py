@@ -25,7 +25,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class RunCheckpoint:
     """A run between two events."""
 
     settings: Row
@@ -50,7 +50,7 @@ class Checkpoint:
         replace_bytes(path, data)
 
     @staticmethod
-    def read(path: Path) -> Checkpoint:
+    def read(path: Path) -> RunCheckpoint:
         try:
             with safetensors.safe_open(str(path), "pt") as file:
                 facts = json.loads(file.metadata()["run"])
@@ -58,7 +58,7 @@ class Checkpoint:
                 storages = {name: file.get_tensor(name) for name in names}
             if facts["format"] != _FORMAT or facts["sum"] != _sum_of(storages):
                 raise ValueError("its sum does not agree")
-            return Checkpoint(
+            return RunCheckpoint(
                 facts["settings"], facts["events"], facts["digest"], facts["rows"],
                 facts["seconds"], TensorState([*storages.values()], facts["places"]),
             )  # fmt: skip

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from gossamer.errors import ConfigurationError, Unfinished
 from gossamer.runs.result import Row
-from gossamer.sim.checkpoint.file import Checkpoint
+from gossamer.sim.checkpoint.file import RunCheckpoint
 from gossamer.sim.checkpoint.state import TensorState, tensors_of
 from gossamer.sim.world import World
 
 
 @dataclass(frozen=True)
-class Piece:
+class RunPiece:
     """The part of a run that one process makes: where its checkpoint is, and when it is written."""
 
     path: Path
@@ -32,9 +32,9 @@ class Piece:
     resumes: bool = False
     """Whether it goes on from the checkpoint that is there."""
 
-    def checkpoint(self) -> Checkpoint | None:
+    def checkpoint(self) -> RunCheckpoint | None:
         """The checkpoint to go on from."""
-        return Checkpoint.read(self.path) if self.resumes else None
+        return RunCheckpoint.read(self.path) if self.resumes else None
 
     def __post_init__(self) -> None:
         for name in ("every_seconds", "seconds", "events"):
@@ -46,7 +46,7 @@ class Checkpoints:
     """Writes the checkpoints of a run, and restores the one that it goes on from."""
 
     def __init__(
-        self, piece: Piece, world: World, apart: Sequence[object],
+        self, piece: RunPiece, world: World, apart: Sequence[object],
         facts: Callable[[], tuple[Row, list[Row], float]],
     ) -> None:  # fmt: skip
         """`apart` is what a run uses but does not change. `facts` gives the settings, the rows so
@@ -82,12 +82,12 @@ class Checkpoints:
     def write(self) -> None:
         kernel = self._world.kernel
         settings, rows, seconds = self._facts()
-        Checkpoint(
+        RunCheckpoint(
             settings, kernel.events, kernel.digest.hexdigest(), rows, seconds,
             TensorState.of(self._tensors()),
         ).write(self._piece.path)  # fmt: skip
 
-    def restore(self, checkpoint: Checkpoint, device: torch.device) -> None:
+    def restore(self, checkpoint: RunCheckpoint, device: torch.device) -> None:
         """Give the tensors of a run whose events have been made again their values."""
         found = self._tensors()
         again = self._world.kernel.digest.hexdigest()

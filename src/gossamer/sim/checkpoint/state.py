@@ -64,7 +64,7 @@ def _inside(one: Any) -> Sequence[Any]:
         return [*(one.__closure__ or ()), one.__defaults__, one.__kwdefaults__]
     if type(one).__flags__ & _IMMUTABLE_TYPE:
         return gc.get_referents(one)  # of the interpreter: coroutines, cells, partial functions
-    names = set(getattr(one, "__dict__", ()))
+    names: set[str] = set(getattr(one, "__dict__", ()))
     for cls in type(one).__mro__:
         slots: Any = cls.__dict__.get("__slots__", ())
         names.update([slots] if isinstance(slots, str) else slots)
