@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -16,14 +18,17 @@ from gossamer.tasks.flat_model import FlatModel
 from support import cluster_of, digits
 
 
-def settings_of(workers: int, **choices: object) -> Settings:
+def settings_of(workers: int, **choices: Any) -> Settings:
     return make_settings(
         digits(), "all_reduce", cluster_of(workers), batch=16, epochs=0.2, **choices
     )
 
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(module, "memory_of", lambda device: size)
+    def memory_of(device: torch.device) -> int:
+        return size
+
+    monkeypatch.setattr(module, "memory_of", memory_of)
 
 
 def test_the_width_is_halved_until_the_run_fits(monkeypatch: pytest.MonkeyPatch) -> None:

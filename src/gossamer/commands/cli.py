@@ -148,7 +148,8 @@ def main() -> None:
         _end(error.status, f"error: {error}")
     except Unfinished as error:
         folder = error.checkpoint.parent
-        _end(3, f"unfinished: `gossamer {sys.argv[1]} --resume {folder}` goes on with it")
+        same = " with the same options" if sys.argv[1:2] == ["compare"] else ""
+        _end(3, f"unfinished: `gossamer {sys.argv[1]} --resume {folder}`{same} goes on with it")
     except Error as error:
         _end(1, f"the run ended: {error}")
     except OSError as error:

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -321,15 +322,32 @@ class PieceOptions:
     def are_asked(self) -> bool:
         return self.minutes is not None or self.checkpoint_every is not None
 
-    def piece(self, folder: Path, *, resumes: bool = False) -> RunPiece:
+    def check(self, runs: Path, script: object) -> None:
+        """Refuse what cannot be made in pieces, before anything is written."""
         for name in ("minutes", "checkpoint_every"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigurationError(f"{name} must be a finite number above 0, got {value:g}")
-        return RunPiece(
-            folder / CHECKPOINT, self.checkpoint_every or math.inf,
-            60 * self.minutes if self.minutes else math.inf, resumes=resumes,
-        )  # fmt: skip
+        if self.are_asked and script is not None:
+            raise ConfigurationError(
+                "a script cannot be made in pieces, because its processes cannot be written to "
+                "disk; leave out --minutes and --checkpoint-every, or describe its model as a task"
+            )
+        if self.are_asked and str(runs) == "none":
+            raise ConfigurationError(
+                "--minutes and --checkpoint-every need a run folder; leave out --runs none"
+            )
+
+    def pieces(self) -> Callable[[Path], RunPiece]:
+        """The piece of each run of a command by its folder; all of them end at one moment."""
+        ends_at = time.monotonic() + 60 * (self.minutes or math.inf)
+
+        def piece(folder: Path) -> RunPiece:
+            place = folder / CHECKPOINT
+            left = max(1e-3, ends_at - time.monotonic())
+            return RunPiece(place, self.checkpoint_every or math.inf, left, resumes=place.exists())
+
+        return piece
 
 
 @dataclass(frozen=True)

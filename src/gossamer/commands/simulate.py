@@ -20,7 +20,7 @@ from gossamer.commands.console import (
     show_figures,
     shown_while_it_grows,
 )
-from gossamer.commands.kept_run import keeps_folder, kept_run
+from gossamer.commands.kept_run import kept_run
 from gossamer.commands.work.jobs import JobWatch, run_jobs
 from gossamer.commands.work.script_runs import ScriptRuns
 from gossamer.commands.work.simulations import EngineCache, SimulationJob, command_line, slug
@@ -81,12 +81,18 @@ def simulate(
     """
     if resume is not None:
         _check_alone(context, resume)
+        pieces.check(resume, script)
         checkpoint = RunCheckpoint.read(resume / CHECKPOINT)
         settings = Settings.from_json(checkpoint.settings, running.data)
         _simulate([settings], keeping, pieces=pieces, resumed=resume)
         return
     given.check_seeds(seeds)
-    _check_pieces(pieces, keeping, seeds, script)
+    pieces.check(keeping.runs, script)
+    if pieces.are_asked and seeds > 1:
+        raise ConfigurationError(
+            f"--minutes and --checkpoint-every are for one run, got --seeds {seeds}; begin each "
+            "seed by a command of its own"
+        )
     if script is not None:
         given.check_script_options(script, task, length, lr, running, evaluations)
         with ScriptRuns(Script(script, tuple(arguments or ())), show=shown_while_it_grows) as runs:
@@ -105,28 +111,6 @@ def simulate(
     )  # fmt: skip
     own = [dataclasses.replace(settings, seed=seed + n) for n in range(seeds)]
     _simulate(own, keeping, pieces=pieces)
-
-
-def _check_pieces(
-    pieces: given.PieceOptions, keeping: given.KeepOptions, seeds: int, script: object
-) -> None:
-    if not pieces.are_asked:
-        return
-    pieces.piece(keeping.runs)  # checks the values
-    if script is not None:
-        raise ConfigurationError(
-            "a script cannot be made in pieces, because its processes cannot be written to disk; "
-            "leave out --minutes and --checkpoint-every, or describe its model as a task"
-        )
-    if seeds > 1:
-        raise ConfigurationError(
-            f"--minutes and --checkpoint-every are for one run, got --seeds {seeds}; begin each "
-            "seed by a command of its own"
-        )
-    if not keeps_folder(keeping.runs):
-        raise ConfigurationError(
-            "--minutes and --checkpoint-every need a run folder; leave out --runs none"
-        )
 
 
 _BESIDE_RESUME = {"resume", "minutes", "checkpoint_every", "live", "as_json", "data"}
@@ -155,7 +139,7 @@ def _simulate(
     with kept_run(keeping.runs, name, live=keeping.live, resumed=resumed) as folder:
         piece = None
         if folder is not None and (pieces.are_asked or resumed is not None):
-            piece = pieces.piece(folder.path, resumes=resumed is not None)
+            piece = pieces.pieces()(folder.path)
         summary = _run_seeds(own, folder, engines, piece)
         for notice in summary["notices"]:
             say(f"notice: {notice}")

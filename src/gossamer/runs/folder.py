@@ -73,6 +73,14 @@ class RunFolder:
         made._failures = self._failures
         return made
 
+    def child_again(self, name: str) -> RunFolder:
+        """The child of that name, which may be there from an earlier piece of the command."""
+        if not (self.path / name).is_dir():
+            return self.child(name)
+        made = RunFolder(self.path / name)
+        made._failures = self._failures
+        return made
+
     def defer_failures(self) -> None:
         """From now on a write that fails, here or in a child, does not end the run, so that a full
         disk does not cost the result. Call `check` after the result was shown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from gossamer.errors import Error, Unfinished
 from gossamer.observe.observer import Observer
 from gossamer.observe.strip import Strip
 from gossamer.runs.folder import RunFolder
-from gossamer.runs.result import Result, Row
+from gossamer.runs.result import MODEL, Result, Row, read_model
 from gossamer.sim.checkpoint.pieces import RunPiece
 from gossamer.sim.engine import Engine
 from gossamer.sim.kernel import SECOND
@@ -109,6 +110,8 @@ class SimulationJob:
             if row["samples"] < self.settings.samples and is_over():
                 raise OutOfMinutes
 
+        if self.piece is not None and (kept := finished_run(self.settings, self.folder)):
+            return kept
         try:
             return execute(
                 self.settings, folder=self.folder, on_row=watch, engines=engines, trace=self.trace,
@@ -145,8 +148,8 @@ def execute(
     try:
         if resumed is None:
             folder.write_config({**settings.as_dict(), "command_line": command_line()})
-        else:
-            folder.keep_rows(resumed.rows)
+        if piece is not None:
+            folder.keep_rows([] if resumed is None else resumed.rows)
         folder.defer_failures()
         strip = Strip(settings.cluster.workers, _shown_ns(settings.cluster))
         if trace:
@@ -171,6 +174,23 @@ def execute(
     finally:
         folder.close()
     return result
+
+
+def finished_run(settings: Settings, kept: RunFolder | None) -> Result | None:
+    """The result of a run that an earlier piece of the command has finished; None if none has."""
+    if kept is None:
+        return None
+    folder = kept.path
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        if summary["ended"] != "finished":
+            return None
+        staleness = {int(k): count for k, count in summary.pop("staleness_histogram").items()}
+        rows = [json.loads(line) for line in lines]
+        return Result(settings, summary, rows, None, staleness, read_model(folder / MODEL))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # it is made again
 
 
 def _shown_ns(cluster: Cluster) -> int:

@@ -9,22 +9,25 @@ next: an interrupted comparison has the same seeds of all methods.
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 from gossamer.commands.work.jobs import JobPool, JobWatch
 from gossamer.commands.work.simulations import SimulationJob, command_line, slug
 from gossamer.config.settings import Settings
-from gossamer.errors import Error, PeerLost, Stalled
+from gossamer.errors import ConfigurationError, Error, PeerLost, Stalled
 from gossamer.quantities import counted
 from gossamer.runs.arrival import RULE
 from gossamer.runs.contest import Contest, Entry
-from gossamer.runs.folder import RunFolder
+from gossamer.runs.folder import RunFolder, to_json
 from gossamer.runs.ranking import LEVEL
 from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import beyond
+from gossamer.sim.checkpoint.pieces import RunPiece
 
 _Entries = dict[str, Entry[Result]]
 
@@ -72,6 +75,9 @@ class Tournament:
         """Methods that failed with a seed that counts."""
         self._look = looks[0]
         self._folder: RunFolder | None = None
+        self._piece_of: Callable[[Path], RunPiece] | None = None
+        self._before: list[Row] = []
+        """The runs that an earlier piece of the comparison had planned."""
         self._pool = JobPool()
         self.failures: dict[str, Error] = {}
         self.interrupted = False
@@ -86,10 +92,17 @@ class Tournament:
         return list(dict.fromkeys(str(settings.method) for settings in self._settings))
 
     def run(
-        self, folder: RunFolder | None, view: TournamentView, pool: JobPool | None = None
-    ) -> None:
-        """Run everything. Ctrl-C keeps what is finished; without any result the error is raised."""
-        self._folder = folder
+        self, folder: RunFolder | None, view: TournamentView, pool: JobPool | None = None,
+        piece_of: Callable[[Path], RunPiece] | None = None,
+    ) -> None:  # fmt: skip
+        """Run everything. Ctrl-C keeps what is finished; without any result the error is raised.
+
+        With `piece_of`, which gives the piece of a run that is kept in a folder, runs that are
+        finished there are read, and one that is not goes on.
+        """
+        self._folder, self._piece_of = folder, piece_of
+        if folder is not None and piece_of is not None:
+            self._before = planned_in(folder.path)
         try:
             with pool or JobPool() as self._pool:
                 ranked = self._choose(view) if self._has_grid else list(self._settings)
@@ -148,13 +161,17 @@ class Tournament:
             for one in settings:
                 label, rate = str(one.method), one.learning_rate or 0.0
                 if label not in self._out:
-                    place = None
+                    place = piece = None
                     if self._folder is not None:
-                        place = self._folder.child(f"{slug(label)}-lr{rate:g}-seed{one.seed}")
+                        name = f"{slug(label)}-lr{rate:g}-seed{one.seed}"
+                        is_new = self._piece_of is None
+                        place = (self._folder.child if is_new else self._folder.child_again)(name)
+                        piece = None if self._piece_of is None else self._piece_of(place.path)
                     view.begin(label, rate)
                     # What the cluster did to one method is a result about it; the others go on.
                     begun.append(SimulationJob(
-                        f"{label} at {rate:g}", one, place, tolerated=(PeerLost, Stalled)
+                        f"{label} at {rate:g}", one, place, tolerated=(PeerLost, Stalled),
+                        piece=piece,
                     ))  # fmt: skip
                     yield begun[-1]
 
@@ -195,6 +212,12 @@ class Tournament:
         (entry.tried if is_trial else entry.results).setdefault(rate, []).append(answer)
 
     def _write_config(self) -> None:
+        planned = json.loads(to_json([settings.as_dict() for settings in self._planned]))
+        if any(mine != theirs for mine, theirs in zip(planned, self._before, strict=False)):
+            raise ConfigurationError(
+                "--resume goes on with a comparison, but the options ask for other runs than those "
+                "in its folder; give the options of the first time"
+            )
         if self._folder is not None:
             self._folder.write_config(
                 {
@@ -292,6 +315,18 @@ class Tournament:
             "edges": self.contest.edges(),
             "rule": RULE,
         }
+
+
+def planned_in(folder: Path) -> list[Row]:
+    """The runs that the comparison in this folder has planned so far."""
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))["runs"]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigurationError(
+            f"{folder / 'config.json'} does not say which runs a comparison has; begin it anew"
+        ) from None
 
 
 def _key(job: SimulationJob) -> str:
