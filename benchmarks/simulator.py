@@ -2,6 +2,7 @@
 
     python benchmarks/simulator.py                 everything, a few minutes
     python benchmarks/simulator.py --quick --json  the main figures in under a minute
+    python benchmarks/simulator.py --many          up to 10,000 workers, with the memory they take
 
 Prints a table; with --json one JSON object as the last line; with --write FILE the tables as JSON
 and, beside it, as Markdown.
@@ -12,6 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import resource
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -98,6 +102,57 @@ def microseconds_per_step(method: str, workers: int, steps: int, task: str) -> d
     }
 
 
+FAMILIES = (
+    "ad_psgd", "all_reduce", "downpour", "d_psgd", "push_sum", "easgd", "ssp", "local_sgd",
+    "pull_gossip",
+)  # fmt: skip
+MANY = (1000, 3000, 10_000)
+
+
+def one_of_many(method: str, workers: int, engine: str, steps: int = 3, batch: int = 16) -> None:
+    """Print the figures of one run of many workers; a process of its own knows its peak memory."""
+    torch.set_num_threads(1)
+    task = make_task("digits-logistic")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.process_time()
+    result = simulate(
+        task, method, load_cluster("equal-8").changed(workers=workers), batch=batch, engine=engine,
+        epochs=workers * steps * batch / len(task.train), evaluations=1,
+    )  # fmt: skip
+    seconds = time.process_time() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    found = {
+        "workers": workers, "seconds": seconds, "peak_mb": peak / 1024,
+        "microseconds_per_step": 1e6 * seconds / result.summary["steps"],
+    }  # fmt: skip
+    print(json.dumps(found))
+
+
+def many() -> str:
+    """Seconds of processor, microseconds for a step of one worker, and megabytes above the start.
+
+    Processor time, because a neighbour on the machine does not change it by as much.
+    """
+    lines = [
+        "| method | gradients | " + " | ".join(f"{n:,} workers" for n in MANY) + " |",
+        "|---|---|" + "---|" * len(MANY),
+    ]
+    for method in FAMILIES:
+        for engine, what in (("none", "none"), ("vector", "true")):
+            cells: list[str] = []
+            for workers in MANY:
+                words = [sys.executable, __file__, "--one", method, str(workers), engine]
+                done = subprocess.run(words, check=True, capture_output=True, text=True)
+                row = json.loads(done.stdout)
+                cells.append(
+                    f"{row['seconds']:.1f} s, {row['microseconds_per_step']:.0f} us, "
+                    f"{row['peak_mb']:.0f} MB"
+                )
+            lines.append(f"| {method} | {what} | " + " | ".join(cells) + " |")
+            print(lines[-1], flush=True)
+    return "\n".join(lines) + "\n"
+
+
 def measure(quick: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     engine = engine_over_loop(repeats=5 if quick else 20)
@@ -146,7 +201,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path)
+    parser.add_argument("--many", action="store_true")
+    parser.add_argument("--one", nargs=3, metavar=("METHOD", "WORKERS", "ENGINE"))
     arguments = parser.parse_args()
+    if arguments.one:
+        method, workers, engine = arguments.one
+        one_of_many(method, int(workers), engine)
+        return
+    if arguments.many:
+        print(many())
+        return
     found = measure(arguments.quick)
     print(as_markdown(found))
     if arguments.write:

@@ -28,7 +28,7 @@ BUDGETS = {
     "commands": 3210,
     "commands/studies": 1370,
     "commands/view": 410,
-    "commands/work": 2800,
+    "commands/work": 3090,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks.
     "config": 1280,
     "contract": 800,
@@ -59,10 +59,12 @@ BUDGETS = {
     "report/pictures": 1170,
     "runs": 1720,
     "script": 720,
+    "sim/checkpoint": 370,
     # New: uplinks, pipes, other traffic and collectives as flows, beside the full folder sim.
     "sim/links": 500,
+    "sim/memory": 260,
     "sim/script": 1620,
-    "sim": 3500,
+    "sim": 4010,
     "studies": 60,
     "studies/lab": 1830,
     # Tables of a shared network, and of batch, workers and staleness.

@@ -9,6 +9,7 @@ Error
 ├── ProtocolError           a method broke a rule of the Worker's operations
 ├── RunFailed               a worker's own code raised; carries the worker and the time
 │   └── ScriptFailed        and it was a script's: the command ends with the script's own exit code
+├── Unfinished              the time of a piece of a run is over; its checkpoint is written
 └── RunOver                 the samples are processed: this gradient is not computed
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class Error(Exception):
@@ -67,6 +69,15 @@ class ScriptFailed(RunFailed):
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
         self.status = status
+
+
+class Unfinished(Error):
+    """The time that a run was given is over. Its checkpoint says where it goes on."""
+
+    def __init__(self, checkpoint: Path, samples: int) -> None:
+        super().__init__(f"unfinished after {samples} samples; it goes on from {checkpoint}")
+        self.checkpoint = checkpoint
+        self.samples = samples
 
 
 class RunOver(Error):

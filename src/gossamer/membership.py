@@ -33,6 +33,7 @@ from gossamer.errors import PeerLost
 from gossamer.pending import Pending
 
 UNREACHABLE = "unreachable for longer than the deadline"
+_FEW = 16
 
 
 class MemberState(IntEnum):
@@ -70,6 +71,7 @@ class Membership:
         """Pairs of a round and the members that take part from then on; only changes are kept."""
         self._last_round = -1
         self._watched: dict[int, dict[Pending[Any], int]] = {}
+        self._most_watched: dict[int, int] = {}
 
     # ------------------------------------------------------------------ facts
 
@@ -124,6 +126,11 @@ class Membership:
             del self._cut_off[viewer]
         self._seen.pop(viewer, None)
 
+    @property
+    def is_parted(self) -> bool:
+        """Whether some member is cut off from another."""
+        return bool(self._cut_off)
+
     def cut_off_from(self, viewer: int) -> frozenset[int]:
         return self._cut_off.get(viewer, frozenset())
 
@@ -172,9 +179,11 @@ class Membership:
             operation.fail(PeerLost(peer, reason))
             return
         watched = self._watched.setdefault(peer, {})
-        if len(watched) > 4 * len(self._states):
+        if len(watched) > self._most_watched.get(peer, _FEW):
+            # What has ended is forgotten, together with its result, before as many have come again.
             watched = {one: of for one, of in watched.items() if not one.done}
             self._watched[peer] = watched
+            self._most_watched[peer] = max(_FEW, 2 * len(watched))
         watched[operation] = viewer
 
     def fail_lost(self) -> None:

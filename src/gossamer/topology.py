@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,38 @@ _STATIC_BOTH_WAYS = TOPOLOGIES.keys() - _DIRECTED - {"one_peer_bipartite", "matc
 _Options = tuple[tuple[str, str], ...]
 
 
+class Others(Sequence[int]):
+    """All members but one, in order. Every worker has such a list, and they share the memory."""
+
+    __slots__ = ("_members", "_without")
+
+    def __init__(self, members: Sequence[int], without: int) -> None:
+        """`without` is a position in `members`."""
+        self._members = members
+        self._without = without
+
+    def __len__(self) -> int:
+        return len(self._members) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = index + len(self) if index < 0 else index
+        if not 0 <= at < len(self):
+            raise IndexError(index)
+        return self._members[at + (at >= self._without)]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(cast(Sequence[object], other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
 @dataclass(frozen=True)
 class Topology:
     """A recipe applied to `members`. `make_topology` makes equal topologies of equal arguments.
@@ -64,15 +97,15 @@ class Topology:
         # Only the recipe is pickled. It is small, and a process makes one object of it.
         return _topology, (self.name, self.options, self.members, self.seed)
 
-    def out_neighbours(self, rank: int, step: int = 0) -> tuple[int, ...]:
+    def out_neighbours(self, rank: int, step: int = 0) -> Sequence[int]:
         """The ranks that `rank` sends to in that round, sorted, without itself."""
         return self._linked(rank, step, 1)
 
-    def in_neighbours(self, rank: int, step: int = 0) -> tuple[int, ...]:
+    def in_neighbours(self, rank: int, step: int = 0) -> Sequence[int]:
         """The ranks that `rank` receives from in that round, sorted, without itself."""
         return self._linked(rank, step, -1 if self.is_directed else 1)
 
-    def neighbours(self, rank: int, step: int = 0) -> tuple[int, ...]:
+    def neighbours(self, rank: int, step: int = 0) -> Sequence[int]:
         """The ranks that share a link of either direction with `rank` in that round."""
         out = self._linked(rank, step, 1)
         if not self.is_directed:
@@ -132,6 +165,9 @@ class Topology:
 
         The first member is passive, so odd positions are active wherever parity decides.
         """
+        size = len(self.members)
+        if self.name == "complete" and size > 2:
+            return None  # three of them form a triangle
         distance = _breadth_first(self.members[0], self._ever_linked)
         for rank in self.members:
             if any((distance[rank] - distance[peer]) % 2 == 0 for peer in self._ever_linked(rank)):
@@ -147,11 +183,25 @@ class Topology:
         """
         return _topology(self.name, self.options, _ranks(live), self.seed)
 
+    def among(self, live: frozenset[int]) -> Topology:
+        """`restricted`, which answers at once while all workers ask for the same set."""
+        if live not in self._asked:
+            same = len(live) == len(self.members) and live.issuperset(self.members)
+            self._asked.clear()
+            self._asked[live] = self if same else self.restricted(live)
+        return self._asked[live]
+
     @cached_property
-    def _known(self) -> dict[tuple[int, int], tuple[int, ...]]:
+    def _asked(self) -> dict[frozenset[int], Topology]:
         return {}
 
-    def _linked(self, rank: int, step: int, sign: int) -> tuple[int, ...]:
+    @cached_property
+    def _known(self) -> dict[tuple[int, int], Sequence[int]]:
+        return {}
+
+    def _linked(self, rank: int, step: int, sign: int) -> Sequence[int]:
+        if self.name == "complete":
+            return Others(self.members, self._position(rank))
         if (known := self._known.get((rank, sign))) is not None:
             return known
         there = self._rounds[step % self.period].linked(self._position(rank), sign)
@@ -192,10 +242,18 @@ def make_topology(spec: str, members: int | Sequence[int], *, seed: int = 0) -> 
 
     `make_topology("random_regular:degree=3", 8)`, `make_topology("matchings:graph=torus", 16)`.
     """
+    if isinstance(members, int):
+        return _of_all(spec, members, seed)
     name, options = _parse(spec)
-    ranks = _ranks(range(members) if isinstance(members, int) else members)
+    ranks = _ranks(members)
     _check(name, dict(options), len(ranks))
     return _topology(name, options, ranks, seed)
+
+
+# Every worker asks for the topology of all, and naming thousands of ranks takes its time.
+@lru_cache(maxsize=128)
+def _of_all(spec: str, members: int, seed: int) -> Topology:
+    return make_topology(spec, tuple(range(members)), seed=seed)
 
 
 # This is cached because after a death every simulated worker asks for the same new topology.

@@ -71,7 +71,7 @@ IMPOSSIBLE_VALUES = {
     "--lr fast": "--lr must be a number, got 'fast'",
     "--workers 0": "--workers must be at least 1, got 0",
     "--workers 2.5": "--workers must be a whole number, got '2.5'",
-    "--workers 2000": "cannot give each of 2000 workers a sample",
+    "--workers 2000 --split sharded": "cannot give each of 2000 workers a sample",
     "--batch 0": "--batch must be a finite number above 0, got 0",
     "--batch 1438": "a batch of 1438 is larger than the 1437 samples of digits-mlp",
     "--epochs 0": "--epochs must be a finite number above 0, got 0.0",

@@ -33,7 +33,7 @@ from gossamer.commands.studies.lab import lab
 from gossamer.commands.studies.reproduce import reproduce
 from gossamer.commands.train import train
 from gossamer.commands.work.jobs import POOL_PROCESS, JobPool
-from gossamer.errors import ConfigurationError, Error, ScriptFailed
+from gossamer.errors import ConfigurationError, Error, ScriptFailed, Unfinished
 from gossamer.runs.versions import version_line
 from gossamer.script.fork_server import Begun, ForkServer
 
@@ -153,6 +153,10 @@ def main(begun: Begun | None = None) -> None:
         _end(2, f"error: {_with_flags(str(error))}")
     except ScriptFailed as error:
         _end(error.status, f"error: {error}")
+    except Unfinished as error:
+        folder = error.checkpoint.parent
+        same = " with the same options" if sys.argv[1:2] == ["compare"] else ""
+        _end(3, f"unfinished: `gossamer {sys.argv[1]} --resume {folder}`{same} goes on with it")
     except Error as error:
         _end(1, f"the run ended: {error}")
     except OSError as error:

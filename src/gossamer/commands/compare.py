@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from rich.table import Table
@@ -27,17 +28,26 @@ from gossamer.commands.work.jobs import JobPool, number_of_jobs
 from gossamer.commands.work.script_runs import ScriptRuns
 from gossamer.commands.work.simulations import slug
 from gossamer.commands.work.tournament import Tournament
-from gossamer.errors import ConfigurationError
+from gossamer.errors import ConfigurationError, Unfinished
 from gossamer.quantities import counted
 from gossamer.runs.arrival import RULE
 from gossamer.runs.contest import Contest
 from gossamer.runs.result import Result
+from gossamer.sim.checkpoint.file import CHECKPOINT
 from gossamer.sim.script.script_settings import Script
 from gossamer.tasks import make_task
 
 EvaluationsOption = Annotated[
     int | None,
     given.shown("How often each run is measured; default: 5 an epoch, from 20 to 100 in all."),
+]
+ResumeOption = Annotated[
+    Path | None,
+    given.shown(
+        "Go on with the comparison of this folder: with the options of the first time, finished "
+        "runs are kept and an unfinished one goes on.",
+        metavar="RUN",
+    ),
 ]
 LooksOption = Annotated[
     str,
@@ -66,6 +76,8 @@ def compare(
     running: given.RunOptions = given.RunOptions(),
     compute: given.ComputeOption = "cluster",
     keeping: given.KeepOptions = given.KeepOptions(),
+    pieces: given.PieceOptions = given.PieceOptions(),
+    resume: ResumeOption = None,
 ) -> None:
     """Compare several ways of training on one cluster.
 
@@ -81,6 +93,9 @@ def compare(
     gossamer compare train.py --methods "all_reduce ad_psgd" -- --epochs 3
     """
     chosen = given.methods_from(methods, method, DEFAULT_METHODS)
+    pieces.check(keeping.runs, script)
+    if resume is not None and not resume.is_dir():
+        raise ConfigurationError(f"--resume {resume}: there is no such run folder")
     if script is not None:
         given.check_script_options(script, task, length, lr, running, evaluations)
         if target is not None and not target > 0:
@@ -102,14 +117,27 @@ def compare(
         target=target, evaluations=evaluations, seed=seed, epochs=length.epochs_of(loaded),
         batch=length.batch, **running.settings(),
     )  # fmt: skip
-    _compare(tournament, keeping, JobPool(number_of_jobs(jobs)))
+    _compare(tournament, keeping, JobPool(number_of_jobs(jobs)), pieces, resume)
 
 
-def _compare(tournament: Tournament, keeping: given.KeepOptions, pool: JobPool) -> None:
+def _compare(
+    tournament: Tournament, keeping: given.KeepOptions, pool: JobPool,
+    pieces: given.PieceOptions = given.PieceOptions(), resumed: Path | None = None,
+) -> None:  # fmt: skip
     name = f"compare-{slug(tournament.first.task.name)}"
-    with kept_run(keeping.runs, name, live=keeping.live, picture="comparison.png") as folder:
+    is_in_pieces = pieces.are_asked or resumed is not None
+    with kept_run(
+        keeping.runs, name, live=keeping.live, resumed=resumed, picture="comparison.png"
+    ) as folder:
         with Dashboard(dict.fromkeys(tournament.labels, 0)) as dashboard:
-            tournament.run(folder, dashboard, pool)
+            try:
+                tournament.run(
+                    folder, dashboard, pool, pieces.pieces() if is_in_pieces else None
+                )  # fmt: skip
+            except Unfinished as error:
+                if folder is None:
+                    raise
+                raise Unfinished(folder.path / CHECKPOINT, error.samples) from None
         _show(tournament)
         if keeping.as_json:
             print_json(tournament.as_dict())

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from gossamer.config.faults import parse_faults
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import bytes_per_second, seconds, size_in_bytes
 from gossamer.real.faults.fault_plan import FaultPlan
+from gossamer.sim.checkpoint.file import CHECKPOINT
+from gossamer.sim.checkpoint.pieces import RunPiece
 from gossamer.tasks import Task
 
 Answer = TypeVar("Answer")
@@ -277,6 +280,9 @@ class RunOptions:
         "recomputed",
         "BatchNorm statistics of the output: recomputed, recomputed:BATCHES, averaged, local.",
     )
+    width: int | None = option(
+        None, "How many gradients are computed at once; default: as many as fit into memory."
+    )
     model_bytes: ModelBytesOption = None
     data: DataOption = None
 
@@ -296,6 +302,52 @@ class KeepOptions:
         metavar="PORT",
     )
     as_json: JsonOption = False
+
+
+@dataclass(frozen=True)
+class PieceOptions:
+    """How a long run is made in pieces."""
+
+    minutes: float | None = option(
+        None, "End after so many minutes of wall time with a checkpoint, and exit code 3."
+    )
+    checkpoint_every: float | None = option(
+        None,
+        "Keep a checkpoint in the run folder: 5m, 90s. Ctrl-C then writes one, too.",
+        metavar="TIME",
+        parser=lambda text: seconds(text, "--checkpoint-every"),
+    )
+
+    @property
+    def are_asked(self) -> bool:
+        return self.minutes is not None or self.checkpoint_every is not None
+
+    def check(self, runs: Path, script: object) -> None:
+        """Refuse what cannot be made in pieces, before anything is written."""
+        for name in ("minutes", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigurationError(f"{name} must be a finite number above 0, got {value:g}")
+        if self.are_asked and script is not None:
+            raise ConfigurationError(
+                "a script cannot be made in pieces, because its processes cannot be written to "
+                "disk; leave out --minutes and --checkpoint-every, or describe its model as a task"
+            )
+        if self.are_asked and str(runs) == "none":
+            raise ConfigurationError(
+                "--minutes and --checkpoint-every need a run folder; leave out --runs none"
+            )
+
+    def pieces(self) -> Callable[[Path], RunPiece]:
+        """The piece of each run of a command by its folder; all of them end at one moment."""
+        ends_at = time.monotonic() + 60 * (self.minutes or math.inf)
+
+        def piece(folder: Path) -> RunPiece:
+            place = folder / CHECKPOINT
+            left = max(1e-3, ends_at - time.monotonic())
+            return RunPiece(place, self.checkpoint_every or math.inf, left, resumes=place.exists())
+
+        return piece
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
+
+import typer
 
 from gossamer.commands import options as given
 from gossamer.commands.console import (
@@ -22,19 +25,30 @@ from gossamer.commands.work.jobs import JobWatch, run_jobs
 from gossamer.commands.work.script_runs import ScriptRuns
 from gossamer.commands.work.simulations import EngineCache, SimulationJob, command_line, slug
 from gossamer.config.settings import Settings, make_settings
-from gossamer.errors import RunFailed
+from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import interval
+from gossamer.sim.checkpoint.file import CHECKPOINT, RunCheckpoint
+from gossamer.sim.checkpoint.pieces import RunPiece
 from gossamer.sim.script.script_settings import Script
 from gossamer.tasks import make_task
 
 _DEFAULT_METHOD = "ad_psgd"
+ResumeOption = Annotated[
+    Path | None,
+    given.shown(
+        "Go on with the run of this folder, with the settings that it has; the bits are those of "
+        "a run without interruption.",
+        metavar="RUN",
+    ),
+]
 
 
 @given.with_groups
 def simulate(
+    context: typer.Context,
     script: given.ScriptArgument = None,
     arguments: given.ArgumentsArgument = None,
     method: given.MethodOrOwnOption = None,
@@ -48,6 +62,8 @@ def simulate(
     evaluations: Annotated[int, given.shown("Number of evaluations on the way.")] = 20,
     compute: given.ComputeOption = "cluster",
     keeping: given.KeepOptions = given.KeepOptions(),
+    pieces: given.PieceOptions = given.PieceOptions(),
+    resume: ResumeOption = None,
 ) -> None:
     """Train with one method on a simulated cluster.
 
@@ -56,8 +72,27 @@ def simulate(
 
     \b
     gossamer simulate train.py --cluster one-slow-of-16 -- --epochs 3
+
+    A long run is made in pieces, which give the same bits as one:
+
+    \b
+    gossamer simulate --task cifar10-resnet20 --minutes 9
+    gossamer simulate --resume runs/20261118-... --minutes 9
     """
+    if resume is not None:
+        _check_alone(context, resume)
+        pieces.check(resume, script)
+        checkpoint = RunCheckpoint.read(resume / CHECKPOINT)
+        settings = Settings.from_json(checkpoint.settings, running.data)
+        _simulate([settings], keeping, pieces=pieces, resumed=resume)
+        return
     given.check_seeds(seeds)
+    pieces.check(keeping.runs, script)
+    if pieces.are_asked and seeds > 1:
+        raise ConfigurationError(
+            f"--minutes and --checkpoint-every are for one run, got --seeds {seeds}; begin each "
+            "seed by a command of its own"
+        )
     if script is not None:
         given.check_script_options(script, task, length, lr, running, evaluations)
         with ScriptRuns(Script(script, tuple(arguments or ())), show=shown_while_it_grows) as runs:
@@ -74,16 +109,38 @@ def simulate(
         epochs=length.epochs_of(loaded), batch=length.batch, learning_rate=lr,
         evaluations=evaluations, **running.settings(),
     )  # fmt: skip
-    _simulate([dataclasses.replace(settings, seed=seed + n) for n in range(seeds)], keeping)
+    own = [dataclasses.replace(settings, seed=seed + n) for n in range(seeds)]
+    _simulate(own, keeping, pieces=pieces)
+
+
+_BESIDE_RESUME = {"resume", "minutes", "checkpoint_every", "live", "as_json", "data"}
+
+
+def _check_alone(context: typer.Context, resume: Path) -> None:
+    """A resumed run has the settings that it began with."""
+    stated = [
+        name for name in context.params
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+        and name not in _BESIDE_RESUME
+    ]  # fmt: skip
+    if stated:
+        raise ConfigurationError(
+            f"--resume {resume} goes on with the settings of that run; leave out "
+            f"--{stated[0].replace('_', '-')}"
+        )
 
 
 def _simulate(
-    own: Sequence[Settings], keeping: given.KeepOptions, engines: EngineCache | None = None
-) -> None:
+    own: Sequence[Settings], keeping: given.KeepOptions, engines: EngineCache | None = None, *,
+    pieces: given.PieceOptions = given.PieceOptions(), resumed: Path | None = None,
+) -> None:  # fmt: skip
     settings = own[0]
     name = f"simulate-{slug(str(settings.method))}"
-    with kept_run(keeping.runs, name, live=keeping.live) as folder:
-        summary = _run_seeds(own, folder, engines)
+    with kept_run(keeping.runs, name, live=keeping.live, resumed=resumed) as folder:
+        piece = None
+        if folder is not None and (pieces.are_asked or resumed is not None):
+            piece = pieces.pieces()(folder.path)
+        summary = _run_seeds(own, folder, engines, piece)
         for notice in summary["notices"]:
             say(f"notice: {notice}")
         _show(summary, settings)
@@ -94,8 +151,9 @@ def _simulate(
 
 
 def _run_seeds(
-    settings: Sequence[Settings], folder: RunFolder | None, engines: EngineCache | None
-) -> Row:
+    settings: Sequence[Settings], folder: RunFolder | None, engines: EngineCache | None,
+    piece: RunPiece | None = None,
+) -> Row:  # fmt: skip
     """Run every seed; several seeds have their own folders inside the command's."""
     is_one, first = len(settings) == 1, settings[0]
     if folder is not None and not is_one:
@@ -106,7 +164,7 @@ def _run_seeds(
     def jobs() -> Iterator[SimulationJob]:
         for own in settings:
             place = folder if folder is None or is_one else folder.child(f"seed-{own.seed}")
-            yield SimulationJob(f"seed {own.seed}", own, place, trace=True)
+            yield SimulationJob(f"seed {own.seed}", own, place, trace=True, piece=piece)
 
     def at(_job: SimulationJob, row: Row) -> None:
         share = row["epochs"] / first.epochs if first.epochs else 0.0

@@ -31,7 +31,11 @@ ENGINES = {
 }
 
 _KINDS = (
-    ("a whole number", Integral, ("seed", "batch", "threads", "evaluations", "model_bytes")),
+    (
+        "a whole number",
+        Integral,
+        ("seed", "batch", "threads", "evaluations", "width", "model_bytes"),
+    ),
     ("a number", Real, ("epochs", "learning_rate", "clip")),
     ("a text", str, ("optimiser", "schedule", "split", "engine", "device", "buffers")),
 )
@@ -61,6 +65,8 @@ class Settings:
     buffers: str = "recomputed"
     evaluations: int = 20
     """How often the models are evaluated during the run."""
+    width: int | None = None
+    """How many gradients are computed at once at most; None: as many as fit into memory."""
     model_bytes: int | None = None
     """Charge the network for a model of this size instead of the task's own."""
 
@@ -95,7 +101,9 @@ class Settings:
                     raise ConfigurationError(f"{name} must be {what}, got {value!r}")
 
     def _check(self) -> None:
-        for name in ("epochs", "batch", "learning_rate", "threads", "clip", "model_bytes"):
+        for name in (
+            "epochs", "batch", "learning_rate", "threads", "clip", "width", "model_bytes",
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigurationError(f"{name} must be a finite number above 0, got {value}")

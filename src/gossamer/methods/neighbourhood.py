@@ -17,6 +17,5 @@ class Neighbourhood:
     def among(self, live: frozenset[int]) -> Topology:
         if live is not self._live:
             self._live = live
-            if live != frozenset(self._among.members):
-                self._among = self.whole.restricted(live)
+            self._among = self.whole.among(live)
         return self._among

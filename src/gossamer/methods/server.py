@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import exp
 from typing import Literal
 
@@ -43,6 +44,7 @@ async def sync_server(w: Worker, x: Replica, *, backups: int = 0, decay: float =
     backups it is the hard-synchronous server. `decay` keeps a moving average for evaluation.
     """
     held: list[Message] = []
+    live = w.live
     average = x.memory.setdefault("average", x.snapshot()) if decay else None
     x.output = average
     while True:
@@ -56,8 +58,10 @@ async def sync_server(w: Worker, x: Replica, *, backups: int = 0, decay: float =
                 answer(w, x, message)
             else:
                 held.append(message)
-        held = [m for m in held if m.source in w.live]  # without the dead
-        needed = max(1, len(w.live) - backups)
+        if live is not w.live or message.source not in live:
+            live = w.live
+            held = [m for m in held if m.source in live]  # without the dead
+        needed = max(1, len(live) - backups)
         if len(held) >= needed:
             descend_along_mean(x, held)
             if average is not None:
@@ -120,7 +124,7 @@ async def downpour_server(
                 share = accrued / apart
                 x.descend_(push.gradient / accrued, read=push.read, share=share)
             answer(w, x, message)
-        order = sorted(w.clients)
+        order = sorted(w.clients) if waiting and (warm_start or introduce) else []
         for rank in sorted(waiting):
             turn = order.index(rank) if rank in order else 0
             begin = (warm_start + introduce * turn / w.size) * updates
@@ -259,6 +263,32 @@ async def ssp(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) ->
         x.descend_(grad.clone(), share=1 / len(w.live) if divide else 1.0)
 
 
+class Clocks:
+    """How many clocks each worker has completed, and where the slowest of them is."""
+
+    def __init__(self) -> None:
+        self._completed: dict[int, int] = {}
+        self._clients: frozenset[int] = frozenset()
+        self._at: Counter[int] = Counter()
+        """How many clients have completed so many clocks; only a few numbers of clocks occur."""
+
+    def reached(self, rank: int, clock: int) -> None:
+        before = self._completed.get(rank, 0)
+        self._completed[rank] = max(clock, before)
+        if clock > before and rank in self._clients:
+            self._at[clock] += 1
+            self._at[before] -= 1
+            if not self._at[before]:
+                del self._at[before]
+
+    def slowest(self, clients: frozenset[int]) -> int:
+        """The fewest clocks that any of these has completed; 0 without clients."""
+        if clients is not self._clients:
+            self._clients = clients
+            self._at = Counter(self._completed.get(rank, 0) for rank in clients)
+        return min(self._at, default=0)
+
+
 async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) -> None:
     """Grant a read for clock t when the slowest worker has completed clock t - bound.
 
@@ -266,21 +296,22 @@ async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = 
     or with `divide` count 1/p each. With bound 0 nobody can read before the end of a clock, so
     updates are applied there, in order of rank, as by the synchronous server.
     """
-    completed: dict[int, int] = {}
+    completed = Clocks()
     held: list[tuple[int, Message]] = []
     fresh: list[Message] = []
+    granted_at = 0
     while True:
         message = await w.receive(INBOX)
         push = message.payload
         if isinstance(push, Push):
             # A worker that asks for clock t has completed t clocks, perhaps before a checkpoint.
             clock = push.clock + (push.gradient is not None)
-            completed[message.source] = max(clock, completed.get(message.source, 0))
+            completed.reached(message.source, clock)
             if push.gradient is not None:
                 fresh.append(message)
             if message.reply_to:
                 held.append((clock, message))
-        slowest = min((completed.get(rank, 0) for rank in w.clients), default=0)
+        slowest = completed.slowest(w.clients)
         shares = max(1, len(w.live)) if divide else 1
         if bound == 0 and fresh and slowest > min(m.payload.clock for m in fresh):
             pushes = [m.payload for m in sorted(fresh, key=lambda m: m.source)]
@@ -292,8 +323,11 @@ async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = 
                 push = update.payload
                 x.descend_(push.gradient, read=push.read, share=1 / shares)
             fresh = []
-        ready = [(clock, m) for clock, m in held if clock - slowest <= bound]
-        held = [entry for entry in held if entry not in ready]
+        # While the slowest clock stays, none but the last can have become ready.
+        new = held if slowest != granted_at else held[-1:]
+        granted_at = slowest
+        ready = [(clock, m) for clock, m in new if clock - slowest <= bound]
+        held[len(held) - len(new) :] = [(clock, m) for clock, m in new if clock - slowest > bound]
         w.observe("queue", len(held))
         for clock, granted in ready:
             w.observe("clock_gap", clock - slowest)

@@ -69,6 +69,8 @@ class Callbacks(Observer):
         self._calling = threading.RLock()
         self._began_ns = 0
         self._is_over = False
+        self.is_muted = False
+        """Whether what happens is made again and has been told before."""
         self.steps: Counter[int] = Counter()
         """How many steps each worker has made."""
         self.on_failure: Callable[[Exception], None] | None = None
@@ -89,6 +91,8 @@ class Callbacks(Observer):
         self, worker: int, span: Span, work_ns: int, samples: int, loss: Tensor | None
     ) -> None:
         self.steps[worker] += 1
+        if self.is_muted:
+            return
         step, seconds = self.steps[worker], self.seconds(span[1])
         shown = None if loss is None else float(loss)
         self._now(lambda callback: callback.on_step(worker, step, seconds, shown))
@@ -151,6 +155,6 @@ class Callbacks(Observer):
             self._call(self._queue.popleft())
 
     def _call(self, event: Event) -> None:
-        if not self._is_over:
+        if not (self._is_over or self.is_muted):
             for callback in self._callbacks:
                 event(callback)

@@ -149,9 +149,14 @@ class Metrics(Observer):
         ]
         return sum(shares) / len(shares) if shares else None
 
+    def take_losses(self) -> list[Tensor]:
+        """The losses since the last time."""
+        losses, self._losses = self._losses, []
+        return losses
+
     def row(self) -> Row:
         """The progress of the workers; the training loss is the mean since the last row."""
-        losses, self._losses = self._losses, []
+        losses = self.take_losses()
         causes = self.waiting_by_cause
         return {
             "steps": self.steps,

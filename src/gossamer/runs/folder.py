@@ -5,6 +5,7 @@ metrics.jsonl      one line for each evaluation
 progress.json      what a command that can be resumed has done so far
 summary.json       the result
 model.safetensors  the output model, as it was evaluated
+checkpoint.safetensors  where a simulated run that was made in pieces goes on
 strip.json         which worker computed, waited and communicated in the first moments
 trace.json         a timeline for Perfetto and chrome://tracing
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -69,6 +70,14 @@ class RunFolder:
             if self._failures is None:
                 raise
             self._failures.append(error)
+        made._failures = self._failures
+        return made
+
+    def child_again(self, name: str) -> RunFolder:
+        """The child of that name, which may be there from an earlier piece of the command."""
+        if not (self.path / name).is_dir():
+            return self.child(name)
+        made = RunFolder(self.path / name)
         made._failures = self._failures
         return made
 
@@ -137,6 +146,12 @@ class RunFolder:
                 self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
             self._metrics.write(to_json(row) + "\n")
             self._metrics.flush()
+
+    def keep_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Let the history be that of a checkpoint: what came after it will come again."""
+        with self._writing("metrics.jsonl"):
+            lines = [to_json(row) + "\n" for row in rows]
+            replace_text(self.path / "metrics.jsonl", "".join(lines))
 
     def close(self) -> None:
         try:

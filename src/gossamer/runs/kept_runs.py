@@ -26,7 +26,16 @@ from gossamer.runs.result import Result, Row
 _FILES = ("config.json", "metrics.jsonl", "summary.json")
 _SCORES = ("loss", "accuracy", "worker_accuracy", "training_loss", "consensus_distance")
 _STATES = frozenset(
-    {"finished", "interrupted", "running", "stopped", "deadline", "failed", "all workers died"}
+    {
+        "finished",
+        "interrupted",
+        "unfinished",
+        "running",
+        "stopped",
+        "deadline",
+        "failed",
+        "all workers died",
+    }
 )
 _SHOWN = 4
 

@@ -34,8 +34,11 @@ class Budget:
         self._data_size = data_size
         self._working = working
         self._groups = {group[0]: group for group in groups}
+        self._leader = {rank: group[0] for group in groups for rank in group}
         self._owing: dict[int, set[int]] = {}
         """For each leader, the members of its group that owe a gradient in the present step."""
+        self._owed = 0
+        """How many gradients they owe in all."""
         self._is_closed = False
         self._claimed = 0
         self._rounds: list[float] = []
@@ -62,8 +65,7 @@ class Budget:
     @property
     def _is_promised(self) -> bool:
         """Whether every sample is processed or owed by somebody."""
-        owed = sum(map(len, self._owing.values()))
-        return self.processed + self.batch * owed >= self.samples
+        return self.processed + self.batch * self._owed >= self.samples
 
     def open_step(self, step: int) -> float | None:
         """The epoch at which this step begins, or None when the run is over."""
@@ -92,7 +94,9 @@ class Budget:
             return bool(self._groups) or not self.is_spent
         if self._is_promised:
             return False
+        self._owed -= len(self._owing.get(rank, ()))
         self._owing[rank] = set(group) & self._working
+        self._owed += len(self._owing[rank])
         return True
 
     def deliver(self, rank: int, samples: int) -> None:
@@ -104,11 +108,12 @@ class Budget:
         rounds that it or others had opened."""
         self._claimed -= self.batch * max(0, len(self._rounds) - steps)
         self._owe_no_more(rank)
-        self._owing.pop(rank, None)
+        self._owed -= len(self._owing.pop(rank, ()))
 
     def _owe_no_more(self, rank: int) -> None:
-        for owing in self._owing.values():
-            owing.discard(rank)
+        owing = self._owing.get(self._leader.get(rank, -1), set[int]())
+        self._owed -= rank in owing
+        owing.discard(rank)
 
     def reopen(self) -> bool:
         """All workers have reached the end. Returns whether a dead worker has left samples."""

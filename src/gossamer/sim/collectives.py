@@ -95,6 +95,8 @@ class Collectives:
         """Fail the collective if a member waits for another that a partition has cut off for longer
         than the deadline, whether the member waited at that time or came later."""
         members = self._world.members
+        if not members.is_parted:
+            return False
         waiting = [rank for rank in collective.arrived if rank not in members.dead]
         across = {
             rank: [r for r in self._expected(collective) if r in members.cut_off_from(rank)]
@@ -111,6 +113,12 @@ class Collectives:
             pending.fail(PeerLost(peer, UNREACHABLE))
         return True
 
+    def _lacks_many(self, collective: Collective) -> bool:
+        """Whether the number alone says that members are missing, so that nobody looks at each."""
+        world = self._world
+        size = world.size if collective.members is None else len(collective.members)
+        return len(collective.arrived) < size - len(world.members.dead) - len(world.ended)
+
     def _expected(self, collective: Collective) -> list[int]:
         world = self._world
         candidates = range(world.size) if collective.members is None else collective.members
@@ -125,6 +133,8 @@ class Collectives:
                 pending.fail(PeerLost(collective.root or 0))
             return
         if collective.is_running or self._fail_across(key, collective):
+            return
+        if self._lacks_many(collective):
             return
         if any(r not in collective.arrived for r in self._expected(collective)):
             return

@@ -6,7 +6,7 @@ Also what a message costs, and when it was on its way.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,7 +79,8 @@ class Delivery:
         self._rng = rng
         self._observer = observer
         self._byte_scale = byte_scale
-        self._moves: dict[Pending[Any], list[Span]] = {}
+        self._moves: OrderedDict[Pending[Any], list[Span]] = OrderedDict()
+        self._most_moves = 1000 + 8 * count
         self.network = Network(kernel, self._egress, self._ingress)
         self._routes = Routes(cluster, self.network, count)
         self._others: OtherTraffic | None = None
@@ -162,6 +163,8 @@ class Delivery:
     def moved(self, pending: Pending[Any] | None, since_ns: int) -> None:
         """What this operation awaits was on its way since then, and has arrived."""
         if self._observer is not None and pending is not None:
+            if len(self._moves) >= self._most_moves:
+                self._moves.popitem(last=False)  # nobody has waited for it
             self._moves.setdefault(pending, []).append((since_ns, self._kernel.now))
 
     def moves_of(self, pending: Pending[Any]) -> list[Span]:
@@ -232,7 +235,10 @@ class Delivery:
     def _next(self, connection: Connection) -> None:
         """Start the first parcel of a connection."""
         connection.is_busy = bool(connection.queue)
-        if connection.queue:
+        if not connection.queue:
+            # Any two workers may exchange once, so the number of idle connections would grow.
+            self._connections.pop((connection.source, connection.target), None)
+        else:
             wait = connection.queue[0].ready_at - self._kernel.now
             if wait > 0:
                 self._kernel.at(wait, self._depart, connection)

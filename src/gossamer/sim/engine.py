@@ -182,9 +182,11 @@ class NullEngine:
         return Evaluated(torch.zeros_like(points), points.new_zeros(points.shape[0]), buffers)
 
 
-def make_engine(kind: str, model: FlatModel, *, compiled: bool = False) -> Engine:
+def make_engine(
+    kind: str, model: FlatModel, *, compiled: bool = False, most_rows: int = 128
+) -> Engine:
     if kind == "vector":
-        return VectorEngine(model, compiled=compiled)
+        return VectorEngine(model, compiled=compiled, most_rows=most_rows)
     if kind == "loop":
         return LoopEngine(model)
     if kind == "none":

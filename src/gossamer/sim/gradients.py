@@ -151,14 +151,18 @@ class GradientSource(Protocol):
 class GradientBatcher:
     """Keeps the gradients under way and evaluates all of them when the first value is needed."""
 
-    def __init__(self, engine: Engine, store: ReplicaStore, buffers: Tensor) -> None:
+    def __init__(
+        self, engine: Engine, store: ReplicaStore, buffers: Tensor, *, has_losses: bool = True
+    ) -> None:
+        """Without losses nobody is told any, because the run computes none."""
+        self._has_losses = has_losses
         self.buffers = buffers
         """BatchNorm statistics, one row per worker."""
         self.under_way: dict[int, list[SimulatedGradient]] = {}
         """The gradients of each worker that were started and neither delivered nor aborted."""
         self.evaluations = 0
         self.rows_evaluated = 0
-        self._engine = engine
+        self.engine = engine
         self._store = store
         self._unevaluated: dict[SimulatedGradient, None] = {}
 
@@ -206,10 +210,10 @@ class GradientBatcher:
         batches = torch.from_numpy(np.stack([gradient.batch for gradient in ordered])).to(device)
         keys = torch.tensor([gradient.key for gradient in ordered], device=device)
         workers = torch.tensor([gradient.worker for gradient in ordered], device=device)
-        result = self._engine.evaluate(points, self.buffers[workers], batches, keys)
+        result = self.engine.evaluate(points, self.buffers[workers], batches, keys)
         for row, gradient in enumerate(ordered):
             gradient.value = result.gradients[row]
-            gradient.loss = result.losses[row]
+            gradient.loss = result.losses[row] if self._has_losses else None
             gradient.statistics = result.buffers[row]
 
 

@@ -109,6 +109,8 @@ class Kernel:
         self._tie = random.Random(f"{seed}/ties").random
         self.on_park: Callable[[SimulatedTask], None] | None = None
         self.on_resume: Callable[[SimulatedTask], None] | None = None
+        self.on_interrupt: Callable[[], None] = lambda: None
+        """Called between two events, before `KeyboardInterrupt` is raised there."""
         self.resume_at: Callable[[int], int] = lambda worker: 0
         """Until when a worker is paused, as set by the world; 0 when it is not."""
 
@@ -210,12 +212,21 @@ class Kernel:
     def interrupt(self) -> None:
         """Raise `KeyboardInterrupt` before the next event; a signal handler may call this."""
         self.is_interrupted = True
-        heappush(self._heap, (self.now, -1.0, 0, Timer(_interrupted, ())))
+        heappush(self._heap, (self.now, -1.0, 0, Timer(self._interrupted, ())))
 
-    def run(self) -> None:
-        """Run until no event is left; raise `Stalled` if a main task still waits."""
+    def _interrupted(self) -> None:
+        self.events -= 1  # it is no event of the run
+        self.on_interrupt()
+        raise KeyboardInterrupt
+
+    def run(self, between: Callable[[], None] = lambda: None, stride: int = 1 << 62) -> None:
+        """Run until no event is left; raise `Stalled` if a main task still waits.
+
+        `between` is called after every `stride` events.
+        """
         try:
-            self._run()
+            while self.advance(self.events + stride):
+                between()
             waiting = [task for task in self._unfinished() if task.is_main]
             if waiting:
                 raise Stalled(self.explain(waiting))
@@ -224,15 +235,21 @@ class Kernel:
             for task in self._unfinished():
                 task.coroutine.close()
 
-    def _run(self) -> None:
+    def advance(self, until: int) -> bool:
+        """Make events until there have been so many; whether any is left."""
         heap = self._heap
-        while heap:
+        while heap and self.events < until:
             time, _, _, timer = heappop(heap)
             callback = timer.callback
             if callback is not None:
                 self.now = time
                 self.events += 1
                 callback(*timer.arguments)
+        return bool(heap)
+
+    def put_in_order(self) -> None:
+        """Let the heap be a sorted list, whatever the order in which it was filled."""
+        self._heap.sort()
 
     def _unfinished(self) -> list[SimulatedTask]:
         return [task for own in self._tasks.values() for task in own if not task.finished.done]
@@ -249,10 +266,6 @@ class Kernel:
         if len(waiting) > 16:
             lines.append(f"  and {len(waiting) - 16} more")
         return "\n".join(lines)
-
-
-def _interrupted() -> None:
-    raise KeyboardInterrupt
 
 
 @contextmanager

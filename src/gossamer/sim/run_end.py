@@ -57,6 +57,8 @@ class RunEnd:
     def reconsider(self) -> None:
         """A worker has reached the end, or has died."""
         world, waiting = self._world, self._at_the_end
+        if len(waiting) < len(world.speakers) - world.size + len(world.working):
+            return  # the number alone says that somebody is missing
         expected = [rank for rank in world.speakers if rank in world.working]
         if waiting and all(rank in waiting for rank in expected):
             again = world.budget.reopen()

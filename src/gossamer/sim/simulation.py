@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ from torch import Tensor
 
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
-from gossamer.errors import ProtocolError, RunOver
+from gossamer.errors import ConfigurationError, ProtocolError, RunOver
 from gossamer.groups import Grouping, role_of
 from gossamer.methods import Method, MethodSpec, for_role
 from gossamer.methods.method import blamed_method
@@ -21,8 +26,13 @@ from gossamer.observe.metrics import summary
 from gossamer.observe.observer import Observer
 from gossamer.observe.progress import Reporter, is_watched, progress_line, warn
 from gossamer.runs.result import Result, Row, digest_of
-from gossamer.sim.engine import Engine, make_engine
+from gossamer.sim.checkpoint.file import RunCheckpoint
+from gossamer.sim.checkpoint.pieces import Checkpoints, RunPiece
+from gossamer.sim.engine import Engine, NullEngine, make_engine
+from gossamer.sim.gradients import GradientBatcher
 from gossamer.sim.kernel import SECOND, interrupted_between_events
+from gossamer.sim.memory.forecast import MOST_ROWS, forecast
+from gossamer.sim.memory.shapes import arithmetic_of, without_values
 from gossamer.sim.rounds import CompleteRound, Rounds
 from gossamer.sim.worker import SimulatedWorker
 from gossamer.sim.world import World
@@ -45,7 +55,9 @@ class Simulation:
         callbacks: Sequence[Callback] = (),
         engine: Engine | None = None,
         model: FlatModel | None = None,
+        piece: RunPiece | None = None,
     ) -> None:
+        """`piece` asks for checkpoints, and may say that the run goes on from one."""
         self.settings = settings
         self._method: Method = settings.method.method
         options = settings.method_options()
@@ -54,8 +66,33 @@ class Simulation:
         self.model = (
             FlatModel(settings.task, device, seed=settings.seed) if model is None else model
         )
-        self.engine = engine or make_engine(settings.engine, self.model, compiled=self._compiles())
-        self.world = World(settings, options, self.model, self.engine, observers, callbacks)
+        self._resumed = resumed = None if piece is None else piece.checkpoint()
+        if piece is not None and resumed is not None:
+            self.settings = settings = resumed.settings_for(settings, piece.path)
+        self.forecast = None
+        if settings.engine != "none":
+            self.forecast = forecast(settings, self.model)
+            self.settings = settings = dataclasses.replace(settings, width=self.forecast.width)
+        self.engine = engine or make_engine(
+            settings.engine, self.model, compiled=self._compiles(),
+            most_rows=settings.width or MOST_ROWS,
+        )  # fmt: skip
+        self._past = deque[Row]([] if resumed is None else resumed.rows)
+        """The rows that are due again before the run is where it was."""
+        # Without gradients no value matters, and the shapes are enough.
+        is_without = resumed is not None or isinstance(self.engine, NullEngine)
+        self._shown = (
+            without_values(self.model, settings.cluster.workers) if is_without else self.model
+        )
+        first = self.engine if resumed is None else NullEngine()
+        self.world = World(settings, options, self._shown, first, observers, callbacks)
+        self._pieces = None
+        if piece is not None:
+            apart = (
+                self, self.model, self._shown, self.engine, first, settings, settings.task,
+                self.model.task, settings.method, settings.cluster, *observers, *callbacks,
+            )  # fmt: skip
+            self._pieces = Checkpoints(piece, self.world, apart, self._facts)
         self._evaluator = Evaluator(
             self.model, self._method.output, settings.buffers,
             is_trained_itself=self._method.is_trained_itself(len(self.world.speakers), options),
@@ -124,16 +161,28 @@ class Simulation:
 
     def _run(self) -> Result:
         self._began = time.perf_counter()
+        if self._resumed is not None:
+            self._began -= self._resumed.seconds
+            self.world.observer.callbacks.is_muted = True
         if self.settings.engine != "none" and self._is_due(0):
             self._tell(self._row())
-        self.world.kernel.run()
+        if self._resumed is not None and self._pieces is not None:
+            self._make_again(self._resumed, self._pieces)
+        with arithmetic_of(self._shown) if self._resumed is None else nullcontext():
+            if self._pieces is None:
+                self.world.kernel.run()
+            else:
+                self.world.kernel.run(self._pieces.between, self._pieces.stride)
         if self._method.reference and self.world.alive and not self.world.budget.processed:
             raise ProtocolError("no worker asked for a gradient: `await w.gradient(x)` is missing")
         last = self._row()
         if self.settings.engine != "none":
             self._tell(last)
-        held = self._held()
-        parameters = self._evaluator.output_parameters(held)
+        if self.world.workers.parameters.is_meta:  # nobody has trained
+            held, parameters = None, self.model.initial
+        else:
+            held = self._held()
+            parameters = self._evaluator.output_parameters(held)
         result = {
             "method": str(self.settings.method),
             "task": self.settings.task.name,
@@ -145,11 +194,33 @@ class Simulation:
             **last,
             **self._totals(),
         }
+        if self._pieces is not None:
+            self._pieces.end()
         self.world.observer.ended(result)
         has_model = self.settings.engine != "none"
-        state = self._evaluator.state_dict(held, parameters) if has_model else {}
+        state = self._evaluator.state_dict(held, parameters) if held and has_model else {}
         staleness = dict(sorted(self.world.metrics.histogram.items()))
         return Result(self.settings, result, self.history, parameters, staleness, state)
+
+    def _make_again(self, resumed: RunCheckpoint, pieces: Checkpoints) -> None:
+        """Make the events of the earlier pieces, and go on with the values that they had."""
+        world = self.world
+        try:
+            with arithmetic_of(self._shown):
+                world.kernel.advance(resumed.events)
+            pieces.restore(resumed, self.model.device)
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"the run cannot be resumed, because something in it acts by the values of tensors "
+                f"({str(error).splitlines()[0]}); begin it anew"
+            ) from error
+        assert isinstance(world.batcher, GradientBatcher)
+        world.batcher.engine = self.engine
+        world.observer.callbacks.is_muted = False
+
+    def _facts(self) -> tuple[Row, list[Row], float]:
+        seconds = time.perf_counter() - self._began
+        return self.settings.to_json(), self.history, seconds
 
     def _watch_progress(self) -> None:
         """Rows of a synchronous run are made of complete rounds, all others after a gradient."""
@@ -173,6 +244,8 @@ class Simulation:
 
     def _tell(self, row: Row) -> None:
         self.history.append(row)
+        if self.world.observer.callbacks.is_muted:
+            return  # it was told when it was made
         try:
             if self._on_row is not None:
                 self._on_row(row)
@@ -187,6 +260,11 @@ class Simulation:
         `output` names the model that the scores are about.
         """
         world, metrics = self.world, self.world.metrics
+        if self._past:
+            # What is waiting in the stores is applied, as it was when the row was made.
+            metrics.take_losses()
+            (self._held if found is None else partial(self._left, found))()
+            return self._past.popleft()
         workers = metrics.workers.values()
         row: Row = {
             "virtual_seconds": world.duration_ns / SECOND,
@@ -256,7 +334,11 @@ class Simulation:
             "mean_width": world.batcher.mean_width,
             "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),
-            "notices": [*self.settings.notices(), *self.engine.notices],
+            "notices": [
+                *self.settings.notices(),
+                *([] if self.forecast is None else self.forecast.notices()),
+                *self.engine.notices,
+            ],
         }
 
 
@@ -269,17 +351,30 @@ def simulate(
     on_row: Callable[[Row], None] | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = False,
+    checkpoint: Path | str | None = None,
+    checkpoint_every: float = math.inf,
+    minutes: float = math.inf,
     **choices: Any,
 ) -> Result:
     """Train in virtual time with true gradients; the same seed gives the same run.
+
+    With `checkpoint`, the path of a file, a long run is made in pieces: it is written every
+    `checkpoint_every` seconds, at Ctrl-C, and after so many `minutes`, when `Unfinished` is raised.
+    The same call again goes on from that file, with the same bits as if nothing had happened.
 
     `choices` are the fields of `Settings`: seed, epochs, batch, learning_rate, optimiser,
     schedule, clip, split, engine, device, compiled, buffers, evaluations. `progress` shows how far
     the run is: by a bar on a terminal or in a notebook, elsewhere by a line for each evaluation.
     """
     settings = make_settings(task, method, cluster, data=data, **choices)
+    piece = None
+    if checkpoint is not None:
+        place = Path(checkpoint)
+        piece = RunPiece(place, checkpoint_every, 60 * minutes, resumes=place.exists())
+    elif min(minutes, checkpoint_every) < math.inf:
+        raise ConfigurationError("minutes and checkpoint_every need checkpoint, the path of a file")
     if not progress:
-        return Simulation(settings, on_row=on_row, callbacks=callbacks).run()
+        return Simulation(settings, on_row=on_row, callbacks=callbacks, piece=piece).run()
     with Reporter(1, str(settings.method), is_quiet=True) as reporter:
 
         def shown(row: Row) -> None:
@@ -290,4 +385,4 @@ def simulate(
             if on_row is not None:
                 on_row(row)
 
-        return Simulation(settings, on_row=shown, callbacks=callbacks).run()
+        return Simulation(settings, on_row=shown, callbacks=callbacks, piece=piece).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from gossamer.sim.kernel import SECOND
 from gossamer.sim.replica_matrix import Point, SimulatedReplica
 from gossamer.sim.world import World
 from gossamer.tasks.keyed import key_of
+from gossamer.topology import Others
 from gossamer.worker import Message, Tag, check_idle
 
 T = TypeVar("T")
@@ -38,7 +40,7 @@ class SimulatedWorker:
         self._world = world
         self._compute_rng = world.stream("compute", rank)
         self._requests = 0
-        self._peers: tuple[frozenset[int], list[int]] = (frozenset(), [])
+        self._peers: tuple[frozenset[int], Sequence[int]] = (frozenset(), [])
         self._clients: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
         self._to_itself: deque[tuple[Tag, Message, Pending[None]]] = deque()
         self._gradients = 0
@@ -50,7 +52,8 @@ class SimulatedWorker:
     def peers(self) -> Sequence[int]:
         live = self.live
         if live is not self._peers[0]:
-            self._peers = (live, sorted(live - {self.rank}))
+            ranks = self._world.in_order(live)
+            self._peers = (live, Others(ranks, bisect_left(ranks, self.rank)))
         return self._peers[1]
 
     def answering(self, peers: Sequence[int]) -> Sequence[int]:

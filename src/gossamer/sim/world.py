@@ -46,6 +46,7 @@ class World:
         """`options` are those of the method in this run."""
         self.cluster = cluster = settings.cluster
         self.seed = settings.seed
+        self._has_losses = settings.engine != "none"
         self.size = cluster.workers
         self.method = settings.method.method
         self.groups = split_groups(settings.method.groups, cluster)
@@ -83,8 +84,9 @@ class World:
         self.on_step_end: Callable[[int, int], None] = lambda rank, step: None
         """Called with the rank and the number of a step that the worker has completed."""
         self.ending = RunEnd(self)
-        self._left: list[set[int]] = [set() for _ in range(self.ends)]
-        """For each server, the workers of whose end or death it has read."""
+        self._clients = [frozenset(self.speakers)] * len(self.servers)
+        """For each server, the workers of whose end or death it has not read."""
+        self._ordered: tuple[frozenset[int], tuple[int, ...]] = (frozenset(), ())
         self.faults = SimulatedFaults(self)
 
     def _plan_samples(self, settings: Settings, *, is_synchronous: bool) -> None:
@@ -134,7 +136,7 @@ class World:
 
     def _make_source(self, engine: Engine, model: FlatModel) -> GradientSource:
         buffers = model.initial_buffers.repeat(self.size, 1)
-        return GradientBatcher(engine, self.workers, buffers)
+        return GradientBatcher(engine, self.workers, buffers, has_losses=self._has_losses)
 
     def _make_buckets(
         self, settings: Settings, model: FlatModel, byte_scale: float
@@ -218,11 +220,17 @@ class World:
     def received(self, server: int, message: Message) -> None:
         """A server has read this message. It knows of an end only after reading of it."""
         if isinstance(message.payload, Left):
-            self._left[server].add(message.source)
+            self._clients[server - self.size] -= {message.source}
 
     def clients_of(self, server: int) -> frozenset[int]:
         """The workers that may still send to a server."""
-        return frozenset(self.speakers) - self._left[server]
+        return self._clients[server - self.size]
+
+    def in_order(self, ranks: frozenset[int]) -> Sequence[int]:
+        """These ranks sorted. The last answer is kept, because all workers ask for the same."""
+        if ranks is not self._ordered[0]:
+            self._ordered = (ranks, tuple(sorted(ranks)))
+        return self._ordered[1]
 
     # ------------------------------------------------------------------ observing
 

@@ -53,6 +53,7 @@ class Order:
         self.seed = seed
         self.batch = batch
         self.drawn = 0
+        self.kept_epochs = 2
         self._position = 0
         self._returned: deque[Indices] = deque()
         self._epochs: dict[int, Indices] = {}
@@ -90,8 +91,8 @@ class Order:
 
     def _permutation(self, epoch: int) -> Indices:
         if epoch not in self._epochs:
-            # Two serve the workers of a round that spans epochs; an older one is made again.
-            while len(self._epochs) > 1:
+            # These serve the workers of a round that spans epochs; an older one is made again.
+            while len(self._epochs) >= self.kept_epochs:
                 del self._epochs[next(iter(self._epochs))]
             self._epochs[epoch] = _generator(self.seed, _FOR_ORDER, epoch).permutation(self.samples)
         return self._epochs[epoch]
@@ -143,6 +144,7 @@ class ShardedSampler:
     def __init__(self, order: Order, workers: int) -> None:
         """A global batch is `workers` batches of the order."""
         self._order = order
+        order.kept_epochs = 2 + workers * order.batch // order.samples
         self._rounds = [0] * workers
         self._returned: deque[Indices] = deque()
 
@@ -242,7 +244,7 @@ def shares(targets: Tensor, workers: int, split: str, seed: int) -> list[Indices
         raise unknown_name("split", name, SPLITS)
     options = bind("split", name, _DEALERS[name], given)
     check_range("workers", workers, 1)
-    if workers > len(targets):
+    if workers > len(targets) and name != "shuffled":
         raise ConfigurationError(
             f"split {name} cannot give each of {workers} workers a sample, got {len(targets)} "
             "samples; use fewer workers"
@@ -255,8 +257,7 @@ def make_sampler(
     targets: Tensor, workers: int, batch: int, split: str, seed: int, synchronous: bool
 ) -> Sampler:
     """The sampler of a run; `synchronous` methods work in rounds."""
-    dealt = shares(targets, workers, split, seed)
     if parse_spec(split, "split")[0] != "shuffled":
-        return OwnSampler(dealt, batch, seed)
+        return OwnSampler(shares(targets, workers, split, seed), batch, seed)
     order = Order(len(targets), seed, batch)
     return ShardedSampler(order, workers) if synchronous else SharedSampler(order)

@@ -17,6 +17,7 @@ from gossamer.quantities import seconds
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
 from gossamer.script.fork_server import ForkServer
+from gossamer.sim.checkpoint.pieces import RunPiece
 from gossamer.sim.script.scout import Scouted, scout
 from gossamer.sim.script.script_settings import Script, ScriptSettings, task_of
 from gossamer.sim.script.script_simulation import ScriptSimulation
@@ -83,8 +84,10 @@ class ScriptRuns(EngineCache):
         self._place = (Path(self._scratch.name) if folder is None else folder.path) / OUTPUTS
 
     def simulation(
-        self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer]
-    ) -> Simulation:
+        self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer],
+        piece: RunPiece | None = None,
+    ) -> Simulation:  # fmt: skip
+        """The processes of a script cannot be written to disk, so there is no piece."""
         assert isinstance(settings, ScriptSettings)
         place = self._place
         self._shown.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -9,20 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from gossamer.commands.console import warn
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings
-from gossamer.errors import Error
+from gossamer.errors import Error, Unfinished
 from gossamer.observe.observer import Observer
 from gossamer.observe.strip import Strip
 from gossamer.runs.folder import RunFolder
-from gossamer.runs.result import Result, Row
+from gossamer.runs.result import MODEL, Result, Row, read_model
+from gossamer.sim.checkpoint.pieces import RunPiece
 from gossamer.sim.engine import Engine
 from gossamer.sim.kernel import SECOND
+from gossamer.sim.memory.forecast import forecast
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks.flat_model import FlatModel
 
 _DIVERGED = 100.0
 _NOTEBOOKS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
+_MUCH = 1_000_000_000
+"""From so many bytes on a command says what a run needs."""
 _SHOWN_STEPS = 25.0
 _SHOWN_STEPS_OF_THE_SLOWEST = 3.5
 Answer_co = TypeVar("Answer_co", covariant=True)
@@ -37,7 +43,8 @@ class EngineCache:
     """The engines of one command: its runs share a traced model."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[object, ...], tuple[Engine, FlatModel]] = {}
+        self._models: dict[tuple[object, ...], FlatModel] = {}
+        self._engines: dict[tuple[object, ...], Engine] = {}
         self.running: Simulation | None = None
         """The simulation that was made last."""
 
@@ -45,16 +52,23 @@ class EngineCache:
         """Hear where the next run is kept; an engine keeps nothing there."""
 
     def simulation(
-        self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer]
-    ) -> Simulation:
+        self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer],
+        piece: RunPiece | None = None,
+    ) -> Simulation:  # fmt: skip
         """Make a simulation, with the engine of an earlier one where the two fit together."""
         wanted = ("seed", "engine", "device", "compiled")
         key = (settings.task.name, *(getattr(settings, name) for name in wanted))
-        engine, model = self._kept.get(key, (None, None))
+        model, width = self._models.get(key), settings.width
+        if model is not None and settings.engine != "none":
+            width = forecast(settings, model).width
+        # A resumed run has the width that it began with, whatever this device would choose.
+        is_fresh = piece is not None and piece.resumes
+        engine = None if is_fresh else self._engines.get((*key, width))
         simulation = Simulation(
-            settings, on_row=on_row, observers=observers, engine=engine, model=model
+            settings, on_row=on_row, observers=observers, engine=engine, model=model, piece=piece
         )
-        self._kept[key] = (simulation.engine, simulation.model)
+        self._models[key] = simulation.model
+        self._engines[*key, simulation.settings.width] = simulation.engine
         self.running = simulation
         return simulation
 
@@ -86,6 +100,8 @@ class SimulationJob:
     folder: RunFolder | None = None
     trace: bool = False
     tolerated: tuple[type[Error], ...] = ()
+    piece: RunPiece | None = None
+    """If the run is made in pieces, the present one; its checkpoint lies in the folder."""
 
     def run(self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]) -> Any:
         """Run the simulation and return its `Result`, or the error that was tolerated."""
@@ -96,10 +112,13 @@ class SimulationJob:
             if row["samples"] < self.settings.samples and is_over():
                 raise OutOfMinutes
 
+        if self.piece is not None and (kept := finished_run(self.settings, self.folder)):
+            return kept
         try:
             return execute(
-                self.settings, folder=self.folder, on_row=watch, engines=engines, trace=self.trace
-            )
+                self.settings, folder=self.folder, on_row=watch, engines=engines, trace=self.trace,
+                piece=self.piece,
+            )  # fmt: skip
         except self.tolerated as error:
             return error
 
@@ -111,9 +130,11 @@ def execute(
     on_row: Callable[[Row], None],
     engines: EngineCache,
     trace: bool = False,
+    piece: RunPiece | None = None,
 ) -> Result:
     """Run one simulation. The folder gets each row as it comes, and also how the run ended."""
     last: Row = {}
+    resumed = None if piece is None else piece.checkpoint()
 
     def record(row: Row) -> None:
         last.update(row)
@@ -127,13 +148,21 @@ def execute(
         result.summary.update(_ending(result))
         return result
     try:
-        folder.write_config({**settings.as_dict(), "command_line": command_line()})
+        if resumed is None:
+            folder.write_config({**settings.as_dict(), "command_line": command_line()})
+        if piece is not None:
+            folder.keep_rows([] if resumed is None else resumed.rows)
         folder.defer_failures()
         strip = Strip(settings.cluster.workers, _shown_ns(settings.cluster, settings.batch or 0))
         if trace:
             folder.open_trace(settings.cluster.workers)
         observers = (strip,) if folder.timeline is None else (strip, folder.timeline)
-        simulation = engines.simulation(settings, record, observers)
+        simulation = engines.simulation(settings, record, observers, piece)
+        if resumed is None and simulation.settings.width is not None:
+            own = simulation.settings.as_dict()
+            folder.write_config({**own, "command_line": command_line()})
+        if trace and simulation.forecast is not None and simulation.forecast.bytes > _MUCH:
+            warn(f"memory: {simulation.forecast}")
         result = simulation.run()
         result.summary.update(_ending(result))
         world = simulation.world
@@ -147,6 +176,23 @@ def execute(
     finally:
         folder.close()
     return result
+
+
+def finished_run(settings: Settings, kept: RunFolder | None) -> Result | None:
+    """The result of a run that an earlier piece of the command has finished; None if none has."""
+    if kept is None:
+        return None
+    folder = kept.path
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        if summary["ended"] != "finished":
+            return None
+        staleness = {int(k): count for k, count in summary.pop("staleness_histogram").items()}
+        rows = [json.loads(line) for line in lines]
+        return Result(settings, summary, rows, None, staleness, read_model(folder / MODEL))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # it is made again
 
 
 def _shown_ns(cluster: Cluster, batch: int) -> int:
@@ -176,6 +222,8 @@ def ended_by(error: BaseException) -> str:
     """How a summary names the error that ended a run."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if isinstance(error, Unfinished):
+        return "unfinished"
     return str(error) or type(error).__name__
 
 

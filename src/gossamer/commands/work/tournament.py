@@ -12,22 +12,25 @@ whose rate is known already. What has run counts in the order, whichever run end
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 from gossamer.commands.work.jobs import JobPool, JobWatch
 from gossamer.commands.work.simulations import SimulationJob, command_line, slug
 from gossamer.config.settings import Settings
-from gossamer.errors import Error, PeerLost, Stalled
+from gossamer.errors import ConfigurationError, Error, PeerLost, Stalled
 from gossamer.quantities import counted
 from gossamer.runs.arrival import RULE
 from gossamer.runs.contest import Contest, Entry
-from gossamer.runs.folder import RunFolder
+from gossamer.runs.folder import RunFolder, to_json
 from gossamer.runs.ranking import LEVEL, Ranking
 from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import beyond
+from gossamer.sim.checkpoint.pieces import RunPiece
 
 _Entries = dict[str, Entry[Result]]
 
@@ -80,6 +83,7 @@ class Tournament:
         """Methods that failed with a seed that counts."""
         self._look = looks[0]
         self._folder: RunFolder | None = None
+        self._piece_of: Callable[[Path], RunPiece] | None = None
         self._pool = JobPool()
         self.failures: dict[str, Error] = {}
         self.interrupted = False
@@ -94,10 +98,17 @@ class Tournament:
         return list(dict.fromkeys(str(settings.method) for settings in self._settings))
 
     def run(
-        self, folder: RunFolder | None, view: TournamentView, pool: JobPool | None = None
-    ) -> None:
-        """Run everything. Ctrl-C keeps what is finished; without any result the error is raised."""
-        self._folder = folder
+        self, folder: RunFolder | None, view: TournamentView, pool: JobPool | None = None,
+        piece_of: Callable[[Path], RunPiece] | None = None,
+    ) -> None:  # fmt: skip
+        """Run everything. Ctrl-C keeps what is finished; without any result the error is raised.
+
+        With `piece_of`, which gives the piece of a run that is kept in a folder, runs that are
+        finished there are read, and one that is not goes on.
+        """
+        self._folder, self._piece_of = folder, piece_of
+        if folder is not None and piece_of is not None:
+            _check_same(folder.path, self._settings)
         try:
             with pool or JobPool() as self._pool:
                 self._run(self._first(view), view)
@@ -213,14 +224,18 @@ class Tournament:
                     continue
                 label, rate = str(one.method), one.learning_rate or 0.0
                 if not self._has_failed(label):
-                    place = None
+                    place = piece = None
                     if self._folder is not None:
-                        place = self._folder.child(f"{slug(label)}-lr{rate:g}-seed{one.seed}")
+                        name = f"{slug(label)}-lr{rate:g}-seed{one.seed}"
+                        is_new = self._piece_of is None
+                        place = (self._folder.child if is_new else self._folder.child_again)(name)
+                        piece = None if self._piece_of is None else self._piece_of(place.path)
                     view.begin(label, rate)
                     # What the cluster did to one method is a result about it; the others go on.
                     self._jobs[_key(one)] = job = SimulationJob(
-                        f"{label} at {rate:g}", one, place, tolerated=(PeerLost, Stalled)
-                    )
+                        f"{label} at {rate:g}", one, place, tolerated=(PeerLost, Stalled),
+                        piece=piece,
+                    )  # fmt: skip
                     yield job
 
         def at(job: SimulationJob, row: Row) -> None:
@@ -401,6 +416,29 @@ class Tournament:
 def _as_results(entries: _Entries) -> _Entries:
     """The trials in the place of the runs that count."""
     return {label: Entry(label, entry.tried) for label, entry in entries.items()}
+
+
+def _check_same(folder: Path, settings: Sequence[Settings]) -> None:
+    """Refuse to go on with a comparison that began with other runs than these."""
+    before = planned_in(folder)
+    asked = json.loads(to_json([one.as_dict() for one in settings]))
+    if any(mine != theirs for mine, theirs in zip(asked, before, strict=False)):
+        raise ConfigurationError(
+            "--resume goes on with a comparison, but the options ask for other runs than those "
+            "in its folder; give the options of the first time"
+        )
+
+
+def planned_in(folder: Path) -> list[Row]:
+    """The runs that the comparison in this folder has planned so far."""
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))["runs"]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigurationError(
+            f"{folder / 'config.json'} does not say which runs a comparison has; begin it anew"
+        ) from None
 
 
 def _key(settings: Settings) -> str:

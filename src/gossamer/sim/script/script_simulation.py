@@ -56,6 +56,7 @@ class ScriptSimulation(Simulation):
         self._method: Method = settings.method.method
         self._on_row = on_row
         self.engine = NullEngine()
+        self.forecast = None
         self.history: list[Row] = []
         self._began = 0.0
         self._reported: dict[str, float] = {}
