@@ -151,6 +151,16 @@ def test_an_impossible_value_is_refused_and_leaves_nothing_behind(
     assert not runs.exists()
 
 
+def test_a_damaged_trace_of_a_cluster_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The network is described before anything runs."""
+    (tmp_path / "traffic.csv").write_text("0,0.1\n1,much\n")
+    path, runs = tmp_path / "office.toml", tmp_path / "runs"
+    path.write_text('[background]\ntrace = "traffic.csv"\n')
+    sentence = refused("simulate", "--cluster", str(path), "--runs", str(runs))
+    assert "entry 2: expected seconds and a share such as 1.5,0.3" in sentence
+    assert not runs.exists()
+
+
 @pytest.mark.parametrize("line", COMPARISONS)
 def test_an_impossible_comparison_is_refused_and_leaves_nothing_behind(
     line: str, tmp_path: Path

@@ -48,10 +48,11 @@ def seconds_of(role: Role, cluster: Cluster) -> float:
     return run.virtual_seconds
 
 
-def quiet(workers: int, *, compute: float = STEP, **wires: Any) -> Cluster:
+def quiet(workers: int, *, compute: float = STEP, racks_of: int = 0, **wires: Any) -> Cluster:
     """Constant times; nothing is latent unless asked for."""
     return Cluster(
-        workers=workers, compute=Compute(seconds=compute, distribution="constant"),
+        workers=workers, machines_per_rack=racks_of,
+        compute=Compute(seconds=compute, distribution="constant"),
         network=Wires(**{"bandwidth": 8 * RATE, "latency": 0.0} | wires),
     )  # fmt: skip
 
@@ -98,7 +99,7 @@ def test_what_leaves_a_rack_shares_its_uplink_and_what_stays_does_not() -> None:
             await w.receive("news")
         await w.gradient(x)
 
-    cluster = dataclasses.replace(quiet(8, uplink=8 * RATE), machines_per_rack=4)
+    cluster = quiet(8, uplink=8 * RATE, racks_of=4)
     crosses = True
     assert seconds_of(role, cluster) == pytest.approx(4e-3 + STEP, rel=1e-3)
     crosses = False
