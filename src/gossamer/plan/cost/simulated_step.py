@@ -80,8 +80,8 @@ def answer_over(
 ) -> dict[int, Prediction | NoClosedForm]:
     """The step for several numbers of workers, by its closed form or else by simulation.
 
-    Where neither is possible, the answer is the error that says why; so it is where `unfit` says why
-    the method cannot run there, such as for want of memory.
+    Where neither is possible, the answer is the error that says why; so it is where `unfit` says
+    why the method cannot run there, such as for want of memory.
     """
     spec = parse_method(method)
     found: dict[int, Prediction | NoClosedForm] = {}
