@@ -181,7 +181,7 @@ def method(
     """
 
     def decorate(worker: Role) -> Method:
-        models, in_rounds = models_per_step, is_synchronous
+        models, in_rounds, held = models_per_step, is_synchronous, memory
         own = name or getattr(worker, "__name__", "method")
         found = Method(
             own, family, paper, output, worker,
@@ -190,7 +190,7 @@ def method(
                 traffic or ("a formula" if callable(models) else f"{models:g}"),
                 models if callable(models) else lambda workers, options: float(models),
                 is_traffic_a_bound, is_plain_alone,
-                memory if callable(memory) else lambda workers, options: float(memory),
+                held if callable(held) else lambda workers, options: float(held),
             ),
             server=server, has_server=has_server or server is not None,
             is_synchronous=in_rounds if callable(in_rounds) else lambda options: bool(in_rounds),

@@ -76,11 +76,11 @@ def answer_over(
     task: Task,
     workers: Sequence[int],
     on_simulation: Callable[[str], None] = lambda what: None,
-    refusal: Callable[[MethodSpec, Cluster], str] = lambda spec, where: "",
+    unfit: Callable[[MethodSpec, Cluster], str] = lambda spec, where: "",
 ) -> dict[int, Prediction | NoClosedForm]:
     """The step for several numbers of workers, by its closed form or else by simulation.
 
-    Where neither is possible, the answer is the error that says why; so it is where `refusal` says
+    Where neither is possible, the answer is the error that says why; so it is where `unfit` says
     why the method cannot run there, such as for want of memory.
     """
     spec = parse_method(method)
@@ -88,7 +88,7 @@ def answer_over(
     for count in workers:
         try:
             where = cluster.changed(workers=count)
-            if why := refusal(spec, where):
+            if why := unfit(spec, where):
                 found[count] = NoClosedForm(f"{spec}: {why}")
                 continue
             try:

@@ -102,8 +102,8 @@ TABLE = PublishedTable(
         "does: our server adds a gradient at no cost, and 30-softsync adds each on its own. The "
         "error is that of digits-mlp, not of CIFAR-10: 1-softsync, plain SGD at rate "
         f"{_DIGITS_RATE} times the root of mu / {_REFERENCE} (at most {_DIGITS_RATE}), "
-        f"{_DIGITS_EPOCHS:g} epochs, one seed. As in the paper it grows with mu times lambda, "
-        "along every row and every column; equal products give like errors for few learners only."
+        f"{_DIGITS_EPOCHS:g} epochs, one seed. As in the paper it grows along every "
+        "row and column; equal products give like errors for few learners only."
     ),
     cells=len(PROTOCOLS) * len(BATCHES) + len(DIGITS_LEARNERS) * len(DIGITS_BATCHES),
     compute=_rudra,
