@@ -38,7 +38,7 @@ class Gpt2Block(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """GPT-2 (Radford et al. 2019): 124 million parameters; words share their weights with scores."""
+    """GPT-2 (Radford et al. 2019): 124 million parameters; words and scores share weights."""
 
     def __init__(
         self, words: int = 50257, layers: int = 12, width: int = 768, heads: int = 12,

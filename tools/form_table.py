@@ -1,6 +1,6 @@
 """Measure the forms of convolutions on this machine and write their rows of the shipped table.
 
-    PYTHONPATH=src python tools/form_table.py --device cuda --write src/gossamer/sim/forms/table.json
+    python tools/form_table.py --device cuda --write src/gossamer/sim/forms/table.json
 
 Rows of other kinds of device stay as they are. Forward, both gradients and what is needed to bring
 tensors into a form's layout are timed together; on a GPU as one CUDA graph, as a run replays them.
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gossamer.sim.forms.convolution import FORMS, ConvolutionForm, Geometry
+from gossamer.sim.forms.convolution import FORMS, Geometry
 from gossamer.sim.forms.table import device_kind
 from gossamer.tasks.precision import rounding_as
 
@@ -51,7 +51,8 @@ def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.permute(order).contiguous().permute(back)
 
 
-def work_of(form: ConvolutionForm, shape: Shape, precision: str, device: torch.device):  # noqa: ANN201
+def work_of(name: str, shape: Shape, precision: str, device: torch.device):  # noqa: ANN201
+    form = FORMS[name]
     workers, samples, inputs, outputs, height, kernel, stride = shape
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     geometry = Geometry((stride, stride), (kernel // 2, kernel // 2), (1, 1), 1)
@@ -60,6 +61,8 @@ def work_of(form: ConvolutionForm, shape: Shape, precision: str, device: torch.d
     given = torch.randn(workers, samples, inputs, size, size, device=device, dtype=dtype)
     made = form.forward(given, weights, geometry)
     given, gradient = laid_out(given, made), laid_out(torch.randn_like(made), made)
+    if "channels last" in name or name == "unfolded":
+        weights = weights.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
     def work() -> None:
         form.forward(given, weights, geometry)
@@ -94,8 +97,8 @@ def measured(shape: Shape, precision: str, device: torch.device) -> dict[str, ob
     workers, samples, inputs, outputs, height, kernel, _ = shape
     times: dict[str, float] = {}
     with rounding_as(precision, device), torch.no_grad():
-        for name, form in FORMS.items():
-            times[name] = round(microseconds(work_of(form, shape, precision, device), device), 1)
+        for name in FORMS:
+            times[name] = round(microseconds(work_of(name, shape, precision, device), device), 1)
     return {
         "device": device_kind(device),
         "operation": "convolution",
@@ -116,8 +119,10 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     kept = json.loads(arguments.write.read_text()) if arguments.write.exists() else {"rows": []}
-    rows = [row for row in kept["rows"]
-            if row["device"] != device_kind(device) or row["operation"] != "convolution"]  # fmt: skip
+    kind = device_kind(device)
+    rows = [
+        row for row in kept["rows"] if row["device"] != kind or row["operation"] != "convolution"
+    ]
     for precision in PRECISIONS[device.type]:
         for shape in SHAPES[device.type]:
             rows.append(measured(shape, precision, device))

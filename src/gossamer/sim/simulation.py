@@ -20,7 +20,7 @@ from gossamer.observe.callbacks import Callback
 from gossamer.observe.metrics import summary
 from gossamer.observe.observer import Observer
 from gossamer.runs.result import Result, Row, digest_of
-from gossamer.sim.engine import Engine, make_engine
+from gossamer.sim.engine import Engine, make_engine, pays_to_compile
 from gossamer.sim.kernel import SECOND, interrupted_between_events
 from gossamer.sim.rounds import CompleteRound, Rounds
 from gossamer.sim.worker import SimulatedWorker
@@ -29,8 +29,6 @@ from gossamer.tasks import Task
 from gossamer.tasks.evaluator import Evaluator, Held
 from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.precision import rounding_as
-
-_COMPILE_AFTER_GRADIENTS = 20_000
 
 
 class Simulation:
@@ -75,8 +73,9 @@ class Simulation:
         chosen = self.settings.compiled
         if chosen is not None:
             return chosen
-        gradients = self.settings.samples / (self.settings.batch or 1)
-        return self.settings.device.startswith("cuda") and gradients >= _COMPILE_AFTER_GRADIENTS
+        batch = self.settings.batch or 1
+        gradients = self.settings.samples / batch
+        return pays_to_compile(self.model, batch, gradients, self.settings.cluster.workers)
 
     def _spawn(self, options: dict[str, Any]) -> None:
         world, method = self.world, self._method

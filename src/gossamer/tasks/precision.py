@@ -41,17 +41,20 @@ def autocasting(precision: str, device: torch.device) -> AbstractContextManager[
 
 @contextmanager
 def rounding_as(precision: str, device: torch.device) -> Generator[None]:
-    """Around all computations of a run on a GPU: whether products of 32-bit numbers may use tf32.
-    Torch has one switch for the process, which is put back."""
+    """Around all computations of a run on a GPU: whether products of 32-bit numbers may use tf32,
+    and, with fp32, that convolutions add up in the same order in every run. Torch has one switch
+    of each kind for the process, which is put back."""
     if device.type != "cuda":
         yield
         return
     is_allowed = precision != "fp32"
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    products, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+    convolutions, in_order = cudnn.allow_tf32, cudnn.deterministic
     torch.set_float32_matmul_precision("high" if is_allowed else "highest")
-    torch.backends.cudnn.allow_tf32 = is_allowed
+    cudnn.allow_tf32 = is_allowed
+    cudnn.deterministic = in_order or not is_allowed
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        cudnn.allow_tf32, cudnn.deterministic = convolutions, in_order

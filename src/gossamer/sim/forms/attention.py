@@ -118,11 +118,20 @@ def _backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, sums: Tensor,
     seed: Tensor, offset: Tensor, is_causal: bool, scale: float | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    given = (gradient, query, key, value)
     if not query.is_cuda:
         return _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
-            *given, output, sums, 0.0, is_causal, scale=scale
+            gradient, query, key, value, output, sums, 0.0, is_causal, scale=scale
         )
+    return _backward_in_order(
+        gradient, query, key, value, output, sums, seed, offset, is_causal, scale
+    )
+
+
+def _backward_on_gpu(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, sums: Tensor,
+    seed: Tensor, offset: Tensor, is_causal: bool, scale: float | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    given = (gradient, query, key, value)
     if _is_flash(query):
         return _ATEN._scaled_dot_product_flash_attention_backward(
             *given, output, sums, None, None, query.shape[-2], key.shape[-2], 0.0, is_causal,
@@ -132,6 +141,40 @@ def _backward(
         *given, None, output, sums, seed, offset, 0.0, (True, True, True, False), is_causal,
         scale=scale,
     )[:3]  # fmt: skip
+
+
+@torch.library.custom_op("gossamer::attention_gradient", mutates_args=())
+def _backward_in_order(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, sums: Tensor,
+    seed: Tensor, offset: Tensor, is_causal: bool, scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The kernels add up in an order that changes from call to call unless torch is told not to."""
+    was, was_warning = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        to_query, to_key, to_value = _backward_on_gpu(
+            gradient, query, key, value, output, sums, seed, offset, is_causal, scale
+        )
+        return to_query, to_key, to_value
+    finally:
+        torch.use_deterministic_algorithms(was, warn_only=was_warning)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
+@_backward_in_order.register_fake
+def _(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, sums: Tensor,
+    seed: Tensor, offset: Tensor, is_causal: bool, scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    to_query, to_key, to_value = _backward_on_gpu(
+        gradient, query, key, value, output, sums, seed, offset, is_causal, scale
+    )
+    return to_query, to_key, to_value
 
 
 class RepeatedAttention(torch.autograd.Function):

@@ -124,7 +124,10 @@ class ChosenForms(TorchFunctionMode):
             return ...
         input, weight = autocast(input, weight)
         self._is_laid_out = True
-        made: Any = StackedConvolution.apply(input, weight, form, geometry)
+        if form != "each":
+            # Together with the change of type this is one pass over the weights.
+            weight = weight.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        made: Any = StackedConvolution.apply(input, weight, form, geometry.numbers)
         return made if bias is None else made + bias.to(made.dtype).view(-1, 1, 1)
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Answer:
@@ -142,7 +145,8 @@ class ChosenForms(TorchFunctionMode):
         max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
         sparse: bool = False,
     ) -> Answer:  # fmt: skip
-        if max_norm is not None or scale_grad_by_freq or sparse or padding_idx is not None:
+        is_plain = max_norm is None and padding_idx is None and not (scale_grad_by_freq or sparse)
+        if not (is_plain and weight.is_cuda):
             return ...
         made: Any = FoldedEmbedding.apply(input, weight)
         return made
@@ -184,6 +188,8 @@ class ChosenForms(TorchFunctionMode):
         self, input: Tensor, normalized_shape: Any, weight: Tensor | None = None,
         eps: float | None = None,
     ) -> Answer:  # fmt: skip
+        if not input.is_cuda:
+            return ...
         return plain_rms_norm(input, len(normalized_shape), weight, eps)
 
 

@@ -30,6 +30,16 @@ class Geometry:
     dilation: Pair
     groups: int
 
+    @property
+    def numbers(self) -> list[int]:
+        """For torch's operators, which take numbers only."""
+        return [*self.stride, *self.padding, *self.dilation, self.groups]
+
+    @staticmethod
+    def of(numbers: Sequence[int]) -> Geometry:
+        first, second, third, fourth, fifth, sixth, groups = numbers
+        return Geometry((first, second), (third, fourth), (fifth, sixth), groups)
+
     def output_size(self, size: Sequence[int], kernel: Sequence[int]) -> Pair:
         """Height and width of what it makes of images of this size."""
         high, wide = (
@@ -55,12 +65,36 @@ class ConvolutionForm:
     """Whether it can compute such a convolution."""
 
 
+# The forms are operators of their own, so that a compiler does not look into them: it would take
+# minutes to understand how pixels become rows.
+
+
+@torch.library.custom_op("gossamer::convolution", mutates_args=())
+def _convolution(inputs: Tensor, weights: Tensor, form: str, geometry: Sequence[int]) -> Tensor:
+    return FORMS[form].forward(inputs, weights, Geometry.of(geometry))
+
+
+@torch.library.custom_op("gossamer::convolution_gradient", mutates_args=())
+def _convolution_gradient(
+    gradient: Tensor, inputs: Tensor, weights: Tensor, form: str, geometry: Sequence[int],
+    of_inputs: bool,
+) -> Tensor:  # fmt: skip
+    chosen = FORMS[form]
+    function = chosen.input_gradient if of_inputs else chosen.weight_gradient
+    return function(gradient, inputs, weights, Geometry.of(geometry))
+
+
+# Without values they compute shapes and strides.
+_convolution.register_fake(_convolution._init_fn)
+_convolution_gradient.register_fake(_convolution_gradient._init_fn)
+
+
 class StackedConvolution(torch.autograd.Function):
     """A convolution without bias whose evaluation for many workers is the form's."""
 
     @staticmethod
-    def forward(inputs: Tensor, weights: Tensor, form: str, geometry: Geometry) -> Tensor:
-        return _alone(FORMS[form].forward, inputs, weights, geometry=geometry)
+    def forward(inputs: Tensor, weights: Tensor, form: str, geometry: list[int]) -> Tensor:
+        return _convolution(inputs[None], weights[None], form, geometry)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -77,24 +111,16 @@ class StackedConvolution(torch.autograd.Function):
         return to_inputs, to_weights, None, None
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, inputs: Tensor, weights: Tensor, form: str, geometry: Geometry
-    ) -> tuple[Tensor, int]:
-        inputs, weights = stacked(info.batch_size, in_dims, inputs, weights)
-        return FORMS[form].forward(inputs, weights, geometry), 0
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        return _convolution(*stacked(info.batch_size, in_dims[:2], *args[:2]), *args[2:]), 0
 
 
 class _Gradient(torch.autograd.Function):
     """The gradient with respect to the inputs or to the weights."""
 
     @staticmethod
-    def forward(
-        gradient: Tensor, inputs: Tensor, weights: Tensor, form: str, geometry: Geometry,
-        of_inputs: bool,
-    ) -> Tensor:  # fmt: skip
-        chosen = FORMS[form]
-        function = chosen.input_gradient if of_inputs else chosen.weight_gradient
-        return _alone(function, gradient, inputs, weights, geometry=geometry)
+    def forward(*args: Any) -> Tensor:
+        return _convolution_gradient(*(one[None] for one in args[:3]), *args[3:])[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -105,18 +131,9 @@ class _Gradient(torch.autograd.Function):
         raise NotImplementedError("second derivatives are not computed")
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, gradient: Tensor, inputs: Tensor, weights: Tensor, form: str,
-        geometry: Geometry, of_inputs: bool,
-    ) -> tuple[Tensor, int]:  # fmt: skip
-        tensors = stacked(info.batch_size, in_dims, gradient, inputs, weights)
-        chosen = FORMS[form]
-        function = chosen.input_gradient if of_inputs else chosen.weight_gradient
-        return function(*tensors, geometry), 0
-
-
-def _alone(function: Callable[..., Tensor], *tensors: Tensor, geometry: Geometry) -> Tensor:
-    return function(*(tensor.unsqueeze(0) for tensor in tensors), geometry).squeeze(0)
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        tensors = stacked(info.batch_size, in_dims[:3], *args[:3])
+        return _convolution_gradient(*tensors, *args[3:]), 0
 
 
 # Each worker by itself. -------------------------------------------------------------------------
@@ -154,10 +171,9 @@ def _both(
 # One convolution with a group for each worker, as `vmap` itself does it. -------------------------
 
 
-def _merged(stack: Tensor, channels_last: bool) -> Tensor:
+def _merged(stack: Tensor, order: torch.memory_format) -> Tensor:
     """[workers, samples, channels, ...] to [samples, workers x channels, ...]."""
-    merged = stack.transpose(0, 1).flatten(1, 2)
-    return merged.contiguous(memory_format=torch.channels_last) if channels_last else merged
+    return stack.transpose(0, 1).flatten(1, 2).contiguous(memory_format=order)
 
 
 def _apart(merged: Tensor, workers: int) -> Tensor:
@@ -165,82 +181,97 @@ def _apart(merged: Tensor, workers: int) -> Tensor:
 
 
 def _grouped(channels_last: bool) -> ConvolutionForm:
+    order = torch.channels_last if channels_last else torch.contiguous_format
+
     def wide(geometry: Geometry, workers: int) -> Geometry:
         return Geometry(
             geometry.stride, geometry.padding, geometry.dilation, workers * geometry.groups
         )
 
-    def filters(weights: Tensor) -> Tensor:
-        flat = weights.flatten(0, 1)
-        return flat.contiguous(memory_format=torch.channels_last) if channels_last else flat
-
     def forward(inputs: Tensor, weights: Tensor, geometry: Geometry) -> Tensor:
         made = wide(geometry, len(inputs))
         output = functional.conv2d(
-            _merged(inputs, channels_last), filters(weights), None, made.stride, made.padding,
-            made.dilation, made.groups,
+            _merged(inputs, order), weights.flatten(0, 1).contiguous(memory_format=order), None,
+            made.stride, made.padding, made.dilation, made.groups,
         )  # fmt: skip
-        return _apart(output, len(inputs))
+        return _apart(output.contiguous(memory_format=order), len(inputs))
 
     def gradient_of(
         gradient: Tensor, inputs: Tensor, weights: Tensor, geometry: Geometry, of_inputs: bool
     ) -> Tensor:
         found = _both(
-            _merged(gradient, channels_last), _merged(inputs, channels_last), filters(weights),
-            wide(geometry, len(inputs)), of_inputs,
-        )  # fmt: skip
+            _merged(gradient, order), _merged(inputs, order),
+            weights.flatten(0, 1).contiguous(memory_format=order), wide(geometry, len(inputs)),
+            of_inputs,
+        ).contiguous(memory_format=order)  # fmt: skip
         return _apart(found, len(inputs)) if of_inputs else found.unflatten(0, (len(inputs), -1))
 
-    return ConvolutionForm(
-        forward,
-        lambda *given: gradient_of(*given, True),
-        lambda *given: gradient_of(*given, False),
-    )
+    def input_gradient(
+        gradient: Tensor, inputs: Tensor, weights: Tensor, geometry: Geometry
+    ) -> Tensor:
+        return gradient_of(gradient, inputs, weights, geometry, True)
+
+    def weight_gradient(
+        gradient: Tensor, inputs: Tensor, weights: Tensor, geometry: Geometry
+    ) -> Tensor:
+        return gradient_of(gradient, inputs, weights, geometry, False)
+
+    return ConvolutionForm(forward, input_gradient, weight_gradient)
 
 
 # Pixels as rows, so that every worker's convolution is one product of matrices. ------------------
-# The columns are in the order of the weights, so that neither these nor their gradients are moved.
 
 
 def _rows(inputs: Tensor, kernel: Pair, geometry: Geometry) -> Tensor:
-    """What each output pixel sees: [workers, pixels, channels x kernel]."""
+    """What each output pixel sees: [workers, pixels, kernel x channels]."""
     last = inputs.permute(0, 1, 3, 4, 2)
     (down, right), (above, left) = geometry.stride, geometry.padding
     if kernel == (1, 1) and (above, left) == (0, 0):
-        return last[:, :, ::down, ::right].flatten(1, 3)
-    workers, samples, channels = inputs.shape[:3]
+        return last[:, :, ::down, ::right].flatten(1, 3).contiguous()
+    workers, samples = inputs.shape[:2]
     high, wide = geometry.output_size(inputs.shape[-2:], kernel)
     padded = functional.pad(last, (0, 0, left, left, above, above)).contiguous()
-    pixel, line = channels, channels * padded.shape[3]
-    # One view that overlaps itself, and one copy of it: a compiler sees two simple operations.
-    seen = padded.as_strided(
-        (workers * samples, high, wide, channels, *kernel),
-        (line * padded.shape[2], line * down, pixel * right, 1, line * geometry.dilation[0],
-         pixel * geometry.dilation[1]),
+    dtype, words = padded.dtype, padded
+    if padded.shape[4] * padded.element_size() % 8 == 0:
+        words = padded.view(torch.int64)  # copied in fewer and larger pieces
+    channels = words.shape[4]
+    line = channels * words.shape[3]
+    # A view that overlaps itself, and one copy of it.
+    seen = words.as_strided(
+        (workers * samples, high, wide, *kernel, channels),
+        (line * words.shape[2], line * down, channels * right, line * geometry.dilation[0],
+         channels * geometry.dilation[1], 1),
     )  # fmt: skip
-    return seen.contiguous().view(workers, samples * high * wide, -1)
+    return seen.contiguous().view(dtype).view(workers, samples * high * wide, -1)
 
 
 def _pixels(outputs: Tensor) -> Tensor:
-    return outputs.permute(0, 1, 3, 4, 2).flatten(1, 3)
+    return outputs.permute(0, 1, 3, 4, 2).flatten(1, 3).contiguous()
 
 
-def _unfolded_forward(inputs: Tensor, weights: Tensor, geometry: Geometry) -> Tensor:
-    kernel = _kernel(weights)
-    found = torch.bmm(_rows(inputs, kernel, geometry), weights.flatten(2).transpose(1, 2))
-    sizes = (inputs.shape[1], *geometry.output_size(inputs.shape[-2:], kernel))
-    return found.unflatten(1, sizes).permute(0, 1, 4, 2, 3)
+def _matrix(weights: Tensor) -> Tensor:
+    """[workers, outputs, kernel x channels], in the order of `_rows`; the form is given weights
+    whose channels are last, so this copies nothing."""
+    return weights.permute(0, 1, 3, 4, 2).flatten(2)
 
 
 def _kernel(weights: Tensor) -> Pair:
     return weights.shape[-2], weights.shape[-1]
 
 
+def _unfolded_forward(inputs: Tensor, weights: Tensor, geometry: Geometry) -> Tensor:
+    kernel = _kernel(weights)
+    found = torch.bmm(_rows(inputs, kernel, geometry), _matrix(weights).transpose(1, 2))
+    sizes = (inputs.shape[1], *geometry.output_size(inputs.shape[-2:], kernel))
+    return found.unflatten(1, sizes).permute(0, 1, 4, 2, 3)
+
+
 def _unfolded_weight_gradient(
     gradient: Tensor, inputs: Tensor, weights: Tensor, geometry: Geometry
 ) -> Tensor:
     rows = _rows(inputs, _kernel(weights), geometry)
-    return torch.bmm(_pixels(gradient).transpose(1, 2), rows).view(weights.shape)
+    found = torch.bmm(_pixels(gradient).transpose(1, 2), rows)
+    return found.unflatten(2, (*_kernel(weights), -1)).permute(0, 1, 4, 2, 3)
 
 
 def _unfolded_input_gradient(
@@ -248,30 +279,24 @@ def _unfolded_input_gradient(
 ) -> Tensor:
     """Each input pixel's sum over the output pixels that see it: `_rows` backwards."""
     kernel = _kernel(weights)
-    found = torch.bmm(_pixels(gradient), weights.flatten(2))
-    seen = found.unflatten(2, (-1, *kernel)).unflatten(1, (inputs.shape[1], *gradient.shape[3:]))
+    seen = torch.bmm(_pixels(gradient), _matrix(weights))
+    seen = seen.unflatten(1, (inputs.shape[1], *gradient.shape[3:]))
+    workers, samples, channels, height, width = inputs.shape
     (down, right), (lower, further) = geometry.stride, geometry.dilation
-    (above, left), (height, width) = geometry.padding, inputs.shape[-2:]
-    total: Tensor | None = None
-    for y in range(kernel[0]):
-        for x in range(kernel[1]):
-            part = _spread(_spread(seen[..., y, x], 2, down), 3, right)
-            top, start = y * lower - above, x * further - left
-            moved = functional.pad(
-                part,
-                (0, 0, start, width - start - part.shape[3], top, height - top - part.shape[2]),
-            )
-            total = moved if total is None else total + moved
-    assert total is not None
-    return total.permute(0, 1, 4, 2, 3)
-
-
-def _spread(part: Tensor, dimension: int, step: int) -> Tensor:
-    """With zeros between: what a stride leaves out."""
-    if step == 1:
-        return part
-    spread = torch.stack([part, *(torch.zeros_like(part) for _ in range(step - 1))], dimension + 1)
-    return spread.flatten(dimension, dimension + 1)
+    (above, left), (high, wide) = geometry.padding, seen.shape[2:4]
+    exact = torch.promote_types(seen.dtype, torch.float32)
+    total = torch.zeros(
+        (workers, samples, height + 2 * above, width + 2 * left, channels), dtype=exact,
+        device=seen.device,
+    )  # fmt: skip
+    for number, part in enumerate(seen.split(channels, dim=-1)):
+        y, x = divmod(number, kernel[1])
+        total[
+            :, :, y * lower : y * lower + down * (high - 1) + 1 : down,
+            x * further : x * further + right * (wide - 1) + 1 : right,
+        ] += part  # fmt: skip
+    inner = total[:, :, above : above + height, left : left + width]
+    return inner.to(seen.dtype).contiguous().permute(0, 1, 4, 2, 3)
 
 
 FORMS = {

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import vmap  # pyright: ignore[reportUnknownVariableType]
 
 from gossamer.optim.optimisers import make_optimiser
-from gossamer.sim.engine import VectorEngine
+from gossamer.sim.engine import VectorEngine, pays_to_compile
 from gossamer.studies.lab.grid import Grid, GridGroup, steps_of
 from gossamer.tasks import Order, Task
 from gossamer.tasks.evaluator import Answers, judged, whole
@@ -29,8 +29,6 @@ from gossamer.tasks.keyed import key_of
 Arrays = dict[str, NDArray[np.float32]]
 
 _TRACE_FROM_STEPS = 64
-# Compiling a shape takes about half a minute on a GPU and saves a fifth of the time.
-_COMPILE_FROM_SAMPLES = 200_000_000
 _MOST_ROWS = 128
 # Beyond a core's cache, more rows in one operation gain nothing on a CPU.
 _CPU_BYTES = 2_000_000
@@ -90,12 +88,15 @@ class GroupTraining:
         places = [grid.seeds.index(point.seed) for point in points]
         self._seed_of_row = torch.tensor(places, device=model.device)
         self._ahead: tuple[Tensor, Tensor] | None = None
-        work = grid.epochs * samples * len(points)
+        trace_after = 0 if self.steps >= _TRACE_FROM_STEPS else self.steps
+        rows = models.rows_at_once(group.batch)
+        gradients = self.steps * len(points)
         self.engine = VectorEngine(
             model,
-            compiled=model.device.type == "cuda" and work >= _COMPILE_FROM_SAMPLES,
-            most_rows=models.rows_at_once(group.batch),
-            trace_after=0 if self.steps >= _TRACE_FROM_STEPS else self.steps,
+            compiled=pays_to_compile(model, group.batch, gradients, min(rows, len(points))),
+            most_rows=rows,
+            trace_after=trace_after,
+            compile_after=trace_after,
         )
 
     @property
