@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -33,7 +34,7 @@ from torch.nn import functional
 
 from gossamer import Task, load_cluster
 from gossamer.config.settings import make_settings
-from gossamer.sim.engine import LoopEngine, VectorEngine
+from gossamer.sim.engine import Evaluated, LoopEngine, VectorEngine
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.precision import autocasting, rounding_as
@@ -180,40 +181,66 @@ def step_in_process(text: str) -> None:
         print((time.perf_counter() - began) / steps, flush=True)
 
 
+class CountingEngine:
+    """Passes everything on, and counts how many workers were evaluated together."""
+
+    def __init__(self, engine: LoopEngine | VectorEngine) -> None:
+        self._engine = engine
+        self.notices = engine.notices
+        self.widths: Counter[int] = Counter()
+
+    def evaluate(self, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor) -> Evaluated:
+        self.widths[len(points)] += 1
+        return self._engine.evaluate(points, buffers, batches, keys)
+
+
 def _as_run(rig: Rig, lock: Path) -> dict[str, Any]:
-    """A simulated run, everything included, over its gradients alone; and the cost of one more
-    step, which is what a long run pays."""
+    """Simulated runs, everything included, over their gradients alone, which are the same numbers
+    of workers evaluated again; and the same for what a run costs more that is three times as long.
+
+    Only a width that always comes is compiled here: asynchronous runs have many.
+    """
     task = dataclasses.replace(rig.task, test=rig.task.test.first(8))
-    engine = rig.engine("compiled")
     found: dict[str, Any] = {}
-    engine.evaluate(*rig.given)
-    for method in ("all_reduce", "ad_psgd"):
+    steps = _RUN_STEPS.get(rig.name, 60) if rig.device.type == "cuda" else 6
+    for method, kind in (("all_reduce", "compiled"), ("ad_psgd", "traced")):
+        engine = rig.engine(kind)
+        engine.evaluate(*rig.given)
         seconds: list[float] = []
-        steps = _RUN_STEPS.get(rig.name, 60) if rig.device.type == "cuda" else 6
-        for share in (2, 3, 1):  # the first makes traces for every width that comes
+        gradients: list[float] = []
+        for share in (3, 3, 1):  # the first makes traces for every width that comes
             settings = make_settings(
                 task, method, load_cluster("equal-8").changed(workers=rig.workers),
                 device=rig.device.type, batch=rig.batch, precision=rig.precision, evaluations=1,
                 epochs=share * steps * rig.workers * rig.batch / (3 * len(task.train)),
-                learning_rate=0.001, compiled=True,
+                learning_rate=0.001,
             )  # fmt: skip
+            counting = CountingEngine(engine)
             with alone(lock):
-                simulation = Simulation(settings, engine=engine, model=rig.model)
+                simulation = Simulation(settings, engine=counting, model=rig.model)
                 began = time.perf_counter()
                 simulation.run()
                 synchronise()
                 seconds.append(time.perf_counter() - began)
-            batcher = simulation.world.batcher
-        with alone(lock):
-            gradients = best_seconds(lambda: engine.evaluate(*rig.given), rounds=3, repeats=10)
-        whole, third = seconds[1:]
+                if len(seconds) > 1:
+                    gradients.append(_gradient_seconds(engine, rig, counting.widths))
+        (_, whole, third), (all_of_it, part) = seconds, gradients
         found[method] = {
-            "steps": steps, "seconds": whole, "mean_width": batcher.mean_width,
-            "gradients_ms": 1e3 * gradients,
-            "over_gradients": whole / (steps * gradients),
-            "further_step_over_gradients": (whole - third) / (steps * 2 / 3 * gradients),
+            "kind": kind, "steps": steps, "seconds": whole, "gradient_seconds": all_of_it,
+            "mean_width": simulation.world.batcher.mean_width,
+            "over_gradients": whole / all_of_it,
+            "further_over_gradients": (whole - third) / (all_of_it - part),
         }  # fmt: skip
     return found
+
+
+def _gradient_seconds(engine: LoopEngine | VectorEngine, rig: Rig, widths: Counter[int]) -> float:
+    total = 0.0
+    for width, count in widths.items():
+        given = [one[:width] for one in rig.given]
+        work = lambda given=given: engine.evaluate(*given)  # noqa: E731
+        total += count * best_seconds(work, rounds=3, repeats=5)
+    return total
 
 
 def kernels_of(work: Callable[[], object]) -> list[tuple[str, float, int]]:
@@ -241,6 +268,7 @@ def as_markdown(found: dict[str, Any]) -> str:
         (r["model"], r["precision"], r["kind"]): r for r in found["figures"] if "error" not in r
     }
     kinds = [kind for kind in KINDS if kind != "run"]
+    whole = "| whole run, precision, method | mean width | over its gradients | of further steps |"
     lines = [
         f"| model, workers x batch, precision | {' | '.join(KINDS[k] for k in kinds)} | "
         "compiled over limit | goal |",
@@ -256,14 +284,14 @@ def as_markdown(found: dict[str, Any]) -> str:
             ratio = f"**{compiled['ms'] / limit['ms']:.2f}**" if compiled else ""
             case = f"{name}, {limit['workers']} x {limit['batch']}, {precision}"
             lines.append(f"| {case} | {' | '.join(times)} | {ratio} | {goal} |")
-    lines += ["", "| whole run, precision, method | mean width | over its gradients | of a further step |",
-              "|---|---|---|---|"]  # fmt: skip
+    lines += ["", whole, "|---|---|---|---|"]
     for (name, precision, kind), row in rows.items():
         for method in ("all_reduce", "ad_psgd") if kind == "run" else ():
             run = row[method]
             lines.append(
-                f"| {name}, {precision}, {method}, {run['steps']} steps | {run['mean_width']:.1f} | "
-                f"{run['over_gradients']:.2f} | {run['further_step_over_gradients']:.2f} |"
+                f"| {name}, {precision}, {method}, {run['steps']} steps, {run['kind']} | "
+                f"{run['mean_width']:.1f} | {run['over_gradients']:.2f} | "
+                f"{run['further_over_gradients']:.2f} |"
             )
     return "\n".join([*lines, "", f"Device: {found['device']}, torch {found['torch']}.", ""])
 

@@ -180,8 +180,10 @@ class ChosenForms(TorchFunctionMode):
         made, mean, variance = found
         if running_mean is not None and running_var is not None:
             count = input.numel() // input.shape[1]
-            running_mean.lerp_(mean.detach(), momentum)
-            running_var.lerp_(variance.detach() * (count / max(1, count - 1)), momentum)
+            # Not `lerp_`, which `vmap` would do one worker after the other.
+            unbiased = variance.detach() * (count / max(1, count - 1))
+            running_mean.mul_(1 - momentum).add_(mean.detach() * momentum)
+            running_var.mul_(1 - momentum).add_(unbiased * momentum)
         return made
 
     def _rms_norm(
