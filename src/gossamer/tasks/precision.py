@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -48,7 +49,8 @@ def rounding_as(precision: str, device: torch.device) -> Generator[None]:
         yield
         return
     is_allowed = precision != "fp32"
-    products, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn
+    products = torch.get_float32_matmul_precision()
     convolutions, in_order = cudnn.allow_tf32, cudnn.deterministic
     torch.set_float32_matmul_precision("high" if is_allowed else "highest")
     cudnn.allow_tf32 = is_allowed

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings
 from gossamer.errors import Error
@@ -16,6 +18,7 @@ from gossamer.observe.strip import Strip
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
 from gossamer.sim.engine import Engine
+from gossamer.sim.forms.table import device_kind, shipped_table
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks.flat_model import FlatModel
@@ -125,7 +128,9 @@ def execute(
         result.summary.update(_ending(result))
         return result
     try:
-        folder.write_config({**settings.as_dict(), "command_line": command_line()})
+        folder.write_config(
+            {**settings.as_dict(), "forms": used_forms(settings), "command_line": command_line()}
+        )
         folder.defer_failures()
         strip = Strip(settings.cluster.workers, _shown_ns(settings.cluster))
         if trace:
@@ -145,6 +150,13 @@ def execute(
     finally:
         folder.close()
     return result
+
+
+def used_forms(settings: Settings) -> Row:
+    """What decided how operations of many workers were computed: the table's choices, named by
+    their fingerprint, for this kind of device."""
+    kind = device_kind(torch.device(settings.device))
+    return {"device": kind, "table": shipped_table().fingerprint}
 
 
 def _shown_ns(cluster: Cluster) -> int:

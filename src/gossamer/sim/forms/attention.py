@@ -6,6 +6,7 @@ has no rule for their backward passes and computes one worker after the other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,9 +46,9 @@ class FoldedAttention(torch.autograd.Function):
         return (*found, None, None)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
-        rows = [folded(one) for one in stacked(info.batch_size, in_dims, *arguments[:3])]
-        output, sums, *kept = _forward(*rows, *arguments[3:])
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
+        query, key, value = (folded(one) for one in stacked(info.batch_size, in_dims, *args[:3]))
+        output, sums, *kept = _forward(query, key, value, args[3], args[4])
         size = info.batch_size
         return (apart(output, size), apart(sums, size), *kept), (0, 0, *(None for _ in kept))
 
@@ -68,10 +69,10 @@ class _Backward(torch.autograd.Function):
         raise NotImplementedError("second derivatives are not computed")
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
         size = info.batch_size
-        rows = [folded(one) for one in stacked(size, in_dims[:6], *arguments[:6])]
-        found = _backward(*rows, *arguments[6:])
+        rows: list[Any] = [folded(one) for one in stacked(size, in_dims[:6], *args[:6])]
+        found = _backward(*rows, *args[6:])
         return tuple(apart(one, size) for one in found), (0, 0, 0)
 
 
@@ -153,9 +154,10 @@ def _backward_in_order(
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic
+    fills = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    memory.fill_uninitialized_memory = False
     try:
         to_query, to_key, to_value = _backward_on_gpu(
             gradient, query, key, value, output, sums, seed, offset, is_causal, scale
@@ -163,7 +165,7 @@ def _backward_in_order(
         return to_query, to_key, to_value
     finally:
         torch.use_deterministic_algorithms(was, warn_only=was_warning)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        memory.fill_uninitialized_memory = fills
 
 
 @_backward_in_order.register_fake
@@ -198,9 +200,9 @@ class RepeatedAttention(torch.autograd.Function):
         return (*found, None, None)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensor, int]:
-        rows, mask = _folded_with_mask(info.batch_size, in_dims[:4], arguments[:4])
-        output = torch_attention(*rows, mask, **arguments[4])
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        rows, mask = _folded_with_mask(info.batch_size, in_dims[:4], args[:4])
+        output = _attention(rows, mask, args[4])
         return apart(output, info.batch_size), 0
 
 
@@ -221,12 +223,17 @@ class _RepeatedBackward(torch.autograd.Function):
         raise NotImplementedError("second derivatives are not computed")
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, gradient: Tensor, *arguments: Any) -> tuple[Any, Any]:
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
         size = info.batch_size
-        rows, mask = _folded_with_mask(size, in_dims[1:5], arguments[:4])
-        own = folded(stacked(size, in_dims[:1], gradient)[0])
-        found = _repeated(own, rows, mask, arguments[4])
+        rows, mask = _folded_with_mask(size, in_dims[1:5], args[1:5])
+        own = folded(stacked(size, in_dims[:1], args[0])[0])
+        found = _repeated(own, rows, mask, args[5])
         return tuple(apart(one, size) for one in found), (0, 0, 0)
+
+
+def _attention(rows: Sequence[Tensor], mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+    query, key, value = rows
+    return torch_attention(query, key, value, mask, **options)
 
 
 def _repeated(
@@ -234,7 +241,7 @@ def _repeated(
 ) -> tuple[Tensor, ...]:
     with torch.enable_grad():
         leaves = [row.detach().requires_grad_() for row in rows]
-        output = torch_attention(*leaves, mask, **options)
+        output = _attention(leaves, mask, options)
         return torch.autograd.grad(output, leaves, gradient)
 
 

@@ -69,13 +69,11 @@ class ConvolutionForm:
 # minutes to understand how pixels become rows.
 
 
-@torch.library.custom_op("gossamer::convolution", mutates_args=())
-def _convolution(inputs: Tensor, weights: Tensor, form: str, geometry: Sequence[int]) -> Tensor:
+def _forward(inputs: Tensor, weights: Tensor, form: str, geometry: Sequence[int]) -> Tensor:
     return FORMS[form].forward(inputs, weights, Geometry.of(geometry))
 
 
-@torch.library.custom_op("gossamer::convolution_gradient", mutates_args=())
-def _convolution_gradient(
+def _gradient(
     gradient: Tensor, inputs: Tensor, weights: Tensor, form: str, geometry: Sequence[int],
     of_inputs: bool,
 ) -> Tensor:  # fmt: skip
@@ -84,9 +82,13 @@ def _convolution_gradient(
     return function(gradient, inputs, weights, Geometry.of(geometry))
 
 
+_convolution = torch.library.custom_op("gossamer::convolution", _forward, mutates_args=())
+_convolution_gradient = torch.library.custom_op(
+    "gossamer::convolution_gradient", _gradient, mutates_args=()
+)
 # Without values they compute shapes and strides.
-_convolution.register_fake(_convolution._init_fn)
-_convolution_gradient.register_fake(_convolution_gradient._init_fn)
+torch.library.register_fake("gossamer::convolution", _forward)
+torch.library.register_fake("gossamer::convolution_gradient", _gradient)
 
 
 class StackedConvolution(torch.autograd.Function):

@@ -31,8 +31,8 @@ class FoldedEmbedding(torch.autograd.Function):
         return None, _EmbeddingGradient.apply(gradients[0], ctx.saved_tensors[0], ctx.rows)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, indices: Tensor, weights: Tensor) -> tuple[Tensor, int]:
-        indices, weights = stacked(info.batch_size, in_dims, indices, weights)
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        indices, weights = stacked(info.batch_size, in_dims, *args)
         workers = torch.arange(info.batch_size, device=indices.device)
         return weights[workers.view(-1, *(1 for _ in indices.shape[1:])), indices], 0
 
@@ -51,11 +51,9 @@ class _EmbeddingGradient(torch.autograd.Function):
         raise NotImplementedError("second derivatives are not computed")
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: Any, gradient: Tensor, indices: Tensor, rows: int
-    ) -> tuple[Tensor, int]:
-        gradient, indices = stacked(info.batch_size, in_dims, gradient, indices)
-        return _gradient_of_rows(gradient, indices, rows), 0
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        gradient, indices = stacked(info.batch_size, in_dims[:2], *args[:2])
+        return _gradient_of_rows(gradient, indices, args[2]), 0
 
 
 def _gradient_of_rows(gradient: Tensor, indices: Tensor, rows: int) -> Tensor:

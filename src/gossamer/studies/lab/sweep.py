@@ -32,6 +32,7 @@ from gossamer.studies.lab.results import GridResults, Score, Yardstick
 from gossamer.studies.lab.theory import edge_of, largest_curvature
 from gossamer.studies.lab.training import Arrays, GroupTraining, Models
 from gossamer.tasks import Task
+from gossamer.tasks.precision import default_precision, rounding_as
 
 EVALUATIONS = 10
 """How many times a group is evaluated on the way, at equal distances."""
@@ -48,7 +49,7 @@ class Sweep:
 
     def __init__(
         self, task: Task, grid: Grid, *, device: str = "cpu", threads: int = 1,
-        folder: Path | None = None,
+        precision: str | None = None, folder: Path | None = None,
     ) -> None:  # fmt: skip
         grid.check_fits(task)
         self.task = task
@@ -65,7 +66,8 @@ class Sweep:
         self.on_group: Callable[[GridGroup], None] = lambda _: None
         """Called when a group is finished."""
         self._threads = threads
-        self._models = Models(task, torch.device(device), grid.seeds)
+        place = torch.device(device)
+        self._models = Models(task, place, grid.seeds, precision or default_precision(place))
         self._current: GroupTraining | None = None
         self._history: History = []
         self._initial_loss: float | None = None
@@ -77,11 +79,13 @@ class Sweep:
         """Train until all is done or `should_stop` says so; return whether all is done."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self._threads)
+        first = self._models.first
         try:
-            if self._initial_loss is None:
-                self._prepare()
-            missing = [group for group in self.groups if group.label not in self.finished]
-            return all(self._train(group, should_stop) for group in missing)
+            with rounding_as(first.precision, first.device):
+                if self._initial_loss is None:
+                    self._prepare()
+                missing = [group for group in self.groups if group.label not in self.finished]
+                return all(self._train(group, should_stop) for group in missing)
         finally:
             torch.set_num_threads(threads)
 

@@ -167,8 +167,10 @@ class GroupTraining:
 class Models:
     """The task's model on the device, with the initial values of every seed."""
 
-    def __init__(self, task: Task, device: torch.device, seeds: tuple[int, ...]) -> None:
-        self.first = FlatModel(task, device, seed=seeds[0])
+    def __init__(
+        self, task: Task, device: torch.device, seeds: tuple[int, ...], precision: str = "fp32"
+    ) -> None:
+        self.first = FlatModel(task, device, seed=seeds[0], precision=precision)
         # The task of the first model has its data on the device already.
         rest = {seed: FlatModel(self.first.task, device, seed=seed).initial for seed in seeds[1:]}
         self.initial = {seeds[0]: self.first.initial, **rest}
