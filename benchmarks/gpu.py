@@ -34,10 +34,10 @@ from torch.nn import functional
 
 from gossamer import Task, load_cluster
 from gossamer.config.settings import make_settings
+from gossamer.precision import autocasting, rounding_as
 from gossamer.sim.engine import Evaluated, LoopEngine, VectorEngine
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks.flat_model import FlatModel
-from gossamer.tasks.precision import autocasting, rounding_as
 
 KINDS = {
     "limit": "one model, whole batch",

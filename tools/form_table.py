@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gossamer.precision import rounding_as
 from gossamer.sim.forms.convolution import FORMS, Geometry
 from gossamer.sim.forms.table import device_kind
-from gossamer.tasks.precision import rounding_as
 
 Shape = tuple[int, int, int, int, int, int, int]
 """Workers, samples, inputs, outputs, height of the output, height of the kernel, stride."""

@@ -19,11 +19,11 @@ from gossamer.methods import MethodSpec, parse_method
 from gossamer.optim.optimisers import Optimiser, Sgd, make_optimiser
 from gossamer.optim.schedules import make_schedule
 from gossamer.own_code import absolute
+from gossamer.precision import PRECISIONS, default_precision, has_tf32
 from gossamer.replica import cut, trainable
 from gossamer.specs import check_range
 from gossamer.tasks import Task, make_task, shares
 from gossamer.tasks.evaluator import buffer_policy
-from gossamer.tasks.precision import PRECISIONS, default_precision, has_tf32
 
 ENGINES = {
     "vector": "all outstanding gradients in one batched call (the default)",

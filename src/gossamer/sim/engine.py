@@ -169,21 +169,34 @@ class VectorEngine:
         elif self._uses[shape] <= self._trace_after:
             return self._batched
         elif shape not in self._traced:
-            self._traced[shape] = _replayed(record(self._batched, arguments), arguments)
+            self._traced[shape] = self._traced_form(arguments)
         return self._traced[shape]
+
+    def _traced_form(self, arguments: tuple[Tensors, ...]) -> Batched:
+        """The batched computation as a list of operations; as it is where it cannot be recorded,
+        because the model looks at values while it computes, as those of `transformers` do."""
+        try:
+            function = record(self._batched, arguments)
+        except Exception as error:
+            self._batched(*arguments)  # what cannot be batched either fails here
+            reason = str(error).strip().partition(". ")[0].splitlines()[0]
+            self.notices.append(f"evaluated together, but not traced ({reason})")
+            self._compiled = False
+            return self._batched
+        return _replayed(function, arguments)
 
     def _compiled_form(self, arguments: tuple[Tensors, ...]) -> Batched:
         """The batched computation compiled; as a list of operations where that fails."""
-        function = record(self._batched_over(compiled=True), arguments)
-        compiled: Batched = torch.compile(function, dynamic=False, options=_compiler_options())
         try:
+            function = record(self._batched_over(compiled=True), arguments)
+            compiled: Batched = torch.compile(function, dynamic=False, options=_compiler_options())
             compiled(*arguments)
             return _replayed(compiled, arguments)
         except Exception as error:
             reason = str(error).strip().splitlines()[0]
             self.notices.append(f"not compiled ({reason}); the traced form is as exact")
             self._compiled = False
-        return _replayed(record(self._batched, arguments), arguments)
+        return self._traced_form(arguments)
 
     def _fall_back(
         self, error: Exception, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor

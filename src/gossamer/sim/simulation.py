@@ -19,6 +19,7 @@ from gossamer.methods.method import blamed_method
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.metrics import summary
 from gossamer.observe.observer import Observer
+from gossamer.precision import rounding_as
 from gossamer.runs.result import Result, Row, digest_of
 from gossamer.sim.engine import Engine, make_engine, pays_to_compile
 from gossamer.sim.kernel import SECOND, interrupted_between_events
@@ -28,7 +29,6 @@ from gossamer.sim.world import World
 from gossamer.tasks import Task
 from gossamer.tasks.evaluator import Evaluator, Held
 from gossamer.tasks.flat_model import FlatModel
-from gossamer.tasks.precision import rounding_as
 
 
 class Simulation:

@@ -15,11 +15,11 @@ from torch.func import functional_call  # pyright: ignore[reportUnknownVariableT
 
 from gossamer.errors import ConfigurationError
 from gossamer.own_code import blamed
+from gossamer.precision import autocasting
 from gossamer.replica import Layout, trainable
 from gossamer.tasks.calibration import layers_with_statistics, recompute_
 from gossamer.tasks.data import Data, Tensors, arguments
 from gossamer.tasks.keyed import key_of, with_keyed_dropout
-from gossamer.tasks.precision import autocasting
 from gossamer.tasks.task import Task
 
 _SAMPLES = 128

@@ -25,6 +25,7 @@ import torch
 from gossamer.errors import ConfigurationError
 from gossamer.files import replace_text, replacement
 from gossamer.optim.optimisers import make_optimiser
+from gossamer.precision import default_precision, rounding_as
 from gossamer.runs.folder import to_json
 from gossamer.runs.result import Row
 from gossamer.studies.lab.grid import Grid, GridGroup, GridPoint
@@ -32,7 +33,6 @@ from gossamer.studies.lab.results import GridResults, Score, Yardstick
 from gossamer.studies.lab.theory import edge_of, largest_curvature
 from gossamer.studies.lab.training import Arrays, GroupTraining, Models
 from gossamer.tasks import Task
-from gossamer.tasks.precision import default_precision, rounding_as
 
 EVALUATIONS = 10
 """How many times a group is evaluated on the way, at equal distances."""
