@@ -65,6 +65,7 @@ BUDGETS = {
     "sim/memory": 260,
     "sim/script": 1620,
     "sim": 4010,
+    "sim/forms": 1200,
     "studies": 60,
     "studies/lab": 1830,
     # Tables of a shared network, and of batch, workers and staleness.

@@ -60,7 +60,7 @@ ResumeOption = Annotated[
 ]
 
 
-_LEFT_OUT = ("engine", "device", "compiled", "width", "model_bytes")
+_LEFT_OUT = ("engine", "device", "precision", "compiled", "width", "model_bytes")
 
 
 @given.with_groups

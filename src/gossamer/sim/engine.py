@@ -3,13 +3,14 @@
 The vectorised engine evaluates `vmap(grad(loss))` over stacked parameters. If a width recurs, its
 Python overhead is removed by tracing: the batched computation is recorded as a plain list of tensor
 operations and replayed, on a GPU as one CUDA graph. This needs no compiler. `torch.compile` is
-added on a GPU if the run is long enough.
+added on a GPU if the run is long enough. Which of these is used follows from the run's settings and
+from how often a width has come, never from a measured time.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,14 +18,27 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.func import grad, vmap  # pyright: ignore[reportUnknownVariableType]
+from torch.utils.flop_counter import FlopCounterMode
 
 from gossamer.config.settings import ENGINES
 from gossamer.errors import unknown_name
 from gossamer.own_code import place_in
+from gossamer.sim.forms.chosen_forms import ChosenForms
 from gossamer.sim.traced import Batched, GraphReplay, record
 from gossamer.tasks.data import Tensors, leaves
 from gossamer.tasks.flat_model import FlatModel
 
+_GRAPH_BYTES = 128 << 20
+"""Up to so many bytes of parameters a call is replayed as a CUDA graph. That copies parameters and
+gradients; where they are larger, so are the kernels, and starting them one by one costs nothing."""
+_COMPILED_SECONDS = 120.0
+"""Of gradients without a compiler, from which on one pays: it takes a minute and saves half."""
+_TRACED_RATE = 5e13
+"""Operations per second of a traced model of some size on a large GPU."""
+_SHORTEST_SECONDS = 0.002
+"""Of the evaluation of a small model."""
+_COMPILER: dict[str, Any] = {"deterministic": True, "shape_padding": False}
+"""No choices from measured times: the same seed gives the same bits. Shapes are padded by forms."""
 _WIDTHS = sorted({w for power in range(13) for w in (2**power, 3 * 2**power)})
 
 
@@ -74,6 +88,8 @@ class VectorEngine:
         compiled: bool = False,
         most_rows: int = 128,
         trace_after: int = 32,
+        compile_after: int = 64,
+        forms: Collection[str] | None = None,
     ) -> None:
         self.notices: list[str] = []
         self._model = model
@@ -81,16 +97,34 @@ class VectorEngine:
         self._most_rows = most_rows
         self._trace_after = trace_after
         """Uses of a width before it is traced: tracing costs about that many evaluations."""
+        self._compile_after = compile_after
+        """Uses of a width before it is compiled, so that a width which is rare never is."""
+
+        self._forms = forms
+        self._batched = self._batched_over(compiled=False)
+        self._traced: dict[tuple[int, int], Batched] = {}
+        self._compiled_shapes: set[tuple[int, int]] = set()
+        self._uses: dict[tuple[int, int], int] = {}
+        self._fallback: LoopEngine | None = None
+
+    def _batched_over(self, *, compiled: bool) -> Batched:
+        """The gradients of several workers, with the forms that suit their number."""
+        model = self._model
 
         def loss(
             flat: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors, key: Tensor
         ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             return model.flat_loss(flat, buffers, inputs, targets, key)
 
-        self._batched: Batched = vmap(grad(loss, has_aux=True))
-        self._traced: dict[tuple[int, int], Batched] = {}
-        self._uses: dict[tuple[int, int], int] = {}
-        self._fallback: LoopEngine | None = None
+        gradients: Batched = vmap(grad(loss, has_aux=True))
+
+        def batched(
+            points: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors, keys: Tensor
+        ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            with ChosenForms(len(points), model.precision, only=self._forms, is_compiled=compiled):
+                return gradients(points, buffers, inputs, targets, keys)
+
+        return batched
 
     def evaluate(self, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor) -> Evaluated:
         if self._fallback is not None:
@@ -125,26 +159,44 @@ class VectorEngine:
         self, points: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors, keys: Tensor
     ) -> Batched:
         shape = (points.shape[0], leaves(inputs)[0].shape[1])
-        if shape not in self._traced:
-            self._uses[shape] = self._uses.get(shape, 0) + 1
-            if self._uses[shape] <= self._trace_after:
-                return self._batched
-            self._traced[shape] = self._recorded((points, buffers, inputs, targets, keys))
+        arguments = (points, buffers, inputs, targets, keys)
+        self._uses[shape] = self._uses.get(shape, 0) + 1
+        if self._compiled and self._uses[shape] > max(self._compile_after, self._trace_after):
+            if shape not in self._compiled_shapes:
+                self._compiled_shapes.add(shape)
+                self._traced.pop(shape, None)
+                self._traced[shape] = self._compiled_form(arguments)
+        elif self._uses[shape] <= self._trace_after:
+            return self._batched
+        elif shape not in self._traced:
+            self._traced[shape] = self._traced_form(arguments)
         return self._traced[shape]
 
-    def _recorded(self, arguments: tuple[Tensors, ...]) -> Batched:
-        """The batched computation as a list of operations, compiled if asked for and possible."""
-        function: Batched = record(self._batched, arguments)
-        if self._compiled:
-            compiled: Batched = torch.compile(function, dynamic=False)
-            try:
-                compiled(*arguments)
-                function = compiled
-            except Exception as error:
-                reason = str(error).strip().splitlines()[0]
-                self.notices.append(f"not compiled ({reason}); the traced form is as exact")
-                self._compiled = False
-        return GraphReplay(function, arguments) if arguments[0].is_cuda else function
+    def _traced_form(self, arguments: tuple[Tensors, ...]) -> Batched:
+        """The batched computation as a list of operations; as it is where it cannot be recorded,
+        because the model looks at values while it computes, as those of `transformers` do."""
+        try:
+            function = record(self._batched, arguments)
+        except Exception as error:
+            self._batched(*arguments)  # what cannot be batched either fails here
+            reason = str(error).strip().partition(". ")[0].splitlines()[0]
+            self.notices.append(f"evaluated together, but not traced ({reason})")
+            self._compiled = False
+            return self._batched
+        return _replayed(function, arguments)
+
+    def _compiled_form(self, arguments: tuple[Tensors, ...]) -> Batched:
+        """The batched computation compiled; as a list of operations where that fails."""
+        try:
+            function = record(self._batched_over(compiled=True), arguments)
+            compiled: Batched = torch.compile(function, dynamic=False, options=_compiler_options())
+            compiled(*arguments)
+            return _replayed(compiled, arguments)
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0]
+            self.notices.append(f"not compiled ({reason}); the traced form is as exact")
+            self._compiled = False
+        return self._traced_form(arguments)
 
     def _fall_back(
         self, error: Exception, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor
@@ -159,6 +211,30 @@ class VectorEngine:
             "gradients are computed one worker after the other"
         )
         return self._fallback.evaluate(points, buffers, batches, keys)
+
+
+def _replayed(function: Batched, arguments: tuple[Tensors, ...]) -> Batched:
+    points = leaves(arguments[0])[0]
+    is_small = points.numel() * points.element_size() <= _GRAPH_BYTES
+    return GraphReplay(function, arguments) if points.is_cuda and is_small else function
+
+
+def _compiler_options() -> dict[str, Any]:
+    """Those that this torch knows."""
+    from torch._inductor import config
+
+    return {name: value for name, value in _COMPILER.items() if hasattr(config, name)}
+
+
+def pays_to_compile(model: FlatModel, batch: int, gradients: float, workers: int) -> bool:
+    """Whether a run of so many gradients is long enough, from the operations of one gradient."""
+    if model.device.type != "cuda":
+        return False
+    numbers = torch.zeros(batch, dtype=torch.int64, device=model.device)
+    with FlopCounterMode(display=False) as counter:
+        model.gradient(model.initial, model.initial_buffers, numbers, 0)
+    at_once = workers * counter.get_total_flops() / _TRACED_RATE
+    return gradients / workers * max(_SHORTEST_SECONDS, at_once) >= _COMPILED_SECONDS
 
 
 @contextmanager

@@ -25,10 +25,11 @@ from gossamer.observe.callbacks import Callback
 from gossamer.observe.metrics import summary
 from gossamer.observe.observer import Observer
 from gossamer.observe.progress import Reporter, is_watched, progress_line, warn
+from gossamer.precision import rounding_as
 from gossamer.runs.result import Result, Row, digest_of
 from gossamer.sim.checkpoint.file import RunCheckpoint
 from gossamer.sim.checkpoint.pieces import Checkpoints, RunPiece
-from gossamer.sim.engine import Engine, NullEngine, make_engine
+from gossamer.sim.engine import Engine, NullEngine, make_engine, pays_to_compile
 from gossamer.sim.gradients import GradientBatcher
 from gossamer.sim.kernel import SECOND, interrupted_between_events
 from gossamer.sim.memory.forecast import MOST_ROWS, forecast
@@ -39,8 +40,6 @@ from gossamer.sim.world import World
 from gossamer.tasks import Task
 from gossamer.tasks.evaluator import Evaluator, Held
 from gossamer.tasks.flat_model import FlatModel
-
-_COMPILE_AFTER_GRADIENTS = 20_000
 
 
 class Simulation:
@@ -64,7 +63,11 @@ class Simulation:
         self._on_row = on_row
         device = torch.device(settings.device)
         self.model = (
-            FlatModel(settings.task, device, seed=settings.seed) if model is None else model
+            FlatModel(
+                settings.task, device, seed=settings.seed, precision=settings.precision or "fp32"
+            )
+            if model is None
+            else model
         )
         self._resumed = resumed = None if piece is None else piece.checkpoint()
         if piece is not None and resumed is not None:
@@ -108,8 +111,9 @@ class Simulation:
         chosen = self.settings.compiled
         if chosen is not None:
             return chosen
-        gradients = self.settings.samples / (self.settings.batch or 1)
-        return self.settings.device.startswith("cuda") and gradients >= _COMPILE_AFTER_GRADIENTS
+        batch = self.settings.batch or 1
+        gradients = self.settings.samples / batch
+        return pays_to_compile(self.model, batch, gradients, self.settings.cluster.workers)
 
     def _spawn(self, options: dict[str, Any]) -> None:
         world, method = self.world, self._method
@@ -149,7 +153,11 @@ class Simulation:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.settings.threads)
         try:
-            with interrupted_between_events(self.world.kernel), blamed_method(self._method):
+            with (
+                rounding_as(self.model.precision, self.model.device),
+                interrupted_between_events(self.world.kernel),
+                blamed_method(self._method),
+            ):
                 return self._run()
         except BaseException:
             # An error may come before the first event, and Python warns of coroutines never run.
@@ -363,8 +371,9 @@ def simulate(
     The same call again goes on from that file, with the same bits as if nothing had happened.
 
     `choices` are the fields of `Settings`: seed, epochs, batch, learning_rate, optimiser,
-    schedule, clip, split, engine, device, compiled, buffers, evaluations. `progress` shows how far
-    the run is: by a bar on a terminal or in a notebook, elsewhere by a line for each evaluation.
+    schedule, clip, split, engine, device, precision, compiled, buffers, evaluations. `progress`
+    shows how far the run is: by a bar on a terminal or in a notebook, elsewhere by a line for each
+    evaluation.
     """
     settings = make_settings(task, method, cluster, data=data, **choices)
     piece = None

@@ -32,6 +32,9 @@ class MachineOptions:
     device: str | None = option(None, "To train on: cpu (the default) or cuda.")
     threads: ThreadsOption = 1
     data: DataOption = None
+    precision: str | None = option(
+        None, "Of gradients: fp32, tf32 or bf16; by default tf32 on GPUs that have it, else fp32."
+    )
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,20 @@ class BatchPlan:
     data: Path | None
     device: str
     threads: int
+    precision: str | None = None
+    """None: the device's own."""
 
     def as_dict(self) -> Row:
-        machine = {"device": self.device, "threads": self.threads}
+        machine = {
+            "device": self.device, "threads": self.threads, "precision": self.precision,
+        }  # fmt: skip
         return {**self.choices, "data": self.data and str(self.data.resolve()), **machine}
 
 
 def new_plan(choices: Row, machine: MachineOptions) -> BatchPlan:
-    return BatchPlan(choices, machine.data, machine.device or "cpu", machine.threads)
+    return BatchPlan(
+        choices, machine.data, machine.device or "cpu", machine.threads, machine.precision
+    )
 
 
 def continued_plan(
@@ -84,6 +93,7 @@ def continued_plan(
         return BatchPlan(
             {key: config[key] for key in keys}, machine.data or (Path(kept) if kept else None),
             machine.device or config["device"], machine.threads,
+            machine.precision or config["precision"],
         )  # fmt: skip
 
 

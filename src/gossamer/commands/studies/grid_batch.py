@@ -83,15 +83,19 @@ class GridBatch:
             self.grid = Grid.from_dict(plan.choices["grid"])
         self.grid.check_fits(self.task)
         # Settings refuse a device and a number of threads in the same words everywhere.
-        make_settings(
-            self.task, "ensemble", Cluster(workers=1), device=plan.device, threads=plan.threads
-        )
+        settings = make_settings(
+            self.task, "ensemble", Cluster(workers=1), device=plan.device, threads=plan.threads,
+            precision=plan.precision,
+        )  # fmt: skip
         self.options.check()
         # On a GPU one group uses all of it, and its rings of gradients much of the memory.
         self._processes = number_of_jobs(
             1 if self.jobs is None and plan.device != "cpu" else self.jobs
         )
-        self._sweep = Sweep(self.task, self.grid, device=plan.device, threads=plan.threads)
+        self._sweep = Sweep(
+            self.task, self.grid, device=plan.device, threads=plan.threads,
+            precision=settings.precision,
+        )  # fmt: skip
         if resume is not None:
             self._sweep.resume(resume)
 

@@ -32,7 +32,9 @@ from gossamer.studies.reproductions.table import Experiment
 from gossamer.tasks import Task
 
 # The options of tables that are a grid of the laboratory, and of tables of single trainings.
-_TRAINED = frozenset({"--data", "--device", "--quick", "--resume", "--minutes", "--jobs"})
+_TRAINED = frozenset(
+    {"--data", "--device", "--precision", "--quick", "--resume", "--minutes", "--jobs"}
+)
 _SINGLE = _TRAINED | {"--epochs"}
 
 
@@ -59,7 +61,9 @@ def reproduce(
     chosen, resume = TABLES[table], options.resume
     changing = {"--quick": quick or None, "--epochs": epochs}
     limits = {"--resume": resume, "--minutes": options.minutes}
-    machine_asked = {"--data": machine.data, "--device": machine.device}
+    machine_asked = {
+        "--data": machine.data, "--device": machine.device, "--precision": machine.precision,
+    }  # fmt: skip
     _refuse(chosen, {**machine_asked, **changing, "--jobs": jobs, **limits})
     asked = changing | {"--seed": seed or None}
     if chosen.trainings is not None:

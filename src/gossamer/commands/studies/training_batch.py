@@ -57,7 +57,7 @@ class CellJob:
 
     def run(self, engines: EngineCache, on_row: OnRow, is_over: Callable[[], bool]) -> Trained:
         task, plan = _load(self.problem, self.plan.data), self.plan
-        settings = self.training.settings(task, plan.device, plan.threads)
+        settings = self.training.settings(task, plan.device, plan.threads, plan.precision)
         job = SimulationJob(self.label, settings)
         return Trained.of(self.training, job.run(engines, on_row, is_over))
 
@@ -88,7 +88,7 @@ class TrainingsBatch:
         task = _load(self.trainings.problem, plan.data)
         self.work = self.trainings.make(plan.choices["seed"], plan.choices["quick"], self.epochs)
         for one in self.work:
-            one.settings(task, plan.device, plan.threads)
+            one.settings(task, plan.device, plan.threads, plan.precision)
 
     @property
     def notices(self) -> list[str]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from gossamer.commands.console import warn
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings
@@ -20,6 +22,7 @@ from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import MODEL, Result, Row, read_model
 from gossamer.sim.checkpoint.pieces import RunPiece
 from gossamer.sim.engine import Engine
+from gossamer.sim.forms.table import device_kind, shipped_table
 from gossamer.sim.kernel import SECOND
 from gossamer.sim.memory.forecast import forecast
 from gossamer.sim.simulation import Simulation
@@ -56,7 +59,7 @@ class EngineCache:
         piece: RunPiece | None = None,
     ) -> Simulation:  # fmt: skip
         """Make a simulation, with the engine of an earlier one where the two fit together."""
-        wanted = ("seed", "engine", "device", "compiled")
+        wanted = ("seed", "engine", "device", "precision", "compiled")
         key = (settings.task.name, *(getattr(settings, name) for name in wanted))
         model, width = self._models.get(key), settings.width
         if model is not None and settings.engine != "none":
@@ -149,7 +152,10 @@ def execute(
         return result
     try:
         if resumed is None:
-            folder.write_config({**settings.as_dict(), "command_line": command_line()})
+            forms = used_forms(settings)
+            folder.write_config(
+                {**settings.as_dict(), "forms": forms, "command_line": command_line()}
+            )
         if piece is not None:
             folder.keep_rows([] if resumed is None else resumed.rows)
         folder.defer_failures()
@@ -193,6 +199,13 @@ def finished_run(settings: Settings, kept: RunFolder | None) -> Result | None:
         return Result(settings, summary, rows, None, staleness, read_model(folder / MODEL))
     except (OSError, ValueError, KeyError, TypeError):
         return None  # it is made again
+
+
+def used_forms(settings: Settings) -> Row:
+    """What decided how operations of many workers were computed: the table's choices, named by
+    their fingerprint, for this kind of device."""
+    kind = device_kind(torch.device(settings.device))
+    return {"device": kind, "table": shipped_table().fingerprint}
 
 
 def _shown_ns(cluster: Cluster, batch: int) -> int:

@@ -28,6 +28,7 @@ import torch
 from gossamer.errors import ConfigurationError
 from gossamer.files import replace_text, replacement
 from gossamer.optim.optimisers import make_optimiser
+from gossamer.precision import default_precision, rounding_as
 from gossamer.runs.folder import to_json
 from gossamer.runs.result import Row
 from gossamer.studies.lab.grid import Grid, GridGroup, GridPoint
@@ -67,17 +68,19 @@ class GroupRun:
     """Its checkpoint; None keeps none."""
     device: str
     threads: int
+    precision: str
 
     def run(self, on_row: Callable[[Row], object], should_stop: Callable[[], bool]) -> TrainedGroup:
         """Train until all is done or `should_stop` says so. Rows without losses say how far it is,
         a few times a second."""
-        with _threads(self.threads):
+        with _threads(self.threads), rounding_as(self.precision, torch.device(self.device)):
             return self._run(on_row, should_stop)
 
     def _run(
         self, on_row: Callable[[Row], object], should_stop: Callable[[], bool]
     ) -> TrainedGroup:
-        models = Models.of(self.task, torch.device(self.device), self.grid.seeds)
+        place = torch.device(self.device)
+        models = Models.of(self.task, place, self.grid.seeds, self.precision)
         training = GroupTraining(models, self.group, self.grid)
         history: History = []
         if self.file is not None and self.file.exists():
@@ -144,7 +147,7 @@ class Sweep:
 
     def __init__(
         self, task: Task, grid: Grid, *, device: str = "cpu", threads: int = 1,
-        folder: Path | None = None,
+        precision: str | None = None, folder: Path | None = None,
     ) -> None:  # fmt: skip
         grid.check_fits(task)
         self.task = task
@@ -159,6 +162,7 @@ class Sweep:
         """By group; those before the first step have an empty name."""
         self._device = device
         self._threads = threads
+        self._precision = precision or default_precision(torch.device(device))
         self._initial_loss: float | None = None
         """The loss before the first step; None until it is measured."""
 
@@ -177,8 +181,9 @@ class Sweep:
         """Measure the loss and the curvature before the first step."""
         if self._initial_loss is not None:
             return
-        with _threads(self._threads):
-            first = Models.of(self.task, torch.device(self._device), self.grid.seeds)
+        place = torch.device(self._device)
+        with _threads(self._threads), rounding_as(self._precision, place):
+            first = Models.of(self.task, place, self.grid.seeds, self._precision)
             model = first.first
             start = first.scores(model.initial.unsqueeze(0), model.initial_buffers.unsqueeze(0))
             self._initial_loss = start.losses[0]
@@ -193,7 +198,15 @@ class Sweep:
     def missing(self) -> list[GroupRun]:
         """The groups that have not been trained to their end."""
         return [
-            GroupRun(self.task, self.grid, group, self._file(number), self._device, self._threads)
+            GroupRun(
+                self.task,
+                self.grid,
+                group,
+                self._file(number),
+                self._device,
+                self._threads,
+                self._precision,
+            )
             for number, group in enumerate(self.groups)
             if group.label not in self.finished
         ]

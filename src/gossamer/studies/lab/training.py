@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import vmap  # pyright: ignore[reportUnknownVariableType]
 
 from gossamer.optim.optimisers import make_optimiser
-from gossamer.sim.engine import VectorEngine
+from gossamer.sim.engine import VectorEngine, pays_to_compile
 from gossamer.studies.lab.grid import Grid, GridGroup, steps_of
 from gossamer.tasks import Order, Task
 from gossamer.tasks.evaluator import Answers, judged, whole
@@ -30,8 +30,6 @@ from gossamer.tasks.keyed import key_of
 Arrays = dict[str, NDArray[np.float32]]
 
 _TRACE_FROM_STEPS = 64
-# Compiling a shape takes about half a minute on a GPU and saves a fifth of the time.
-_COMPILE_FROM_SAMPLES = 200_000_000
 _MOST_ROWS = 128
 # Beyond a core's cache, more rows in one operation gain nothing on a CPU.
 _CPU_BYTES = 2_000_000
@@ -91,12 +89,15 @@ class GroupTraining:
         places = [grid.seeds.index(point.seed) for point in points]
         self._seed_of_row = torch.tensor(places, device=model.device)
         self._ahead: tuple[Tensor, Tensor] | None = None
-        work = grid.epochs * samples * len(points)
+        trace_after = 0 if self.steps >= _TRACE_FROM_STEPS else self.steps
+        rows = models.rows_at_once(group.batch)
+        gradients = self.steps * len(points)
         self.engine = VectorEngine(
             model,
-            compiled=model.device.type == "cuda" and work >= _COMPILE_FROM_SAMPLES,
-            most_rows=models.rows_at_once(group.batch),
-            trace_after=0 if self.steps >= _TRACE_FROM_STEPS else self.steps,
+            compiled=pays_to_compile(model, group.batch, gradients, min(rows, len(points))),
+            most_rows=rows,
+            trace_after=trace_after,
+            compile_after=trace_after,
         )
 
     @property
@@ -170,18 +171,23 @@ class Models:
     _last: ClassVar[tuple[Task, Models] | None] = None
 
     @classmethod
-    def of(cls, task: Task, device: torch.device, seeds: tuple[int, ...]) -> Models:
-        """Those that were made last, where they are of the same task, device and seeds: the groups
-        of a grid share them, with the data on the device."""
+    def of(
+        cls, task: Task, device: torch.device, seeds: tuple[int, ...], precision: str = "fp32"
+    ) -> Models:
+        """Those that were made last, where they are of the same task, device, seeds and precision:
+        the groups of a grid share them, with the data on the device."""
         if cls._last is not None and cls._last[0] is task:
             models = cls._last[1]
-            if models.first.device == device and tuple(models.initial) == seeds:
+            here = (models.first.device, tuple(models.initial), models.first.precision)
+            if here == (device, seeds, precision):
                 return models
-        cls._last = (task, cls(task, device, seeds))
+        cls._last = (task, cls(task, device, seeds, precision))
         return cls._last[1]
 
-    def __init__(self, task: Task, device: torch.device, seeds: tuple[int, ...]) -> None:
-        self.first = FlatModel(task, device, seed=seeds[0])
+    def __init__(
+        self, task: Task, device: torch.device, seeds: tuple[int, ...], precision: str = "fp32"
+    ) -> None:
+        self.first = FlatModel(task, device, seed=seeds[0], precision=precision)
         # The task of the first model has its data on the device already.
         rest = {seed: FlatModel(self.first.task, device, seed=seed).initial for seed in seeds[1:]}
         self.initial = {seeds[0]: self.first.initial, **rest}

@@ -57,10 +57,12 @@ class CellTraining:
         """The name of the cell, which no other cell of the table has."""
         return f"{self.row}, {self.column}"
 
-    def settings(self, task: Task, device: str, threads: int) -> Settings:
+    def settings(
+        self, task: Task, device: str, threads: int, precision: str | None = None
+    ) -> Settings:
         """Make and check the settings of the simulation."""
         return make_settings(
-            task, self.method, self.cluster, device=device, threads=threads,
+            task, self.method, self.cluster, device=device, threads=threads, precision=precision,
             buffers="averaged",  # the published texts of the tables say so
             **self.choices,
         )  # fmt: skip
