@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu import image_task
+from gpu_models import images, made_task
 
 from gossamer import Task, load_cluster, make_task
 from gossamer.config.settings import Settings, make_settings
@@ -75,9 +75,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    tasks = [make_task("digits-mlp"), image_task("LeNet-5", lenet5, (1, 28, 28))]
+    tasks = [make_task("digits-mlp"), made_task("LeNet-5", lenet5, images(1, 28, 28))]
     if arguments.device != "cpu":
-        tasks.append(image_task("ResNet-20", resnet20, (3, 32, 32)))
+        tasks.append(made_task("ResNet-20", resnet20, images(3, 32, 32)))
     for task in tasks:
         for method in METHODS:
             print(json.dumps(compared(task, method, arguments.device, arguments.steps)), flush=True)
