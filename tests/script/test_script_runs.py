@@ -170,7 +170,7 @@ def test_few_lines_couple_a_public_script(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "method", "arguments"),
     [
-        ("gpt", "all_reduce", ("--iterations", "2")),
+        ("gpt", "all_reduce", ("--iterations", "4")),
         pytest.param("digits", "ad_psgd", ("--epochs", "1"), marks=wide),
         pytest.param("batchnorm", "d_psgd", (), marks=wide),
         pytest.param("batchnorm", "downpour", (), marks=wide),

@@ -26,6 +26,7 @@ from gossamer.studies.reproductions.dc_asgd import TABLE as DC_ASGD
 from gossamer.studies.reproductions.dc_asgd import trainings, verdict
 from gossamer.studies.reproductions.table import Trainings
 from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained, error_of
+from scripts import children
 from tiers import wide
 
 REPRODUCTIONS = Path(__file__).parents[2] / "docs" / "reproductions"
@@ -220,7 +221,8 @@ REFUSED = {
     "dc-asgd-cifar10": "task cifar10-resnet20 needs data",
     "delayed-gradients-sgd --epochs 3": "is one fixed grid; leave out --epochs, which dc-asgd",
     "ad-psgd-speedup --jobs 3 --data x": (
-        "leave out --data, --jobs, which dc-asgd-cifar10, ad-psgd-cifar10, gossip-scaling, "
+        "leave out --data, --jobs, which delayed-gradients-sgd, delayed-gradients-adam, "
+        "delayed-gradients-adam-far, dc-asgd-cifar10, ad-psgd-cifar10, gossip-scaling, "
         "gossip-scaling-digits, tiny take"
     ),
 }
@@ -259,6 +261,7 @@ def test_a_table_without_a_unit_has_no_gap() -> None:
 
 
 @wide
+@pytest.mark.usefixtures("pool_server")
 def test_side_by_side_gives_the_same_cells(tmp_path: Path) -> None:
     """Whichever is finished first, in whichever process: the same numbers in the same order."""
     together = reproduce("--jobs", "2", "--runs", str(tmp_path))
@@ -268,20 +271,20 @@ def test_side_by_side_gives_the_same_cells(tmp_path: Path) -> None:
 
 @wide
 def test_nothing_outlives_an_interruption() -> None:
-    """A child that is under way ends with its parent's command, and what it told has arrived."""
+    """A child that is under way ends with its parent's command, and what it told has arrived. The
+    process that has forked it ends, too."""
     heard: list[str] = []
 
     def interrupt(job: CellJob, row: Any) -> None:
         heard.append(job.label)
         raise KeyboardInterrupt
 
-    pool = JobPool(2)
+    pool, before = JobPool(2), children(os.getpid())
     with pytest.raises(KeyboardInterrupt), pool:
         list(pool.run(cell_jobs(1e4), JobWatch(interrupt)))
     assert heard == ["1 worker, alone"]
     assert pool.pids == []
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert children(os.getpid()) == before
 
 
 def cell_jobs(epochs: float, problem: Problem = TINY.trainings.problem, data: Any = None) -> Any:
@@ -289,6 +292,7 @@ def cell_jobs(epochs: float, problem: Problem = TINY.trainings.problem, data: An
     return [CellJob(one, problem, plan) for one in cells(0, True, epochs)]
 
 
+@pytest.mark.usefixtures("pool_server")
 def test_a_failure_in_a_process_is_the_same_sentence(tmp_path: Path) -> None:
     """Here the process of the job finds no data, as this process would."""
     with pytest.raises(ConfigurationError, match=r".+ub"):
