@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -125,6 +125,33 @@ class FlatModel:
     def predict(self, flat: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors) -> Any:
         """Outputs in evaluation mode; the caller has put the module into it."""
         return self._call(self._values(flat, buffers), inputs, targets)
+
+    @contextmanager
+    def evaluated(self) -> Generator[Callable[[Tensor, Tensor, Data], Any]]:
+        """Give a function that says what the module makes of data with these parameters and
+        statistics, in evaluation mode.
+
+        The module's own tensors become views of the values: `functional_call` would take longer
+        than the forward pass of a small model. In the end they are what they were.
+        """
+        named = _named(self.module)
+        own = [named[name] for name in (*self.layout.names, *self.buffer_layout.names)]
+        before = [tensor.data for tensor in own]
+
+        def hold(values: Iterable[Tensor]) -> None:
+            for tensor, value in zip(own, values, strict=True):
+                tensor.data = value
+
+        def answer(flat: Tensor, buffers: Tensor, data: Data) -> Any:
+            hold(self._values(flat, buffers).values())
+            return data.call(self.module)
+
+        self.module.eval()
+        try:
+            yield answer
+        finally:
+            hold(before)
+            self.module.train()
 
     def state_dict(self, flat: Tensor, buffers: Tensor) -> dict[str, Tensor]:
         """The model with these values, by the names of the task's own; parameters are views."""
