@@ -1,0 +1,167 @@
+"""Replaces operations of a model by faster forms of them while many workers are evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from types import EllipsisType
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from gossamer.sim.forms.attention import FoldedAttention, RepeatedAttention, can_fold
+from gossamer.sim.forms.batching import autocast
+from gossamer.sim.forms.convolution import (
+    FORMS,
+    Geometry,
+    StackedConvolution,
+    shape_of,
+)  # fmt: skip
+from gossamer.sim.forms.operations import (
+    FoldedEmbedding,
+    FusedCrossEntropy,
+    PlainBatchNorm,
+    plain_rms_norm,
+)  # fmt: skip
+from gossamer.sim.forms.table import FormTable, shipped_table
+
+_MANY_SCORES = 1 << 20
+"""From so many scores of all workers on, cross-entropy saves memory that matters."""
+
+Answer = Tensor | EllipsisType
+"""`...` where a form does not apply."""
+
+
+class ChosenForms(TorchFunctionMode):
+    """While it is active, a model's calls of torch's functions use the forms of the table.
+
+    It stands above `vmap` and `grad`, so it sees the tensors of one worker.
+    """
+
+    def __init__(
+        self, workers: int, precision: str, *, table: FormTable | None = None,
+        only: Collection[str] | None = None, is_compiled: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._workers = workers
+        self._precision = precision
+        self._table = shipped_table() if table is None else table
+        self._is_compiled = is_compiled
+        own: dict[str, tuple[Any, Callable[..., Answer]]] = {
+            "attention": (functional.scaled_dot_product_attention, self._attention),
+            "convolution": (functional.conv2d, self._convolution),
+            "embedding": (functional.embedding, self._embedding),
+            "cross_entropy": (functional.cross_entropy, self._cross_entropy),
+            "batch_norm": (functional.batch_norm, self._batch_norm),
+            "rms_norm": (functional.rms_norm, self._rms_norm),
+        }
+        self._forms = {
+            function: form for name, (function, form) in own.items() if only is None or name in only
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Torch calls this instead of each of its functions."""
+        kwargs = kwargs or {}
+        form = self._forms.get(func)
+        if form is not None:
+            answer = form(*args, **kwargs)
+            if answer is not ...:
+                return answer
+        elif func is functional.multi_head_attention_forward:
+            # It calls attention by name, and no mode is active inside of a call.
+            with patch.object(functional, "scaled_dot_product_attention", self._any_attention):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _any_attention(self, *args: Any, **kwargs: Any) -> Any:
+        answer = self._attention(*args, **kwargs)
+        return _ATTENTION(*args, **kwargs) if answer is ... else answer
+
+    def _attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Answer:  # fmt: skip
+        if dropout_p > 0.0 or (attn_mask is not None and attn_mask.requires_grad):
+            return ...
+        query, key, value = autocast(query, key, value)
+        if attn_mask is None and can_fold(query, key, value, is_causal):
+            found: Any = FoldedAttention.apply(query, key, value, is_causal, scale)
+            return found[0]
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(query.dtype)
+        options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        made: Any = RepeatedAttention.apply(query, key, value, attn_mask, options)
+        return made
+
+    def _convolution(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
+        padding: Any = 0, dilation: Any = 1, groups: int = 1,
+    ) -> Answer:  # fmt: skip
+        if input.dim() != 4 or isinstance(padding, str):
+            return ...
+        geometry = Geometry(_pair(stride), _pair(padding), _pair(dilation), groups)
+        high, wide = geometry.output_size(input.shape[-2:], weight.shape[-2:])
+        shape = shape_of(input, weight, high * wide, self._workers)
+        form = self._table.form("convolution", input.device, self._precision, shape)
+        if form is None or form == "grouped" or not FORMS[form].takes(geometry):
+            return ...
+        input, weight = autocast(input, weight)
+        made: Any = StackedConvolution.apply(input, weight, form, geometry)
+        return made if bias is None else made + bias.to(made.dtype).view(-1, 1, 1)
+
+    def _embedding(
+        self, input: Tensor, weight: Tensor, padding_idx: int | None = None,
+        max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Answer:  # fmt: skip
+        if max_norm is not None or scale_grad_by_freq or sparse or padding_idx is not None:
+            return ...
+        made: Any = FoldedEmbedding.apply(input, weight)
+        return made
+
+    def _cross_entropy(
+        self, input: Tensor, target: Tensor, weight: Tensor | None = None,
+        size_average: bool | None = None, ignore_index: int = -100, reduce: bool | None = None,
+        reduction: str = "mean", label_smoothing: float = 0.0,
+    ) -> Answer:  # fmt: skip
+        is_plain = (
+            input.dim() == 2 and target.dim() == 1 and weight is None and size_average is None
+            and reduce is None and reduction == "mean" and label_smoothing == 0.0
+        )  # fmt: skip
+        if not is_plain or self._workers * input.numel() < _MANY_SCORES:
+            return ...
+        found: Any = FusedCrossEntropy.apply(input, target, ignore_index)
+        return found[0]
+
+    def _batch_norm(
+        self, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+        weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
+        momentum: float = 0.1, eps: float = 1e-5,
+    ) -> Answer:  # fmt: skip
+        if not (self._is_compiled and training) or weight is None or bias is None:
+            return ...
+        found: Any = PlainBatchNorm.apply(input, weight, bias, eps)
+        made, mean, variance = found
+        if running_mean is not None and running_var is not None:
+            count = input.numel() // input.shape[1]
+            running_mean.lerp_(mean.detach(), momentum)
+            running_var.lerp_(variance.detach() * (count / max(1, count - 1)), momentum)
+        return made
+
+    def _rms_norm(
+        self, input: Tensor, normalized_shape: Any, weight: Tensor | None = None,
+        eps: float | None = None,
+    ) -> Answer:  # fmt: skip
+        return plain_rms_norm(input, len(normalized_shape), weight, eps)
+
+
+_ATTENTION = functional.scaled_dot_product_attention
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
