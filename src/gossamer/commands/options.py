@@ -269,6 +269,9 @@ class RunOptions:
     split: str = option("shuffled", "shuffled, sharded, dirichlet:alpha=0.3 or by_class.")
     engine: str = option("vector", "vector, loop (the reference) or none (time only).")
     device: str = option("cpu", "cpu or cuda.")
+    precision: str | None = option(
+        None, "Of gradients: fp32, tf32 or bf16; by default tf32 on GPUs that have it, else fp32."
+    )
     threads: ThreadsOption = 1
     compiled: bool | None = option(
         None, "torch.compile; by default where it pays back.", "--compile/--no-compile"

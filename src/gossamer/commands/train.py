@@ -60,7 +60,7 @@ ResumeOption = Annotated[
 ]
 
 
-_LEFT_OUT = ("engine", "device", "compiled", "model_bytes")
+_LEFT_OUT = ("engine", "device", "precision", "compiled", "model_bytes")
 
 
 @given.with_groups

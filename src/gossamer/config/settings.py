@@ -23,6 +23,7 @@ from gossamer.replica import cut, trainable
 from gossamer.specs import check_range
 from gossamer.tasks import Task, make_task, shares
 from gossamer.tasks.evaluator import buffer_policy
+from gossamer.tasks.precision import PRECISIONS, default_precision, has_tf32
 
 ENGINES = {
     "vector": "all outstanding gradients in one batched call (the default)",
@@ -33,7 +34,7 @@ ENGINES = {
 _KINDS = (
     ("a whole number", Integral, ("seed", "batch", "threads", "evaluations", "model_bytes")),
     ("a number", Real, ("epochs", "learning_rate", "clip")),
-    ("a text", str, ("optimiser", "schedule", "split", "engine", "device", "buffers")),
+    ("a text", str, ("optimiser", "schedule", "split", "engine", "device", "precision", "buffers")),
 )
 
 
@@ -54,6 +55,8 @@ class Settings:
     split: str = "shuffled"
     engine: str = "vector"
     device: str = "cpu"
+    precision: str | None = None
+    """Of gradients: fp32, tf32 or bf16. None: tf32 on a GPU that has it, else fp32."""
     threads: int = 1
     """The threads of torch on the CPU. Another number may change the last bits of a result."""
     compiled: bool | None = None
@@ -79,6 +82,9 @@ class Settings:
             own_rate = filled.rule.own_rate or middle_rate(task)
             filled = dataclasses.replace(filled, learning_rate=own_rate)
         filled._check()
+        if filled.precision is None:
+            default = default_precision(torch.device(filled.device))
+            filled = dataclasses.replace(filled, precision=default)
         return filled
 
     @cached_property
@@ -104,6 +110,7 @@ class Settings:
             raise unknown_name("engine", self.engine, ENGINES)
         buffer_policy(self.buffers)
         _check_device(self.device)
+        _check_precision(self.precision, self.device)
         if self.batch is not None and self.batch > len(self.task.train):
             raise ConfigurationError(
                 f"a batch of {self.batch} is larger than the {len(self.task.train)} samples of "
@@ -190,6 +197,16 @@ def _check_device(name: str) -> None:
         raise ConfigurationError(f"device {name!r} is not supported; choose cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigurationError(f"no CUDA device was found for {name!r}; use the device cpu")
+
+
+def _check_precision(precision: str | None, device: str) -> None:
+    if precision is not None and precision not in PRECISIONS:
+        raise unknown_name("precision", precision, PRECISIONS)
+    if precision == "tf32" and not has_tf32(torch.device(device)):
+        raise ConfigurationError(
+            f"the device {device} has no tf32, which is a format of newer GPUs; choose the "
+            "precision fp32 or bf16"
+        )
 
 
 def middle_rate(task: Task) -> float:

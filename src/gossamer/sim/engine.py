@@ -9,7 +9,7 @@ added on a GPU if the run is long enough.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from torch.func import grad, vmap  # pyright: ignore[reportUnknownVariableType]
 from gossamer.config.settings import ENGINES
 from gossamer.errors import unknown_name
 from gossamer.own_code import place_in
+from gossamer.sim.forms.chosen_forms import ChosenForms
 from gossamer.sim.traced import Batched, GraphReplay, record
 from gossamer.tasks.data import Tensors, leaves
 from gossamer.tasks.flat_model import FlatModel
@@ -74,6 +75,7 @@ class VectorEngine:
         compiled: bool = False,
         most_rows: int = 128,
         trace_after: int = 32,
+        forms: Collection[str] | None = None,
     ) -> None:
         self.notices: list[str] = []
         self._model = model
@@ -82,15 +84,30 @@ class VectorEngine:
         self._trace_after = trace_after
         """Uses of a width before it is traced: tracing costs about that many evaluations."""
 
+        self._forms = forms
+        self._batched = self._batched_over(compiled=False)
+        self._traced: dict[tuple[int, int], Batched] = {}
+        self._uses: dict[tuple[int, int], int] = {}
+        self._fallback: LoopEngine | None = None
+
+    def _batched_over(self, *, compiled: bool) -> Batched:
+        """The gradients of several workers, with the forms that suit their number."""
+        model = self._model
+
         def loss(
             flat: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors, key: Tensor
         ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             return model.flat_loss(flat, buffers, inputs, targets, key)
 
-        self._batched: Batched = vmap(grad(loss, has_aux=True))
-        self._traced: dict[tuple[int, int], Batched] = {}
-        self._uses: dict[tuple[int, int], int] = {}
-        self._fallback: LoopEngine | None = None
+        gradients: Batched = vmap(grad(loss, has_aux=True))
+
+        def batched(
+            points: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors, keys: Tensor
+        ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            with ChosenForms(len(points), model.precision, only=self._forms, is_compiled=compiled):
+                return gradients(points, buffers, inputs, targets, keys)
+
+        return batched
 
     def evaluate(self, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor) -> Evaluated:
         if self._fallback is not None:
@@ -134,7 +151,7 @@ class VectorEngine:
 
     def _recorded(self, arguments: tuple[Tensors, ...]) -> Batched:
         """The batched computation as a list of operations, compiled if asked for and possible."""
-        function: Batched = record(self._batched, arguments)
+        function: Batched = record(self._batched_over(compiled=self._compiled), arguments)
         if self._compiled:
             compiled: Batched = torch.compile(function, dynamic=False)
             try:

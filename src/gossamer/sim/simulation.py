@@ -28,6 +28,7 @@ from gossamer.sim.world import World
 from gossamer.tasks import Task
 from gossamer.tasks.evaluator import Evaluator, Held
 from gossamer.tasks.flat_model import FlatModel
+from gossamer.tasks.precision import rounding_as
 
 _COMPILE_AFTER_GRADIENTS = 20_000
 
@@ -51,7 +52,11 @@ class Simulation:
         self._on_row = on_row
         device = torch.device(settings.device)
         self.model = (
-            FlatModel(settings.task, device, seed=settings.seed) if model is None else model
+            FlatModel(
+                settings.task, device, seed=settings.seed, precision=settings.precision or "fp32"
+            )
+            if model is None
+            else model
         )
         self.engine = engine or make_engine(settings.engine, self.model, compiled=self._compiles())
         self.world = World(settings, options, self.model, self.engine, observers, callbacks)
@@ -111,7 +116,11 @@ class Simulation:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.settings.threads)
         try:
-            with interrupted_between_events(self.world.kernel), blamed_method(self._method):
+            with (
+                rounding_as(self.model.precision, self.model.device),
+                interrupted_between_events(self.world.kernel),
+                blamed_method(self._method),
+            ):
                 return self._run()
         except BaseException:
             # An error may come before the first event, and Python warns of coroutines never run.
@@ -272,7 +281,7 @@ def simulate(
     """Train in virtual time with true gradients; the same seed gives the same run.
 
     `choices` are the fields of `Settings`: seed, epochs, batch, learning_rate, optimiser,
-    schedule, clip, split, engine, device, compiled, buffers, evaluations.
+    schedule, clip, split, engine, device, precision, compiled, buffers, evaluations.
     """
     settings = make_settings(task, method, cluster, data=data, **choices)
     return Simulation(settings, on_row=on_row, callbacks=callbacks).run()

@@ -19,6 +19,7 @@ from gossamer.replica import Layout, trainable
 from gossamer.tasks.calibration import layers_with_statistics, recompute_
 from gossamer.tasks.data import Data, Tensors, arguments
 from gossamer.tasks.keyed import key_of, with_keyed_dropout
+from gossamer.tasks.precision import autocasting
 from gossamer.tasks.task import Task
 
 _SAMPLES = 128
@@ -44,7 +45,9 @@ def drawing_from(seed: int, device: torch.device) -> Generator[None]:
 class FlatModel:
     """Parameters, statistics (BatchNorm) and random keys enter; loss and new statistics leave."""
 
-    def __init__(self, task: Task, device: torch.device, *, seed: int) -> None:
+    def __init__(
+        self, task: Task, device: torch.device, *, seed: int, precision: str = "fp32"
+    ) -> None:
         with drawing_from(seed, torch.device("cpu")), blamed_on(task):
             self.module: nn.Module = made_model(task)
         self._key_names = with_keyed_dropout(self.module)
@@ -53,6 +56,8 @@ class FlatModel:
             task, train=task.train.to(device), test=task.test.to(device)
         )
         self.device = device
+        self.precision = precision
+        """Of gradients; a model is evaluated with the bits that its parameters have."""
         named = trainable(self.module)
         self.layout = Layout.of(named)
         self.initial = self.layout.pack([tensor for _, tensor in named]).to(device)
@@ -88,9 +93,11 @@ class FlatModel:
         state = {**parameters, **statistics, **dict.fromkeys(self._key_names, key)}
         # Counters are advanced in place by BatchNorm: give it copies, nobody needs them.
         state.update({name: tensor.clone() for name, tensor in self._counters.items()})
-        output = self._call(state, inputs, targets)
+        with autocasting(self.precision, self.device):
+            output = self._call(state, inputs, targets)
+            loss = checked_loss(self.task, output, targets)
         packed = self.buffer_layout.pack(statistics.values()) if statistics else buffers
-        return checked_loss(self.task, output, targets), packed
+        return loss.to(torch.promote_types(loss.dtype, torch.float32)), packed
 
     def _call(self, state: Mapping[str, Tensor], inputs: Tensors, targets: Tensors) -> Any:
         given, named = arguments(inputs, targets, self.task.train.labels_as)

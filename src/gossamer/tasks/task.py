@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from gossamer.errors import ConfigurationError
 from gossamer.own_code import calling_place
@@ -23,6 +25,8 @@ from gossamer.tasks.samples import Reading, held_out, read_samples
 
 __all__ = ["ACCURACY", "Data", "Metric", "Task", "cross_entropy", "fraction_correct"]
 
+_MANY_CLASSES = 512
+"""From here on the scores need more memory than anything else, and torch's own function is used."""
 NAMELESS = "own"
 """What a task is called that nobody has named."""
 _LABELS = "labels"
@@ -207,5 +211,8 @@ def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
     Written out, because one softmax kernel over many rows of few classes is several times slower
     than these element-wise ones when the workers are batched.
     """
-    chosen = output.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    return (output.logsumexp(-1) - chosen).mean()
+    if output.shape[-1] >= _MANY_CLASSES:
+        return functional.cross_entropy(output.flatten(0, -2), targets.flatten())
+    scores = output.to(torch.promote_types(output.dtype, torch.float32))
+    chosen = scores.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return (scores.logsumexp(-1) - chosen).mean()

@@ -46,7 +46,7 @@ class EngineCache:
         self, settings: Settings, on_row: Callable[[Row], None], observers: Sequence[Observer]
     ) -> Simulation:
         """Make a simulation, with the engine of an earlier one where the two fit together."""
-        wanted = ("seed", "engine", "device", "compiled")
+        wanted = ("seed", "engine", "device", "precision", "compiled")
         key = (settings.task.name, *(getattr(settings, name) for name in wanted))
         engine, model = self._kept.get(key, (None, None))
         simulation = Simulation(

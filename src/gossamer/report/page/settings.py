@@ -12,7 +12,7 @@ from gossamer.runs.result import Row
 # How the run was started, and settings with a section of their own on the page.
 _ELSEWHERE = frozenset({"command", "command_line", "method", "method_options", "learning_rate",
                         "seed", "runs", "made_with"})  # fmt: skip
-_SIMULATED = frozenset({"engine", "device", "compiled", "model_bytes"})
+_SIMULATED = frozenset({"engine", "device", "precision", "compiled", "model_bytes"})
 _DEEPEST = 5
 _MAKERS = ("gossamer", "torch", "python")
 _NAMES = {

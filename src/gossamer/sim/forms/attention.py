@@ -15,6 +15,8 @@ from torch.nn import functional
 from gossamer.sim.forms.batching import apart, folded, stacked
 
 _ATEN: Any = torch.ops.aten
+torch_attention = functional.scaled_dot_product_attention
+"""Torch's own; the name in `functional` may stand for a form while a model is evaluated."""
 _MOST_FLASH = 256
 """The largest size of a head that the flash kernel takes."""
 
@@ -140,7 +142,7 @@ class RepeatedAttention(torch.autograd.Function):
     def forward(
         query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]
     ) -> Tensor:
-        return functional.scaled_dot_product_attention(query, key, value, mask, **options)
+        return torch_attention(query, key, value, mask, **options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -155,7 +157,7 @@ class RepeatedAttention(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensor, int]:
         rows, mask = _folded_with_mask(info.batch_size, in_dims[:4], arguments[:4])
-        output = functional.scaled_dot_product_attention(*rows, mask, **arguments[4])
+        output = torch_attention(*rows, mask, **arguments[4])
         return apart(output, info.batch_size), 0
 
 
@@ -189,7 +191,7 @@ def _repeated(
 ) -> tuple[Tensor, ...]:
     with torch.enable_grad():
         leaves = [row.detach().requires_grad_() for row in rows]
-        output = functional.scaled_dot_product_attention(*leaves, mask, **options)
+        output = torch_attention(*leaves, mask, **options)
         return torch.autograd.grad(output, leaves, gradient)
 
 

@@ -7,11 +7,17 @@ from types import EllipsisType
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from gossamer.sim.forms.attention import FoldedAttention, RepeatedAttention, can_fold
+from gossamer.sim.forms.attention import (
+    FoldedAttention,
+    RepeatedAttention,
+    can_fold,
+    torch_attention,
+)
 from gossamer.sim.forms.batching import autocast
 from gossamer.sim.forms.convolution import (
     FORMS,
@@ -29,6 +35,9 @@ from gossamer.sim.forms.table import FormTable, shipped_table
 
 _MANY_SCORES = 1 << 20
 """From so many scores of all workers on, cross-entropy saves memory that matters."""
+
+_ALIGNED = 8
+_MANY_OUTPUTS = 512
 
 Answer = Tensor | EllipsisType
 """`...` where a form does not apply."""
@@ -49,13 +58,16 @@ class ChosenForms(TorchFunctionMode):
         self._precision = precision
         self._table = shipped_table() if table is None else table
         self._is_compiled = is_compiled
+        self._is_laid_out = False
+        """Whether a convolution has left its channels last."""
         own: dict[str, tuple[Any, Callable[..., Answer]]] = {
-            "attention": (functional.scaled_dot_product_attention, self._attention),
+            "attention": (torch_attention, self._attention),
             "convolution": (functional.conv2d, self._convolution),
             "embedding": (functional.embedding, self._embedding),
             "cross_entropy": (functional.cross_entropy, self._cross_entropy),
             "batch_norm": (functional.batch_norm, self._batch_norm),
             "rms_norm": (functional.rms_norm, self._rms_norm),
+            "linear": (functional.linear, self._linear),
         }
         self._forms = {
             function: form for name, (function, form) in own.items() if only is None or name in only
@@ -79,7 +91,7 @@ class ChosenForms(TorchFunctionMode):
 
     def _any_attention(self, *args: Any, **kwargs: Any) -> Any:
         answer = self._attention(*args, **kwargs)
-        return _ATTENTION(*args, **kwargs) if answer is ... else answer
+        return torch_attention(*args, **kwargs) if answer is ... else answer
 
     def _attention(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
@@ -111,8 +123,19 @@ class ChosenForms(TorchFunctionMode):
         if form is None or form == "grouped" or not FORMS[form].takes(geometry):
             return ...
         input, weight = autocast(input, weight)
+        self._is_laid_out = True
         made: Any = StackedConvolution.apply(input, weight, form, geometry)
         return made if bias is None else made + bias.to(made.dtype).view(-1, 1, 1)
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Answer:
+        """Many outputs of an odd number, such as words: the kernels for tensor cores want them to
+        be a multiple of 8."""
+        missing = -len(weight) % _ALIGNED
+        if not missing or len(weight) < _MANY_OUTPUTS or not input.is_cuda:
+            return ...
+        wider = functional.pad(weight, (0, 0, 0, missing))
+        longer = None if bias is None else functional.pad(bias, (0, missing))
+        return functional.linear(input, wider, longer)[..., : len(weight)]
 
     def _embedding(
         self, input: Tensor, weight: Tensor, padding_idx: int | None = None,
@@ -143,9 +166,13 @@ class ChosenForms(TorchFunctionMode):
         weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
         momentum: float = 0.1, eps: float = 1e-5,
     ) -> Answer:  # fmt: skip
-        if not (self._is_compiled and training) or weight is None or bias is None:
+        # Torch's own knows neither channels last nor two types of numbers under `vmap`.
+        is_needed = self._is_compiled or self._is_laid_out or input.dtype != torch.float32
+        if not (training and is_needed):
             return ...
-        found: Any = PlainBatchNorm.apply(input, weight, bias, eps)
+        ones, zeros = input.new_ones(input.shape[1]), input.new_zeros(input.shape[1])
+        scale, shift = ones if weight is None else weight, zeros if bias is None else bias
+        found: Any = PlainBatchNorm.apply(input, scale.float(), shift.float(), eps)
         made, mean, variance = found
         if running_mean is not None and running_var is not None:
             count = input.numel() // input.shape[1]
@@ -158,9 +185,6 @@ class ChosenForms(TorchFunctionMode):
         eps: float | None = None,
     ) -> Answer:  # fmt: skip
         return plain_rms_norm(input, len(normalized_shape), weight, eps)
-
-
-_ATTENTION = functional.scaled_dot_product_attention
 
 
 def _pair(value: Any) -> tuple[int, int]:

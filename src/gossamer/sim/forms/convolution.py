@@ -69,7 +69,9 @@ class StackedConvolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        given = (gradients[0], *ctx.saved_tensors, ctx.form, ctx.geometry)
+        inputs, weights = ctx.saved_tensors
+        # Under autocast a gradient may come in the 32 bits of whatever used the output.
+        given = (gradients[0].to(inputs.dtype), inputs, weights, ctx.form, ctx.geometry)
         to_inputs = _Gradient.apply(*given, True) if ctx.needs_input_grad[0] else None
         to_weights = _Gradient.apply(*given, False) if ctx.needs_input_grad[1] else None
         return to_inputs, to_weights, None, None
@@ -197,83 +199,79 @@ def _grouped(channels_last: bool) -> ConvolutionForm:
 
 
 # Pixels as rows, so that every worker's convolution is one product of matrices. ------------------
+# The columns are in the order of the weights, so that neither these nor their gradients are moved.
 
 
 def _rows(inputs: Tensor, kernel: Pair, geometry: Geometry) -> Tensor:
-    """What each output pixel sees: [workers, pixels, kernel x channels], channels last."""
-    if kernel == (1, 1) and geometry.stride == (1, 1) and geometry.padding == (0, 0):
-        return inputs.permute(0, 1, 3, 4, 2).flatten(1, 3)
+    """What each output pixel sees: [workers, pixels, channels x kernel]."""
     last = inputs.permute(0, 1, 3, 4, 2)
+    (down, right), (above, left) = geometry.stride, geometry.padding
+    if kernel == (1, 1) and (above, left) == (0, 0):
+        return last[:, :, ::down, ::right].flatten(1, 3)
+    workers, samples, channels = inputs.shape[:3]
     high, wide = geometry.output_size(inputs.shape[-2:], kernel)
-    padded = functional.pad(
-        last, (0, 0, geometry.padding[1], geometry.padding[1], geometry.padding[0],
-               geometry.padding[0]),
+    padded = functional.pad(last, (0, 0, left, left, above, above)).contiguous()
+    pixel, line = channels, channels * padded.shape[3]
+    # One view that overlaps itself, and one copy of it: a compiler sees two simple operations.
+    seen = padded.as_strided(
+        (workers * samples, high, wide, channels, *kernel),
+        (line * padded.shape[2], line * down, pixel * right, 1, line * geometry.dilation[0],
+         pixel * geometry.dilation[1]),
     )  # fmt: skip
-    (down, right), (lower, further) = geometry.stride, geometry.dilation
-    seen = [
-        padded[
-            :, :, y * lower : y * lower + down * (high - 1) + 1 : down,
-            x * further : x * further + right * (wide - 1) + 1 : right,
-        ]
-        for y in range(kernel[0])
-        for x in range(kernel[1])
-    ]  # fmt: skip
-    return torch.cat(seen, dim=-1).flatten(1, 3)
+    return seen.contiguous().view(workers, samples * high * wide, -1)
 
 
-def _matrix(weights: Tensor) -> Tensor:
-    """[workers, outputs, kernel x channels], in the order of `_rows`."""
-    return weights.permute(0, 1, 3, 4, 2).flatten(2)
+def _pixels(outputs: Tensor) -> Tensor:
+    return outputs.permute(0, 1, 3, 4, 2).flatten(1, 3)
+
+
+def _unfolded_forward(inputs: Tensor, weights: Tensor, geometry: Geometry) -> Tensor:
+    kernel = _kernel(weights)
+    found = torch.bmm(_rows(inputs, kernel, geometry), weights.flatten(2).transpose(1, 2))
+    sizes = (inputs.shape[1], *geometry.output_size(inputs.shape[-2:], kernel))
+    return found.unflatten(1, sizes).permute(0, 1, 4, 2, 3)
 
 
 def _kernel(weights: Tensor) -> Pair:
     return weights.shape[-2], weights.shape[-1]
 
 
-def _unfolded_forward(inputs: Tensor, weights: Tensor, geometry: Geometry) -> Tensor:
-    kernel = _kernel(weights)
-    found = torch.bmm(_rows(inputs, kernel, geometry), _matrix(weights).transpose(1, 2))
-    sizes = (inputs.shape[1], *geometry.output_size(inputs.shape[-2:], kernel))
-    return found.unflatten(1, sizes).permute(0, 1, 4, 2, 3)
-
-
 def _unfolded_weight_gradient(
     gradient: Tensor, inputs: Tensor, weights: Tensor, geometry: Geometry
 ) -> Tensor:
-    pixels = gradient.permute(0, 1, 3, 4, 2).flatten(1, 3)
-    found = torch.bmm(pixels.transpose(1, 2), _rows(inputs, _kernel(weights), geometry))
-    return found.unflatten(2, (*_kernel(weights), weights.shape[2])).permute(0, 1, 4, 2, 3)
+    rows = _rows(inputs, _kernel(weights), geometry)
+    return torch.bmm(_pixels(gradient).transpose(1, 2), rows).view(weights.shape)
 
 
 def _unfolded_input_gradient(
     gradient: Tensor, inputs: Tensor, weights: Tensor, geometry: Geometry
 ) -> Tensor:
-    kernel = _kernel(weights)
-    if geometry.stride == (1, 1) and all(
-        2 * pad == taps - 1 for pad, taps in zip(geometry.padding, kernel, strict=True)
-    ) and geometry.dilation == (1, 1):  # fmt: skip
-        # It is the same convolution backwards: with kernels turned around, outputs for inputs.
-        return _unfolded_forward(gradient, weights.flip((3, 4)).transpose(1, 2), geometry)
-    pixels = gradient.permute(0, 1, 3, 4, 2).flatten(1, 3)
-    seen = torch.bmm(pixels, _matrix(weights))
-    return _added_up(seen.unflatten(1, (inputs.shape[1], *gradient.shape[3:])), inputs, kernel,
-                     geometry)  # fmt: skip
-
-
-def _added_up(seen: Tensor, inputs: Tensor, kernel: Pair, geometry: Geometry) -> Tensor:
     """Each input pixel's sum over the output pixels that see it: `_rows` backwards."""
-    workers, samples, channels, height, width = inputs.shape
-    above, left = geometry.padding
-    high, wide = seen.shape[2:4]
-    total = seen.new_zeros(workers, samples, height + 2 * above, width + 2 * left, channels)
+    kernel = _kernel(weights)
+    found = torch.bmm(_pixels(gradient), weights.flatten(2))
+    seen = found.unflatten(2, (-1, *kernel)).unflatten(1, (inputs.shape[1], *gradient.shape[3:]))
     (down, right), (lower, further) = geometry.stride, geometry.dilation
-    for number, part in enumerate(seen.split(channels, dim=-1)):
-        y, x = divmod(number, kernel[1])
-        total[
-            :, :, y * lower : y * lower + down * (high - 1) + 1 : down,
-            x * further : x * further + right * (wide - 1) + 1 : right,
-        ] += part  # fmt: skip
-    return total[:, :, above : above + height, left : left + width].permute(0, 1, 4, 2, 3)
+    (above, left), (height, width) = geometry.padding, inputs.shape[-2:]
+    total: Tensor | None = None
+    for y in range(kernel[0]):
+        for x in range(kernel[1]):
+            part = _spread(_spread(seen[..., y, x], 2, down), 3, right)
+            top, start = y * lower - above, x * further - left
+            moved = functional.pad(
+                part,
+                (0, 0, start, width - start - part.shape[3], top, height - top - part.shape[2]),
+            )
+            total = moved if total is None else total + moved
+    assert total is not None
+    return total.permute(0, 1, 4, 2, 3)
+
+
+def _spread(part: Tensor, dimension: int, step: int) -> Tensor:
+    """With zeros between: what a stride leaves out."""
+    if step == 1:
+        return part
+    spread = torch.stack([part, *(torch.zeros_like(part) for _ in range(step - 1))], dimension + 1)
+    return spread.flatten(dimension, dimension + 1)
 
 
 FORMS = {

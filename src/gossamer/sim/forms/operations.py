@@ -62,7 +62,7 @@ def _gradient_of_rows(gradient: Tensor, indices: Tensor, rows: int) -> Tensor:
     """For every worker and row, the sum of the gradients of its uses, always in the same order."""
     workers = len(indices)
     flat = gradient.flatten(1, -2)
-    if rows <= _FEW_WORDS:
+    if rows <= _FEW_WORDS and gradient.is_cuda:
         numbers = torch.arange(rows, device=indices.device).unsqueeze(1)
         used = (indices.flatten(1).unsqueeze(1) == numbers).to(flat.dtype)
         return torch.bmm(used, flat)
