@@ -23,6 +23,7 @@ from gossamer.errors import unknown_name
 from gossamer.own_code import place_in
 from gossamer.sim.forms.chosen_forms import ChosenForms
 from gossamer.sim.traced import Batched, GraphReplay, record
+from gossamer.sim.traces.trace_cache import TraceCache
 from gossamer.tasks.data import Tensors, leaves
 from gossamer.tasks.flat_model import FlatModel
 
@@ -85,6 +86,7 @@ class VectorEngine:
         """Uses of a width before it is traced: tracing costs about that many evaluations."""
 
         self._forms = forms
+        self._cache = TraceCache(model, compiled, forms and sorted(forms))
         self._batched = self._batched_over(compiled=False)
         self._traced: dict[tuple[int, int], Batched] = {}
         self._uses: dict[tuple[int, int], int] = {}
@@ -143,15 +145,23 @@ class VectorEngine:
     ) -> Batched:
         shape = (points.shape[0], leaves(inputs)[0].shape[1])
         if shape not in self._traced:
-            self._uses[shape] = self._uses.get(shape, 0) + 1
-            if self._uses[shape] <= self._trace_after:
+            arguments = (points, buffers, inputs, targets, keys)
+            uses = self._uses[shape] = self._uses.get(shape, 0) + 1
+            # A CUDA graph costs memory, and a compilation time, which a few uses are not worth.
+            is_cheap = not (points.is_cuda or self._compiled)
+            if uses <= self._trace_after and not (is_cheap and uses == 1):
                 return self._batched
-            self._traced[shape] = self._recorded((points, buffers, inputs, targets, keys))
+            function = self._cache.find(arguments)
+            if function is None and uses <= self._trace_after:
+                return self._batched
+            self._traced[shape] = self._recorded(function, arguments)
         return self._traced[shape]
 
-    def _recorded(self, arguments: tuple[Tensors, ...]) -> Batched:
+    def _recorded(self, kept: Batched | None, arguments: tuple[Tensors, ...]) -> Batched:
         """The batched computation as a list of operations, compiled if asked for and possible."""
-        function: Batched = record(self._batched_over(compiled=self._compiled), arguments)
+        function = kept or self._cache.keep(
+            record(self._batched_over(compiled=self._compiled), arguments), arguments
+        )
         if self._compiled:
             compiled: Batched = torch.compile(function, dynamic=False)
             try:

@@ -31,6 +31,9 @@ from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.precision import rounding_as
 
 _COMPILE_AFTER_GRADIENTS = 20_000
+_ROWS_WITH_WORKERS = 20
+"""In about so many rows of a run the workers' own models are measured, which takes several times as
+long as measuring the output model; in the first and in the last they always are."""
 
 
 class Simulation:
@@ -137,7 +140,7 @@ class Simulation:
         self.world.kernel.run()
         if self._method.reference and self.world.alive and not self.world.budget.processed:
             raise ProtocolError("no worker asked for a gradient: `await w.gradient(x)` is missing")
-        last = self._row()
+        last = self._row(is_last=True)
         if self.settings.engine != "none":
             self._tell(last)
         held = self._held()
@@ -189,7 +192,7 @@ class Simulation:
             self.world.kernel.raised_outside = error
             raise
 
-    def _row(self, found: CompleteRound | None = None) -> Row:
+    def _row(self, found: CompleteRound | None = None, *, is_last: bool = False) -> Row:
         """One line of the metrics, of a complete round or of the present moment.
 
         `output` names the model that the scores are about.
@@ -210,7 +213,11 @@ class Simulation:
             row |= {"steps": found.steps, "samples": found.samples}
         row["epochs"] = world.budget.epochs_of(row["samples"])
         if self.settings.engine != "none":
-            scores = self._evaluator.score(self._held() if found is None else self._left(found))
+            every = -(-self.settings.evaluations // _ROWS_WITH_WORKERS)
+            scores = self._evaluator.score(
+                self._held() if found is None else self._left(found),
+                has_workers=is_last or len(self.history) % every == 0,
+            )
             row |= scores.row(self.settings.task)
         return row
 

@@ -179,31 +179,34 @@ class Evaluator:
         """The output model as a flat vector; an ensemble has none, so its mean stands in."""
         return output_parameters(self._output, held.workers, held.weights, held.servers)
 
-    def score(self, held: Held) -> Scores:
+    def score(self, held: Held, *, has_workers: bool = True) -> Scores:
+        """Measure the output model and, unless told otherwise, some workers' own models."""
         values, buffers = held.workers, held.buffers
         if any(weight != 1.0 for weight in held.weights):
             values = values / values.new_tensor(held.weights).unsqueeze(1)
         output = self.output_parameters(held)
-        some = torch.linspace(0, len(values) - 1, min(_MOST_WORKERS, len(values))).long()
-        with torch.no_grad(), drawing_from(0, output.device), blamed_on(self._model.task):
-            with self._model.evaluated() as answer:
-                own = self._of_workers(values[some], buffers[some], answer)
-                if self._output == "ensemble":
-                    loss, metric = self._of_ensemble(values, buffers, answer)
-                else:
-                    statistics = self._statistics(output, buffers)
-                    answers = self._test.answers(output, statistics, answer)
-                    loss, metric = judged(self._model, answers)
+        with (
+            torch.no_grad(), drawing_from(0, output.device), blamed_on(self._model.task),
+            self._model.evaluated() as answer,
+        ):  # fmt: skip
+            own = self._of_workers(values, buffers, answer) if has_workers else None
+            if self._output == "ensemble":
+                loss, metric = self._of_ensemble(values, buffers, answer)
+            else:
+                statistics = self._statistics(output, buffers)
+                loss, metric = judged(self._model, self._test.answers(output, statistics, answer))
         mean = values.mean(0)
         spread = (values - mean).pow(2).sum(1).mean().sqrt()
         distance = spread / mean.norm().clamp_min(1e-30)
         return Scores(loss, metric, own, float(distance))
 
     def _of_workers(self, values: Tensor, buffers: Tensor, answer: Answer) -> float | None:
-        """The mean of the workers' own metrics, on some of the test samples."""
+        """The mean of the own metrics of some workers, on some of the test samples."""
         metric = self._model.task.metric
         if metric is None:
             return None
+        some = torch.linspace(0, len(values) - 1, min(_MOST_WORKERS, len(values))).long()
+        values, buffers = values[some], buffers[some]
         are_equal = _are_equal(values) and _are_equal(buffers)
         different = 1 if are_equal else len(values)
         found = [

@@ -50,7 +50,7 @@ class FlatModel:
     ) -> None:
         with drawing_from(seed, torch.device("cpu")), blamed_on(task):
             self.module: nn.Module = made_model(task)
-        self._key_names = with_keyed_dropout(self.module)
+        self.key_names = with_keyed_dropout(self.module)
         self.module.to(device)
         self.task = dataclasses.replace(
             task, train=task.train.to(device), test=task.test.to(device)
@@ -64,14 +64,14 @@ class FlatModel:
         floats = [
             (name, tensor)
             for name, tensor in self.module.named_buffers()
-            if tensor.is_floating_point() and name not in self._key_names
+            if tensor.is_floating_point() and name not in self.key_names
         ]
         self.buffer_layout = Layout.of(floats)
         self.initial_buffers = self.buffer_layout.pack([tensor for _, tensor in floats]).to(device)
         self._counters = {
             name: tensor
             for name, tensor in self.module.named_buffers()
-            if not tensor.is_floating_point() and name not in self._key_names
+            if not tensor.is_floating_point() and name not in self.key_names
         }
 
     @property
@@ -90,7 +90,7 @@ class FlatModel:
         if self.task.augment is not None:
             inputs = self.task.augment(inputs, key)
         statistics = {name: v.clone() for name, v in self.buffer_layout.unpack(buffers).items()}
-        state = {**parameters, **statistics, **dict.fromkeys(self._key_names, key)}
+        state = {**parameters, **statistics, **dict.fromkeys(self.key_names, key)}
         # Counters are advanced in place by BatchNorm: give it copies, nobody needs them.
         state.update({name: tensor.clone() for name, tensor in self._counters.items()})
         with autocasting(self.precision, self.device):
@@ -190,7 +190,7 @@ class FlatModel:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
         for number, batch in enumerate(order.split(size)[: min(batches, len(train) // size)]):
             key = torch.tensor(key_of(0, 0, number), device=self.device)
-            for name in self._key_names:
+            for name in self.key_names:
                 module.get_buffer(name).copy_(key)
             inputs, targets = train.at(batch.to(self.device))
             if self.task.augment is not None:
