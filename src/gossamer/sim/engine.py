@@ -86,7 +86,7 @@ class VectorEngine:
         """Uses of a width before it is traced: tracing costs about that many evaluations."""
 
         self._forms = forms
-        self._cache = TraceCache(model, compiled, forms and sorted(forms))
+        self._cache = TraceCache(model)
         self._batched = self._batched_over(compiled=False)
         self._traced: dict[tuple[int, int], Batched] = {}
         self._uses: dict[tuple[int, int], int] = {}
@@ -106,7 +106,10 @@ class VectorEngine:
         def batched(
             points: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors, keys: Tensor
         ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            with ChosenForms(len(points), model.precision, only=self._forms, is_compiled=compiled):
+            forms = ChosenForms(
+                len(points), model.precision, only=self._forms, is_compiled=compiled
+            )
+            with _without_fallback_warnings(), forms:
                 return gradients(points, buffers, inputs, targets, keys)
 
         return batched
@@ -131,9 +134,8 @@ class VectorEngine:
             points, buffers, batches, keys = (t[index] for t in (points, buffers, batches, keys))
         inputs, targets = self._model.task.train.at(batches)
         try:
-            with _without_fallback_warnings():
-                function = self._function(points, buffers, inputs, targets, keys)
-                gradients, (losses, statistics) = function(points, buffers, inputs, targets, keys)
+            function = self._function(points, buffers, inputs, targets, keys)
+            gradients, (losses, statistics) = function(points, buffers, inputs, targets, keys)
         except Exception as error:  # a user's model may fail in any way; alone it may not
             return self._fall_back(
                 error, points[:rows], buffers[:rows], batches[:rows], keys[:rows]
@@ -151,7 +153,7 @@ class VectorEngine:
             is_cheap = not (points.is_cuda or self._compiled)
             if uses <= self._trace_after and not (is_cheap and uses == 1):
                 return self._batched
-            function = self._cache.find(arguments)
+            function = self._cache.find(arguments, *self._facts())
             if function is None and uses <= self._trace_after:
                 return self._batched
             self._traced[shape] = self._recorded(function, arguments)
@@ -160,8 +162,9 @@ class VectorEngine:
     def _recorded(self, kept: Batched | None, arguments: tuple[Tensors, ...]) -> Batched:
         """The batched computation as a list of operations, compiled if asked for and possible."""
         function = kept or self._cache.keep(
-            record(self._batched_over(compiled=self._compiled), arguments), arguments
-        )
+            record(self._batched_over(compiled=self._compiled), arguments), arguments,
+            *self._facts(),
+        )  # fmt: skip
         if self._compiled:
             compiled: Batched = torch.compile(function, dynamic=False)
             try:
@@ -171,7 +174,14 @@ class VectorEngine:
                 reason = str(error).strip().splitlines()[0]
                 self.notices.append(f"not compiled ({reason}); the traced form is as exact")
                 self._compiled = False
-        return GraphReplay(function, arguments) if arguments[0].is_cuda else function
+        if arguments[0].is_cuda:
+            return GraphReplay(function, arguments)
+        # The call of a module looks for hooks, which takes as long as some operations.
+        return getattr(function, "forward", function)
+
+    def _facts(self) -> tuple[object, ...]:
+        """What decides beside the model and the shapes how gradients are recorded."""
+        return self._compiled, self._forms and sorted(self._forms)
 
     def _fall_back(
         self, error: Exception, points: Tensor, buffers: Tensor, batches: Tensor, keys: Tensor

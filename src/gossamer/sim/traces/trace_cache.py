@@ -31,7 +31,6 @@ CACHE = "GOSSAMER_CACHE"
 """The environment variable that says where recordings are kept; `off` keeps none."""
 _MOST_BYTES = 64 << 20
 _SUFFIX = ".trace"
-_TEXT = "graph"
 
 _known: dict[str, Callable[..., Any]] = {}
 """What this process has made or read, by the digest of what it depends on."""
@@ -40,27 +39,28 @@ _known: dict[str, Callable[..., Any]] = {}
 class TraceCache:
     """The recordings of one model."""
 
-    def __init__(self, model: FlatModel, *facts: object) -> None:
-        """`facts` say what else the recordings depend on."""
-        described = model_fingerprint(model)
-        self._described = None if described is None else f"{described}\n{facts}"
+    def __init__(self, model: FlatModel) -> None:
+        self._described = model_fingerprint(model)
         self._device = model.device
 
-    def find(self, arguments: tuple[Tensors, ...]) -> Callable[..., Any] | None:
-        """The computation for arguments of these shapes, if it was recorded before."""
-        key = self._key(arguments)
+    def find(self, arguments: tuple[Tensors, ...], *facts: object) -> Callable[..., Any] | None:
+        """The computation for arguments of these shapes, if it was recorded before. `facts` say
+        what else it depends on."""
+        key = self._key(arguments, facts)
         if key is None:
             return None
-        if key not in _known and (text := _read_file(key)) is not None:
+        if key not in _known and (raw := _read_file(key)) is not None:
             try:
-                _known[key] = _replay(*_opened(text, key, self._device), arguments)
+                _known[key] = _replay(*_opened(raw, key, self._device), arguments)
             except (ValueError, SafetensorError):
                 return None
         return _known.get(key)
 
-    def keep(self, recorded: GraphModule, arguments: tuple[Tensors, ...]) -> Callable[..., Any]:
+    def keep(
+        self, recorded: GraphModule, arguments: tuple[Tensors, ...], *facts: object
+    ) -> Callable[..., Any]:
         """Keep a computation that was recorded with arguments of these shapes; return it."""
-        key = self._key(arguments)
+        key = self._key(arguments, facts)
         if key is None:
             return recorded
         try:
@@ -72,11 +72,11 @@ class TraceCache:
         _known[key] = _replay(text, constants, arguments)
         return _known[key]
 
-    def _key(self, arguments: tuple[Tensors, ...]) -> str | None:
+    def _key(self, arguments: tuple[Tensors, ...], facts: tuple[object, ...]) -> str | None:
         if self._described is None:
             return None
         shapes = [(tuple(leaf.shape), str(leaf.dtype)) for leaf in leaves(arguments)]
-        whole = f"{self._described}\n{_structure(arguments)}\n{shapes}"
+        whole = f"{self._described}\n{facts}\n{_structure(arguments)}\n{shapes}"
         return hashlib.blake2b(whole.encode(), digest_size=20).hexdigest()
 
 
