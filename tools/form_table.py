@@ -25,6 +25,7 @@ from gossamer.tasks.precision import rounding_as
 Shape = tuple[int, int, int, int, int, int, int]
 """Workers, samples, inputs, outputs, height of the output, height of the kernel, stride."""
 
+_SMALL = ((3, 8, 16, 3, 1), (8, 16, 8, 3, 1))
 _LENET = ((1, 6, 28, 5, 1), (6, 16, 10, 5, 1))
 _NARROW = ((3, 16, 32, 3, 1), (16, 16, 32, 3, 1), (16, 32, 16, 3, 2), (32, 32, 16, 3, 1),
            (64, 64, 8, 3, 1))  # fmt: skip
@@ -37,8 +38,8 @@ SHAPES: dict[str, list[Shape]] = {
         *((workers, 16, *layer) for workers in (8, 32) for layer in _WIDE),
     ],
     "cpu": [
-        *((8, 32, *layer) for layer in (*_LENET, *_NARROW)),
-        *((4, 16, *layer) for layer in _WIDE),
+        *((workers, 16, *layer) for workers in (4, 16, 64) for layer in (*_SMALL, *_LENET)),
+        *((workers, 16, *layer) for workers in (4, 16) for layer in _NARROW),
     ],
 }
 PRECISIONS = {"cuda": ("bf16", "tf32", "fp32"), "cpu": ("fp32",)}
@@ -70,24 +71,30 @@ def work_of(form: ConvolutionForm, shape: Shape, precision: str, device: torch.d
     return work
 
 
-def microseconds(work: Callable[[], None], device: torch.device) -> float:
+def replayed(work: Callable[[], None]) -> Callable[[], None]:
+    """The work as one CUDA graph."""
     for _ in range(3):
         work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
-        work = graph.replay
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def microseconds(work: Callable[[], None], device: torch.device) -> float:
+    is_cuda = device.type == "cuda"
+    work = replayed(work) if is_cuda else work
     times: list[float] = []
     for _ in range(5):
         began = time.perf_counter()
-        for _ in range(5):
+        for _ in range(5 if is_cuda else 1):
             work()
-        if device.type == "cuda":
+        if is_cuda:
             torch.cuda.synchronize()
-        times.append((time.perf_counter() - began) / 5e-6)
-    return statistics.median(times)
+        times.append((time.perf_counter() - began) * (2e5 if is_cuda else 1e6))
+    # What else a CPU does comes on top; the first call on it is one that warms up.
+    return statistics.median(times) if is_cuda else min(times)
 
 
 def measured(shape: Shape, precision: str, device: torch.device) -> dict[str, object]:
@@ -115,6 +122,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, required=True)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
+    torch.set_num_threads(1)  # as simulated runs have them
     kept = json.loads(arguments.write.read_text()) if arguments.write.exists() else {"rows": []}
     rows = [row for row in kept["rows"]
             if row["device"] != device_kind(device) or row["operation"] != "convolution"]  # fmt: skip

@@ -68,7 +68,7 @@ def read_graph(text: str, constants: dict[str, Tensor]) -> GraphModule:
     """
     try:
         return _read(json.loads(text), constants)
-    except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"no recording: {error}") from error
 
 

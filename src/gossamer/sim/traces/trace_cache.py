@@ -30,6 +30,8 @@ from gossamer.tasks.flat_model import FlatModel
 CACHE = "GOSSAMER_CACHE"
 """The environment variable that says where recordings are kept; `off` keeps none."""
 _MOST_BYTES = 64 << 20
+_LARGEST_SHARE = 4
+"""A file may have this part of it, so that one model does not take the room of all others."""
 _SUFFIX = ".trace"
 
 _known: dict[str, Callable[..., Any]] = {}
@@ -99,6 +101,26 @@ def cached_bytes(folder: Path) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
+def why_unusable(folder: Path) -> str:
+    """Why nothing can be kept in a folder; empty where it can, or where it would be made."""
+    try:
+        kept = folder.lstat()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"cannot be looked at ({error.strerror})"
+    if not stat.S_ISDIR(kept.st_mode):
+        return "is no folder"
+    if not _is_own(kept):
+        return "belongs to another user, or others may write there"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "cannot be written"
+
+
+def forget_traces() -> None:
+    """Let this process forget what it has made and read; files stay."""
+    _known.clear()
+
+
 def _replay(
     text: str, constants: dict[str, Tensor], arguments: tuple[Tensors, ...]
 ) -> Callable[..., Any]:
@@ -142,7 +164,7 @@ def _sum(key: str, rest: bytes) -> bytes:
 
 def _read_file(key: str) -> bytes | None:
     folder = cache_folder()
-    if folder is None:
+    if folder is None or why_unusable(folder):
         return None
     path = folder / f"{key}{_SUFFIX}"
     try:
@@ -162,11 +184,11 @@ def _read_file(key: str) -> bytes | None:
 def _write_file(key: str, raw: bytes) -> None:
     """Write a file at once and remove old ones. A cache that cannot be written is no error."""
     folder = cache_folder()
-    if folder is None or len(raw) > _MOST_BYTES // 4:
+    if folder is None or len(raw) > _MOST_BYTES // _LARGEST_SHARE:
         return
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_own(folder.lstat()):
+        if why_unusable(folder):
             return
         # The name is random and the mode 0600.
         descriptor, made = tempfile.mkstemp(dir=folder)
