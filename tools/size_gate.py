@@ -58,6 +58,7 @@ BUDGETS = {
     "script": 650,
     "sim/script": 1620,
     "sim": 3500,
+    "sim/traces": 580,
     "sim/forms": 1200,
     "studies": 60,
     "studies/lab": 1830,
