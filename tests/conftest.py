@@ -16,6 +16,8 @@ from gossamer.script.fork_server import ForkServer
 torch.set_num_threads(1)
 # What a launcher would hand to workers that tests start by themselves.
 os.environ["GOSSAMER_SECRET"] = "a secret of the tests alone"
+# A test neither writes into the user's cache nor depends on what is there.
+os.environ["GOSSAMER_CACHE"] = "off"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

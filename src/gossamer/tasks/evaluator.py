@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,21 @@ def output_parameters(
 
 Answers = list[tuple[Any, Data]]
 """What a model returned, with the data that it was for."""
+Answer = Callable[[Tensor, Tensor, Data], Any]
+"""Gives the output for parameters, statistics and data."""
+
+
+class InParts:
+    """Data that a model evaluates portion by portion."""
+
+    def __init__(self, data: Data, size: int) -> None:
+        self._data = data
+        self._parts = list(data.parts(size))
+
+    def answers(self, value: Tensor, buffers: Tensor, answer: Answer) -> Answers:
+        """What one model makes of the data: in one piece where it returns tensors."""
+        outputs = [answer(value, buffers, part) for part in self._parts]
+        return whole(outputs, self._data, self._parts)
 
 
 def whole(outputs: Sequence[Any], data: Data, parts: Sequence[Data]) -> Answers:
@@ -132,6 +147,10 @@ def _has_nan(output: Any) -> bool:
     return isinstance(scores, Tensor) and bool(scores.isnan().any())
 
 
+def _are_equal(rows: Tensor) -> bool:
+    return bool((rows == rows[0]).all())
+
+
 def _mean(values: Sequence[float], answers: Answers) -> float:
     if len(values) == 1:
         return values[0]
@@ -152,50 +171,59 @@ class Evaluator:
         self._buffer_policy, self._batches = buffer_policy(buffers)
         if is_trained_itself and self._buffer_policy == "recomputed":
             self._buffer_policy = "averaged"
+        test, size = model.task.test, model.task.test_batch
+        self._test = InParts(test, size)
+        self._few = InParts(test.first(_MOST_SAMPLES), size)
 
     def output_parameters(self, held: Held) -> Tensor:
         """The output model as a flat vector; an ensemble has none, so its mean stands in."""
         return output_parameters(self._output, held.workers, held.weights, held.servers)
 
-    def score(self, held: Held) -> Scores:
+    def score(self, held: Held, *, has_workers: bool = True) -> Scores:
+        """Measure the output model and, unless told otherwise, some workers' own models."""
         values, buffers = held.workers, held.buffers
         if any(weight != 1.0 for weight in held.weights):
             values = values / values.new_tensor(held.weights).unsqueeze(1)
         output = self.output_parameters(held)
-        some = torch.linspace(0, len(values) - 1, min(_MOST_WORKERS, len(values))).long()
-        with torch.no_grad(), drawing_from(0, output.device), blamed_on(self._model.task):
-            self._model.module.eval()
-            own = self._of_workers(values[some], buffers[some])
+        with (
+            torch.no_grad(), drawing_from(0, output.device), blamed_on(self._model.task),
+            self._model.evaluated() as answer,
+        ):  # fmt: skip
+            own = self._of_workers(values, buffers, answer) if has_workers else None
             if self._output == "ensemble":
-                loss, metric = self._of_ensemble(values, buffers)
+                loss, metric = self._of_ensemble(values, buffers, answer)
             else:
                 statistics = self._statistics(output, buffers)
-                test = self._model.task.test
-                loss, metric = judged(self._model, self._answers(output, statistics, test))
-            self._model.module.train()
+                loss, metric = judged(self._model, self._test.answers(output, statistics, answer))
         mean = values.mean(0)
         spread = (values - mean).pow(2).sum(1).mean().sqrt()
         distance = spread / mean.norm().clamp_min(1e-30)
         return Scores(loss, metric, own, float(distance))
 
-    def _of_workers(self, values: Tensor, buffers: Tensor) -> float | None:
-        """The mean of the workers' own metrics, on some of the test samples."""
+    def _of_workers(self, values: Tensor, buffers: Tensor, answer: Answer) -> float | None:
+        """The mean of the own metrics of some workers, on some of the test samples."""
         metric = self._model.task.metric
         if metric is None:
             return None
-        test = self._model.task.test.first(_MOST_SAMPLES)
+        some = torch.linspace(0, len(values) - 1, min(_MOST_WORKERS, len(values))).long()
+        values, buffers = values[some], buffers[some]
+        are_equal = _are_equal(values) and _are_equal(buffers)
+        different = 1 if are_equal else len(values)
         found = [
-            scored(metric, self._answers(value, own, test))
-            for value, own in zip(values, buffers, strict=True)
+            scored(metric, self._few.answers(value, own, answer))
+            for value, own in zip(values[:different], buffers[:different], strict=True)
         ]
+        found *= len(values) // different
         return sum(found) / len(found)
 
-    def _of_ensemble(self, values: Tensor, buffers: Tensor) -> tuple[float, float | None]:
+    def _of_ensemble(
+        self, values: Tensor, buffers: Tensor, answer: Answer
+    ) -> tuple[float, float | None]:
         """Of the mean of all models' predictions; of classes their probabilities are averaged."""
         task = self._model.task
         members: list[Tensor] = []
         for value, own in zip(values, buffers, strict=True):
-            prediction = self._answers(value, own, task.test)[0][0]
+            prediction = self._test.answers(value, own, answer)[0][0]
             if not isinstance(prediction, Tensor):
                 raise ConfigurationError(
                     f"an ensemble averages predictions, and the model of task {task.name} returns "
@@ -206,12 +234,6 @@ class Evaluator:
         mixed = torch.stack(members)
         prediction = mixed.softmax(-1).mean(0).log() if task.has_accuracy else mixed.mean(0)
         return judged(self._model, [(prediction, task.test)])
-
-    def _answers(self, value: Tensor, buffers: Tensor, data: Data) -> Answers:
-        """What one model makes of the data: in one piece where it returns tensors."""
-        parts = list(data.parts(self._model.task.test_batch))
-        outputs = [self._model.predict(value, buffers, one.inputs, one.targets) for one in parts]
-        return whole(outputs, data, parts)
 
     def _statistics(self, output: Tensor, buffers: Tensor) -> Tensor:
         """BatchNorm statistics for the output model, by the declared policy."""

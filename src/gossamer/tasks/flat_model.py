@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -53,7 +53,7 @@ class FlatModel:
     ) -> None:
         with drawing_from(seed, torch.device("cpu")), blamed_on(task):
             self.module: nn.Module = made_model(task)
-        self._key_names = with_keyed_dropout(self.module)
+        self.key_names = with_keyed_dropout(self.module)
         self.module.to(device)
         self.task = dataclasses.replace(
             task, train=task.train.to(device), test=task.test.to(device)
@@ -67,14 +67,14 @@ class FlatModel:
         floats = [
             (name, tensor)
             for name, tensor in self.module.named_buffers()
-            if tensor.is_floating_point() and name not in self._key_names
+            if tensor.is_floating_point() and name not in self.key_names
         ]
         self.buffer_layout = Layout.of(floats)
         self.initial_buffers = self.buffer_layout.pack([tensor for _, tensor in floats]).to(device)
         self._counters = {
             name: tensor
             for name, tensor in self.module.named_buffers()
-            if not tensor.is_floating_point() and name not in self._key_names
+            if not tensor.is_floating_point() and name not in self.key_names
         }
 
     @property
@@ -93,7 +93,7 @@ class FlatModel:
         if self.task.augment is not None:
             inputs = self.task.augment(inputs, key)
         statistics = {name: v.clone() for name, v in self.buffer_layout.unpack(buffers).items()}
-        state = {**parameters, **statistics, **dict.fromkeys(self._key_names, key)}
+        state = {**parameters, **statistics, **dict.fromkeys(self.key_names, key)}
         # Counters are advanced in place by BatchNorm: give it copies, nobody needs them.
         state.update({name: tensor.clone() for name, tensor in self._counters.items()})
         with autocasting(self.precision, self.device):
@@ -136,6 +136,33 @@ class FlatModel:
         """Outputs in evaluation mode; the caller has put the module into it."""
         return self._call(self._values(flat, buffers), inputs, targets)
 
+    @contextmanager
+    def evaluated(self) -> Generator[Callable[[Tensor, Tensor, Data], Any]]:
+        """Give a function that says what the module makes of data with these parameters and
+        statistics, in evaluation mode.
+
+        The module's own tensors become views of the values: `functional_call` would take longer
+        than the forward pass of a small model. In the end they are what they were.
+        """
+        named = _named(self.module)
+        own = [named[name] for name in (*self.layout.names, *self.buffer_layout.names)]
+        before = [tensor.data for tensor in own]
+
+        def hold(values: Iterable[Tensor]) -> None:
+            for tensor, value in zip(own, values, strict=True):
+                tensor.data = value
+
+        def answer(flat: Tensor, buffers: Tensor, data: Data) -> Any:
+            hold(self._values(flat, buffers).values())
+            return data.call(self.module)
+
+        self.module.eval()
+        try:
+            yield answer
+        finally:
+            hold(before)
+            self.module.train()
+
     def state_dict(self, flat: Tensor, buffers: Tensor) -> dict[str, Tensor]:
         """The model with these values, by the names of the task's own; parameters are views."""
         values, own = self._values(flat, buffers), _named(self.module)
@@ -166,7 +193,7 @@ class FlatModel:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
         for number, batch in enumerate(order.split(size)[: min(batches, len(train) // size)]):
             key = torch.tensor(key_of(0, 0, number), device=self.device)
-            for name in self._key_names:
+            for name in self.key_names:
                 module.get_buffer(name).copy_(key)
             inputs, targets = train.at(batch.to(self.device))
             if self.task.augment is not None:

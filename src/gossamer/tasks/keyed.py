@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final, cast
 
 import torch
@@ -63,10 +64,12 @@ def fold(key: Tensor, number: int) -> Tensor:
 
 def key_of(seed: int, worker: int, step: int) -> int:
     """The key of one worker's one step, as an int64 value for `torch.tensor`."""
-    key = 0
-    for number in (seed, worker, step):
-        key = _fold_number(key, number)
-    return _signed(key)
+    return _signed(_fold_number(_key_of_worker(seed, worker), step))
+
+
+@lru_cache(maxsize=1 << 14)
+def _key_of_worker(seed: int, worker: int) -> int:
+    return _fold_number(_fold_number(0, seed), worker)
 
 
 def uniform(key: Tensor, shape: Sequence[int]) -> Tensor:

@@ -87,7 +87,7 @@ class Order:
             parts.append(part)
             start += len(part)
             length -= len(part)
-        return np.concatenate(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _permutation(self, epoch: int) -> Indices:
         if epoch not in self._epochs:

@@ -133,7 +133,7 @@ def test_doctor_says_of_every_part_whether_it_works() -> None:
     findings = {finding["part"]: finding for finding in said.json["findings"]}
     assert set(findings) == {
         "this process", "shm", "torch", "NCCL", "MPS", "mpi", "mpirun", "torchrun",
-        "srun",
+        "srun", "cache",
     }  # fmt: skip
     assert findings["torch"]["works"]
     assert all(finding["why"] for finding in findings.values())

@@ -138,7 +138,7 @@ class ScriptSimulation(Simulation):
         staleness = dict(sorted(self.world.metrics.histogram.items()))
         return Result(self.settings, result, self.history, parameters, staleness, state)
 
-    def _row(self, found: Any = None) -> Row:
+    def _row(self, found: Any = None, *, is_last: bool = False) -> Row:
         row = super()._row()
         values = self._held().workers
         return row | {"loss": None, "accuracy": None, "consensus_distance": distance_of(values)}
