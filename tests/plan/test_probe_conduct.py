@@ -65,6 +65,8 @@ class ThreadTransport:
 class Clockwork:
     """A model whose step does nothing, or what the test wants."""
 
+    other_sizes: tuple[int, ...] = ()
+
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
 

@@ -302,7 +302,11 @@ def test_a_failure_in_a_process_is_the_same_sentence(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- DC-ASGD on CIFAR-10
 
 
-@pytest.mark.parametrize("path", sorted(REPRODUCTIONS.glob("*.json")), ids=lambda path: path.stem)
+TRAINED = [path for path in sorted(REPRODUCTIONS.glob("*.json")) if '"epochs' in path.read_text()]
+"""Other tables are of time alone."""
+
+
+@pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.stem)
 def test_only_cells_that_were_trained_to_their_end_are_published(path: Path) -> None:
     """A document's cells and curves are those of finished trainings, however the run ended."""
     published = strict(path.read_text())

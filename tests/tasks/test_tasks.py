@@ -5,6 +5,7 @@ import torch
 from torch.func import functional_call, grad, jacrev, vmap
 
 from gossamer.errors import ConfigurationError
+from gossamer.sim.forms.chosen_forms import ChosenForms
 from gossamer.tasks import TASKS, make_task
 from gossamer.tasks.keyed import key_of
 from gossamer.tasks.models import Standardise, lenet5, resnet18, resnet20
@@ -40,7 +41,8 @@ def assert_together_equals_alone(model, loss, inputs, targets):
     ]
     for value in state[0].values():
         value += 0.01 * torch.randn_like(value)
-    together = vmap(gradient(model, loss))(*state, inputs, targets)
+    with ChosenForms(workers, "fp32"):
+        together = vmap(gradient(model, loss))(*state, inputs, targets)
     for worker in range(workers):
         own = [{name: value[worker] for name, value in part.items()} for part in state]
         alone = gradient(model, loss)(*own, inputs[worker], targets[worker])

@@ -49,6 +49,9 @@ long as measuring the output model; in the first and in the last they always are
 class Simulation:
     """Builds the world of one run, runs it and makes the rows of its metrics."""
 
+    _past: deque[Row] = deque()
+    """The rows that are due again before a resumed run is where it was."""
+
     def __init__(
         self,
         settings: Settings,
@@ -85,7 +88,6 @@ class Simulation:
             most_rows=settings.width or MOST_ROWS,
         )  # fmt: skip
         self._past = deque[Row]([] if resumed is None else resumed.rows)
-        """The rows that are due again before the run is where it was."""
         # Without gradients no value matters, and the shapes are enough.
         is_without = resumed is not None or isinstance(self.engine, NullEngine)
         self._shown = (
@@ -158,7 +160,7 @@ class Simulation:
         torch.set_num_threads(self.settings.threads)
         try:
             with (
-                rounding_as(self.model.precision, self.model.device),
+                rounding_as(self.settings.precision or "fp32", torch.device(self.settings.device)),
                 interrupted_between_events(self.world.kernel),
                 blamed_method(self._method),
             ):
