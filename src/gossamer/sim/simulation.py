@@ -49,7 +49,7 @@ long as measuring the output model; in the first and in the last they always are
 class Simulation:
     """Builds the world of one run, runs it and makes the rows of its metrics."""
 
-    _past: deque[Row] = deque()
+    _past: deque[Row] | None = None
     """The rows that are due again before a resumed run is where it was."""
 
     def __init__(
