@@ -39,10 +39,8 @@ class Price:
     @property
     def spendings(self) -> tuple[str, ...]:
         """What can be told of a run: dollars, joules, both or nothing."""
-        has_dollars = (
-            self.worker_hour or self.egress_per_gb or any(own for _, own in self.own_hours)
-        )
-        told = (bool(has_dollars), bool(self.watts or self.idle_watts))
+        hours = [self.worker_hour, *(own for _, own in self.own_hours)]
+        told = (any([*hours, self.egress_per_gb]), any([self.watts, self.idle_watts]))
         return tuple(name for name, is_told in zip(SPENDINGS, told, strict=True) if is_told)
 
     def per_second(self, workers: int) -> float:
@@ -113,14 +111,14 @@ def read_price(given: Mapping[str, Any]) -> Price:
         if key not in known:
             raise unknown_name("key of [price]", key, known)
     hours: object = given.get("worker_hour", 0.0)
-    rest = {name: _number(name, given.get(name, 0.0)) for name in known[1:]}
+    egress, watts, idle = (_number(name, given.get(name, 0.0)) for name in known[1:])
     if not isinstance(hours, Mapping):
-        return Price(_number("worker_hour", hours), **rest)
+        hours = {OTHERS: hours}
     table = dict(cast(Mapping[str, object], hours))
     has_others = OTHERS in table
-    others = _number(f"worker_hour {OTHERS}", table.pop(OTHERS, 0.0))
+    others = _number("worker_hour", table.pop(OTHERS, 0.0))
     own = sorted((_rank(name), _number(f"worker_hour {name}", h)) for name, h in table.items())
-    return Price(others, tuple(own), not has_others, **rest)
+    return Price(others, tuple(own), not has_others, egress, watts, idle)
 
 
 def _rank(name: str) -> int:
