@@ -181,7 +181,9 @@ class Contest(Generic[One]):
             }
             names = dict.fromkeys((*_FIGURES, str(self.key)))
             row |= {name: mean_of([run.summary.get(name) for run in runs]) for name in names}
-            rows.append(row | (spent[place.label].row(front) if spent else {}))
+            if spent:
+                row |= spent[place.label].row(front) | dict(spent[place.label].in_all)
+            rows.append(row)
         return rows
 
     def tried(self, label: str, rate: float) -> tuple[float | None, float]:

@@ -40,11 +40,8 @@ class Expense:
 
     def row(self, front: Sequence[str]) -> dict[str, float | bool | None]:
         """The entries that a row of a ranking has more where the cluster has prices."""
-        told: dict[str, float | bool | None] = {}
-        for what in self.in_all:
-            told[f"{what}_to_target"] = self.to_target[what]
-            told[what] = self.in_all[what]
-        return told | ({"on_front": self.label in front} if "dollars" in told else {})
+        told = {f"{what}_to_target": spent for what, spent in self.to_target.items()}
+        return told | ({"on_front": self.label in front} if "dollars" in self.to_target else {})
 
 
 def spent_to(history: History, target: float, key: str, what: str) -> float | None:

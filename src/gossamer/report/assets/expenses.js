@@ -55,18 +55,19 @@ function expenseTip(one) {
 
 function expenseTable() {
   const all = list(state.data.expenses);
-  const told = SPENDINGS.filter(([key]) => key in all[0].in_all);
+  const told = SPENDINGS.filter(([key]) => key in all[0].to_target);
+  const whole = told.filter(([key]) => all.some((one) => isNumber(one.in_all[key])));
   const cell = (value, show) => ({ text: show(value), value: isNumber(value) ? value : null });
   return {
     titles: ["method", "time to the target", ...told.map(([, title]) => `${title} until then`),
-      ...("dollars" in all[0].in_all ? ["beaten by none in time and cost"] : []), ...told.map(([, title]) => `${title} of the whole run`)],
+      ...("dollars" in all[0].to_target ? ["beaten by none in time and cost"] : []), ...whole.map(([, title]) => `${title} of the whole run`)],
     rows: all.map((one) => [one.method, cell(one.seconds, showSeconds), ...told.map(([key, , show]) => cell(one.to_target[key], show)),
-      ...("dollars" in one.in_all ? [one.on_front ? "yes" : "no"] : []), ...told.map(([key, , show]) => cell(one.in_all[key], show))]),
+      ...("dollars" in one.to_target ? [one.on_front ? "yes" : "no"] : []), ...whole.map(([key, , show]) => cell(one.in_all[key], show))]),
   };
 }
 
 function expensesSection() {
-  if (!list(state.data.expenses).length) return null;
+  if (!list(state.data.expenses).length || !allMethods().length) return null;
   const points = expensePoints();
   const { titles, rows } = expenseTable();
   const chart = points.length > 1 ? figure("front", {

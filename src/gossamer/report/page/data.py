@@ -125,6 +125,7 @@ class ExpenseData(TypedDict):
     to_target: dict[str, float | None]
     """Dollars and joules until then; only what the cluster has prices for."""
     in_all: dict[str, float | None]
+    """The same for the whole run; None in a search, whose runs end at the target."""
     on_front: bool
     """Whether no other method beats it in both time and money."""
 

@@ -128,7 +128,7 @@ def arrival_data(place: RankedMethod) -> ArrivalData:
 
 def expense_data(rows: Sequence[Row]) -> list[ExpenseData]:
     """What the methods of a ranking spend; empty where its rows tell nothing about that."""
-    told = [what for what in SPENDINGS if rows and all(what in row for row in rows)]
+    told = [w for w in SPENDINGS if rows and all(f"{w}_to_target" in row for row in rows)]
     return [
         ExpenseData(
             method=text(row.get("method")),
