@@ -12,7 +12,7 @@ FLAGS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 CHARTS = [
-    "accuracy-time", "accuracy-epochs", "arrivals", "shares", "strip", "workers",
+    "accuracy-time", "accuracy-epochs", "arrivals", "front", "shares", "strip", "workers",
     "loss-time", "loss-epochs", "training_loss-time", "training_loss-epochs", "staleness",
     "consensus_distance-time", "consensus_distance-epochs", "bytes", "cards",
     "topology-0", "topology-1", "topology-2",

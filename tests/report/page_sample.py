@@ -41,6 +41,8 @@ def sample_page(**changes: Any) -> dict[str, Any]:
                 for place, label in enumerate(LABELS)
             ],
         },
+        "expenses": [_expense(place) for place in range(len(LABELS))],
+        "economy": "local_sgd is the cheapest.",
         "cluster": _cluster(),
         "settings": [
             {"name": "task", "value": "digits-mlp"}, {"name": "batch", "value": "32 samples"},
@@ -56,6 +58,17 @@ def sample_page(**changes: Any) -> dict[str, Any]:
         "missing": [],
     }  # fmt: skip
     return page | changes
+
+
+def _expense(place: int) -> dict[str, Any]:
+    """What the method there spends; the slower the dearer, but for one."""
+    seconds = 10.0 * _PACES[place]
+    dollars = 0.001 if place == 6 else 0.002 * seconds
+    return {
+        "method": LABELS[place], "seconds": seconds, "on_front": place in (3, 6),
+        "to_target": {"dollars": dollars, "joules": 5e4 * seconds},
+        "in_all": {"dollars": 2 * dollars, "joules": 1e5 * seconds},
+    }  # fmt: skip
 
 
 def bare_method(label: str) -> dict[str, Any]:

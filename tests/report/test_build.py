@@ -29,6 +29,27 @@ from gossamer.runs.kept_runs import Folder, run_of
 # ---------------------------------------------------------------------- whole folders
 
 
+def test_what_a_priced_run_spends_is_on_the_page_and_else_nothing_is(tmp_path, compared):
+    """The page has what the ranking of its runs says, to the target and in all."""
+    assert report_data([compared])["expenses"] == []
+    folder = write_comparison(tmp_path / "priced", SLOPES)
+    for metrics in folder.glob("*/metrics.jsonl"):
+        rate = 3.0 if "ad_psgd" in metrics.parent.name else 1.0
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        for one in rows:
+            one["dollars"] = rate * one["virtual_seconds"]
+        metrics.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    data = report_data([folder], target=0.5)
+    strict(data)
+    quick, thrifty = data["expenses"]
+    assert (quick["method"], thrifty["method"]) == ("ad_psgd", "downpour")
+    assert quick["to_target"]["dollars"] == pytest.approx(3 * quick["seconds"], rel=1e-2)
+    assert thrifty["to_target"]["dollars"] == pytest.approx(thrifty["seconds"], rel=1e-2)
+    assert quick["on_front"]
+    assert thrifty["on_front"]
+    assert data["economy"].startswith("downpour is the cheapest")
+
+
 class TestAComparison:
     def test_each_method_is_shown_at_its_best_rate(self, compared):
         """The grid names the rate, and the curves are those of its runs."""

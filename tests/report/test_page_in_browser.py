@@ -250,7 +250,7 @@ def test_holes_in_the_data_leave_the_rest_standing(opened):
     first["figures"] = dict.fromkeys(first["figures"])
     one = opened(data)
     one.page.locator("#choose-time").select_option(first["label"])
-    assert list(one.sizes()) == CHARTS[:5] + CHARTS[6:]
+    assert list(one.sizes()) == CHARTS[:6] + CHARTS[7:]
     assert "1 of 3 seeds" in one.column("results", 1)
     assert "summary.json of ad_psgd is damaged" in one.page.locator(".notices").inner_text()
 

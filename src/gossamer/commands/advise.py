@@ -16,6 +16,7 @@ from gossamer.plan.advise.findings import SearchFindings
 from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.quantities import counted
 from gossamer.runs.arrival import RULE
+from gossamer.runs.expense import FRONT
 from gossamer.runs.statistics import show_number
 from gossamer.tasks import make_task
 
@@ -100,7 +101,11 @@ def _show(findings: SearchFindings) -> None:
         say_line(f"notice: {findings.ended()}")
     show_table(advice_table(findings))
     say_line(RULE)
+    if findings.expenses:
+        say_line(f"cost and energy: until the target is reached. {FRONT}")
     say_line(findings.verdict(), style="bold")
+    if findings.economy():
+        say_line(findings.economy())
     say_line(findings.reason())
     for hint in filter(None, (findings.proposal(), findings.widened(), findings.edge())):
         say_line(hint)

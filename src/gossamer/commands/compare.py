@@ -32,6 +32,7 @@ from gossamer.errors import ConfigurationError, Unfinished
 from gossamer.quantities import counted
 from gossamer.runs.arrival import RULE
 from gossamer.runs.contest import Contest
+from gossamer.runs.expense import FRONT
 from gossamer.runs.result import Result
 from gossamer.sim.checkpoint.file import CHECKPOINT
 from gossamer.sim.script.script_settings import Script
@@ -165,6 +166,8 @@ def _show(tournament: Tournament) -> None:
     show_table(ranking_table(contest))
     marks = " ~ marks those too close to call." if contest.ranking.can_tell else ""
     say(f"times: of what the first one takes.{marks} {RULE}")
+    if contest.expenses:
+        say(f"cost and energy: until the target is reached. {FRONT}")
     if len(contest.rates) > 1:
         say(
             "Time to the target at each learning rate tried, on a seed that does not count "
@@ -175,6 +178,8 @@ def _show(tournament: Tournament) -> None:
     for edge in contest.edges():
         say(f"notice: {edge}")
     say(contest.verdict(), style="bold")
+    if contest.economy():
+        say(contest.economy())
 
 
 def _rates(contest: Contest[Result]) -> Table:

@@ -136,6 +136,8 @@ def cost(
     with kept_run(keeping.runs, "cost", costs.config(), has_page=False) as folder:
         sheet_of.show(costs)
         show_table(costs.step_table())
+        if (prices := costs.price_table()) is not None:
+            show_table(prices)
         for line in (*costs.explanations(), *costs.told_crossings("--json")):
             say_line(line)
         if costs.layers:

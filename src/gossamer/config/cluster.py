@@ -26,6 +26,7 @@ from gossamer.config.network import (
     read_sites,
     with_trace,
 )
+from gossamer.config.price import Price, read_price
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.quantities import bytes_per_second, seconds, size_in_bytes
 from gossamer.specs import check_range
@@ -110,6 +111,7 @@ class Cluster:
     sites: Sites = field(default_factory=Sites)
     background: Background = field(default_factory=Background)
     phases: Phases = field(default_factory=Phases)
+    price: Price = field(default_factory=Price)
     failure_detection: float = 0.05
     """How long it takes until the others learn of a death."""
     deadline: float = 10.0
@@ -127,6 +129,7 @@ class Cluster:
         check_sites(self.sites)
         check_background(self.background, self.network, self.sites)
         check_phases(self.phases, self.sites)
+        self.price.check(self.workers)
         for part, name, *bounds in _RANGES:
             check_range(name, getattr(getattr(self, part) if part else self, name), *bounds)
         for fault in self.faults:
@@ -142,9 +145,9 @@ class Cluster:
         its old one."""
         replaced = {(fault.kind, fault.worker) for fault in faults if fault.is_trait}
         kept = [f for f in self.faults if not f.is_trait or (f.kind, f.worker) not in replaced]
-        return dataclasses.replace(
-            self, workers=self.workers if workers is None else workers, faults=(*kept, *faults)
-        )
+        count = self.workers if workers is None else workers
+        price = self.price if count == self.workers else self.price.for_workers(count)
+        return dataclasses.replace(self, workers=count, faults=(*kept, *faults), price=price)
 
     def at_batch(self, batch: int) -> Cluster:
         """The cluster on which every gradient takes as long as one of so many samples."""
@@ -181,7 +184,9 @@ class Cluster:
         """The resolved description, as `load_cluster` reads it."""
         described = dataclasses.asdict(self)
         described["faults"] = [str(fault) for fault in self.faults]
+        described["price"] = self.price.as_dict()
         for name, unused in (
+            ("price", Price()),
             ("sites", Sites()),
             ("background", Background()),
             ("phases", Phases()),
@@ -251,7 +256,7 @@ def cluster_from(described: Mapping[str, Any], folder: Path | None = None) -> Cl
     background = with_trace(_table(top, "background"), folder)
     parts = {
         "compute": compute, "network": network, "faults": tuple(faults),
-        "sites": read_sites(_table(top, "sites")),
+        "sites": read_sites(_table(top, "sites")), "price": read_price(_table(top, "price")),
         "background": _section(Background, background, "background"),
         "phases": _section(Phases, _table(top, "phases"), "phases"),
     }  # fmt: skip

@@ -175,9 +175,17 @@ def arrival(
     )
 
 
-def charged(history: History, extra_s: float) -> list[dict[str, Any]]:
-    """The same evaluations, each later by the time that it takes to have the model it scored."""
-    return [{**row, "virtual_seconds": row["virtual_seconds"] + extra_s} for row in history]
+def charged(
+    history: History, extra_s: float, per_second: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
+    """The same evaluations, each later by the time that it takes to have the model it scored, and
+    dearer by what such a second costs."""
+    extra = {"virtual_seconds": extra_s}
+    extra |= {what: extra_s * rate for what, rate in (per_second or {}).items()}
+    return [
+        {**row, **{what: row[what] + more for what, more in extra.items() if what in row}}
+        for row in history
+    ]
 
 
 def target_of(target: float | None, *, score: str) -> float | None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 from gossamer.runs.arrival import arrival, held_at_the_end, is_lower_better
+from gossamer.runs.expense import Expense, economy, expenses, pareto_front
 from gossamer.runs.ranking import LEVEL, Ranking
 from gossamer.runs.statistics import (
     best_rate,
@@ -150,9 +151,21 @@ class Contest(Generic[One]):
         ends = {label: final_mean(_histories(runs), self.key) for label, runs in self.shown.items()}
         return verdict(self.ranking, self.target, self.key, ends, self._cut_short)
 
+    @cached_property
+    def expenses(self) -> list[Expense]:
+        """What each method spends, the fastest first; empty where the cluster has no prices."""
+        histories = {label: _histories(runs) for label, runs in self.shown.items()}
+        return expenses(self.ranking.places, histories, self.target, self.key)
+
+    def economy(self) -> str:
+        """Who is the cheapest, in one sentence; empty where the cluster has no prices."""
+        return economy(self.expenses)
+
     def rows(self) -> list[dict[str, Any]]:
         """One row per method at its best rate, the fastest to the target first."""
         rows: list[dict[str, Any]] = []
+        spent = {one.label: one for one in self.expenses}
+        front = pareto_front(self.expenses)
         for place in self.ranking.places:
             mean, low, high = place.bounds
             runs = self.shown[place.label]
@@ -167,9 +180,10 @@ class Contest(Generic[One]):
                 "seconds_of_seeds": list(place.arrival.seconds),
             }
             names = dict.fromkeys((*_FIGURES, str(self.key)))
-            rows.append(
-                row | {name: mean_of([run.summary.get(name) for run in runs]) for name in names}
-            )
+            row |= {name: mean_of([run.summary.get(name) for run in runs]) for name in names}
+            if spent:
+                row |= spent[place.label].row(front) | dict(spent[place.label].in_all)
+            rows.append(row)
         return rows
 
     def tried(self, label: str, rate: float) -> tuple[float | None, float]:

@@ -97,11 +97,23 @@ class Delivery:
         """The bytes that each end has sent over its card."""
         self.bytes_taken = [0] * len(cards)
         """The bytes that each end has received over its card, or that are on their way to it."""
+        self._site_of = [cluster.site_of(card) for card in range(count)]
+        self._left_sites = 0
 
     def capacity(self, end: int) -> float:
         """Bytes per second of the card of an end, in its slower direction."""
         card = self._cards[end]
         return min(self._egress[card], self._ingress[card]) * SECOND
+
+    @property
+    def egress_bytes(self) -> int:
+        """The bytes that have left a site; where no sites are described, that left a machine."""
+        return self._left_sites if self._cluster.sites.names else sum(self.bytes_put)
+
+    def count_leaving(self, source: int, target: int, size_bytes: int) -> None:
+        """Count bytes from one card to another, if these are at different sites."""
+        if self._site_of[source] != self._site_of[target]:
+            self._left_sites += size_bytes
 
     def share_with_others(self, stream: Stream) -> None:
         """Let the traffic of others, if the cluster has any, use its links from now on."""
@@ -203,6 +215,7 @@ class Delivery:
         if self._cards[source] != self._cards[target]:
             self.bytes_put[source] += size_bytes
             self.bytes_taken[target] += size_bytes
+            self.count_leaving(self._cards[source], self._cards[target], size_bytes)
         connection = self._connections.get((source, target))
         if connection is None:
             connection = self._connections[source, target] = Connection(source, target)

@@ -290,6 +290,11 @@ class Simulation:
             "computing_seconds": [own.computing_ns / SECOND for own in workers],
             "waiting_seconds": [own.waited_ns / SECOND for own in workers],
         }
+        price = self.settings.cluster.price
+        if price.spendings:
+            egress = world.post.egress_bytes
+            row |= {"egress_bytes": egress}
+            row |= price.bill(row["virtual_seconds"], row["computing_seconds"], egress)
         if found is not None:
             row |= {"steps": found.steps, "samples": found.samples}
         row["epochs"] = world.budget.epochs_of(row["samples"])

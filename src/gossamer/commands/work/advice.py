@@ -15,6 +15,7 @@ from rich.table import Table
 
 from gossamer.commands.console import plain_table
 from gossamer.commands.work.answer import KeptAnswer, scratch_folder, shows_progress
+from gossamer.commands.work.comparison import spent_cell
 from gossamer.commands.work.jobs import JobPool, JobWatch, pool_for
 from gossamer.commands.work.simulations import (
     EngineCache,
@@ -38,6 +39,7 @@ from gossamer.plan.advise.search_run import Run, SearchFailure, SearchRun
 from gossamer.plan.advise.sensitivity import scenes
 from gossamer.quantities import counted, seconds
 from gossamer.runs.arrival import evaluations, target_of
+from gossamer.runs.expense import HEADINGS
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Result, Row
 from gossamer.runs.statistics import show_number
@@ -98,8 +100,8 @@ class Advice(KeptAnswer):
 
     def _shown(self) -> tuple[Table, list[str]]:
         said = self.findings
-        told = (said.verdict(), said.reason(), said.ended(), said.proposal(), said.edge(),
-                said.next_step())  # fmt: skip
+        told = (said.verdict(), said.economy(), said.reason(), said.ended(), said.proposal(),
+                said.edge(), said.next_step())  # fmt: skip
         return advice_table(said), [sentence for sentence in told if sentence]
 
 
@@ -321,8 +323,11 @@ def advice_table(findings: SearchFindings) -> Table:
     """The table of the ranking, the fastest first."""
     table = plain_table()
     key = findings.search.key
-    for column in ("", "method", "lr", f"to {findings.goal}", "interval", "seeds", "best",
-                   "couples by"):  # fmt: skip
+    spent = {one.label: one.row(findings.front) for one in findings.expenses}
+    told = list(findings.expenses[0].in_all) if findings.expenses else []
+    spendings = [HEADINGS[what] for what in told]
+    for column in ("", "method", "lr", f"to {findings.goal}", "interval", *spendings, "seeds",
+                   "best", "couples by"):  # fmt: skip
         is_text = column in ("method", "couples by")
         is_whole = column != "couples by"
         table.add_column(column, justify="left" if is_text else "right", no_wrap=is_whole)
@@ -334,6 +339,7 @@ def advice_table(findings: SearchFindings) -> Table:
             str(place), one.candidate.method, f"{one.candidate.learning_rate:g}",
             never if span is None else f"{show_number(span.mean)} s",
             f"{show_number(low)}-{show_number(high)}" if low < high else "-",
+            *(spent_cell(spent[one.candidate.method], what) for what in told),
             f"{one.arrival.reached}/{len(one.results)}",
             show_share(one.nearest) if key == "accuracy" else f"{one.nearest:.4g}",
             one.kind,

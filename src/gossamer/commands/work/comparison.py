@@ -28,6 +28,7 @@ from gossamer.quantities import counted
 from gossamer.runs.arrival import evaluations as frequency
 from gossamer.runs.arrival import target_of
 from gossamer.runs.contest import Contest
+from gossamer.runs.expense import HEADINGS, SHOWN
 from gossamer.runs.ranking import LOOKS
 from gossamer.runs.result import Result
 from gossamer.tasks import Task
@@ -74,7 +75,9 @@ class Comparison(KeptAnswer):
         return self._tournament.as_dict()
 
     def _shown(self) -> tuple[Table, list[str]]:
-        return ranking_table(self._tournament.contest), [self.verdict]
+        contest = self._tournament.contest
+        said = [self.verdict, contest.economy()]
+        return ranking_table(contest), [sentence for sentence in said if sentence]
 
 
 def compare(
@@ -174,9 +177,11 @@ def ranking_table(contest: Contest[Result]) -> Table:
     score, target = contest.key, contest.target
     goal = show_share(target) if score == "accuracy" else f"{target:.4g}"
     table = plain_table()
+    told = list(contest.expenses[0].in_all) if contest.expenses else []
+    spendings = [HEADINGS[what] for what in told]
     add_columns(
-        table, "method", "lr", score, f"to {goal}", "times", "in all", "waiting", "stale",
-        "sent/step", "apart", no_wrap=True,
+        table, "method", "lr", score, f"to {goal}", "times", *spendings, "in all", "waiting",
+        "stale", "sent/step", "apart", no_wrap=True,
     )  # fmt: skip
     for row in contest.rows():
         reached, times = row["seconds_to_target"], row["times_the_first"]
@@ -186,11 +191,18 @@ def ranking_table(contest: Contest[Result]) -> Table:
             _score(row[score], score),
             _between(row) if reached is not None else _count(row),
             ("" if times is None else f"{times:.1f}") + (" ~" if is_open else ""),
+            *(spent_cell(row, what) for what in told),
             f"{row['virtual_seconds']:.2f} s",
             show_share(row["waiting_fraction"]), show_stale(row), show_bytes(row["bytes_per_step"]),
             f"{row['consensus_distance']:.3f}",
         )  # fmt: skip
     return table
+
+
+def spent_cell(row: dict[str, Any], what: str) -> str:
+    """What a method spends until it reaches the target; * marks the front of time and money."""
+    mark = "*" if what == "dollars" and row["on_front"] else ""
+    return SHOWN[what](row[f"{what}_to_target"]) + mark
 
 
 def _score(value: float | None, score: str) -> str:

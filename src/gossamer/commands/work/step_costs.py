@@ -31,6 +31,7 @@ from gossamer.quantities import bytes_per_second, counted, seconds, size_in_byte
 from gossamer.report.page.cluster import shown_step
 from gossamer.report.pictures.cost_picture import CostLine, FastestMark, cost_picture
 from gossamer.report.pictures.figure import has_matplotlib
+from gossamer.runs.expense import show_dollars
 from gossamer.runs.folder import RunFolder
 from gossamer.tasks import Task, make_task
 
@@ -85,6 +86,7 @@ class StepCosts(Answer):
         """One dictionary for each method and number of workers; None where there is no answer."""
         return [
             _row(name, count, one, name in self.fastest[count])
+            | _epoch_dollars(self._asked.cluster, count, one)
             for name, row in self._found.items()
             for count, one in row.items()
         ]
@@ -146,6 +148,21 @@ class StepCosts(Answer):
             for count in best
         ]  # fmt: skip
         table.add_row("samples/s, fastest", *(f"{speed:,.0f}" for speed in most))
+        return table
+
+    def price_table(self) -> Table | None:
+        """Dollars per epoch, for the worker-hours alone; None where the cluster has no prices."""
+        counts, where = self._asked.counts, self._asked.cluster
+        rows = {
+            name: [_epoch_dollars(where, at, row[at]).get("epoch_dollars") for at in counts]
+            for name, row in self._found.items()
+        }
+        if not any(cell is not None for cells in rows.values() for cell in cells):
+            return None
+        table = plain_table("Dollars per epoch for the worker-hours, without egress", gap=2)
+        add_columns(table, "workers", *map(str, counts), no_wrap=True)
+        for name, cells in rows.items():
+            table.add_row(name, *map(show_dollars, cells))
         return table
 
     def explanations(self) -> list[str]:
@@ -276,6 +293,17 @@ def _row(name: str, count: int, one: Prediction | NoClosedForm, is_fastest: bool
     }
 
 
+def _epoch_dollars(
+    cluster: Cluster, count: int, one: Prediction | NoClosedForm
+) -> dict[str, float]:
+    """What the workers cost for an epoch; empty where they have no price. Which bytes leave a site
+    or a machine has no closed form, so egress is not in it."""
+    hours = cluster.price.for_workers(count).per_second(count)
+    if not hours or isinstance(one, NoClosedForm):
+        return {}
+    return {"epoch_dollars": hours * one.epoch_seconds}
+
+
 def _counts(given: str | Sequence[int]) -> list[int]:
     """Read numbers separated by commas; '...' continues the two before it up to the one after."""
     text = given if isinstance(given, str) else ",".join(map(str, given))
@@ -368,7 +396,10 @@ def _summary(
     summary = {
         "ended": "finished",
         "cluster": where.name, "model_bytes": what.model_bytes, "batch": what.batch,
-        "predictions": [p.as_dict() for p in predictions if isinstance(p, Prediction)],
+        "predictions": [
+            p.as_dict() | _epoch_dollars(where, p.workers, p)
+            for p in predictions if isinstance(p, Prediction)
+        ],
         "refused": refused,
         "fastest": {str(round(count)): methods for count, methods in best.items()},
         "crossings": [one.as_dict() for one in (*overtaken, *other)],

@@ -404,6 +404,7 @@ class Tournament:
             "cut_short": self.cut_short,
             "target": self.contest.target,
             "verdict": self.contest.verdict(),
+            **({"economy": said} if (said := self.contest.economy()) else {}),
             "ended": "interrupted" if self.interrupted else "finished",
             "failures": {name: str(error) for name, error in self.failures.items()},
             "ranking": self.contest.rows(),

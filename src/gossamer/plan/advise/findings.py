@@ -14,6 +14,7 @@ from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
 from gossamer.plan.advise.sensitivity import SceneOutcome, sentence, thresholds
 from gossamer.quantities import counted
 from gossamer.runs.arrival import RULE, is_lower_better
+from gossamer.runs.expense import economy, expenses, pareto_front
 from gossamer.runs.ranking import RankedMethod, Ranking
 from gossamer.runs.statistics import beyond, show_score
 from gossamer.runs.verdict import verdict
@@ -29,6 +30,10 @@ class SearchFindings:
         self.ranking: list[Standing] = search.ranking()
         self.contest = Ranking([one.arrival for one in self.ranking])
         self.left_out = dict(left_out)
+        histories = {one.candidate.method: one.histories for one in self.ranking}
+        self.expenses = expenses(self.contest.places, histories, search.target, search.key)
+        """What each method spends; empty where the cluster has no prices."""
+        self.front = pareto_front(self.expenses)
 
     @property
     def goal(self) -> str:
@@ -144,6 +149,10 @@ class SearchFindings:
         said = thresholds(outcomes, self.search.base.cluster.workers, winner)
         return [*said, *(sentence(one, winner, self.goal) for one in outcomes)]
 
+    def economy(self) -> str:
+        """Who is the cheapest, in one sentence; empty where the cluster has no prices."""
+        return economy(self.expenses)
+
     def left_out_for(self) -> dict[str, list[str]]:
         """The methods that were left out, by reason."""
         found: dict[str, list[str]] = {}
@@ -217,6 +226,7 @@ class SearchFindings:
             "ended": self.search.ended,
             "verdict": self.verdict() if self.ranking else "",
             "reason": self.reason(),
+            **({"economy": self.economy()} if self.expenses else {}),
             "proposal": self.proposal(),
             "widened": [
                 {"method": one.method, "learning_rate": one.learning_rate}
@@ -246,6 +256,7 @@ class SearchFindings:
     def _row(self, one: Standing) -> dict[str, Any]:
         place = self.place(one)
         span = place.span
+        spent = next((e for e in self.expenses if e.label == one.candidate.method), None)
         return {
             "method": one.candidate.method,
             "learning_rate": one.candidate.learning_rate,
@@ -260,6 +271,7 @@ class SearchFindings:
             "best": one.nearest,
             "kind": one.kind,
             "collecting_seconds": one.collecting,
+            **({} if spent is None else spent.row(self.front)),
         }
 
     def _outcome(self, one: SceneOutcome) -> dict[str, Any]:

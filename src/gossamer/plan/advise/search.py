@@ -25,6 +25,7 @@ from gossamer.plan.advise.search_run import Run, SearchFailure, SearchRun, StopR
 from gossamer.plan.advise.sensitivity import ChangedCluster, SceneOutcome
 from gossamer.runs.arrival import (
     Arrival,
+    History,
     arrival,
     charged,
     is_lower_better,
@@ -69,6 +70,8 @@ class Standing:
     collecting: float
     """The seconds that it takes to have the model that was scored."""
     arrival: Arrival
+    histories: Sequence[History]
+    """The evaluations of these runs, each at the time at which one has the model."""
     nearest: float
     """The best score, mean over the seeds."""
     is_final: bool
@@ -104,6 +107,7 @@ class Search:
         self.ended = "finished"
         self._run, self._watch = run, watch
         self._model_bytes = model_bytes(base)
+        self._per_second = base.cluster.price.while_idle(base.cluster.workers)
         self._kinds: dict[Candidate, str] = {}
         self._stage = ""
         self._left = 0
@@ -418,7 +422,7 @@ class Search:
 
     def _stand(self, candidate: Candidate, results: list[Result], is_final: bool) -> Standing:
         extra = collecting_seconds(candidate.settings(self.base), self._model_bytes)
-        histories = [charged(result.history, extra) for result in results]
+        histories = [charged(result.history, extra, self._per_second) for result in results]
         nearest = [self._sign * self._best_of(history) for history in histories]
         return Standing(
             candidate=candidate,
@@ -426,6 +430,7 @@ class Search:
             results=results,
             collecting=extra,
             arrival=arrival(candidate.method, histories, self.target, self.key),
+            histories=histories,
             nearest=sum(nearest) / len(nearest),
             is_final=is_final,
         )

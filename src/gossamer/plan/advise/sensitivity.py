@@ -71,7 +71,8 @@ def with_workers(cluster: Cluster, workers: int) -> Cluster:
         fault for fault in cluster.faults
         if fault.worker < workers and all(r < workers for side in fault.sides for r in side)
     )  # fmt: skip
-    return dataclasses.replace(cluster, workers=workers, faults=kept)
+    price = cluster.price.for_workers(workers)
+    return dataclasses.replace(cluster, workers=workers, faults=kept, price=price)
 
 
 def _bits(bytes_per_second: float) -> str:

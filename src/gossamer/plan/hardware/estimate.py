@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import dataclass
 
 from gossamer.config.cluster import Cluster, Compute
+from gossamer.config.price import Price
 from gossamer.plan.batch_line import BatchLine, batch_line, other_sizes
 from gossamer.plan.hardware.chrome_trace import TracedStep
 from gossamer.plan.hardware.device import Device
@@ -128,10 +129,22 @@ def sheet_text(cluster: Cluster, made_from: Estimate | TracedStep, workload: str
         *_unless_default("rack_latency", wires.rack_latency, 0.0),
         *_unless_default("oversubscription", wires.oversubscription, 1.0),
     ]  # fmt: skip
+    lines += _price(cluster.price)
     if cluster.faults:
         kept = ", ".join(f'"{fault}"' for fault in cluster.faults)
         lines.insert(lines.index("[compute]") - 1, f"faults = [{kept}]")
     return "\n".join(lines) + "\n"
+
+
+def _price(price: Price) -> list[str]:
+    """The table [price], as given."""
+    if not price.spendings:
+        return []
+    told = price.as_dict()
+    if price.own_hours:
+        hours = ", ".join(f"{name} = {hour!r}" for name, hour in told["worker_hour"].items())
+        told["worker_hour"] = f"{{ {hours} }}"
+    return ["", "[price]", *(f"{name} = {value}" for name, value in told.items())]
 
 
 def _unless_default(key: str, value: float, default: float) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from gossamer.report.page.data import AdviceData, PageData, TableData
-from gossamer.report.page.method import arrival_data
+from gossamer.report.page.method import arrival_data, expense_data
 from gossamer.runs.arrival import Arrival
 from gossamer.runs.json_files import Row, members, number, numbers, objects, text, texts
 from gossamer.runs.kept_runs import Folder
@@ -64,6 +64,8 @@ def show_search(data: PageData, search: Row) -> None:
     # Methods that failed in the final are not in the ranking; they come last.
     data["methods"].sort(key=lambda one: (*order, one["label"]).index(one["label"]))
     data["advice"] = _advice(search)
+    data["expenses"] = expense_data(objects(search.get("ranking")))
+    data["economy"] = text(search.get("economy"))
     data["tables"] = [*_tables(search, data["score"]), *data["tables"]]
     data["notices"] = [*texts(search.get("remarks")), *data["notices"]]
 

@@ -20,7 +20,7 @@ from gossamer.report.page.data import (
 )
 from gossamer.report.page.gathered_runs import GatheredRuns, check_same_task, gather
 from gossamer.report.page.lab import lab_parts
-from gossamer.report.page.method import method_data
+from gossamer.report.page.method import expense_data, method_data
 from gossamer.report.page.settings import listed_settings
 from gossamer.report.page.text import page_subtitle, page_title, page_verdict
 from gossamer.report.page.topology import server_side
@@ -85,6 +85,8 @@ def build_page(
         test_samples=_test_samples(runs, contest.key),
         advice=None,
         methods=methods,
+        expenses=expense_data(contest.rows() if contest.expenses and goal is not None else ()),
+        economy="" if goal is None else contest.economy(),
         grid=_grid(contest),
         cluster=_cluster(gathered, first),
         settings=_settings(folders, gathered),

@@ -116,6 +116,20 @@ class MethodData(TypedDict):
     figures: Figures
 
 
+class ExpenseData(TypedDict):
+    """What a method spends on a cluster with prices: means over the seeds, None where unknown."""
+
+    method: str
+    seconds: float | None
+    """The time to the target."""
+    to_target: dict[str, float | None]
+    """Dollars and joules until then; only what the cluster has prices for."""
+    in_all: dict[str, float | None]
+    """The same for the whole run; None in a search, whose runs end at the target."""
+    on_front: bool
+    """Whether no other method beats it in both time and money."""
+
+
 class GridRow(TypedDict):
     """The results of one method over the grid of learning rates."""
 
@@ -248,6 +262,10 @@ class PageData(TypedDict):
     """How many test samples an accuracy is measured on."""
     advice: AdviceData | None
     methods: list[MethodData]
+    expenses: list[ExpenseData]
+    """What the methods spend, the fastest first; empty where the cluster has no prices."""
+    economy: str
+    """Who is the cheapest, in one sentence; empty without prices or a target."""
     grid: GridData | None
     cluster: ClusterData | None
     settings: list[Setting]

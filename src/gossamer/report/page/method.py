@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from gossamer.config.price import SPENDINGS
 from gossamer.report.page.cluster import read_cluster
 from gossamer.report.page.data import (
     FIGURES,
@@ -14,6 +15,7 @@ from gossamer.report.page.data import (
     Card,
     Curve,
     Curves,
+    ExpenseData,
     Figures,
     MethodData,
     Shares,
@@ -122,6 +124,22 @@ def arrival_data(place: RankedMethod) -> ArrivalData:
         times=place.times,
         is_close=place.is_close,
     )
+
+
+def expense_data(rows: Sequence[Row]) -> list[ExpenseData]:
+    """What the methods of a ranking spend; empty where its rows tell nothing about that."""
+    told = [w for w in SPENDINGS if rows and all(f"{w}_to_target" in row for row in rows)]
+    return [
+        ExpenseData(
+            method=text(row.get("method")),
+            seconds=number(row.get("seconds_to_target")),
+            to_target={what: number(row.get(f"{what}_to_target")) for what in told},
+            in_all={what: number(row.get(what)) for what in told},
+            on_front=row.get("on_front") is True,
+        )
+        for row in rows
+        if told
+    ]
 
 
 # ---------------------------------------------------------------------- where the time went

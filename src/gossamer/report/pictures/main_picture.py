@@ -8,12 +8,12 @@ from pathlib import Path
 from gossamer.report.page.advice import kept_places, kept_search
 from gossamer.report.page.build import first_configured, goal_of
 from gossamer.report.page.gathered_runs import gather
-from gossamer.report.page.method import shares_of, worker_times
+from gossamer.report.page.method import expense_data, shares_of, worker_times
 from gossamer.report.page.text import page_title
 from gossamer.report.pictures.panels import VIRTUAL, Series
 from gossamer.report.pictures.run_pictures import comparison_picture, run_picture
 from gossamer.runs.contest import Contest
-from gossamer.runs.json_files import text
+from gossamer.runs.json_files import objects, text
 from gossamer.runs.kept_runs import Folder, Run
 from gossamer.runs.statistics import curve
 
@@ -45,7 +45,11 @@ def main_picture(path: Path, folders: Sequence[Folder], *, target: float | None 
         workers = worker_times(shown[methods[0].label][0])
         run_picture(path, methods[0], workers, title=title, target=goal, time=time)
     else:
-        comparison_picture(path, methods, title=title, target=goal, ranking=ranking, time=time)
+        rows = contest.rows() if search is None else objects(search.get("ranking"))
+        comparison_picture(
+            path, methods, title=title, target=goal, ranking=ranking, time=time,
+            expenses=expense_data(rows),
+        )  # fmt: skip
     return True
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gossamer.quantities import counted
-from gossamer.report.page.data import Shares, WorkerTime
+from gossamer.report.page.data import ExpenseData, Shares, WorkerTime
 from gossamer.report.pictures import figure as figures
 from gossamer.runs.arrival import History, Vector, is_lower_better
 from gossamer.runs.ranking import RankedMethod
@@ -250,3 +250,50 @@ def _name_shares(axes: Axes) -> None:
         handlelength=1.0, handleheight=1.0, handletextpad=0.5, columnspacing=0.9,
         labelcolor=figures.INK,
     )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- time and money
+
+
+def has_point(one: ExpenseData) -> bool:
+    """Whether it is known how long a method takes to the target and what it costs until then."""
+    return one["seconds"] is not None and one["to_target"].get("dollars") is not None
+
+
+def draw_front(
+    axes: Axes, expenses: Sequence[ExpenseData], looks: Mapping[str, figures.Look], time: str
+) -> None:
+    """Time to the target against its cost, a marker for each method, and the line of those that no
+    other beats in both."""
+    figures.style(
+        axes, "bottom", "Cost against time to the target (line: beaten by none in both)",
+        grid="both",
+    )  # fmt: skip
+    points = {
+        one["method"]: (one["seconds"] or 0.0, one["to_target"]["dollars"] or 0.0)
+        for one in expenses
+    }
+    front = sorted(points[one["method"]] for one in expenses if one["on_front"])
+    if front:
+        seconds, dollars = zip(*front, strict=True)
+        # Between two methods of the front nothing is known, so the line is a staircase.
+        line: figures.Look = {**figures.DOTTED, "linewidth": 1.6}
+        axes.step(seconds, dollars, where="post", **line)
+    for label, (second, dollar) in points.items():
+        mark: figures.Look = {**looks[label], "linestyle": "none", "markersize": 9.0}
+        axes.plot(second, dollar, **mark)
+        axes.annotate(
+            label, (second, dollar), xytext=(8, 5), textcoords="offset points", fontsize=9,
+            color=figures.INK,
+        )  # fmt: skip
+    words = (f"{time} to the target", "dollars until then")
+    for axis, name, along in zip((axes.xaxis, axes.yaxis), words, (0, 1), strict=True):
+        values = [point[along] for point in points.values()]
+        if min(values) > 0 and max(values) > _LOG_TIME_RATIO * min(values):
+            (axes.set_yscale if along else axes.set_xscale)("log")
+            figures.plain_log_ticks(axis)
+            name += " (log scale)"
+        else:
+            limit = axes.set_ylim if along else axes.set_xlim
+            limit(0, 1.12 * max(values) or 1.0)
+        figures.name_axis(axis, name)

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
 from gossamer.report.looks import COLOURS, places
-from gossamer.report.page.data import WorkerTime
+from gossamer.report.page.data import ExpenseData, WorkerTime
 from gossamer.report.pictures import figure as figures
 from gossamer.report.pictures.panels import (
     VIRTUAL,
     Series,
     draw_arrivals,
     draw_curves,
+    draw_front,
     draw_shares,
     draw_target,
     draw_workers,
+    has_point,
     limit_scores,
     name_target,
 )
@@ -47,23 +49,31 @@ def comparison_picture(
     target: float,
     ranking: Sequence[RankedMethod],
     time: str = VIRTUAL,
+    expenses: Sequence[ExpenseData] = (),
 ) -> None:
-    """Several methods on one task and one cluster: scores, times to the target, use of time."""
+    """Several methods on one task and one cluster: scores, times to the target, use of time; and
+    where the cluster has prices, time against money."""
     by_label = {one.label: one for one in runs}
-    figure = figures.new_figure(12.0, 8.0)
+    priced = [one for one in expenses if one["method"] in by_label and has_point(one)]
+    figure = figures.new_figure(12.0, 11.5 if priced else 8.0)
     looks = {label: figures.look(place) for label, place in places(by_label).items()}
     # A few bars need less room than many, which leaves more for the curves.
     lower = min(1.0, 0.35 + 0.08 * len(runs))
-    panels = figure.subplots(2, 2, sharey="row", height_ratios=(1.3, lower))
-    over_time, over_epochs, arrivals, shares = panels.flat
+    ratios = (1.3, lower, 1.0) if priced else (1.3, lower)
+    panels = figure.subplots(len(ratios), 2, sharey="row", height_ratios=ratios)
+    over_time, over_epochs, arrivals, shares = panels[:2].flat
     key = _draw_scores(over_time, over_epochs, runs, looks, target, time)
     ranked = [place for place in ranking if place.label in by_label]
     figures.style(arrivals, "left", f"{time.capitalize()} to reach {show_score(target, key)}")
     draw_arrivals(arrivals, ranked, by_label, looks, time)
     draw_shares(shares, [by_label[one.label] for one in ranked])
-    rows = _write_methods(figure, runs, looks)
+    if priced:
+        # One panel in the place of the two of the last row.
+        for panel in panels[2]:
+            panel.remove()
+        draw_front(figure.add_subplot(panels[2, 0].get_gridspec()[2, :]), priced, looks, time)
     figures.write_titles(figure, title, _subtitle(runs, has_dots=True))
-    figures.lay_out(figure, legend_rows=rows)
+    figures.lay_out(figure, legend_rows=_write_methods(figure, runs, looks))
     figures.save(figure, path)
 
 

@@ -116,6 +116,7 @@ class FlowingCollective:
         self._timer = None
         for number, (source, target) in enumerate(pairs):
             ended = partial(self._ended, number)
+            self._post.count_leaving(source, target, size_bytes)
             self._flows[number] = self._post.transfer(source, target, size_bytes, ended)
 
     def _ended(self, number: int) -> None:
