@@ -129,7 +129,7 @@ def test_rendering_again_keeps_what_the_reader_chose(opened):
     page.get_by_role("button", name=LABELS[1], exact=True).click()
     page.locator("#choose-time").select_option(LABELS[3])
     page.locator("#results thead th").nth(2).get_by_role("button").click()
-    page.evaluate("window.scrollTo({top: 1500, behavior: 'instant'})")
+    page.evaluate("window.scrollTo({top: 2400, behavior: 'instant'})")
     place = "() => Math.round(document.querySelector('#results h2').getBoundingClientRect().top)"
     seen_at = page.evaluate(place)
     newer = sample_page(verdict="It is otherwise.")
@@ -143,8 +143,9 @@ def test_rendering_again_keeps_what_the_reader_chose(opened):
     assert page.locator("#choose-time").input_value() == LABELS[3]
     assert [name for name, held in page.evaluate(HELD) if f'"{LABELS[1]}"' in held] == []
     assert one.column("results", 0) == [*before, "late"]
-    # The verdict is shorter now: what the reader looks at must stand where it stood.
-    assert page.evaluate(place) == seen_at
+    # The verdict is shorter now: what the reader looks at must stand where it stood, but for the
+    # fractions of a pixel by which browsers do not scroll.
+    assert abs(page.evaluate(place) - seen_at) <= 1
     assert page.evaluate("document.activeElement.innerText").startswith("final accuracy")
     assert list(one.sizes()) == CHARTS
 

@@ -42,7 +42,11 @@ def test_the_front_is_what_no_other_beats(points: list[tuple[float | None, float
     differs, and whoever is not there is beaten by somebody who is."""
     found = [spent(f"m{at}", *point) for at, point in enumerate(points)]
     front = pareto_front(found)
-    known = {e.label: (e.seconds, e.dollars) for e in found if None not in (e.seconds, e.dollars)}
+    known = {
+        one.label: (one.seconds, one.dollars)
+        for one in found
+        if one.seconds is not None and one.dollars is not None
+    }
     times = [known[label] for label in front]
     assert times == sorted(times)
     for label, (seconds, dollars) in known.items():
@@ -81,7 +85,7 @@ def test_the_sentence_names_the_cheapest_where_it_is_not_the_fastest() -> None:
     """With its price, its share of the fastest one's, and its loss of time."""
     said = contest(quick=4.0, thrifty=1.0).economy()
     assert said.startswith("thrifty is the cheapest: it reaches the target for $2.00, 50 % of what")
-    assert "quick, the fastest, costs ($4.00), and takes 2.0 times as long" in said
+    assert "quick, the fastest, costs ($4.00), and takes 2 times as long" in said
     assert contest(quick=1.0, dear=4.0).economy() == "quick is also the cheapest, at $1.00."
     assert economy([]) == ""
     assert economy([spent("nobody", None, None)]) == ""

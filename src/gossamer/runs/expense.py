@@ -120,7 +120,7 @@ def economy(found: Sequence[Expense]) -> str:
         return f"{fastest.label} is also the cheapest, at {show_dollars(fastest.dollars)}."
     share = 100 * cheapest.dollars / fastest.dollars
     times = cheapest.seconds / fastest.seconds if fastest.seconds else 0.0
-    late = f"{times:.1f} times as long" if times else "longer"
+    late = f"{times:.3g} times as long" if times else "longer"
     return (
         f"{cheapest.label} is the cheapest: it reaches the target for "
         f"{show_dollars(cheapest.dollars)}, {share:.0f} % of what {fastest.label}, the fastest, "

@@ -173,6 +173,8 @@ class Collectives:
             post.bytes_put[rank] += put
             # Each machine receives about as many bytes as it sends.
             post.bytes_taken[rank] += put
+            if self._queue is None:
+                post.egress_bytes += put
 
     def _price(self, collective: Collective, members: list[int], machines: list[int]) -> float:
         """Seconds by the formulas, at the slowest card."""

@@ -97,23 +97,20 @@ class Delivery:
         """The bytes that each end has sent over its card."""
         self.bytes_taken = [0] * len(cards)
         """The bytes that each end has received over its card, or that are on their way to it."""
-        self._site_of = [cluster.site_of(card) for card in range(count)]
-        self._left_sites = 0
+        self.egress_bytes = 0
+        """The bytes that have left a site and arrived; without sites, that have left a machine."""
+        sites = cluster.sites.names
+        self._place_of = [cluster.site_of(card) if sites else card for card in range(count)]
 
     def capacity(self, end: int) -> float:
         """Bytes per second of the card of an end, in its slower direction."""
         card = self._cards[end]
         return min(self._egress[card], self._ingress[card]) * SECOND
 
-    @property
-    def egress_bytes(self) -> int:
-        """The bytes that have left a site; where no sites are described, that left a machine."""
-        return self._left_sites if self._cluster.sites.names else sum(self.bytes_put)
-
-    def count_leaving(self, source: int, target: int, size_bytes: int) -> None:
-        """Count bytes from one card to another, if these are at different sites."""
-        if self._site_of[source] != self._site_of[target]:
-            self._left_sites += size_bytes
+    def count_egress(self, source: int, target: int, size_bytes: int) -> None:
+        """Count bytes that have come from one card to another, if that is egress."""
+        if self._place_of[source] != self._place_of[target]:
+            self.egress_bytes += size_bytes
 
     def share_with_others(self, stream: Stream) -> None:
         """Let the traffic of others, if the cluster has any, use its links from now on."""
@@ -215,7 +212,6 @@ class Delivery:
         if self._cards[source] != self._cards[target]:
             self.bytes_put[source] += size_bytes
             self.bytes_taken[target] += size_bytes
-            self.count_leaving(self._cards[source], self._cards[target], size_bytes)
         connection = self._connections.get((source, target))
         if connection is None:
             connection = self._connections[source, target] = Connection(source, target)
@@ -281,7 +277,10 @@ class Delivery:
     def _arrive(self, connection: Connection) -> None:
         connection.flow = None
         if connection.queue:
-            connection.queue.popleft().arrived()
+            parcel = connection.queue.popleft()
+            source, target = self._cards[connection.source], self._cards[connection.target]
+            self.count_egress(source, target, parcel.size_bytes)
+            parcel.arrived()
         self._next(connection)
 
     def heal(self, sides: tuple[frozenset[int], ...]) -> None:

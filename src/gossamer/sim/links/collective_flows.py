@@ -115,12 +115,12 @@ class FlowingCollective:
     def _begin(self, pairs: Sequence[tuple[int, int]], size_bytes: int) -> None:
         self._timer = None
         for number, (source, target) in enumerate(pairs):
-            ended = partial(self._ended, number)
-            self._post.count_leaving(source, target, size_bytes)
+            ended = partial(self._ended, number, size_bytes)
             self._flows[number] = self._post.transfer(source, target, size_bytes, ended)
 
-    def _ended(self, number: int) -> None:
-        del self._flows[number]
+    def _ended(self, number: int, size_bytes: int) -> None:
+        flow = self._flows.pop(number)
+        self._post.count_egress(flow.source, flow.target, size_bytes)
         if not self._flows:
             self._next()
 
