@@ -149,6 +149,12 @@ class Metrics(Observer):
         ]
         return sum(shares) / len(shares) if shares else None
 
+    @property
+    def batch_share(self) -> list[float]:
+        """The mean batch of each worker as a part of all workers' mean batches together."""
+        batches = [own.samples / max(1, own.steps) for own in self.workers.values()]
+        return [batch / (sum(batches) or 1.0) for batch in batches]
+
     def row(self) -> Row:
         """The progress of the workers; the training loss is the mean since the last row."""
         losses, self._losses = self._losses, []
@@ -204,6 +210,7 @@ def summary(metrics: Metrics, bytes_sent: int) -> Row:
     steps = max(1, metrics.steps)
     return {
         "steps": metrics.steps,
+        "batch_share": metrics.batch_share,
         "bytes_per_step": bytes_sent / steps,
         "exchanges_per_step": metrics.exchanges / steps or None,
         "waiting_fraction": metrics.waiting_fraction,
