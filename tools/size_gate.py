@@ -62,7 +62,8 @@ BUDGETS = {
     # New: uplinks, pipes, other traffic and collectives as flows, beside the full folder sim.
     "sim/links": 500,
     "sim/script": 1620,
-    "sim": 3500,
+    # Rounds of unequal shares.
+    "sim": 3550,
     "studies": 60,
     "studies/lab": 1830,
     # Tables of a shared network, and of batch, workers and staleness.

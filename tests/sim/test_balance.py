@@ -10,7 +10,7 @@ from gossamer.config.faults import Fault
 from gossamer.errors import ConfigurationError
 from gossamer.runs.result import Result
 from gossamer.sim.simulation import simulate
-from support import bowl, build, digits
+from support import bowl, build, digits, pieces
 from tiers import only
 
 SLOW = Fault("slow", worker=0, amount=4.0)
@@ -31,7 +31,7 @@ def balanced(method: str) -> str:
 
 
 def ran(method: str, cluster: Cluster, steps: int = 45, batch: int = 16) -> Result:
-    return build(bowl(), method, cluster, steps=steps, batch=batch, evaluations=1).run()
+    return build(pieces(3, 3), method, cluster, steps=steps, batch=batch, evaluations=1).run()
 
 
 @pytest.mark.parametrize("method", only(METHODS[:1], METHODS))

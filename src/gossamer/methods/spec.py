@@ -196,7 +196,7 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
     return MethodSpec(
         method, given, is_paper, int(groups) if groups.isdecimal() else groups, balance,
         **server_side,
-    )
+    )  # fmt: skip
 
 
 GROUP = "gossamer.methods"

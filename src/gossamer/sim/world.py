@@ -100,7 +100,7 @@ class World:
         self.sampler = make_sampler(
             targets, self.size, settings.batch, settings.split, settings.seed, is_synchronous,
             budget.shares_of if is_balanced else None,
-        )
+        )  # fmt: skip
 
     def _make_replicas(
         self, settings: Settings, options: Mapping[str, Any], model: FlatModel
