@@ -102,6 +102,8 @@ def _show(findings: SearchFindings) -> None:
     say_line(RULE)
     say_line(findings.verdict(), style="bold")
     say_line(findings.reason())
+    if findings.baseline():
+        say_line(findings.baseline())
     for hint in filter(None, (findings.proposal(), findings.widened(), findings.edge())):
         say_line(hint)
     changes = findings.changes()

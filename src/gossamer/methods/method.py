@@ -212,9 +212,7 @@ def _reference(worker: Role) -> str:
     return f"{path.absolute()}:{worker.__name__}" if path.suffix == ".py" else ""
 
 
-_RESERVED = frozenset(
-    {"paper", "groups", "balance", "server_optimiser", "servers", "placement"}
-)
+_RESERVED = frozenset({"paper", "groups", "balance", "server_optimiser", "servers", "placement"})
 
 
 def check_row(row: Method) -> None:

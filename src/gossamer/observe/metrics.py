@@ -150,10 +150,13 @@ class Metrics(Observer):
         return sum(shares) / len(shares) if shares else None
 
     @property
-    def batch_share(self) -> list[float]:
-        """The mean batch of each worker as a part of all workers' mean batches together."""
-        batches = [own.samples / max(1, own.steps) for own in self.workers.values()]
-        return [batch / (sum(batches) or 1.0) for batch in batches]
+    def batch_share(self) -> list[float] | None:
+        """The mean batch of each worker as a part of all workers' mean batches together; None where
+        they are equal."""
+        batches = [own.samples / own.steps for own in self.workers.values() if own.steps]
+        if len(set(batches)) < 2 or len(batches) < len(self.workers):
+            return None
+        return [batch / sum(batches) for batch in batches]
 
     def row(self) -> Row:
         """The progress of the workers; the training loss is the mean since the last row."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gossamer.config.settings import Settings
+from gossamer.plan.advise.candidates import Candidate
 from gossamer.plan.advise.reasons import parts, why
 from gossamer.plan.advise.search import Search, Standing
 from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
@@ -15,7 +16,7 @@ from gossamer.plan.advise.sensitivity import SceneOutcome, sentence, thresholds
 from gossamer.quantities import counted
 from gossamer.runs.arrival import RULE, is_lower_better
 from gossamer.runs.ranking import RankedMethod, Ranking
-from gossamer.runs.statistics import beyond, show_score
+from gossamer.runs.statistics import beyond, show_number, show_score
 from gossamer.runs.verdict import verdict
 
 _LONGER = 3
@@ -29,6 +30,8 @@ class SearchFindings:
         self.ranking: list[Standing] = search.ranking()
         self.contest = Ranking([one.arrival for one in self.ranking])
         self.left_out = dict(left_out)
+        self.alone: tuple[Candidate, float | None] | None = None
+        """What one worker by itself was run with, and its time to the target, once it was run."""
 
     @property
     def goal(self) -> str:
@@ -103,6 +106,24 @@ class SearchFindings:
             )
         return why(winner, loser)
 
+    def baseline(self) -> str:
+        """Whether the cluster is worth it: one worker by itself against the first."""
+        if self.alone is None:
+            return ""
+        candidate, seconds = self.alone
+        if seconds is None:
+            return f"One worker alone does not reach {self.goal} in as many samples at any rate."
+        first, own = (
+            self.ranking[0],
+            f"One worker alone, the fastest, at {candidate.learning_rate:g}",
+        )
+        said = f"{own}, reaches {self.goal} in {show_number(seconds)} s"
+        mean = first.arrival.mean
+        if mean is None:
+            return f"{said}, and no method with every seed: the cluster is not worth it."
+        times = f"{show_number(seconds / mean)} times the time of {first.candidate.method}"
+        return f"{said}: {times}" + ("." if seconds > mean else ", so the cluster is not worth it.")
+
     def proposal(self) -> str:
         """Where no method arrives: a target or a length with which one would."""
         if self.is_reached or not self.has_final:
@@ -154,7 +175,8 @@ class SearchFindings:
     def remarks(self) -> list[str]:
         """What the page says besides the verdict, the tables and the advice itself."""
         judged = RULE_OF_CHANGES if self.changes() else ""
-        said = [one for one in (self.ended(), self.widened(), judged) if one]
+        told = (self.baseline(), self.ended(), self.widened(), judged)
+        said = [one for one in told if one]
         said += [f"{what} failed: {error}" for what, error in self.search.failures.items()]
         said += [
             f"Left out: {', '.join(m)}: {reason}." for reason, m in self.left_out_for().items()
@@ -218,6 +240,7 @@ class SearchFindings:
             "verdict": self.verdict() if self.ranking else "",
             "reason": self.reason(),
             "proposal": self.proposal(),
+            "alone": self._alone(),
             "widened": [
                 {"method": one.method, "learning_rate": one.learning_rate}
                 for one in self.search.widened
@@ -260,6 +283,16 @@ class SearchFindings:
             "best": one.nearest,
             "kind": one.kind,
             "collecting_seconds": one.collecting,
+        }
+
+    def _alone(self) -> dict[str, Any] | None:
+        if self.alone is None:
+            return None
+        candidate, seconds = self.alone
+        return {
+            "learning_rate": candidate.learning_rate,
+            "seconds_to_target": seconds,
+            "said": self.baseline(),
         }
 
     def _outcome(self, one: SceneOutcome) -> dict[str, Any]:
