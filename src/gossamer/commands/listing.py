@@ -83,8 +83,9 @@ def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
         f"two-level. balance=speed, for {_balancing()}, gives each worker a batch in proportion to "
         "its measured speed. Where there is a server: server_optimiser=adagrad chooses what it "
         "descends with; servers=4 cuts the parameters over several; placement=workers puts "
-        "those on the workers' machines; lower_momentum=true allows for the momentum that asynchrony adds; "
-        "keep_momentum=true keeps SGD's where it is left out because nobody waits for anybody."
+        "those on the workers' machines; lower_momentum=true allows for the momentum that "
+        "asynchrony adds; keep_momentum=true keeps SGD's where it is left out because nobody waits "
+        "for anybody."
     )
     if as_json:
         print_json({"methods": rows})
