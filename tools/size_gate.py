@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "gossamer"
 FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
-    ".": 2930,
+    # Shares in proportion to speed, precision, memory of a method.
+    ".": 3100,
     "commands": 3210,
     "commands/studies": 1370,
     "commands/view": 410,
@@ -38,7 +39,9 @@ BUDGETS = {
     "observe": 1020,
     "optim": 1340,
     "plan": 100,
-    "plan/advise": 1690,
+    # One worker alone, beside the answer.
+    # One worker alone beside the cluster.
+    "plan/advise": 1850,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # Sites and racks are looked for.

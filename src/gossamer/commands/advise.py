@@ -107,6 +107,8 @@ def _show(findings: SearchFindings) -> None:
     if findings.economy():
         say_line(findings.economy())
     say_line(findings.reason())
+    if findings.baseline():
+        say_line(findings.baseline())
     for hint in filter(None, (findings.proposal(), findings.widened(), findings.edge())):
         say_line(hint)
     changes = findings.changes()

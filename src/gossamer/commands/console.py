@@ -161,10 +161,21 @@ def shared_figures(summary: Mapping[str, Any]) -> tuple[Figures, Figures]:
         (f"{own} of a worker", f"worker_{own}", "{:.4g}".format),
     ), (
         ("waiting", "waiting_fraction", show_share),
+        ("shares of the batch", "batch_share", _show_shares),
         ("mean staleness", "mean_staleness", "{:.2f}".format),
         ("mean global staleness", "mean_global_staleness", "{:.2f}".format),
         ("consensus distance", "consensus_distance", "{:.4f}".format),
     )
+
+
+_MOST_SHARES = 8
+
+
+def _show_shares(shares: Sequence[float]) -> str:
+    """Each worker's share in order of rank, or of many the least and the largest."""
+    if len(shares) > _MOST_SHARES:
+        return f"{show_share(min(shares))} to {show_share(max(shares))}"
+    return ", ".join(map(show_share, shares))
 
 
 def show_stale(row: Mapping[str, Any]) -> str:

@@ -80,13 +80,20 @@ def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
     out.print()
     say(
         "Name:paper takes the paper's own values; groups=K (or groups=host) makes any method "
-        "two-level. Where there is a server: server_optimiser=adagrad chooses what it descends "
-        "with; servers=4 cuts the parameters over several; placement=workers puts those on the "
-        "workers' machines; lower_momentum=true allows for the momentum that asynchrony adds; "
-        "keep_momentum=true keeps SGD's where it is left out because nobody waits for anybody."
+        f"two-level. balance=speed, for {_balancing()}, gives each worker a batch in proportion to "
+        "its measured speed. Where there is a server: server_optimiser=adagrad chooses what it "
+        "descends with; servers=4 cuts the parameters over several; placement=workers puts "
+        "those on the workers' machines; lower_momentum=true allows for the momentum that "
+        "asynchrony adds; keep_momentum=true keeps SGD's where it is left out because nobody waits "
+        "for anybody."
     )
     if as_json:
         print_json({"methods": rows})
+
+
+def _balancing() -> str:
+    """Which methods can share a round by speed."""
+    return " and ".join(name for name, method in METHODS.items() if method.balances)
 
 
 def tasks(as_json: JsonOption = False) -> None:

@@ -149,6 +149,13 @@ class Cluster:
         price = self.price if count == self.workers else self.price.for_workers(count)
         return dataclasses.replace(self, workers=count, faults=(*kept, *faults), price=price)
 
+    def fastest_alone(self) -> Cluster:
+        """One worker by itself, as fast as the fastest of these, on which nothing breaks."""
+        slow = {f.worker: f for f in self.faults if f.kind == "slow" and f.is_trait}
+        least = min(range(self.workers), key=lambda rank: slow[rank].amount if rank in slow else 1)
+        kept = (dataclasses.replace(slow[least], worker=0),) if least in slow else ()
+        return dataclasses.replace(self, workers=1, faults=kept)
+
     def at_batch(self, batch: int) -> Cluster:
         """The cluster on which every gradient takes as long as one of so many samples."""
         return dataclasses.replace(self, compute=self.compute.at(batch))

@@ -130,6 +130,11 @@ class Settings:
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigurationError(f"seed must have at most 63 bits, got {self.seed}")
         shares(self.task.train.labels, self.cluster.workers, self.split, self.seed)
+        if self.method.balance and self.split != "shuffled":
+            raise ConfigurationError(
+                f"balance=speed deals the samples of one shared order, got the split {self.split}, "
+                "in which each worker has its own; use the split shuffled"
+            )
         if self.method.servers > 1:
             with torch.random.fork_rng(devices=[]):
                 model = self.task.make_model()

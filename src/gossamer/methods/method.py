@@ -80,6 +80,9 @@ class Method:
     trains_output: Callable[[Options], bool] = lambda options: False
     """Whether every worker takes every gradient at the output model itself: the statistics that
     BatchNorm gathers are then that model's own, and those of a centre or of a mean are not."""
+    balances: bool = False
+    """Whether `balance=speed` may give faster workers larger batches: where each step is along the
+    mean of all workers' gradients and nothing is done with one gradient alone."""
     suits: Callable[[int, int], dict[str, Any]] = lambda workers, steps: {}
     """Defaults that suit the run at hand, from the number of workers and of steps."""
     follows: Callable[[int, Options, Options], dict[str, Any]] = lambda workers, values, given: {}
@@ -209,7 +212,7 @@ def _reference(worker: Role) -> str:
     return f"{path.absolute()}:{worker.__name__}" if path.suffix == ".py" else ""
 
 
-_RESERVED = frozenset({"paper", "groups", "server_optimiser", "servers", "placement"})
+_RESERVED = frozenset({"paper", "groups", "balance", "server_optimiser", "servers", "placement"})
 
 
 def check_row(row: Method) -> None:

@@ -119,6 +119,7 @@ _ROWS = (
             memory=lambda p, o: 2.0 * o["stale"] + 1,
         ),
         trains_output=lambda options: True,
+        balances=True,
     ),
     Method(
         "d_psgd", "decentralised", "Lian et al. 2017", "mean", decentralised.d_psgd,
@@ -186,6 +187,7 @@ _ROWS = (
         has_server=True,
         is_synchronous=lambda options: options["backups"] == 0,
         trains_output=lambda options: options["backups"] == 0 and options["decay"] == 0.0,
+        balances=True,
         suits=lambda workers, steps: {"backups": 0, "decay": 0.0},
         about="Chen et al. 2016: a server that waits for a gradient of every worker (hardsync).",
     ),

@@ -35,6 +35,8 @@ class MethodSpec:
     """What was given, as values or as text; the rest is the method's defaults or suits the run."""
     is_paper: bool = False
     groups: int | str = 0
+    balance: str = ""
+    """`speed` gives each worker a batch in proportion to how fast it is."""
     server_optimiser: str = ""
     servers: int = 1
     """Over how many servers the parameters are cut."""
@@ -54,6 +56,7 @@ class MethodSpec:
             raise ConfigurationError(
                 f"{self.name}: groups must be a number of groups or 'host', got {self.groups!r}"
             )
+        self._check_balance()
         _need_server(
             self.method, [k for k in _SERVER_SIDE if getattr(self, k) != getattr(MethodSpec, k)]
         )
@@ -64,6 +67,25 @@ class MethodSpec:
         if self.placement not in ("own", "workers"):
             raise unknown_name(f"{self.name} placement", self.placement, ("own", "workers"))
 
+    def _check_balance(self) -> None:
+        if self.balance not in ("", "speed"):
+            raise ConfigurationError(
+                f"{self.name}: balance must be speed, got {self.balance!r}; leave it out for equal "
+                "batches"
+            )
+        if self.balance and not self.method.balances:
+            able = " and ".join(name for name, method in METHODS.items() if method.balances)
+            raise ConfigurationError(
+                f"{self.name} cannot balance its batches: only where every step is along the mean "
+                f"of all workers' gradients can these be weighted by samples; use {able}, or leave "
+                "out balance="
+            )
+        if self.balance and self.groups:
+            raise ConfigurationError(
+                f"{self.name}: the members of a group have equal batches; leave out groups= or "
+                "balance="
+            )
+
     @property
     def name(self) -> str:
         return self.method.name
@@ -73,6 +95,8 @@ class MethodSpec:
         shown.update(self.options)
         if self.groups:
             shown["groups"] = self.groups
+        if self.balance:
+            shown["balance"] = self.balance
         if self.server_optimiser:
             shown["server_optimiser"] = self.server_optimiser
         if self.servers != 1:
@@ -144,6 +168,11 @@ class MethodSpec:
                 f"{self.name}: backups must be fewer than the workers, got {values['backups']} of "
                 f"{workers}"
             )
+        if self.balance and values.get("backups", 0):
+            raise ConfigurationError(
+                f"{self.name}: a gradient that is dropped leaves a balanced mean without its share;"
+                " leave out backups= or balance="
+            )
         if values.get("n", 1) > workers:
             raise ConfigurationError(
                 f"{self.name}: n must not exceed the {workers} workers, got {values['n']}"
@@ -161,11 +190,13 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
     method = find_method(name)
     is_paper = given.pop("paper", "false") == "true"
     groups = given.pop("groups", "0")
+    balance = given.pop("balance", "")
     server_side = _server_side(name, {key: given.pop(key) for key in _SERVER_SIDE if key in given})
     _need_server(method, list(server_side))
     return MethodSpec(
-        method, given, is_paper, int(groups) if groups.isdecimal() else groups, **server_side
-    )
+        method, given, is_paper, int(groups) if groups.isdecimal() else groups, balance,
+        **server_side,
+    )  # fmt: skip
 
 
 GROUP = "gossamer.methods"

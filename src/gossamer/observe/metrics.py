@@ -154,6 +154,15 @@ class Metrics(Observer):
         losses, self._losses = self._losses, []
         return losses
 
+    @property
+    def batch_share(self) -> list[float] | None:
+        """The mean batch of each worker as a part of all workers' mean batches together; None where
+        they are equal."""
+        batches = [own.samples / own.steps for own in self.workers.values() if own.steps]
+        if len(set(batches)) < 2 or len(batches) < len(self.workers):
+            return None
+        return [batch / sum(batches) for batch in batches]
+
     def row(self) -> Row:
         """The progress of the workers; the training loss is the mean since the last row."""
         losses = self.take_losses()
@@ -209,6 +218,7 @@ def summary(metrics: Metrics, bytes_sent: int) -> Row:
     steps = max(1, metrics.steps)
     return {
         "steps": metrics.steps,
+        "batch_share": metrics.batch_share,
         "bytes_per_step": bytes_sent / steps,
         "exchanges_per_step": metrics.exchanges / steps or None,
         "waiting_fraction": metrics.waiting_fraction,

@@ -8,8 +8,9 @@ and steps of groups, because batch normalisation cannot use a batch of a few sam
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
+from gossamer.batch_shares import BatchShares, StepTimes, is_settlement
 from gossamer.groups import Groups
 
 
@@ -25,8 +26,10 @@ class Budget:
         synchronous: bool,
         working: Set[int],
         groups: Groups = (),
+        shares: BatchShares | None = None,
     ) -> None:
-        """`working` always holds the workers that have neither died nor ended."""
+        """`working` always holds the workers that have neither died nor ended. Rounds are cut into
+        equal batches, or by `shares`."""
         self.samples = samples
         self.batch = batch
         self.processed = 0
@@ -43,6 +46,10 @@ class Budget:
         self._claimed = 0
         self._rounds: list[float] = []
         """The epoch at which each round was opened."""
+        self._shares = shares
+        self._shares_of: list[dict[int, int]] = []
+        """For each opened round, the samples of each worker."""
+        self._times = {rank: StepTimes() for rank in working} if shares else {}
         self._claims: list[int] = []
         """For each opened round, the samples of all rounds up to its end."""
 
@@ -77,9 +84,29 @@ class Budget:
                 self._is_closed = True
                 return None
             self._rounds.append(self.epochs_of(self._claimed))
+            self._share_out(step)
             self._claimed += self.batch * len(self._working)
             self._claims.append(self._claimed)
         return self._rounds[step]
+
+    def _share_out(self, step: int) -> None:
+        if self._shares is None:
+            return
+        if is_settlement(step):
+            told = {rank: own.speed(step) for rank, own in self._times.items()}
+            known = {rank: speed for rank, speed in told.items() if speed is not None}
+            self._shares.settle(known, self._shares_of[-1])
+        self._shares_of.append(self._shares.among(self._working))
+
+    def shares_of(self, step: int) -> Mapping[int, int]:
+        """The samples of each worker in a balanced round that has been opened."""
+        return self._shares_of[step]
+
+    def weight(self, rank: int, step: int, living: Set[int]) -> float:
+        """By what a gradient is scaled, so that the mean is one over samples."""
+        if self._shares is None:
+            return 1.0
+        return self._shares.weight(rank, self._shares_of[step], living)
 
     def samples_after(self, step: int) -> int:
         """The samples of all rounds up to the end of this round, if nobody dies in it."""
@@ -99,14 +126,20 @@ class Budget:
         self._owed += len(self._owing[rank])
         return True
 
-    def deliver(self, rank: int, samples: int) -> None:
+    def deliver(self, rank: int, samples: int, step: int, seconds: float) -> None:
+        """A worker has the gradient of a step, which took so long."""
         self.processed += samples
+        if self._shares is not None:
+            self._times[rank].add(step, samples, seconds)
         self._owe_no_more(rank)
 
     def give_back(self, rank: int, steps: int) -> None:
         """A worker left after this many steps, and others process what it owed: its share of the
         rounds that it or others had opened."""
-        self._claimed -= self.batch * max(0, len(self._rounds) - steps)
+        if self._shares is None:
+            self._claimed -= self.batch * max(0, len(self._rounds) - steps)
+        else:
+            self._claimed -= sum(shares.get(rank, 0) for shares in self._shares_of[steps:])
         self._owe_no_more(rank)
         self._owed -= len(self._owing.pop(rank, ()))
 

@@ -40,7 +40,7 @@ class SimulatedGradient(Gradient):
 
     __slots__ = (
         "_pieces", "_started_ns", "_stolen_ns", "_work_ns", "_world", "batch", "key", "loss",
-        "paused_ns", "point", "read", "statistics", "value", "worker",
+        "paused_ns", "point", "read", "statistics", "step", "value", "weight", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: int, point: Point, batch: Batch, key: int) -> None:
@@ -49,6 +49,9 @@ class SimulatedGradient(Gradient):
         self.point = point
         self.batch = batch
         self.key = key
+        self.step = 0
+        self.weight = 1.0
+        """By what its value is scaled."""
         self.read: Read = (0, 0)
         self.paused_ns = 0
         """How much later than planned it is delivered, because its worker was paused."""
@@ -113,8 +116,8 @@ class SimulatedGradient(Gradient):
         value = world.batcher.value_of(self)
         world.batcher.under_way[rank].remove(self)
         world.updates.read[rank] = self.read
-        world.budget.deliver(rank, len(self.batch))
         span = (self._started_ns, world.kernel.now)
+        world.budget.deliver(rank, len(self.batch), self.step, (span[1] - span[0]) / SECOND)
         world.observer.computed(rank, span, whole_ns, len(self.batch), self.loss)
         self.resolve(value)
         world.on_progress()
@@ -211,7 +214,8 @@ class GradientBatcher:
         keys = torch.tensor([gradient.key for gradient in ordered], device=device)
         result = self.engine.evaluate(points, self._statistics_of(ordered), batches, keys)
         for row, gradient in enumerate(ordered):
-            gradient.value = result.gradients[row]
+            value = result.gradients[row]
+            gradient.value = value if gradient.weight == 1.0 else value * gradient.weight
             gradient.loss = result.losses[row] if self._has_losses else None
             gradient.statistics = result.buffers[row]
 

@@ -134,6 +134,9 @@ class SimulatedWorker:
         key = key_of(world.seed, self.rank, self._gradients)
         self._gradients += 1
         gradient = SimulatedGradient(self.rank, point, indices, key)
+        gradient.step = self.step
+        if batch is None:
+            gradient.weight = world.budget.weight(self.rank, self.step, self.live)
         updates = world.updates.count if self._seen is None else self._seen
         gradient.read = (world.workers.versions[self.rank], updates)
         self._seen = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from gossamer.batch_shares import BatchShares
 from gossamer.config.settings import Settings, split_groups
 from gossamer.mailbox import Mailbox
 from gossamer.membership import Membership
@@ -92,13 +93,16 @@ class World:
     def _plan_samples(self, settings: Settings, *, is_synchronous: bool) -> None:
         assert settings.batch
         targets = settings.task.train.labels
-        self.budget = Budget(
+        is_balanced = settings.method.balance
+        self.budget = budget = Budget(
             settings.samples, settings.batch, len(settings.task.train), synchronous=is_synchronous,
             working=self.working, groups=self.groups,
+            shares=BatchShares(settings.batch, self.size) if is_balanced else None,
         )  # fmt: skip
         self.sampler = make_sampler(
-            targets, self.size, settings.batch, settings.split, settings.seed, is_synchronous
-        )
+            targets, self.size, settings.batch, settings.split, settings.seed, is_synchronous,
+            budget.shares_of if is_balanced else None,
+        )  # fmt: skip
 
     def _make_replicas(
         self, settings: Settings, options: Mapping[str, Any], model: FlatModel

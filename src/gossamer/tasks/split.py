@@ -9,7 +9,7 @@ a share and cycles through it (`OwnSampler`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -165,6 +165,43 @@ class ShardedSampler:
         self._rounds[worker] = batches
 
 
+class BalancedSampler:
+    """In round t, worker i gets its share of the t-th global batch of the shared order.
+
+    Where all shares are equal and all workers live, this deals what `ShardedSampler` deals. What a
+    dead worker has not processed goes, cut to the size that is needed, to whoever asks next.
+    """
+
+    def __init__(
+        self, order: Order, workers: int, shares_of: Callable[[int], Mapping[int, int]]
+    ) -> None:
+        """`shares_of` says, for a round that has begun, how many samples each worker gets."""
+        self._order = order
+        self._rounds = [0] * workers
+        self._shares_of = shares_of
+        self._returned = np.empty(0, np.int64)
+
+    def next(self, worker: int) -> Indices:
+        """The worker's share of its next round."""
+        number = self._rounds[worker]
+        shares = self._shares_of(number)
+        self._rounds[worker] += 1
+        start = number * len(self._rounds) * self._order.batch
+        start += sum(samples for rank, samples in shares.items() if rank < worker)
+        again, self._returned = np.split(self._returned, [shares[worker]])
+        if len(again) == shares[worker]:
+            return again
+        return np.concatenate([again, self._order.lookup(start, shares[worker] - len(again))])
+
+    def give_back(self, worker: int, indices: Indices) -> None:
+        """The samples go to whoever asks next."""
+        self._returned = np.concatenate([indices, self._returned])
+
+    def resume(self, worker: int, batches: int) -> None:
+        """So many rounds have been."""
+        self._rounds[worker] = batches
+
+
 class OwnSampler:
     """Each worker cycles through its own share, in an order of its own."""
 
@@ -254,10 +291,13 @@ def shares(targets: Tensor, workers: int, split: str, seed: int) -> list[Indices
 
 
 def make_sampler(
-    targets: Tensor, workers: int, batch: int, split: str, seed: int, synchronous: bool
-) -> Sampler:
-    """The sampler of a run; `synchronous` methods work in rounds."""
+    targets: Tensor, workers: int, batch: int, split: str, seed: int, synchronous: bool,
+    shares_of: Callable[[int], Mapping[int, int]] | None = None,
+) -> Sampler:  # fmt: skip
+    """The sampler of a run; `synchronous` methods work in rounds, perhaps of unequal shares."""
     if parse_spec(split, "split")[0] != "shuffled":
         return OwnSampler(shares(targets, workers, split, seed), batch, seed)
     order = Order(len(targets), seed, batch)
+    if shares_of is not None:
+        return BalancedSampler(order, workers, shares_of)
     return ShardedSampler(order, workers) if synchronous else SharedSampler(order)

@@ -100,7 +100,8 @@ class Advice(KeptAnswer):
 
     def _shown(self) -> tuple[Table, list[str]]:
         said = self.findings
-        told = (said.verdict(), said.economy(), said.reason(), said.ended(), said.proposal(),
+        told = (said.verdict(), said.economy(), said.reason(), said.baseline(), said.ended(),
+                said.proposal(),
                 said.edge(), said.next_step())  # fmt: skip
         return advice_table(said), [sentence for sentence in told if sentence]
 
@@ -187,7 +188,8 @@ class PlannedSearch:
 
     def reporter(self) -> Reporter:
         """Shows how far the search is."""
-        return Reporter(self.plan.most_runs(len(self._scenes)), "advising")
+        alone = len({one.learning_rate for one in self.candidates})
+        return Reporter(self.plan.most_runs(len(self._scenes)) + alone, "advising")
 
     def run(self, folder: RunFolder | None, pool: JobPool, watch: Watch) -> SearchFindings:
         """Search until it is finished, interrupted or out of time; what was found by then counts.
@@ -198,10 +200,12 @@ class PlannedSearch:
             runner = _runner(folder, pool, time.monotonic() + self._allowed)
             search = Search(self.base, self.candidates, self.plan, self.target, runner, watch)
             search.run(self._scenes)
+            alone = search.run_alone()
         if folder is not None:
             for name in search.superfluous:
                 shutil.rmtree(folder.path / slug(name), ignore_errors=True)
         findings = SearchFindings(search, self.left_out)
+        findings.alone = alone
         if findings.ranking:
             return findings
         if search.ended == "interrupted":

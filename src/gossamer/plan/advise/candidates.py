@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import parse_method
@@ -22,6 +23,7 @@ from gossamer.quantities import counted
 MENU = (
     # One row for each way to couple workers.
     "all_reduce",
+    "all_reduce:balance=speed",
     "ad_psgd",
     "local_sgd:period=8",
     "push_sum",
@@ -137,6 +139,8 @@ def _obstacle(base: Settings, method: str) -> str:
         settings = dataclasses.replace(base, method=parse_method(method)).resolved()
     except ConfigurationError as error:
         return str(error)
+    if settings.method.balance and (reason := _why_balance_is_idle(base.cluster)):
+        return reason
     options = settings.method_options()
     models = settings.method.method.promises.models_per_step(base.cluster.workers, options)
     if models > _MOST_MODELS:
@@ -148,6 +152,14 @@ def _obstacle(base: Settings, method: str) -> str:
             f"{_FEWEST_MEETINGS} times"
         )
     return ""
+
+
+def _why_balance_is_idle(cluster: Cluster) -> str:
+    """Why batches in proportion to speed would change nothing here; empty where they may."""
+    if not cluster.compute.per_sample:
+        return "a gradient takes as long here whatever its batch is; [compute] per_sample says more"
+    is_uneven = cluster.phases.are_there or any(f.kind == "slow" for f in cluster.faults)
+    return "" if is_uneven else "all workers are equally fast"
 
 
 def kind_of(candidate: Candidate, settings: Settings) -> str:

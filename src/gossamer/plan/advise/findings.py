@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gossamer.config.settings import Settings
+from gossamer.plan.advise.candidates import Candidate
 from gossamer.plan.advise.reasons import parts, why
 from gossamer.plan.advise.search import Search, Standing
 from gossamer.plan.advise.sensitivity import RULE as RULE_OF_CHANGES
@@ -16,7 +17,7 @@ from gossamer.quantities import counted
 from gossamer.runs.arrival import RULE, is_lower_better
 from gossamer.runs.expense import economy, expenses, pareto_front
 from gossamer.runs.ranking import RankedMethod, Ranking
-from gossamer.runs.statistics import beyond, show_score
+from gossamer.runs.statistics import beyond, show_number, show_score
 from gossamer.runs.verdict import verdict
 
 _LONGER = 3
@@ -34,6 +35,8 @@ class SearchFindings:
         self.expenses = expenses(self.contest.places, histories, search.target, search.key)
         """What each method spends; empty where the cluster has no prices."""
         self.front = pareto_front(self.expenses)
+        self.alone: tuple[Candidate, float | None] | None = None
+        """What one worker by itself was run with, and its time to the target, once it was run."""
 
     @property
     def goal(self) -> str:
@@ -108,6 +111,24 @@ class SearchFindings:
             )
         return why(winner, loser)
 
+    def baseline(self) -> str:
+        """Whether the cluster is worth it: one worker by itself against the first."""
+        if self.alone is None:
+            return ""
+        candidate, seconds = self.alone
+        if seconds is None:
+            return f"One worker alone does not reach {self.goal} in as many samples at any rate."
+        first, own = (
+            self.ranking[0],
+            f"One worker alone, the fastest, at {candidate.learning_rate:g}",
+        )
+        said = f"{own}, reaches {self.goal} in {show_number(seconds)} s"
+        mean = first.arrival.mean
+        if mean is None:
+            return f"{said}, and no method with every seed: the cluster is not worth it."
+        times = f"{show_number(seconds / mean)} times the time of {first.candidate.method}"
+        return f"{said}: {times}" + ("." if seconds > mean else ", so the cluster is not worth it.")
+
     def proposal(self) -> str:
         """Where no method arrives: a target or a length with which one would."""
         if self.is_reached or not self.has_final:
@@ -163,7 +184,8 @@ class SearchFindings:
     def remarks(self) -> list[str]:
         """What the page says besides the verdict, the tables and the advice itself."""
         judged = RULE_OF_CHANGES if self.changes() else ""
-        said = [one for one in (self.ended(), self.widened(), judged) if one]
+        told = (self.baseline(), self.ended(), self.widened(), judged)
+        said = [one for one in told if one]
         said += [f"{what} failed: {error}" for what, error in self.search.failures.items()]
         said += [
             f"Left out: {', '.join(m)}: {reason}." for reason, m in self.left_out_for().items()
@@ -228,6 +250,7 @@ class SearchFindings:
             "reason": self.reason(),
             **({"economy": self.economy()} if self.expenses else {}),
             "proposal": self.proposal(),
+            "alone": self._alone(),
             "widened": [
                 {"method": one.method, "learning_rate": one.learning_rate}
                 for one in self.search.widened
@@ -272,6 +295,16 @@ class SearchFindings:
             "kind": one.kind,
             "collecting_seconds": one.collecting,
             **({} if spent is None else spent.row(self.front)),
+        }
+
+    def _alone(self) -> dict[str, Any] | None:
+        if self.alone is None:
+            return None
+        candidate, seconds = self.alone
+        return {
+            "learning_rate": candidate.learning_rate,
+            "seconds_to_target": seconds,
+            "said": self.baseline(),
         }
 
     def _outcome(self, one: SceneOutcome) -> dict[str, Any]:

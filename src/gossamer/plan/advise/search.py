@@ -317,6 +317,28 @@ class Search:
             self._left -= 1
             return None
 
+    def run_alone(self) -> tuple[Candidate, float | None] | None:
+        """One worker by itself at the best rate of the grid; None where it was not run."""
+        if self.ended != "finished" or not self.ranking() or self.base.cluster.workers == 1:
+            return None
+        rates = sorted({one.learning_rate for one in self.candidates})
+        cluster = self.base.cluster.fastest_alone()
+        base = dataclasses.replace(self.base, cluster=cluster, seed=self.base.seed + 1)
+        self._begin("one worker alone", len(rates))
+        best, earliest = Candidate("all_reduce", rates[0]), math.inf
+
+        def asked(one: Candidate) -> SearchRun:
+            return self._asked(one.settings(base), f"one worker at {one.learning_rate:g}")
+
+        try:
+            for one, rows, _ in self._each([Candidate(best.method, r) for r in rates], asked):
+                reached = seconds_to(rows, self.target, self.key)
+                if reached is not None and reached < earliest:
+                    best, earliest = one, reached
+        except (KeyboardInterrupt, OutOfTime):
+            return None  # the answer itself is complete
+        return best, None if math.isinf(earliest) else earliest
+
     def contenders(self) -> list[Candidate]:
         """The first two, the best of every other kind, then the next; in order of the ranking."""
         ranking = self.ranking()

@@ -113,6 +113,11 @@ def _simulated(
                 f"a step has no time of its own where the cluster changes during the run, as by "
                 f"'{fault}'; leave the fault out, or use gossamer simulate"
             ) from None
+    if spec.balance:
+        raise NoClosedForm(
+            f"{spec} takes some rounds to find its shares, and its step follows them; use gossamer "
+            "simulate --engine none"
+        ) from None
     ends = len(split_groups(spec.groups, cluster)) or cluster.workers
     # The options are those of a long run, although few steps are simulated.
     options = spec.resolve(ends, LONG_RUN)

@@ -26,6 +26,7 @@ from gossamer.real.join.checks import (
     check_alone,
     check_apart,
     check_joinable,
+    check_method,
     check_one_optimiser,
     reported,
 )
@@ -83,6 +84,8 @@ def join(
     check_range("statistics_batches", statistics_batches, 0)
     given = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
     simulation = ScriptProcess.of_environment()
+    if spec is not None:
+        check_method(spec)
     if simulation is not None:
         from gossamer.real.join.virtual.virtual_worker import virtual_worker
 

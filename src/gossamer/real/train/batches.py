@@ -18,19 +18,21 @@ left over: once the order is used up somebody else holds it again, and processes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gossamer.batch_shares import BatchShares, StepTimes, is_settlement, told_for
 from gossamer.config.settings import Settings
 from gossamer.groups import Grouping
 from gossamer.real.router import BLOCK
-from gossamer.real.transports.checked_values import number_from
+from gossamer.real.transports.checked_values import broken_value, number_from
 from gossamer.real.transports.transport import Store
-from gossamer.tasks.split import Order, OwnSampler, Sampler, make_sampler
+from gossamer.tasks.split import BalancedSampler, Order, OwnSampler, Sampler, make_sampler
 
 State = dict[str, Any]
 """What a checkpoint keeps of one worker: plain values."""
@@ -56,8 +58,8 @@ class RoundBatches:
         self._rank = rank
         self._members: frozenset[int] | None = None
         self._block = 0
-        self._rounds = [0, 0]
-        """How many rounds there were in the block before this one, and in this one so far."""
+        self._owed = [Counter[int](), Counter[int]()]
+        """The samples of each member in the block before this one, and in this one so far."""
 
     def open_step(self, step: int) -> bool:
         """Everyone gets the same answer, because the members of a round are agreed on."""
@@ -65,23 +67,28 @@ class RoundBatches:
         if self._members is None or block != self._block:
             self._keep(self._live_at(step))
             self._block = block
-            self._rounds = [self._rounds[1], 0]
+            self._owed = [self._owed[1], Counter[int]()]
         if self._claimed >= self._samples:
             # Workers known by now to have died have not processed what was counted for them.
             self._keep(self._live_at((block + 1) * BLOCK))
         self.epoch = self._claimed / self._data_size
         if self._claimed >= self._samples:
             return False
-        self._claimed += self._batch * len(self._members or ())
-        self._rounds[1] += 1
+        shares = self._round(self._members or frozenset())
+        self._claimed += sum(shares.values())
+        self._owed[1].update(shares)
         return True
+
+    def _round(self, members: frozenset[int]) -> Mapping[int, int]:
+        """The samples of each member in the round that opens."""
+        return dict.fromkeys(members, self._batch)
 
     def _keep(self, live: frozenset[int]) -> None:
         """Go on with these members. The rounds of this block and of the one before no longer count
         for members that are gone; they must have made the earlier ones."""
         if self._members is not None:
             gone = self._members - live
-            self._claimed -= self._batch * sum(self._rounds) * len(gone)
+            self._claimed -= sum(owed[rank] for owed in self._owed for rank in gone)
             live = live & self._members
         self._members = live
 
@@ -97,6 +104,75 @@ class RoundBatches:
         self._claimed, self._drawn = own["claimed"], own["drawn"]
         self.epoch = self._claimed / self._data_size
         self._sampler.resume(self._rank, self._drawn)
+
+
+class BalancedBatches(RoundBatches):
+    """Rounds in which each worker has a share in proportion to its speed (`balance=speed`).
+
+    Before shares are settled each worker writes its measured speed into the store. At the
+    settlement the first worker to come proposes the list of all speeds, and everyone reads what it
+    proposed. The members of a round are agreed on too, so all know the same shares at each step.
+    """
+
+    def __init__(
+        self, samples: int, order: Order, store: Store, rank: int, workers: int,
+        live_at: Callable[[int], frozenset[int]], live: Callable[[], frozenset[int]],
+    ) -> None:  # fmt: skip
+        """`live_at` is agreed on by all; `live` is what this worker knows now."""
+        self._plan = BatchShares(order.batch, workers)
+        self._present: dict[int, int] = {}
+        sampler = BalancedSampler(order, workers, lambda number: self._present)
+        super().__init__(samples, order.batch, order.samples, live_at, sampler, rank, workers)
+        self._store, self._live = store, live
+        self._times = StepTimes()
+        self._step = 0
+
+    def open_step(self, step: int) -> bool:
+        if (settlement := told_for(step)) is not None:
+            speed = self._times.speed(settlement)
+            if speed is not None:
+                self._store.agree(f"speed/{settlement}/{self._rank}", repr(speed))
+        if is_settlement(step) and self._members is not None:
+            self._plan.settle(self._agreed(step, self._members), self._members)
+        self._step = step
+        return super().open_step(step)
+
+    def _round(self, members: frozenset[int]) -> Mapping[int, int]:
+        self._present = self._plan.among(members)
+        return self._present
+
+    def computed(self, samples: int, seconds: float) -> None:
+        """This worker's gradient took so long."""
+        self._times.add(self._step, samples, seconds)
+
+    @property
+    def weight(self) -> float:
+        """By what this worker's gradient is scaled, so that the mean is one over samples."""
+        return self._plan.weight(self._rank, self._present, self._live())
+
+    def _agreed(self, step: int, members: frozenset[int]) -> dict[int, float]:
+        """The speeds for a settlement, as the first worker found them."""
+        key = f"speeds/{step}"
+        agreed = self._store.get(key)
+        if agreed is None:
+            told = {rank: self._store.get(f"speed/{step}/{rank}") for rank in sorted(members)}
+            found = [f"{rank}={text}" for rank, text in told.items() if text is not None]
+            agreed = self._store.agree(key, " ".join(found))
+        try:
+            pairs = [part.split("=") for part in agreed.split()]
+            speeds = {int(rank): float(speed) for rank, speed in pairs}
+        except ValueError:
+            speeds = {-1: 0.0}
+        if not all(r in range(self._plan.workers) and 0 < s < 1e18 for r, s in speeds.items()):
+            raise broken_value(key, agreed, "the speeds of workers")
+        return speeds
+
+    def state(self) -> State:
+        return super().state() | {"speeds": list(self._plan.speeds)}
+
+    def resume(self, own: State, everyone: Sequence[State]) -> None:
+        super().resume(own, everyone)
+        self._plan.speeds = list(own["speeds"])
 
 
 class LeasedBatches:
@@ -308,6 +384,9 @@ def make_batches(
     assert settings.batch
     rank, size, targets = grouping.rank, grouping.size, settings.task.train.labels
     samples, batch, data_size = settings.samples, settings.batch, len(targets)
+    if settings.method.balance:
+        order = Order(data_size, settings.seed, batch)
+        return BalancedBatches(samples, order, store, rank, size, live_at, live)
     sampler = make_sampler(targets, size, batch, settings.split, settings.seed, is_synchronous)
     if is_synchronous:
         return RoundBatches(

@@ -135,6 +135,8 @@ def _check_recordable(request: TrainRequest) -> None:
     reason, method = None, request.settings.method
     if method.method.name == "hogwild":
         reason = "hogwild updates land in pieces without any order; use another method"
+    elif method.balance:
+        reason = "its batches follow the times of the day; leave out balance="
     elif method.groups:
         reason = "a group computes its gradients outside of the recorded order; leave out groups="
     elif request.transport not in (None, "shm"):

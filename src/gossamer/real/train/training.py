@@ -26,7 +26,7 @@ from gossamer.real.launch.console import say
 from gossamer.real.output_model import Contribution
 from gossamer.real.replicas import WindowReplica
 from gossamer.real.session import Session
-from gossamer.real.train.batches import make_batches
+from gossamer.real.train.batches import BalancedBatches, make_batches
 from gossamer.real.train.checkpoint import CheckpointWriter, WorkerCounts, WorkerState, save
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.worker_log import WorkerLog
@@ -141,6 +141,7 @@ class Training:
                 self.rank, "repeated", samples, time.monotonic_ns()
             ),
         )  # fmt: skip
+        self._balanced = self._pace if isinstance(self._pace, BalancedBatches) else None
         pace = self._checkpoints.between_steps(self._pace)
         self.worker = session.make_worker(self.rank, pace, self._gradient)
         if self._kept is not None:
@@ -210,18 +211,23 @@ class Training:
         key = key_of(self._settings.seed, self.rank, self._gradients)
         self._gradients += 1
         gradient = Gradient("gradient")
-        gradient.settle = lambda: self._compute(gradient, point, chosen, key)
+        weight = 1.0 if self._balanced is None or batch is not None else self._balanced.weight
+        gradient.settle = lambda: self._compute(gradient, point, chosen, key, weight)
         return gradient
 
-    def _compute(self, gradient: Gradient, point: Tensor, batch: Tensor, key: int) -> None:
+    def _compute(
+        self, gradient: Gradient, point: Tensor, batch: Tensor, key: int, weight: float
+    ) -> None:
         began = time.monotonic_ns()
         value, loss, self._buffers = self._model.gradient(point, self._buffers, batch, key)
         if self.session.slowness is not None:
             self.session.slowness.lengthen((time.monotonic_ns() - began) / SECOND)
         ended = time.monotonic_ns()
+        if self._balanced is not None:
+            self._balanced.computed(len(batch), (ended - began) / SECOND)
         self._observer.computed(self.rank, (began, ended), ended - began, len(batch), loss)
         self._report()
-        gradient.resolve(value)
+        gradient.resolve(value if weight == 1.0 else value * weight)
 
     def _report(self) -> None:
         """Write a line of progress now and then, and evaluate when it is time."""

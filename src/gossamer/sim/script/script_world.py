@@ -61,7 +61,7 @@ class ScriptBudget:
     def open_step(self, step: int) -> float:
         return self.epochs
 
-    def deliver(self, rank: int, samples: int) -> None:
+    def deliver(self, rank: int, samples: int, step: int, seconds: float) -> None:
         self.processed += samples
 
     def give_back(self, rank: int, steps: int) -> None:
