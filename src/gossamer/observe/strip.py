@@ -42,6 +42,9 @@ class Strip(Observer):
     ) -> None:
         self._add(worker, span, "computing", "")
 
+    def passed(self, machine: int, what: str, span: Span) -> None:
+        self._add(machine, span, "computing", what)
+
     def communicated(self, worker: int, what: str, span: Span) -> None:
         self._add(worker, span, "communicating", what)
 
