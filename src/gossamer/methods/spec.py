@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -47,7 +47,7 @@ class MethodSpec:
     """Lower the server's explicit momentum by what asynchrony itself adds."""
     keep_momentum: bool = False
     """Keep SGD's momentum where it is left out otherwise."""
-    shape: ReplicaShape = ReplicaShape()
+    shape: ReplicaShape = field(default_factory=ReplicaShape)
     """Over which machines each replica is spread."""
 
     def __post_init__(self) -> None:

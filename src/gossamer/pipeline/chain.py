@@ -36,9 +36,9 @@ def chain_of(model: nn.Module) -> list[Part]:
         return list(model.chain())
     if not isinstance(model, nn.Sequential):
         raise ConfigurationError(
-            f"{type(model).__name__} cannot be cut into stages, because nobody knows in which order "
-            "its modules run; make it an nn.Sequential, or give it a method chain() that returns "
-            "its parts"
+            f"{type(model).__name__} cannot be cut into stages, because nobody knows in which "
+            "order its modules run; make it an nn.Sequential, or give it a method chain() that "
+            "returns its parts"
         )
     return list(_unfolded(model, ""))
 

@@ -46,7 +46,7 @@ class Action:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class PipelineSchedule:
     """For each machine of a pipeline its actions in order, and the machine of each chunk."""
 
     name: str
@@ -97,8 +97,8 @@ class Schedule:
                 passes = found.pop((chunk, microbatch), "")
                 if passes not in ("FB", "FIW"):
                     raise ConfigurationError(
-                        f"schedule {self.name}: chunk {chunk} has the passes {passes or 'none'} for "
-                        f"micro-batch {microbatch}, expected FB or FIW"
+                        f"schedule {self.name}: chunk {chunk} has the passes {passes or 'none'} "
+                        f"for micro-batch {microbatch}, expected FB or FIW"
                     )
         if found:
             raise ConfigurationError(
@@ -160,7 +160,9 @@ def places_of(name: str, machines: int, chunks: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def make_schedule_of(name: str, machines: int, microbatches: int, chunks: int = 0) -> Schedule:
+def make_schedule_of(
+    name: str, machines: int, microbatches: int, chunks: int = 0
+) -> PipelineSchedule:
     """A synchronous schedule; `chunks` are those that each machine holds (0: as is usual)."""
     if name not in SYNCHRONOUS:
         raise unknown_name("pipeline", name, SYNCHRONOUS)
@@ -182,7 +184,7 @@ def make_schedule_of(name: str, machines: int, microbatches: int, chunks: int = 
         order = tuple(_one_f_one_b(stage, machines, microbatches) for stage in range(machines))
     else:
         order = _from_torch(name, machines, microbatches, chunks)
-    schedule = Schedule(name, microbatches, order, places_of(name, machines, chunks))
+    schedule = PipelineSchedule(name, microbatches, order, places_of(name, machines, chunks))
     schedule.check()
     return schedule
 
@@ -230,7 +232,7 @@ def _from_torch(
     return tuple(
         tuple(
             Action(
-                Pass(part.computation_type.value), part.stage_index, part.microbatch_index,
+                Pass(part.computation_type.value), part.stage_index, part.microbatch_index or 0,
                 is_with_next=bool(one.sub_actions) and part is one.sub_actions[0],
             )
             for one in actions if one is not None

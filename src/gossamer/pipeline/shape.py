@@ -9,7 +9,7 @@ from typing import Any
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.pipeline.schedule import (
     SYNCHRONOUS,
-    Schedule,
+    PipelineSchedule,
     chunks_per_machine,
     make_schedule_of,
     places_of,
@@ -17,8 +17,8 @@ from gossamer.pipeline.schedule import (
 from gossamer.specs import convert
 
 ASYNCHRONOUS = {
-    "pipedream": "never emptied; each stage uses for both passes of a batch the weights that it had "
-    "(weight stashing, Narayanan et al. 2019)",
+    "pipedream": "never emptied; a stage makes both passes of a batch with the weights that it had "
+    "when the batch came (weight stashing, Narayanan et al. 2019)",
     "vertical_sync": "PipeDream in which all stages use the weights of one moment",
     "2bw": "never emptied; all stages use the weights of one step before (Narayanan et al. 2021)",
 }
@@ -126,7 +126,7 @@ class ReplicaShape:
         """The machine of each chunk."""
         return places_of(self.pipeline, self.stages, self.per_machine)
 
-    def schedule(self, batch: int) -> Schedule:
+    def schedule(self, batch: int) -> PipelineSchedule:
         """The table of one step. That of a pipeline which is never emptied only says who needs
         what: it is 1F1B without an end."""
         name = "1f1b" if self.is_asynchronous else self.pipeline
@@ -135,7 +135,9 @@ class ReplicaShape:
     def options(self) -> dict[str, Any]:
         """What differs from a replica on one machine, as it is written in a spec."""
         return {
-            one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default
+            one.name: value
+            for one in fields(self)
+            if (value := getattr(self, one.name)) != one.default
         }
 
 

@@ -141,7 +141,11 @@ def part_costs(model: nn.Module, sample: Tensor) -> list[PartCost]:
 
 
 def _detached(value: Any) -> Any:
-    return value.detach().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
+    return (
+        value.detach().requires_grad_()
+        if isinstance(value, Tensor) and value.is_floating_point()
+        else value
+    )
 
 
 def _places(model: nn.Module, parts: Sequence[Part]) -> list[tuple[slice, ...]]:

@@ -52,7 +52,7 @@ class Collective:
     """Where collectives are flows: its place among those of its members."""
 
 
-class Way:
+class CollectiveWay:
     """The ends of the network between which a collective, or a part of one, happens."""
 
     def __init__(self, world: World, ends: list[int], size_bytes: int) -> None:
@@ -182,19 +182,21 @@ class Collectives:
         self._busy_until.update(dict.fromkeys(members, end))
         collective.timer = world.kernel.at(end - world.kernel.now, self._finish, key, collective)
 
-    def _ways(self, collective: Collective, members: list[int]) -> list[Way]:
+    def _ways(self, collective: Collective, members: list[int]) -> list[CollectiveWay]:
         """Between workers of one machine each there is one; replicas of several machines make one
         collective for each of these, among those that hold the same parameters."""
         lanes, size = self._world.lanes, collective.size_bytes
         if lanes is None:
-            return [Way(self._world, members, size)]
+            return [CollectiveWay(self._world, members, size)]
         return [
-            Way(self._world, [lanes.machine(rank, lane) for rank in members], round(share * size))
+            CollectiveWay(
+                self._world, [lanes.machine(rank, lane) for rank in members], round(share * size)
+            )
             for lane, share in enumerate(lanes.shares)
             if share
         ]
 
-    def _count(self, collective: Collective, way: Way) -> None:
+    def _count(self, collective: Collective, way: CollectiveWay) -> None:
         """Count the bytes that each machine puts on its card."""
         post, cluster, size = self._world.post, self._world.cluster, way.size_bytes
         machines = len(way.machines)
@@ -206,14 +208,15 @@ class Collectives:
             sent = size * (machines - 1)
             put = sent if collective.kind == "all_gather" else sent // machines
         # The workers of one machine share its card, so its bytes are counted once.
-        for end in {cluster.machine_of(end): end for end in reversed(sorted(way.ends))}.values():
+        first = {cluster.machine_of(end): end for end in sorted(way.ends, reverse=True)}
+        for end in first.values():
             post.bytes_put[end] += put
             # Each machine receives about as many bytes as it sends.
             post.bytes_taken[end] += put
             if self._queue is None:
                 post.egress_bytes += put
 
-    def _price(self, collective: Collective, way: Way) -> float:
+    def _price(self, collective: Collective, way: CollectiveWay) -> float:
         """Seconds by the formulas, at the slowest card."""
         world, cluster = self._world, self._world.cluster
         wires = cluster.network
@@ -227,7 +230,7 @@ class Collectives:
         )
         return seconds + self._inside_seconds(collective, way)
 
-    def _inside_seconds(self, collective: Collective, way: Way) -> float:
+    def _inside_seconds(self, collective: Collective, way: CollectiveWay) -> float:
         """What the workers of one machine take among themselves."""
         speed = self._world.cluster.network.memory_bandwidth
         crowd = -(-len(way.ends) // len(way.machines))
@@ -247,7 +250,7 @@ class Collectives:
             case _:
                 return broadcast_seconds(members, size, latency, per_byte)
 
-    def _flow(self, key: Key, collective: Collective, ways: list[Way]) -> Flows:
+    def _flow(self, key: Key, collective: Collective, ways: list[CollectiveWay]) -> Flows:
         """Start the collective as flows; the root of a broadcast comes first."""
         missing = len(ways)
 
@@ -260,7 +263,7 @@ class Collectives:
         return Flows([self._flow_of(collective, way, done) for way in ways])
 
     def _flow_of(
-        self, collective: Collective, way: Way, done: Callable[[], None]
+        self, collective: Collective, way: CollectiveWay, done: Callable[[], None]
     ) -> FlowingCollective:
         world, cluster, lanes = self._world, self._world.cluster, self._world.lanes
 

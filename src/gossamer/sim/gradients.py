@@ -39,8 +39,9 @@ class SimulatedGradient(Gradient):
     """One gradient, and its pieces, which are ready before the whole."""
 
     __slots__ = (
-        "_is_one_piece", "_pieces", "_started_ns", "_stolen_ns", "_work_ns", "_world", "batch", "key", "loss",
-        "paused_ns", "point", "read", "statistics", "step", "value", "weight", "worker",
+        "_is_one_piece", "_pieces", "_started_ns", "_stolen_ns", "_work_ns", "_world", "batch",
+        "key", "loss", "paused_ns", "point", "read", "statistics", "step", "value", "weight",
+        "worker",
     )  # fmt: skip
 
     def __init__(self, worker: int, point: Point, batch: Batch, key: int) -> None:

@@ -90,9 +90,7 @@ class Simulation:
         self._past = deque[Row]([] if resumed is None else resumed.rows)
         # Without gradients no value matters, and the shapes are enough.
         is_without = resumed is not None or isinstance(self.engine, NullEngine)
-        self._shown = (
-            without_values(self.model, settings.replicas) if is_without else self.model
-        )
+        self._shown = without_values(self.model, settings.replicas) if is_without else self.model
         first = self.engine if resumed is None else NullEngine()
         self.world = World(settings, options, self._shown, first, observers, callbacks)
         self._pieces = None

@@ -142,7 +142,8 @@ class SimulatedWorker:
         if batch is None:
             gradient.weight = world.budget.weight(self.rank, self.step, self.live)
         updates = world.updates.count if self._seen is None else self._seen
-        gradient.read = (world.workers.versions[self.rank], updates)
+        lag = 0 if pipeline is None else pipeline.lag
+        gradient.read = (world.workers.versions[self.rank] - lag, updates)
         self._seen = None
         if pipeline is None:
             drawn = world.cluster.compute.draw(self._compute_rng, len(indices))

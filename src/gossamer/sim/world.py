@@ -32,7 +32,7 @@ from gossamer.sim.gradients import (
     Updates,
 )
 from gossamer.sim.kernel import SECOND, Kernel, SimulatedTask
-from gossamer.sim.pipelines.lanes import LanedDelivery, Lanes, MachineView
+from gossamer.sim.pipelines.lanes import LanedDelivery, MachineView, StageLanes
 from gossamer.sim.pipelines.pipeline import Pipelines
 from gossamer.sim.replica_matrix import ReplicaStore, SimulatedReplica
 from gossamer.sim.run_end import LABEL, RunEnd
@@ -281,11 +281,14 @@ class World:
         self.observer.waited(task.worker, parked.label, parked.peer, span, moving)
 
 
-def _lanes_of(replicas: int, method: MethodSpec, cut: StageCut) -> Lanes:
+def _lanes_of(replicas: int, method: MethodSpec, cut: StageCut) -> StageLanes:
     """Each machine holds its share of the parameters of its stage."""
     shape = method.shape
     held = [0] * shape.stages
     for chunk, stage in enumerate(shape.places):
         held[stage] += cut.parameters(chunk)
     whole = sum(held) * shape.tensor
-    return Lanes(replicas, [held[stage] / whole for stage in range(shape.stages) for _ in range(shape.tensor)])
+    return StageLanes(
+        replicas,
+        [held[stage] / whole for stage in range(shape.stages) for _ in range(shape.tensor)],
+    )

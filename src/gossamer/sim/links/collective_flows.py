@@ -146,9 +146,7 @@ class CollectiveQueue:
     def __init__(self) -> None:
         self._lines: defaultdict[int, deque[QueuedCollective]] = defaultdict(deque)
 
-    def add(
-        self, members: Sequence[int], start: Callable[[], Cancellable]
-    ) -> QueuedCollective:
+    def add(self, members: Sequence[int], start: Callable[[], Cancellable]) -> QueuedCollective:
         """Start it when all collectives before it have ended that share a member with it."""
         queued = QueuedCollective(members, start)
         for rank in members:

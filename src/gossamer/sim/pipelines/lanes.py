@@ -16,7 +16,7 @@ from gossamer.observe.observer import Observer, Row, Span
 from gossamer.sim.delivery import Delivery
 
 
-class Lanes:
+class StageLanes:
     """The machines of each replica and of each server, and the share of the model on each lane."""
 
     def __init__(self, replicas: int, shares: Sequence[float]) -> None:
@@ -54,7 +54,7 @@ class Lanes:
 class LanedDelivery(Delivery):
     """Carries parcels between replicas of several machines, lane by lane."""
 
-    def __init__(self, lanes: Lanes, *arguments: Any) -> None:
+    def __init__(self, lanes: StageLanes, *arguments: Any) -> None:
         """The other arguments are those of `Delivery`, whose ends are machines and servers."""
         super().__init__(*arguments)
         self._lanes = lanes
@@ -102,7 +102,7 @@ class LanedDelivery(Delivery):
 class MachineView(Observer):
     """Tells an observer of machines what happened to replicas."""
 
-    def __init__(self, inner: Observer, lanes: Lanes) -> None:
+    def __init__(self, inner: Observer, lanes: StageLanes) -> None:
         self._inner = inner
         self._lanes = lanes
 

@@ -58,6 +58,11 @@ class Pipeline:
         """Whether gradients are taken at parameters of several steps."""
         return self._past.maxlen != 1
 
+    @property
+    def lag(self) -> int:
+        """The age, in steps, of the oldest parameters at which the last gradient is taken."""
+        return max(0, len(self._past) - 1)
+
     def point(self, now: Tensor) -> Tensor:
         """The parameters at which the stages take a gradient that begins now."""
         self._past.append(now)
@@ -247,4 +252,3 @@ class Pipelines:
                 for stage in range(shape.stages)
             ],
         }  # fmt: skip
-

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from gossamer.pipeline.schedule import Action, Pass, Schedule
+from gossamer.pipeline.schedule import Action, Pass, PipelineSchedule
 
 
 class PlayClock(Protocol):
@@ -40,7 +40,7 @@ class Stagehand(Protocol):
 class Play:
     """The machines of one pipeline, what each has still to do, and what has arrived there."""
 
-    def __init__(self, clock: PlayClock, schedule: Schedule, hand: Stagehand) -> None:
+    def __init__(self, clock: PlayClock, schedule: PipelineSchedule, hand: Stagehand) -> None:
         """The schedule says who needs what; `feed` says what there is to do."""
         machines = len(schedule.machines)
         self.is_cancelled = False
