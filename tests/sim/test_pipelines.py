@@ -116,9 +116,7 @@ def test_a_slow_machine_slows_its_pipeline_and_no_other() -> None:
         ran("ensemble:stages=2,microbatches=4", cluster, engine="none").summary
         for cluster in (quiet(4), quiet(4, slow))
     )
-    per_step = [
-        [busy / 12 for busy in run["computing_seconds"]] for run in (even, uneven)
-    ]
+    per_step = [[busy / 12 for busy in run["computing_seconds"]] for run in (even, uneven)]
     assert per_step[1][1] >= per_step[0][1] * 0.9
     assert uneven["virtual_seconds"] > even["virtual_seconds"]
 

@@ -99,7 +99,10 @@ class Strip(Observer):
             for start, end, kind, detail in own
             if start < until
         ]
-        return {"from": 0.0, "to": until / SECOND, "segments": shown, "servers": servers}
+        return {
+            "from": 0.0, "to": until / SECOND, "segments": shown, "workers": self._workers,
+            "servers": servers,
+        }  # fmt: skip
 
     def moments(self, worker: int) -> list[tuple[float, float, str, str]]:
         """The segments of one worker, in seconds, without a gap. The time between two segments is

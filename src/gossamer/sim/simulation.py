@@ -198,7 +198,7 @@ class Simulation:
         result = {
             "method": str(self.settings.method),
             "task": self.settings.task.name,
-            "workers": self.world.size,
+            "workers": self.settings.cluster.workers,
             "seed": self.settings.seed,
             "learning_rate": self.settings.learning_rate,
             "digest": self.world.kernel.digest.hexdigest(),
