@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from gossamer.pipeline.schedule import chunks_per_machine, make_schedule_of
 from gossamer.sim.pipelines.makespan import makespan
@@ -13,7 +13,8 @@ _READ = "closed form, as published for the schedule"
 _COUNTED = "counted in PyTorch's own table of the schedule"
 
 
-class Form(NamedTuple):
+@dataclass(frozen=True)
+class BubbleForm:
     """For p machines, m micro-batches and v chunks a machine: the units of the bubble, and the most
     activations of the first machine."""
 
@@ -22,16 +23,16 @@ class Form(NamedTuple):
     evidence: str
 
 
-FORMS = {
-    "gpipe": Form(lambda p, m, v: 3 * (p - 1), lambda p, m, v: m, _READ),
-    "1f1b": Form(lambda p, m, v: 3 * (p - 1), lambda p, m, v: p, _READ),
-    "interleaved": Form(
+FORMS: dict[str, BubbleForm] = {
+    "gpipe": BubbleForm(lambda p, m, v: 3 * (p - 1), lambda p, m, v: m, _READ),
+    "1f1b": BubbleForm(lambda p, m, v: 3 * (p - 1), lambda p, m, v: p, _READ),
+    "interleaved": BubbleForm(
         lambda p, m, v: 3 * (p - 1), lambda p, m, v: 2 * (p - 1) + (v - 1) * p + 1, _READ
     ),
-    "looped_bfs": Form(lambda p, m, v: 3 * (p - 1), lambda p, m, v: v * m, _READ),
-    "zero_bubble": Form(lambda p, m, v: p - 1, lambda p, m, v: 2 * p, _COUNTED),
-    "zbv": Form(lambda p, m, v: p - 1, lambda p, m, v: 2 * p, _COUNTED),
-    "dualpipev": Form(lambda p, m, v: 2 * (p - 1), lambda p, m, v: 2 * p + 1, _COUNTED),
+    "looped_bfs": BubbleForm(lambda p, m, v: 3 * (p - 1), lambda p, m, v: v * m, _READ),
+    "zero_bubble": BubbleForm(lambda p, m, v: p - 1, lambda p, m, v: 2 * p, _COUNTED),
+    "zbv": BubbleForm(lambda p, m, v: p - 1, lambda p, m, v: 2 * p, _COUNTED),
+    "dualpipev": BubbleForm(lambda p, m, v: 2 * (p - 1), lambda p, m, v: 2 * p + 1, _COUNTED),
 }
 SIZES = (
     ("gpipe", 4, 8), ("gpipe", 8, 16), ("1f1b", 4, 8), ("1f1b", 8, 16), ("interleaved", 4, 8),
