@@ -32,7 +32,7 @@ BUDGETS = {
     "commands/work": 3090,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
-    "config": 1400,
+    "config": 1560,
     "contract": 800,
     "integrations": 410,
     "methods": 1800,
@@ -44,6 +44,8 @@ BUDGETS = {
     "plan/advise": 1850,
     "plan/cost": 2310,
     "plan/hardware": 1650,
+    # New: replicas of several machines, their schedules and stages.
+    "pipeline": 720,
     # Sites and racks are looked for.
     "plan/probe": 2070,
     "real": 2110,
@@ -68,6 +70,8 @@ BUDGETS = {
     # New: uplinks, pipes, other traffic and collectives as flows, beside the full folder sim.
     "sim/links": 500,
     "sim/memory": 260,
+    # New: pipelines in virtual time.
+    "sim/pipelines": 620,
     "sim/script": 1620,
     "sim": 4010,
     "sim/traces": 640,

@@ -19,6 +19,7 @@ from gossamer.methods import MethodSpec, parse_method
 from gossamer.optim.optimisers import Optimiser, Sgd, make_optimiser
 from gossamer.optim.schedules import make_schedule
 from gossamer.own_code import absolute
+from gossamer.pipeline.stages import StageCut, cut_model
 from gossamer.precision import PRECISIONS, default_precision, has_tf32
 from gossamer.replica import cut, trainable
 from gossamer.specs import check_range
@@ -124,12 +125,13 @@ class Settings:
                 f"a batch of {self.batch} is larger than the {len(self.task.train)} samples of "
                 f"{self.task.name}; choose a smaller one"
             )
+        self._check_shape()
         # Whatever would fail when the run is built fails here, before anything is written.
         self.method.check_kind(isinstance(self.rule, Sgd), self.rule.name)
-        make_schedule(self.schedule, epochs=self.epochs or 0.0, workers=self.cluster.workers)
+        make_schedule(self.schedule, epochs=self.epochs or 0.0, workers=self.replicas)
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise ConfigurationError(f"seed must have at most 63 bits, got {self.seed}")
-        shares(self.task.train.labels, self.cluster.workers, self.split, self.seed)
+        shares(self.task.train.labels, self.replicas, self.split, self.seed)
         if self.method.balance and self.split != "shuffled":
             raise ConfigurationError(
                 f"balance=speed deals the samples of one shared order, got the split {self.split}, "
@@ -140,6 +142,30 @@ class Settings:
                 model = self.task.make_model()
             cut([parameter.numel() for _, parameter in trainable(model)], self.method.servers)
         self.method_options()
+
+    def _check_shape(self) -> None:
+        shape, workers = self.method.shape, self.cluster.workers
+        if workers % shape.machines:
+            raise ConfigurationError(
+                f"{self.method}: a replica needs {shape.machines} workers, which do not divide the "
+                f"{workers} of the cluster; choose stages and tensor that do"
+            )
+        if shape.machines > 1:
+            shape.schedule(self.batch or 1)
+            self.stage_cut()
+
+    def stage_cut(self) -> StageCut:
+        """Which parts of the model each machine of a replica has."""
+        shape = self.method.shape
+        with torch.random.fork_rng(devices=[]):
+            model = self.task.make_model()
+        inputs = self.task.train.first(2).inputs
+        if not isinstance(inputs, torch.Tensor):
+            raise ConfigurationError(
+                f"the model of {self.task.name} cannot be cut into stages, because it takes its "
+                "inputs by name and a chain takes one tensor"
+            )
+        return cut_model(model, inputs, shape.stages * shape.per_machine, shape.cuts)
 
     def notices(self) -> list[str]:
         """What a user must be told about these settings."""
@@ -155,7 +181,13 @@ class Settings:
     @cached_property
     def _method_options(self) -> dict[str, Any]:
         groups = split_groups(self.method.groups, self.cluster)
-        return self.method.resolve(len(groups) or self.cluster.workers, self.steps_per_worker)
+        return self.method.resolve(len(groups) or self.replicas, self.steps_per_worker)
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are, each on one worker of the cluster or on several: the workers
+        that the method knows."""
+        return self.cluster.workers // self.method.shape.machines
 
     @property
     def samples(self) -> int:
@@ -164,7 +196,7 @@ class Settings:
 
     @property
     def steps_per_worker(self) -> int:
-        return max(1, -(-self.samples // ((self.batch or 1) * self.cluster.workers)))
+        return max(1, -(-self.samples // ((self.batch or 1) * self.replicas)))
 
     def as_dict(self) -> dict[str, Any]:
         """For the run folder: plain values, and the options of the method that follow from them."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from gossamer.errors import ConfigurationError, Error, ProtocolError, RunFailed, unknown_name
 from gossamer.own_code import place_in, place_of, told
+from gossamer.pipeline.shape import SHAPE_OPTIONS
 
 Role = Callable[..., Coroutine[Any, Any, None]]
 Options = Mapping[str, Any]
@@ -212,7 +213,9 @@ def _reference(worker: Role) -> str:
     return f"{path.absolute()}:{worker.__name__}" if path.suffix == ".py" else ""
 
 
-_RESERVED = frozenset({"paper", "groups", "balance", "server_optimiser", "servers", "placement"})
+_RESERVED = frozenset(
+    {"paper", "groups", "balance", "server_optimiser", "servers", "placement", *SHAPE_OPTIONS}
+)
 
 
 def check_row(row: Method) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -22,6 +22,7 @@ from gossamer.own_code import (
     parse_reference,
     place_of,
 )
+from gossamer.pipeline.shape import SHAPE_OPTIONS, ReplicaShape, read_shape
 from gossamer.specs import bind, convert, print_spec
 from gossamer.topology import make_topology
 
@@ -46,6 +47,8 @@ class MethodSpec:
     """Lower the server's explicit momentum by what asynchrony itself adds."""
     keep_momentum: bool = False
     """Keep SGD's momentum where it is left out otherwise."""
+    shape: ReplicaShape = field(default_factory=ReplicaShape)
+    """Over which machines each replica is spread."""
 
     def __post_init__(self) -> None:
         """However a spec is made, what is wrong with its options is said before anything runs."""
@@ -66,6 +69,11 @@ class MethodSpec:
             raise ConfigurationError(f"{self.name}: servers must be at least 1, got {self.servers}")
         if self.placement not in ("own", "workers"):
             raise unknown_name(f"{self.name} placement", self.placement, ("own", "workers"))
+        if self.shape.machines > 1 and (self.groups or self.balance):
+            raise ConfigurationError(
+                f"{self.name}: a replica of several machines has no groups and no balance; leave "
+                f"out {'groups=' if self.groups else 'balance='}, or stages= and tensor="
+            )
 
     def _check_balance(self) -> None:
         if self.balance not in ("", "speed"):
@@ -107,6 +115,7 @@ class MethodSpec:
             shown["lower_momentum"] = True
         if self.keep_momentum:
             shown["keep_momentum"] = True
+        shown |= self.shape.options()
         return print_spec(self.method.reference or self.name, shown)
 
     def optimiser(self, asked: Optimiser, ends: int, *, is_synchronous: bool) -> Optimiser:
@@ -193,9 +202,10 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
     balance = given.pop("balance", "")
     server_side = _server_side(name, {key: given.pop(key) for key in _SERVER_SIDE if key in given})
     _need_server(method, list(server_side))
+    shape = read_shape(name, {key: given.pop(key) for key in SHAPE_OPTIONS if key in given})
     return MethodSpec(
         method, given, is_paper, int(groups) if groups.isdecimal() else groups, balance,
-        **server_side,
+        **server_side, shape=shape,
     )  # fmt: skip
 
 

@@ -21,6 +21,9 @@ class Observer:
     ) -> None:
         """A gradient is complete; the work took less than the span if the worker was paused."""
 
+    def passed(self, machine: int, what: str, span: Span) -> None:
+        """A machine of a pipeline has made one pass of a micro-batch."""
+
     def began_step(self, worker: int, at_ns: int) -> None:
         """A step begins, or the last one is over. Only real workers report this."""
 

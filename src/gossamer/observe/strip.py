@@ -42,6 +42,9 @@ class Strip(Observer):
     ) -> None:
         self._add(worker, span, "computing", "")
 
+    def passed(self, machine: int, what: str, span: Span) -> None:
+        self._add(machine, span, "computing", what)
+
     def communicated(self, worker: int, what: str, span: Span) -> None:
         self._add(worker, span, "communicating", what)
 
@@ -96,7 +99,10 @@ class Strip(Observer):
             for start, end, kind, detail in own
             if start < until
         ]
-        return {"from": 0.0, "to": until / SECOND, "segments": shown, "servers": servers}
+        return {
+            "from": 0.0, "to": until / SECOND, "segments": shown, "workers": self._workers,
+            "servers": servers,
+        }  # fmt: skip
 
     def moments(self, worker: int) -> list[tuple[float, float, str, str]]:
         """The segments of one worker, in seconds, without a gap. The time between two segments is

@@ -59,6 +59,9 @@ class Timeline(Observer):
     ) -> None:
         self._span(worker, "gradient", span)
 
+    def passed(self, machine: int, what: str, span: Span) -> None:
+        self._span(machine, what, span)
+
     def waited(
         self, worker: int, what: str, peer: int | None, span: Span, moving: Sequence[Span] = ()
     ) -> None:

@@ -33,7 +33,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from gossamer.errors import Error, Late, PeerLost
+from gossamer.errors import ConfigurationError, Error, Late, PeerLost
 from gossamer.groups import Grouping, Groups, even_groups, role_of
 from gossamer.methods import MethodSpec, for_role
 from gossamer.observe.metrics import summary
@@ -71,6 +71,11 @@ class Session:
         `steps` is about how many steps each worker will make; the method's options are derived from
         it, unless a resumed run gives its `options`. `has_leavers` says that a worker may leave
         before the others, who then go on without it."""
+        if spec.shape.machines > 1:
+            raise ConfigurationError(
+                f"{spec}: replicas of several machines exist in virtual time; leave out stages= "
+                "and tensor=, or use gossamer simulate"
+            )
         self.rank, self.size = transport.rank, transport.size
         self.transport = transport
         self.spec, self.method = spec, spec.method

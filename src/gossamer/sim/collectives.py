@@ -4,6 +4,7 @@ algorithm takes at the slowest member: by a formula, or as flows that share the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,27 @@ class Collective:
     timer: Timer | None = None
     queued: QueuedCollective | None = None
     """Where collectives are flows: its place among those of its members."""
+
+
+class CollectiveWay:
+    """The ends of the network between which a collective, or a part of one, happens."""
+
+    def __init__(self, world: World, ends: list[int], size_bytes: int) -> None:
+        self.ends = ends
+        self.size_bytes = size_bytes
+        self.machines = sorted({world.cluster.machine_of(end) for end in ends})
+
+
+class Flows:
+    """The flows of a collective on all of its ways."""
+
+    def __init__(self, parts: Sequence[FlowingCollective]) -> None:
+        self._parts = parts
+
+    def cancel(self) -> None:
+        """They never end, and free the cards."""
+        for part in self._parts:
+            part.cancel()
 
 
 class Collectives:
@@ -147,20 +169,37 @@ class Collectives:
         ):
             return
         collective.is_running, collective.since_ns = True, world.kernel.now
-        machines = sorted({world.cluster.machine_of(rank) for rank in members})
-        self._count(collective, members, len(machines))
+        ways = self._ways(collective, members)
+        for way in ways:
+            self._count(collective, way)
         if self._queue is not None:
-            start = partial(self._flow, key, collective, members)
+            start = partial(self._flow, key, collective, ways)
             collective.queued = self._queue.add(members, start)
             return
         begin = max([world.kernel.now, *(self._busy_until.get(r, 0) for r in members)])
-        end = begin + round(self._price(collective, members, machines) * SECOND)
+        price = max(self._price(collective, way) for way in ways)
+        end = begin + round(price * SECOND)
         self._busy_until.update(dict.fromkeys(members, end))
         collective.timer = world.kernel.at(end - world.kernel.now, self._finish, key, collective)
 
-    def _count(self, collective: Collective, members: list[int], machines: int) -> None:
+    def _ways(self, collective: Collective, members: list[int]) -> list[CollectiveWay]:
+        """Between workers of one machine each there is one; replicas of several machines make one
+        collective for each of these, among those that hold the same parameters."""
+        lanes, size = self._world.lanes, collective.size_bytes
+        if lanes is None:
+            return [CollectiveWay(self._world, members, size)]
+        return [
+            CollectiveWay(
+                self._world, [lanes.machine(rank, lane) for rank in members], round(share * size)
+            )
+            for lane, share in enumerate(lanes.shares)
+            if share
+        ]
+
+    def _count(self, collective: Collective, way: CollectiveWay) -> None:
         """Count the bytes that each machine puts on its card."""
-        post, cluster, size = self._world.post, self._world.cluster, collective.size_bytes
+        post, cluster, size = self._world.post, self._world.cluster, way.size_bytes
+        machines = len(way.machines)
         if machines == 1:
             put = 0
         elif collective.kind == "all_reduce":
@@ -169,36 +208,40 @@ class Collectives:
             sent = size * (machines - 1)
             put = sent if collective.kind == "all_gather" else sent // machines
         # The workers of one machine share its card, so its bytes are counted once.
-        for rank in {cluster.machine_of(rank): rank for rank in reversed(members)}.values():
-            post.bytes_put[rank] += put
+        first = {cluster.machine_of(end): end for end in sorted(way.ends, reverse=True)}
+        for end in first.values():
+            post.bytes_put[end] += put
             # Each machine receives about as many bytes as it sends.
-            post.bytes_taken[rank] += put
+            post.bytes_taken[end] += put
             if self._queue is None:
                 post.egress_bytes += put
 
-    def _price(self, collective: Collective, members: list[int], machines: list[int]) -> float:
+    def _price(self, collective: Collective, way: CollectiveWay) -> float:
         """Seconds by the formulas, at the slowest card."""
         world, cluster = self._world, self._world.cluster
         wires = cluster.network
-        per_byte = 1 / min(world.post.capacity(rank) for rank in members)
+        per_byte = 1 / min(world.post.capacity(end) for end in way.ends)
         latency = wires.latency + world.post.extra_delay_s
-        if len({cluster.rack_of(machine) for machine in machines}) > 1:
+        if len({cluster.rack_of(machine) for machine in way.machines}) > 1:
             latency += wires.rack_latency
             per_byte *= wires.oversubscription
-        seconds = self._formula(collective, len(machines), latency, per_byte)
-        return seconds + self._inside_seconds(collective, members, len(machines))
+        seconds = self._formula(
+            collective.kind, len(way.machines), way.size_bytes, latency, per_byte
+        )
+        return seconds + self._inside_seconds(collective, way)
 
-    def _inside_seconds(self, collective: Collective, members: list[int], machines: int) -> float:
+    def _inside_seconds(self, collective: Collective, way: CollectiveWay) -> float:
         """What the workers of one machine take among themselves."""
         speed = self._world.cluster.network.memory_bandwidth
-        crowd = -(-len(members) // machines)
-        return self._formula(collective, crowd, 0.0, 1 / speed) if crowd > 1 and speed else 0.0
+        crowd = -(-len(way.ends) // len(way.machines))
+        if crowd == 1 or not speed:
+            return 0.0
+        return self._formula(collective.kind, crowd, way.size_bytes, 0.0, 1 / speed)
 
     def _formula(
-        self, collective: Collective, members: int, latency: float, per_byte: float
+        self, kind: str, members: int, size: int, latency: float, per_byte: float
     ) -> float:
-        size = collective.size_bytes
-        match collective.kind:
+        match kind:
             case "all_reduce":
                 algorithm = self._world.cluster.network.collective
                 return all_reduce_seconds(algorithm, members, size, latency, per_byte)
@@ -207,17 +250,33 @@ class Collectives:
             case _:
                 return broadcast_seconds(members, size, latency, per_byte)
 
-    def _flow(self, key: Key, collective: Collective, members: list[int]) -> FlowingCollective:
+    def _flow(self, key: Key, collective: Collective, ways: list[CollectiveWay]) -> Flows:
         """Start the collective as flows; the root of a broadcast comes first."""
-        world, cluster = self._world, self._world.cluster
-        ordered = sorted(members, key=lambda rank: rank != collective.root)
-        machines = list(dict.fromkeys(cluster.machine_of(rank) for rank in ordered))
-        algorithm, size = cluster.network.collective, collective.size_bytes
+        missing = len(ways)
+
+        def done() -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                self._finish(key, collective)
+
+        return Flows([self._flow_of(collective, way, done) for way in ways])
+
+    def _flow_of(
+        self, collective: Collective, way: CollectiveWay, done: Callable[[], None]
+    ) -> FlowingCollective:
+        world, cluster, lanes = self._world, self._world.cluster, self._world.lanes
+
+        def is_other(end: int) -> bool:
+            return collective.root != (end if lanes is None else lanes.replica_of(end))
+
+        ordered = sorted(way.ends, key=is_other)
+        machines = list(dict.fromkeys(cluster.machine_of(end) for end in ordered))
+        algorithm = cluster.network.collective
         return FlowingCollective(
             world.kernel, world.post, machines,
-            rounds_of(collective.kind, algorithm, len(machines), size),
-            self._inside_seconds(collective, members, len(machines)),
-            partial(self._finish, key, collective),
+            rounds_of(collective.kind, algorithm, len(machines), way.size_bytes),
+            self._inside_seconds(collective, way), done,
         )  # fmt: skip
 
     def _finish(self, key: Key, collective: Collective) -> None:

@@ -73,10 +73,10 @@ class SimulatedFaults:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.slow = [1.0] * world.size
+        self.slow = [1.0] * world.cluster.workers
         """The factor on the compute time of each worker."""
         cluster, phases = world.cluster, world.cluster.phases
-        groups = [group_of(cluster, rank) for rank in range(world.size)]
+        groups = [group_of(cluster, rank) for rank in range(cluster.workers)]
         shared = {
             group: SharedSlowness(
                 phases, world.stream("phases", group), world.stream("shared jitter", group)
@@ -99,14 +99,19 @@ class SimulatedFaults:
             return self.slow[rank]
         return self.slow[rank] * self._shared[rank].at(self._world.kernel.now / SECOND)
 
+    def _replica_of(self, worker: int) -> int:
+        """Whose replica stops when this worker of the cluster does."""
+        lanes = self._world.lanes
+        return worker if lanes is None else lanes.replica_of(worker)
+
     def _begin(self, fault: Fault) -> None:
         world, post = self._world, self._world.post
         world.observer.happened(max(fault.worker, 0), str(fault), world.kernel.now)
         match fault.kind:
             case "kill":
-                world.kill(fault.worker)
+                world.kill(self._replica_of(fault.worker))
             case "pause":
-                self._pause(fault.worker, round(fault.lasts * SECOND))
+                self._pause(self._replica_of(fault.worker), round(fault.lasts * SECOND))
             case "slow":
                 self.slow[fault.worker] *= fault.amount
             case "slow-link":

@@ -39,8 +39,9 @@ class SimulatedGradient(Gradient):
     """One gradient, and its pieces, which are ready before the whole."""
 
     __slots__ = (
-        "_pieces", "_started_ns", "_stolen_ns", "_work_ns", "_world", "batch", "key", "loss",
-        "paused_ns", "point", "read", "statistics", "step", "value", "weight", "worker",
+        "_is_one_piece", "_pieces", "_started_ns", "_stolen_ns", "_work_ns", "_world", "batch",
+        "key", "loss", "paused_ns", "point", "read", "statistics", "step", "value", "weight",
+        "worker",
     )  # fmt: skip
 
     def __init__(self, worker: int, point: Point, batch: Batch, key: int) -> None:
@@ -60,17 +61,28 @@ class SimulatedGradient(Gradient):
         self.statistics: Tensor | None = None
         self._pieces: list[Pending[Tensor]] = []
 
-    def start(self, world: World, work_ns: int) -> None:
-        """Schedule the delivery, after this work and the time that nothing overlaps with."""
+    def start(self, world: World, work_ns: int | None) -> None:
+        """Schedule the delivery, after this work and the time that nothing overlaps with. Without a
+        number, a pipeline makes the work and says by `done_after` when it is done."""
         self._world = world
-        self._started_ns, self._work_ns = world.kernel.now, work_ns
+        self._started_ns, self._work_ns = world.kernel.now, work_ns or 0
+        self._is_one_piece = work_ns is None
         self._stolen_ns = world.post.stolen_ns(self.worker)
         world.batcher.start(self)
-        whole_ns = work_ns + round(world.cluster.compute.unoverlapped_seconds * SECOND)
-        world.kernel.at(whole_ns, self._deliver, whole_ns)
+        if work_ns is not None:
+            self.done_after(work_ns)
+
+    def done_after(self, work_ns: int) -> None:
+        """Its work takes or took so long, from its start."""
+        whole_ns = work_ns + round(self._world.cluster.compute.unoverlapped_seconds * SECOND)
+        passed_ns = self._world.kernel.now - self._started_ns
+        self._world.kernel.at(whole_ns - passed_ns, self._deliver, whole_ns)
 
     def buckets(self) -> Sequence[Pending[Tensor]]:
-        """If asked for right after the start, each piece comes at its share of backward time."""
+        """If asked for right after the start, each piece comes at its share of backward time. A
+        pipeline has its gradient when it is empty."""
+        if self._is_one_piece:
+            return [self]
         kernel, forward = self._world.kernel, self._world.cluster.compute.forward_share
         for bucket in self._world.buckets:
             piece: Pending[Tensor] = Pending("bucket")
@@ -90,6 +102,10 @@ class SimulatedGradient(Gradient):
         """The time in which its worker did not compute it: paused, or busy with communication."""
         stolen_ns = self._world.post.stolen_ns(self.worker) - self._stolen_ns
         return self.paused_ns + round(stolen_ns)
+
+    @property
+    def began_ns(self) -> int:
+        return self._started_ns
 
     def _is_held_up(self, waited_ns: int, again: Callable[..., None], *arguments: Any) -> bool:
         """Whether more time was lost than `waited_ns`; if so, call `again` later."""

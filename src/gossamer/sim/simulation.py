@@ -90,9 +90,7 @@ class Simulation:
         self._past = deque[Row]([] if resumed is None else resumed.rows)
         # Without gradients no value matters, and the shapes are enough.
         is_without = resumed is not None or isinstance(self.engine, NullEngine)
-        self._shown = (
-            without_values(self.model, settings.cluster.workers) if is_without else self.model
-        )
+        self._shown = without_values(self.model, settings.replicas) if is_without else self.model
         first = self.engine if resumed is None else NullEngine()
         self.world = World(settings, options, self._shown, first, observers, callbacks)
         self._pieces = None
@@ -119,7 +117,7 @@ class Simulation:
             return chosen
         batch = self.settings.batch or 1
         gradients = self.settings.samples / batch
-        return pays_to_compile(self.model, batch, gradients, self.settings.cluster.workers)
+        return pays_to_compile(self.model, batch, gradients, self.settings.replicas)
 
     def _spawn(self, options: dict[str, Any]) -> None:
         world, method = self.world, self._method
@@ -200,7 +198,7 @@ class Simulation:
         result = {
             "method": str(self.settings.method),
             "task": self.settings.task.name,
-            "workers": self.world.size,
+            "workers": self.settings.cluster.workers,
             "seed": self.settings.seed,
             "learning_rate": self.settings.learning_rate,
             "digest": self.world.kernel.digest.hexdigest(),
@@ -331,11 +329,13 @@ class Simulation:
 
     def _cards(self) -> list[dict[str, Any]]:
         """The bytes that each end has sent and received over the network."""
-        size, post = self.world.size, self.world.post
+        size, post = self.settings.cluster.workers, self.world.post
         return [
             {"name": f"worker {end}" if end < size else f"server {end - size}",
-             "sent": post.bytes_put[end], "received": post.bytes_taken[end]}
-            for end in range(self.world.ends)
+             "sent": sent, "received": received}
+            for end, (sent, received) in enumerate(
+                zip(post.bytes_put, post.bytes_taken, strict=True)
+            )
         ]  # fmt: skip
 
     def _totals(self) -> Row:
@@ -354,6 +354,7 @@ class Simulation:
                 for own in metrics.workers.values()
             ],
             "cards": self._cards(),
+            **({} if world.pipelines is None else {"pipeline": world.pipelines.facts()}),
             "mean_width": world.batcher.mean_width,
             "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),

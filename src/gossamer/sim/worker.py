@@ -121,7 +121,11 @@ class SimulatedWorker:
 
     def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> SimulatedGradient:
         world, kernel = self._world, self._world.kernel
-        if isinstance(at, SimulatedReplica):
+        pipeline = None if world.pipelines is None else world.pipelines[self.rank]
+        if pipeline is not None and pipeline.is_lagging:
+            now = at if isinstance(at, Tensor) else at.snapshot()
+            point = Point(-1, pipeline.point(now))
+        elif isinstance(at, SimulatedReplica):
             point = at.store.point(at.row)
         elif isinstance(at, Tensor):
             point = Point(-1, at)
@@ -138,10 +142,15 @@ class SimulatedWorker:
         if batch is None:
             gradient.weight = world.budget.weight(self.rank, self.step, self.live)
         updates = world.updates.count if self._seen is None else self._seen
-        gradient.read = (world.workers.versions[self.rank], updates)
+        lag = 0 if pipeline is None else pipeline.lag
+        gradient.read = (world.workers.versions[self.rank] - lag, updates)
         self._seen = None
-        drawn = world.cluster.compute.draw(self._compute_rng, len(indices))
-        gradient.start(world, round(drawn * world.faults.slowness(self.rank) * SECOND))
+        if pipeline is None:
+            drawn = world.cluster.compute.draw(self._compute_rng, len(indices))
+            gradient.start(world, round(drawn * world.faults.slowness(self.rank) * SECOND))
+        else:
+            gradient.start(world, None)
+            pipeline.begin(gradient)
         if kernel.current is not None:
             kernel.current.gradient = gradient
         return gradient

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,14 @@ from gossamer.batch_shares import BatchShares
 from gossamer.config.settings import Settings, split_groups
 from gossamer.mailbox import Mailbox
 from gossamer.membership import Membership
+from gossamer.methods import MethodSpec
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.observer import Observer
 from gossamer.observe.run_observer import RunObserver
 from gossamer.optim.schedules import make_schedule
 from gossamer.payload import tensor_bytes
-from gossamer.replica import cut
+from gossamer.pipeline.stages import StageCut
+from gossamer.replica import cut as cut_evenly
 from gossamer.sim.buckets import Bucket, make_buckets
 from gossamer.sim.budget import Budget
 from gossamer.sim.collectives import Collectives
@@ -30,6 +32,8 @@ from gossamer.sim.gradients import (
     Updates,
 )
 from gossamer.sim.kernel import SECOND, Kernel, SimulatedTask
+from gossamer.sim.pipelines.lanes import LanedDelivery, MachineView, StageLanes
+from gossamer.sim.pipelines.pipeline import Pipelines
 from gossamer.sim.replica_matrix import ReplicaStore, SimulatedReplica
 from gossamer.sim.run_end import LABEL, RunEnd
 from gossamer.tasks.flat_model import FlatModel
@@ -48,11 +52,17 @@ class World:
         self.cluster = cluster = settings.cluster
         self.seed = settings.seed
         self._has_losses = settings.engine != "none"
-        self.size = cluster.workers
+        self.size = settings.replicas
         self.method = settings.method.method
         self.groups = split_groups(settings.method.groups, cluster)
         self.speakers: Sequence[int] = [group[0] for group in self.groups] or range(self.size)
         """The workers whose replicas count: all, or the leaders of the groups."""
+        shape, self.pipelines = settings.method.shape, None
+        cut = settings.stage_cut() if shape.machines > 1 else None
+        self.lanes = None if cut is None else _lanes_of(self.size, settings.method, cut)
+        """The machines of each replica, where it has several."""
+        if self.lanes is not None:
+            observers = [MachineView(one, self.lanes) for one in observers]
         self.observer = RunObserver(self.size, others=observers, callbacks=callbacks)
         self.metrics = self.observer.metrics
         self.kernel = Kernel(self.seed)
@@ -71,10 +81,7 @@ class World:
         own_bytes = model.layout.total * model.initial.element_size()
         byte_scale = settings.model_bytes / own_bytes if settings.model_bytes else 1.0
         self.buckets = self._make_buckets(settings, model, byte_scale)
-        self.post = Delivery(
-            self.kernel, cluster, cards_of(cluster, len(self.servers), settings.method.placement),
-            self.stream("network"), self.observer if observers else None, byte_scale,
-        )  # fmt: skip
+        self.post = self._make_post(settings, byte_scale, is_observed=bool(observers))
         self.post.share_with_others(self.stream)
         self.mailboxes = [Mailbox() for _ in range(self.ends)]
         self.collectives = Collectives(self)
@@ -89,6 +96,16 @@ class World:
         """For each server, the workers of whose end or death it has not read."""
         self._ordered: tuple[frozenset[int], tuple[int, ...]] = (frozenset(), ())
         self.faults = SimulatedFaults(self)
+        if cut is not None:
+            self.pipelines = Pipelines(self, shape, cut)
+
+    def _make_post(self, settings: Settings, byte_scale: float, *, is_observed: bool) -> Delivery:
+        arguments = (
+            self.kernel, self.cluster,
+            cards_of(self.cluster, len(self.servers), settings.method.placement),
+            self.stream("network"), self.observer if is_observed else None, byte_scale,
+        )  # fmt: skip
+        return Delivery(*arguments) if self.lanes is None else LanedDelivery(self.lanes, *arguments)
 
     def _plan_samples(self, settings: Settings, *, is_synchronous: bool) -> None:
         assert settings.batch
@@ -114,9 +131,9 @@ class World:
             settings.rule, len(self.speakers),
             is_synchronous=self.method.is_synchronous(options),
         )  # fmt: skip
-        self.slices = (
-            cut(model.layout.sizes, settings.method.servers) if self.method.has_server else ()
-        )
+        self.slices = ()
+        if self.method.has_server:
+            self.slices = cut_evenly(model.layout.sizes, settings.method.servers)
         make_store = partial(
             ReplicaStore, optimiser=optimiser, clip=settings.clip, kernel=self.kernel
         )
@@ -206,6 +223,8 @@ class World:
     def abort_gradients(self, rank: int) -> list[SimulatedGradient]:
         """Discard the gradients that a worker computes; others will use their batches."""
         aborted = self.batcher.abort(rank)
+        if self.pipelines is not None:
+            self.pipelines[rank].cancel()
         for gradient in aborted:
             self.sampler.give_back(rank, gradient.batch)
         return aborted
@@ -238,6 +257,12 @@ class World:
 
     # ------------------------------------------------------------------ observing
 
+    def machines_of(self, ranks: Iterable[int]) -> list[int]:
+        """The ends of the network that stand for these workers: one each, or all of a replica."""
+        if self.lanes is None:
+            return list(ranks)
+        return [machine for rank in ranks for machine in self.lanes.members(rank)]
+
     def got_part(self, rank: int, payload: object) -> None:
         """A worker has got a part of a model from a server or a collective."""
         row = self.workers.parameters[0]
@@ -254,3 +279,16 @@ class World:
         span = (task.parked_since, self.kernel.now)
         moving = self.post.moves_of(parked)
         self.observer.waited(task.worker, parked.label, parked.peer, span, moving)
+
+
+def _lanes_of(replicas: int, method: MethodSpec, cut: StageCut) -> StageLanes:
+    """Each machine holds its share of the parameters of its stage."""
+    shape = method.shape
+    held = [0] * shape.stages
+    for chunk, stage in enumerate(shape.places):
+        held[stage] += cut.parameters(chunk)
+    whole = sum(held) * shape.tensor
+    return StageLanes(
+        replicas,
+        [held[stage] / whole for stage in range(shape.stages) for _ in range(shape.tensor)],
+    )

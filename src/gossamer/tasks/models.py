@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gossamer.pipeline.chain import Part
+
 CLASSES = 10
 
 
@@ -119,8 +121,25 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images of shape [batch, 3, 32, 32] to the scores of ten classes."""
-        hidden = functional.relu(self.stem_norm(self.stem(images)))
-        return self.classifier(self.stages(hidden).mean((2, 3)))
+        return self._scores(self.stages(self._stem(images)))
+
+    def _stem(self, images: Tensor) -> Tensor:
+        return functional.relu(self.stem_norm(self.stem(images)))
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        return self.classifier(hidden.mean((2, 3)))
+
+    def chain(self) -> list[Part]:
+        """The stem, each block, and the classifier."""
+        blocks = [
+            Part(f"stages.{number}", block, (f"stages.{number}",))
+            for number, block in enumerate(self.stages)
+        ]
+        return [
+            Part("stem", self._stem, ("stem", "stem_norm")),
+            *blocks,
+            Part("classifier", self._scores, ("classifier",)),
+        ]
 
 
 def resnet20() -> ResNet:

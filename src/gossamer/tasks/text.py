@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gossamer.errors import ConfigurationError
+from gossamer.pipeline.chain import Part
 from gossamer.specs import check_range
 from gossamer.tasks.files import read_bytes
 from gossamer.tasks.task import ACCURACY, Data, Task, cross_entropy
@@ -76,8 +77,25 @@ class CharacterTransformer(nn.Module):
 
     def forward(self, text: Tensor) -> Tensor:
         """Characters of shape [batch, position] to scores of the character that follows each."""
-        hidden = functional.embedding(text, self.character.weight) + self.position[: text.shape[1]]
-        return self.scores(self.norm(self.blocks(hidden)))
+        return self._scores(self.blocks(self._embedded(text)))
+
+    def _embedded(self, text: Tensor) -> Tensor:
+        return functional.embedding(text, self.character.weight) + self.position[: text.shape[1]]
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        return self.scores(self.norm(hidden))
+
+    def chain(self) -> list[Part]:
+        """The embedding, each block, and the scores."""
+        blocks = [
+            Part(f"blocks.{number}", block, (f"blocks.{number}",), reductions=2)
+            for number, block in enumerate(self.blocks)
+        ]
+        return [
+            Part("character", self._embedded, ("character", "position")),
+            *blocks,
+            Part("scores", self._scores, ("norm", "scores")),
+        ]
 
 
 def _windows(codes: Tensor, context: int) -> Data:

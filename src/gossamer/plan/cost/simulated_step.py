@@ -118,6 +118,11 @@ def _simulated(
             f"{spec} takes some rounds to find its shares, and its step follows them; use gossamer "
             "simulate --engine none"
         ) from None
+    if spec.shape.machines > 1:
+        raise NoClosedForm(
+            f"a replica of {spec} is spread over several machines, and its step follows its "
+            "schedule; use gossamer simulate --engine none"
+        ) from None
     ends = len(split_groups(spec.groups, cluster)) or cluster.workers
     # The options are those of a long run, although few steps are simulated.
     options = spec.resolve(ends, LONG_RUN)

@@ -78,6 +78,8 @@ def predict(
             f"the closed forms are for equal workers, but cluster {cluster.name} has the fault "
             f"'{cluster.faults[0]}'; use an equal cluster, or simulate it"
         )
+    if spec.shape.machines > 1:
+        raise NoClosedForm(f"a replica of {spec} is spread over several machines; simulate it")
     if cluster.has_flows or cluster.phases.are_there:
         raise NoClosedForm(
             f"the closed forms are for equal cards that nothing else uses, but cluster "

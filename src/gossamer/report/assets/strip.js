@@ -19,7 +19,7 @@ function hasStrip(method) {
 function stripRows(method, segments) {
   const count = Math.max(...segments.map((one) => one[0])) + 1;
   const servers = method.strip.servers || 0;
-  const workers = list(method.workers).length || Math.max(1, count - servers);
+  const workers = method.strip.workers || list(method.workers).length || Math.max(1, count - servers);
   const rows = Math.max(count, workers);
   return Array.from({ length: rows }, (_, row) => (row < workers ? `worker ${row}` : `server ${row - workers}`));
 }

@@ -60,7 +60,7 @@ class WorkerTime(TypedDict):
 # `from` is a keyword of Python, so this type cannot be written as a class.
 StripData = TypedDict(
     "StripData",
-    {"from": float, "to": float, "segments": list[list[Any]], "servers": int},
+    {"from": float, "to": float, "segments": list[list[Any]], "workers": int, "servers": int},
 )
 """The first moments of a run; a segment is [worker, start, end, kind, detail]."""
 

@@ -223,7 +223,8 @@ def _strip(run: Run) -> StripData | None:
         for one in segments:
             one[2] = min(one[2], end)
     servers = count(run.strip.get("servers")) or 0
-    return {"from": start, "to": end, "segments": segments, "servers": servers}
+    workers = count(run.strip.get("workers")) or 0
+    return {"from": start, "to": end, "segments": segments, "workers": workers, "servers": servers}
 
 
 def _segment(value: object) -> list[Any] | None:

@@ -35,6 +35,8 @@ def drawn_topology(
         spec = parse_method(method)
     except ConfigurationError:
         return None
+    per_replica = spec.shape.machines
+    workers //= per_replica
     if not 1 <= workers <= _MOST_NODES:
         return None
     groups = -(-workers // per_machine) if spec.groups == "host" else int(spec.groups)
@@ -53,6 +55,11 @@ def drawn_topology(
         drawn["note"] += (
             f" Two levels: each of {ends} groups of {workers // ends} averages exactly inside, and"
             " its first worker exchanges with the other groups."
+        )
+    if per_replica > 1:
+        drawn["note"] += (
+            f" Each of the {workers} is a replica of {per_replica} machines, and every machine "
+            "exchanges with those that hold the same layers."
         )
     return _thinned(drawn, workers)
 

@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gossamer.sim.delivery import Delivery
 from gossamer.sim.kernel import SECOND, Kernel, Timer
@@ -125,13 +125,19 @@ class FlowingCollective:
             self._next()
 
 
+class Cancellable(Protocol):
+    """What is under way, and can be given up."""
+
+    def cancel(self) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class QueuedCollective:
     """A collective that is complete, and what starts it."""
 
     members: Sequence[int]
-    start: Callable[[], FlowingCollective]
-    under_way: FlowingCollective | None = None
+    start: Callable[[], Cancellable]
+    under_way: Cancellable | None = None
 
 
 class CollectiveQueue:
@@ -140,9 +146,7 @@ class CollectiveQueue:
     def __init__(self) -> None:
         self._lines: defaultdict[int, deque[QueuedCollective]] = defaultdict(deque)
 
-    def add(
-        self, members: Sequence[int], start: Callable[[], FlowingCollective]
-    ) -> QueuedCollective:
+    def add(self, members: Sequence[int], start: Callable[[], Cancellable]) -> QueuedCollective:
         """Start it when all collectives before it have ended that share a member with it."""
         queued = QueuedCollective(members, start)
         for rank in members:

@@ -76,7 +76,7 @@ class Forecast:
 def forecast(settings: Settings, model: FlatModel) -> Forecast:
     """The forecast of a run; a run that cannot fit is refused."""
     replica, statistics = model.initial.nbytes, model.initial_buffers.nbytes
-    workers, slots = settings.cluster.workers, len(settings.rule.slots)
+    workers, slots = settings.replicas, len(settings.rule.slots)
     holders = workers + settings.method.method.has_server
     data = sum(
         leaf.nbytes for part in (model.task.train, model.task.test) for leaf in leaves(part.inputs)

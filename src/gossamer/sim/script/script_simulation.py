@@ -61,6 +61,11 @@ class ScriptSimulation(Simulation):
         self._began = 0.0
         self._reported: dict[str, float] = {}
         self._needs_reports = needs_reports
+        if settings.method.shape.machines > 1:
+            raise ConfigurationError(
+                f"{settings.method}: a script's model is trained whole by one process and cannot "
+                "be cut into stages; leave out stages= and tensor="
+            )
         size = settings.cluster.workers
         self._crew = Crew(
             server, settings.script, range(size), size, seed=settings.seed,

@@ -7,6 +7,7 @@ from gossamer.studies.reproductions.dc_asgd import TABLE as DC_ASGD
 from gossamer.studies.reproductions.delayed_gradients import ADAM, ADAM_FAR, SGD
 from gossamer.studies.reproductions.gossip_scaling import DIGITS as GOSSIP_SCALING_DIGITS
 from gossamer.studies.reproductions.gossip_scaling import TABLE as GOSSIP_SCALING
+from gossamer.studies.reproductions.pipelines import TABLE as PIPELINES
 from gossamer.studies.reproductions.rudra import TABLE as RUDRA
 from gossamer.studies.reproductions.servers import BACKUP_WORKERS, SOFTSYNC_STALENESS
 from gossamer.studies.reproductions.table import PublishedCell, PublishedTable
@@ -20,6 +21,7 @@ TABLES: dict[str, PublishedTable] = {
         SOFTSYNC_STALENESS,
         BACKUP_WORKERS,
         RUDRA,
+        PIPELINES,
         SGD,
         ADAM,
         ADAM_FAR,

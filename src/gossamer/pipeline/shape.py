@@ -1,0 +1,153 @@
+"""How a replica is spread over machines: the options that every method takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.pipeline.schedule import (
+    SYNCHRONOUS,
+    PipelineSchedule,
+    chunks_per_machine,
+    make_schedule_of,
+    places_of,
+)
+from gossamer.specs import convert
+
+ASYNCHRONOUS = {
+    "pipedream": "never emptied; a stage makes both passes of a batch with the weights that it had "
+    "when the batch came (weight stashing, Narayanan et al. 2019)",
+    "vertical_sync": "PipeDream in which all stages use the weights of one moment",
+    "2bw": "never emptied; all stages use the weights of one step before (Narayanan et al. 2021)",
+}
+"""The pipelines that go on while the parameters change. Their gradients are ordinary ones, at a
+point whose layers have different ages."""
+PIPELINES = {**SYNCHRONOUS, **ASYNCHRONOUS}
+
+
+@dataclass(frozen=True)
+class ReplicaShape:
+    """One replica's machines: consecutive stages, and in each stage machines that share layers."""
+
+    stages: int = 1
+    tensor: int = 1
+    """Over how many machines each layer is split."""
+    pipeline: str = "1f1b"
+    microbatches: int = 0
+    """Into how many a batch is divided; 0: about twice as many as there are stages."""
+    chunks: int = 0
+    """How many chunks of the model a machine holds; 0: as is usual for the pipeline."""
+    cut: str = ""
+    """The numbers of the parts with which the later chunks begin, as 2/4/7; empty: by work."""
+
+    def __post_init__(self) -> None:
+        for name in ("stages", "tensor"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("microbatches", "chunks"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.pipeline not in PIPELINES:
+            raise unknown_name("pipeline", self.pipeline, PIPELINES)
+        if self.pipeline in ("pipedream", "vertical_sync") and self.microbatches > 1:
+            raise ConfigurationError(
+                f"{self.pipeline} passes whole batches on, got microbatches={self.microbatches}; "
+                "leave it out, or choose 2bw"
+            )
+        if self.cut and not all(one.isdecimal() for one in self.cut.split("/")):
+            raise ConfigurationError(
+                f"cut must be numbers of parts such as 2/4/7, got {self.cut!r}"
+            )
+
+    @property
+    def machines(self) -> int:
+        return self.stages * self.tensor
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return self.pipeline in ASYNCHRONOUS
+
+    @property
+    def per_machine(self) -> int:
+        """The chunks of each machine."""
+        return self.chunks or chunks_per_machine(self.pipeline)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        return tuple(int(one) for one in self.cut.split("/")) if self.cut else ()
+
+    def microbatches_of(self, batch: int) -> int:
+        """Into how many equal parts a batch is divided."""
+        if self.pipeline in ("pipedream", "vertical_sync"):
+            return 1
+        if not self.microbatches:
+            return next(n for n in range(min(batch, 2 * self.stages), 0, -1) if batch % n == 0)
+        if batch % self.microbatches:
+            raise ConfigurationError(
+                f"a batch of {batch} samples cannot be divided into {self.microbatches} equal "
+                "micro-batches; choose microbatches that divide it"
+            )
+        if self.pipeline == "2bw" and self.microbatches < self.stages:
+            raise ConfigurationError(
+                f"2bw needs at least as many micro-batches as the {self.stages} stages, got "
+                f"{self.microbatches}"
+            )
+        return self.microbatches
+
+    def lags(self) -> tuple[int, ...]:
+        """How many steps old the parameters of each stage are when a gradient is taken there."""
+        match self.pipeline:
+            case "pipedream":
+                return tuple(self.stages - 1 - stage for stage in range(self.stages))
+            case "vertical_sync":
+                return (self.stages - 1,) * self.stages
+            case "2bw":
+                return (int(self.stages > 1),) * self.stages
+            case _:
+                return (0,) * self.stages
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """How many versions of its weights each stage keeps."""
+        match self.pipeline:
+            case "pipedream":
+                return tuple(self.stages - stage for stage in range(self.stages))
+            case "vertical_sync":
+                return (self.stages,) * self.stages
+            case "2bw":
+                return (min(2, self.stages),) * self.stages
+            case _:
+                return (1,) * self.stages
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The machine of each chunk."""
+        return places_of(self.pipeline, self.stages, self.per_machine)
+
+    def schedule(self, batch: int) -> PipelineSchedule:
+        """The table of one step. That of a pipeline which is never emptied only says who needs
+        what: it is 1F1B without an end."""
+        name = "1f1b" if self.is_asynchronous else self.pipeline
+        return make_schedule_of(name, self.stages, self.microbatches_of(batch), self.chunks)
+
+    def options(self) -> dict[str, Any]:
+        """What differs from a replica on one machine, as it is written in a spec."""
+        return {
+            one.name: value
+            for one in fields(self)
+            if (value := getattr(self, one.name)) != one.default
+        }
+
+
+SHAPE_OPTIONS = tuple(one.name for one in fields(ReplicaShape))
+
+
+def read_shape(name: str, given: Mapping[str, str]) -> ReplicaShape:
+    """From text; `name` is the method's."""
+    kinds = {one.name: int if one.type == "int" else str for one in fields(ReplicaShape)}
+    values: dict[str, Any] = {
+        key: convert(text, kinds[key], f"{name}: {key}") for key, text in given.items()
+    }
+    return ReplicaShape(**values)
