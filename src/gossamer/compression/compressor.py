@@ -7,6 +7,7 @@ and its random numbers. A `Coder` is both together, with error feedback where th
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Generator, MutableMapping
 from dataclasses import dataclass, field
@@ -97,6 +98,11 @@ class Compressor:
 
     def check(self) -> None:
         """Refuse options that are out of range."""
+
+    def answering(self) -> Compressor:
+        """What a server answers with. The difference to what its client knows already holds all
+        that was not sent before, so it needs no other feedback."""
+        return dataclasses.replace(self, feedback=False)
 
     def encode(self, vector: Tensor, stream: Stream) -> Tensor:
         """The very bytes that travel, as `uint8`."""
