@@ -93,8 +93,8 @@ class CompressedWorker:
         coder = self._coders.get(name)
         if coder is None:
             stream = Stream(
-                self._inner.layout.within(part), name, self._seed, self._inner.expected_steps,
-                Kept(self._x.memory, name),
+                self._inner.layout.within(part), name, f"{part.start}", self._seed,
+                self._inner.expected_steps, Kept(self._x.memory, name),
             )  # fmt: skip
             coder = self._coders[name] = Coder(compressor or self._compressor, stream)
         return coder

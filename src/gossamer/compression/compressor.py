@@ -45,6 +45,8 @@ class Stream:
 
     layout: Layout
     name: str = ""
+    """Which of its end's streams it is."""
+    common: str = ""
     """The same at all ends; random numbers that they share are drawn from it."""
     seed: int = 0
     """Of the random numbers that are this end's own."""
