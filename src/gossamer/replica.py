@@ -70,6 +70,10 @@ class Replica(Protocol):
         """
         ...
 
+    def clipped(self, gradient: Tensor) -> Tensor:
+        """The gradient, clipped as `descend_` would clip it."""
+        ...
+
     def penalised(self, gradient: Tensor, at: Tensor) -> Tensor:
         """The gradient, taken at that point, clipped and with the optimiser's weight decay added as
         torch's SGD adds it. It is for methods that descend without `descend_`."""

@@ -3,6 +3,7 @@
 A spec is `name` or `name:key=value,key=value`. A bare word among the options is a flag that means
 `true`. A value may contain ':' as it is, and is wrapped in parentheses when it contains commas, so
 that specs nest: `d_psgd:topology=(random_regular:degree=4,seed=1)`. The empty text is `key=()`.
+A '+' joins two specs, `all_reduce+topk:share=0.01`, and is wrapped inside a value, too.
 """
 
 from __future__ import annotations
@@ -192,6 +193,7 @@ def _unwrap(value: str) -> str:
 def _wrap(value: str) -> str:
     _depths(value, f"value {value!r}")
     needs_wrapping = not value or value != value.strip() or any(c in value for c in ",()")
+    needs_wrapping = needs_wrapping or _PLUS.search(value) is not None
     return f"({value})" if needs_wrapping else value
 
 

@@ -110,14 +110,15 @@ class CompressedWorker:
         self, value: Tensor, *, over: Sequence[int] | None = None,
         reference: Tensor | None = None, part: slice | None = None,
     ) -> Pending[Tensor]:  # fmt: skip
-        is_step = reference is None
-        if is_step and self._exchange != "gradients":
+        if reference is None and self._exchange != "gradients":
             return self._inner.all_reduce(value, over=over)
         place = part or self._place_of(value)
         coder = self._coder(f"mean {place.start}", place)
-        own = value.detach().clone() if reference is None else value - reference
-        if is_step:
+        if reference is None:
+            own = self._x.clipped(value.detach().clone())
             coder.at_rate(self._x.learning_rate)
+        else:
+            own = value - reference
         result, turn = self._in_turn("all_reduce")
         self._inner.start(self._reduce(turn, coder, own, reference, over, result))
         return result
@@ -219,7 +220,7 @@ class CompressedWorker:
                 return value
             coder = self._coder(f"up {server}", part)
             coder.at_rate(rate)
-            data = coder.encode(value)
+            data = coder.encode(self._x.clipped(value))
             self._observe(coder)
             return data
 

@@ -81,6 +81,8 @@ class Compressor:
     """The options that all have. A family adds its own, which are keyword-only fields, too."""
 
     name: ClassVar[str]
+    own_momentum: ClassVar[str] = ""
+    """The option that is its momentum, where it has one and SGD's is left out."""
 
     feedback: bool = field(default=False, kw_only=True)
     """Whether what was not sent is added to the next vector."""

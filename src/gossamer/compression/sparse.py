@@ -232,6 +232,7 @@ class Dgc(TopK):
     """
 
     name = "dgc"
+    own_momentum = "momentum"
     feedback: bool = field(default=False, kw_only=True)
     """What is not sent stays in v, so there is no other feedback."""
     share: float = field(default=0.01, kw_only=True)

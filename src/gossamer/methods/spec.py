@@ -137,19 +137,31 @@ class MethodSpec:
         return explicit_momentum(own, ends) if is_lowered else own
 
     def _is_without_momentum(self, is_synchronous: bool) -> bool:
-        if self.method.own_momentum:
+        if self.method.own_momentum or self._compressor_momentum:
             return True
         is_chosen = bool(self.server_optimiser) or self.keep_momentum or self.lower_momentum
         return self.method.leaves_out_momentum and not is_synchronous and not is_chosen
+
+    @property
+    def _compressor_momentum(self) -> str:
+        return "" if self.compressor is None else self.compressor.own_momentum
+
+    @property
+    def clips_first(self) -> bool:
+        """Whether gradients are clipped before they are encoded, and not again when what was
+        decoded is descended along: it holds what was left out of earlier ones."""
+        return self.compressor is not None and self.method.exchange in ("gradients", "server")
 
     def notice(self, momentum: float, *, is_synchronous: bool) -> str | None:
         """What a user must be told whose SGD has that momentum."""
         if not momentum or not self._is_without_momentum(is_synchronous):
             return None
-        if self.method.own_momentum:
+        own = self.method.own_momentum or self._compressor_momentum
+        if own:
+            whose = self.name if self.method.own_momentum else str(self.compressor).split(":")[0]
             return (
-                f"SGD's momentum of {momentum:g} is left out, because {self.name} has one of its "
-                f"own; set that by {self.method.own_momentum}="
+                f"SGD's momentum of {momentum:g} is left out, because {whose} has one of its own; "
+                f"set that by {own}="
             )
         return (
             f"SGD's momentum of {momentum:g} is left out where nobody waits for anybody, because "
@@ -186,6 +198,8 @@ class MethodSpec:
             raise ConfigurationError(
                 f"{self.name}: n must not exceed the {workers} workers, got {values['n']}"
             )
+        if self.compressor is not None and self.method.exchange == "gradients":
+            values |= {"overlap": False} if "overlap" in values else {}  # it is encoded as a whole
         if "topology" in values:
             make_topology(values["topology"], workers)
         return values

@@ -119,7 +119,11 @@ class World:
             cut(model.layout.sizes, settings.method.servers) if self.method.has_server else ()
         )
         make_store = partial(
-            ReplicaStore, optimiser=optimiser, clip=settings.clip, kernel=self.kernel
+            ReplicaStore,
+            optimiser=optimiser,
+            clip=settings.clip,
+            kernel=self.kernel,
+            clips_first=settings.method.clips_first,
         )
         self.workers = make_store(self.size, model.initial)
         self.servers = tuple(make_store(1, model.initial[part]) for part in self.slices)

@@ -124,8 +124,9 @@ class Training:
 
     def _replica(self, end: int) -> WindowReplica:
         replica = WindowReplica(
-            self.session.place(end), self._optimiser, self._learning_rate, self._settings.clip
-        )
+            self.session.place(end), self._optimiser, self._learning_rate, self._settings.clip,
+            self.session.spec.clips_first,
+        )  # fmt: skip
         if self._kept is not None:
             self._kept.load(replica, None if end == self.rank else end)
         return replica
