@@ -3,6 +3,7 @@
 A spec is `name` or `name:key=value,key=value`. A bare word among the options is a flag that means
 `true`. A value may contain ':' as it is, and is wrapped in parentheses when it contains commas, so
 that specs nest: `d_psgd:topology=(random_regular:degree=4,seed=1)`. The empty text is `key=()`.
+A '+' joins two specs, `all_reduce+topk:share=0.01`, and is wrapped inside a value, too.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
 
@@ -20,6 +22,8 @@ from gossamer.errors import ConfigurationError, unknown_name
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+_PLUS = re.compile(r"\+\s*([A-Za-z_]\w*)")
 
 
 def parse_spec(text: str, kind: str) -> tuple[str, dict[str, str]]:
@@ -42,6 +46,20 @@ def parse_spec(text: str, kind: str) -> tuple[str, dict[str, str]]:
             raise ConfigurationError(f"{kind} {text!r} gives {key!r} twice; give it once")
         options[key] = _unwrap(value) if equals else "true"
     return name, options
+
+
+def split_suffix(text: str, known: Iterable[str]) -> tuple[str, str | None]:
+    """Split `first+second` at a '+' that no parenthesis encloses and a known name follows.
+
+    A name is as long as letters, digits and underscores go on.
+    """
+    if "+" not in text:
+        return text, None
+    depths = _depths(text, repr(text))
+    for match in _PLUS.finditer(text):
+        if depths[match.start()] == 0 and match[1] in known:
+            return text[: match.start()], text[match.start() + 1 :]
+    return text, None
 
 
 def print_spec(name: str, options: Mapping[str, object]) -> str:
@@ -175,6 +193,7 @@ def _unwrap(value: str) -> str:
 def _wrap(value: str) -> str:
     _depths(value, f"value {value!r}")
     needs_wrapping = not value or value != value.strip() or any(c in value for c in ",()")
+    needs_wrapping = needs_wrapping or _PLUS.search(value) is not None
     return f"({value})" if needs_wrapping else value
 
 

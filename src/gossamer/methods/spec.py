@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from gossamer.compression import COMPRESSORS, Compressor, parse_compressor
+from gossamer.compression.pairing import refusal
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.methods.method import Method, Options, options_of
 from gossamer.methods.registry import METHODS
@@ -23,7 +25,7 @@ from gossamer.own_code import (
     place_of,
 )
 from gossamer.pipeline.shape import SHAPE_OPTIONS, ReplicaShape, read_shape
-from gossamer.specs import bind, convert, print_spec
+from gossamer.specs import bind, convert, parse_spec, print_spec, split_suffix
 from gossamer.topology import make_topology
 
 
@@ -49,6 +51,8 @@ class MethodSpec:
     """Keep SGD's momentum where it is left out otherwise."""
     shape: ReplicaShape = field(default_factory=ReplicaShape)
     """Over which machines each replica is spread."""
+    compressor: Compressor | None = None
+    """What makes the exchanges of the method smaller."""
 
     def __post_init__(self) -> None:
         """However a spec is made, what is wrong with its options is said before anything runs."""
@@ -60,6 +64,10 @@ class MethodSpec:
                 f"{self.name}: groups must be a number of groups or 'host', got {self.groups!r}"
             )
         self._check_balance()
+        if self.compressor is not None:
+            reason = refusal(self.method.exchange, self.compressor)
+            if reason is not None:
+                raise ConfigurationError(f"{self.name} cannot use {self.compressor.name}: {reason}")
         _need_server(
             self.method, [k for k in _SERVER_SIDE if getattr(self, k) != getattr(MethodSpec, k)]
         )
@@ -116,7 +124,8 @@ class MethodSpec:
         if self.keep_momentum:
             shown["keep_momentum"] = True
         shown |= self.shape.options()
-        return print_spec(self.method.reference or self.name, shown)
+        text = print_spec(self.method.reference or self.name, shown)
+        return text if self.compressor is None else f"{text}+{self.compressor}"
 
     def optimiser(self, asked: Optimiser, ends: int, *, is_synchronous: bool) -> Optimiser:
         """What the replicas of a run descend with, the workers' as well as the servers': the one
@@ -137,19 +146,31 @@ class MethodSpec:
         return explicit_momentum(own, ends) if is_lowered else own
 
     def _is_without_momentum(self, is_synchronous: bool) -> bool:
-        if self.method.own_momentum:
+        if self.method.own_momentum or self._compressor_momentum:
             return True
         is_chosen = bool(self.server_optimiser) or self.keep_momentum or self.lower_momentum
         return self.method.leaves_out_momentum and not is_synchronous and not is_chosen
+
+    @property
+    def _compressor_momentum(self) -> str:
+        return "" if self.compressor is None else self.compressor.own_momentum
+
+    @property
+    def clips_first(self) -> bool:
+        """Whether gradients are clipped before they are encoded, and not again when what was
+        decoded is descended along: it holds what was left out of earlier ones."""
+        return self.compressor is not None and self.method.exchange in ("gradients", "server")
 
     def notice(self, momentum: float, *, is_synchronous: bool) -> str | None:
         """What a user must be told whose SGD has that momentum."""
         if not momentum or not self._is_without_momentum(is_synchronous):
             return None
-        if self.method.own_momentum:
+        own = self.method.own_momentum or self._compressor_momentum
+        if own:
+            whose = self.name if self.method.own_momentum else str(self.compressor).split(":")[0]
             return (
-                f"SGD's momentum of {momentum:g} is left out, because {self.name} has one of its "
-                f"own; set that by {self.method.own_momentum}="
+                f"SGD's momentum of {momentum:g} is left out, because {whose} has one of its own; "
+                f"set that by {own}="
             )
         return (
             f"SGD's momentum of {momentum:g} is left out where nobody waits for anybody, because "
@@ -186,15 +207,23 @@ class MethodSpec:
             raise ConfigurationError(
                 f"{self.name}: n must not exceed the {workers} workers, got {values['n']}"
             )
+        if self.compressor is not None and self.method.exchange == "gradients":
+            values |= {"overlap": False} if "overlap" in values else {}  # it is encoded as a whole
         if "topology" in values:
             make_topology(values["topology"], workers)
         return values
 
 
 def parse_method(text: str | MethodSpec) -> MethodSpec:
-    """`name` or `name:key=value,...`; `name:paper` takes the paper's own values."""
+    """`name` or `name:key=value,...`; `name:paper` takes the paper's own values, and
+    `name+compressor:key=value,...` compresses what the method exchanges."""
     if isinstance(text, MethodSpec):
         return text
+    text, suffix = split_suffix(text, COMPRESSORS)
+    if suffix is None and not is_own(text):
+        head, plus, rest = text.partition("+")
+        if plus and head.partition(":")[0] in METHODS and not rest[:1].isdecimal():
+            raise unknown_name("compressor", parse_spec(rest, "compressor")[0], COMPRESSORS)
     name, given = parse_reference(text, "method")
     method = find_method(name)
     is_paper = given.pop("paper", "false") == "true"
@@ -205,7 +234,8 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
     shape = read_shape(name, {key: given.pop(key) for key in SHAPE_OPTIONS if key in given})
     return MethodSpec(
         method, given, is_paper, int(groups) if groups.isdecimal() else groups, balance,
-        **server_side, shape=shape,
+        compressor=None if suffix is None else parse_compressor(suffix), shape=shape,
+        **server_side,
     )  # fmt: skip
 
 

@@ -115,8 +115,9 @@ class WindowReplica(PublishedReplica):
 
     def __init__(
         self, place: Place, optimiser: Optimiser, learning_rate: Callable[[], float],
-        clip: float | None = None,
+        clip: float | None = None, clips_first: bool = False,
     ) -> None:  # fmt: skip
+        """`clips_first` says that gradients are clipped before they are sent, and not again."""
         super().__init__(place)
         self._has_begun = False
         self._begun: tuple[Tensor, float] | None = None
@@ -130,13 +131,14 @@ class WindowReplica(PublishedReplica):
         }
         self._learning_rate = learning_rate
         self._clip = clip
+        self._clips_first = clips_first
 
     @property
     def learning_rate(self) -> float:
         return self._learning_rate()
 
     def _descend(self, gradient: Tensor, at: Tensor | None, share: float) -> None:
-        rows = self.clipped(gradient).unsqueeze(0)
+        rows = (gradient if self._clips_first else self.clipped(gradient)).unsqueeze(0)
         with self._guard:
             self.optimiser.descend_(
                 self.window.unsqueeze(0), rows, self.state, [self.steps],

@@ -31,7 +31,7 @@ class ReplicaStore:
 
     def __init__(
         self, rows: int, initial: Tensor, optimiser: Optimiser, *, clip: float | None = None,
-        kernel: Kernel | None = None,
+        clips_first: bool = False, kernel: Kernel | None = None,
     ) -> None:  # fmt: skip
         """The kernel's clock says when a row was last changed; without it the time stays 0."""
         self.optimiser = optimiser
@@ -44,6 +44,8 @@ class ReplicaStore:
         self.steps = [0] * rows
         """How many steps each row's optimiser has made since it was reset."""
         self.clip = clip
+        self._clips_first = clips_first
+        """Gradients are clipped before they are sent, and not when they are descended along."""
         self.changed_ns = 0
         """When a row was last changed."""
         self._kernel = kernel
@@ -105,7 +107,7 @@ class ReplicaStore:
         steps = [self.steps[row] for row in rows]
         for row in rows:
             self.steps[row] += 1
-        if self.clip is not None:
+        if self.clip is not None and not self._clips_first:
             gradients = clip_rows(gradients, self.clip)
         first, last = rows[0], rows[-1] + 1
         if last - first == len(rows):

@@ -54,6 +54,7 @@ class World:
         self._has_losses = settings.engine != "none"
         self.size = settings.replicas
         self.method = settings.method.method
+        self.layout = model.layout
         self.groups = split_groups(settings.method.groups, cluster)
         self.speakers: Sequence[int] = [group[0] for group in self.groups] or range(self.size)
         """The workers whose replicas count: all, or the leaders of the groups."""
@@ -135,7 +136,11 @@ class World:
         if self.method.has_server:
             self.slices = cut_evenly(model.layout.sizes, settings.method.servers)
         make_store = partial(
-            ReplicaStore, optimiser=optimiser, clip=settings.clip, kernel=self.kernel
+            ReplicaStore,
+            optimiser=optimiser,
+            clip=settings.clip,
+            kernel=self.kernel,
+            clips_first=settings.method.clips_first,
         )
         self.workers = make_store(self.size, model.initial)
         self.servers = tuple(make_store(1, model.initial[part]) for part in self.slices)

@@ -135,7 +135,8 @@ class LoopReplica(PublishedReplica):
         """The gradient with zeros for parameters that the optimiser does not hold."""
         groups, parameters = self._optimizer.param_groups, self._binding.parameters
         held = {id(parameter) for group in groups for parameter in group["params"]}
-        if all(id(parameter) in held for parameter in parameters):
+        is_part = gradient.numel() != self._binding.layout.total  # for one of several servers
+        if is_part or all(id(parameter) in held for parameter in parameters):
             return gradient
         own = gradient.clone()
         pieces = own.split(list(self._binding.layout.sizes))

@@ -156,9 +156,9 @@ class Crew:
             self.wait_until_done(self.host)
         else:
             first.tell("begin")
-        sizes = tuple(first.hello["sizes"])
-        names = tuple(str(number) for number in range(len(sizes)))
-        layout = Layout(names, tuple(torch.Size([size]) for size in sizes), sizes)
+        shapes = tuple(torch.Size(shape) for shape in first.hello["shapes"])
+        names = tuple(str(number) for number in range(len(shapes)))
+        layout = Layout(names, shapes, tuple(shape.numel() for shape in shapes))
         statistics = memory.raw("statistics", first.rank).clone()
         kind: torch.dtype = getattr(torch, first.hello["statistics_type"])
         return ScriptModel(layout, memory.value[first.rank].clone(), statistics.view(kind))

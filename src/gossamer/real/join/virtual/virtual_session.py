@@ -77,8 +77,8 @@ class VirtualSession:
         )  # fmt: skip
         self.say("hello", {
             "digest": hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest(),
-            "plan": plan.to_json(), "sizes": list(layout.sizes), "steps": steps,
-            "method": str(self.spec), "optimiser": type(optimizer).__name__,
+            "plan": plan.to_json(), "shapes": [list(shape) for shape in layout.shapes],
+            "steps": steps, "method": str(self.spec), "optimiser": type(optimizer).__name__,
             "learning_rate": float(optimizer.param_groups[0]["lr"]),
             "statistics_type": name_of(own.statistics.dtype),
         })  # fmt: skip
@@ -90,7 +90,7 @@ class VirtualSession:
         self.is_synchronous = self.method.is_synchronous(self.options)
         self.is_trained_itself = self.method.is_trained_itself(self.grouping.ends, self.options)
         slices = cut(layout.sizes, self.spec.servers) if self.method.has_server else ()
-        self.addresses = Addresses(self.size, slices)
+        self.addresses = Addresses(self.size, slices, layout)
         self.memory = ModelMemory(MemoryPlan.from_json(told["plan"]), told.files[0])
 
     # ------------------------------------------------------------------ as on real workers
