@@ -74,7 +74,7 @@ BUDGETS = {
     "sim/links": 500,
     "sim/memory": 260,
     # New: pipelines in virtual time.
-    "sim/pipelines": 620,
+    "sim/pipelines": 820,
     "sim/script": 1620,
     "sim": 4010,
     "sim/traces": 640,

@@ -6,6 +6,8 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
+from torch.func import functional_call
 
 from gossamer.config.cluster import Cluster, Compute
 from gossamer.config.faults import Fault
@@ -13,8 +15,11 @@ from gossamer.config.network import Wires
 from gossamer.contract.small_worlds import build, digits
 from gossamer.errors import ConfigurationError
 from gossamer.runs.result import Result
+from gossamer.sim.engine import make_engine
 from gossamer.sim.pipelines.pipeline import Pipeline
+from gossamer.sim.pipelines.split_point import SplitPointModel
 from gossamer.sim.simulation import Simulation, simulate
+from gossamer.tasks.flat_model import FlatModel
 from tiers import only
 
 QUIET = Compute(0.0, per_sample=0.001, distribution="constant", jitter=0.0)
@@ -53,7 +58,7 @@ def test_a_pipeline_changes_time_and_nothing_else(method: str) -> None:
     assert split.virtual_seconds < plain.virtual_seconds
 
 
-@pytest.mark.parametrize("pipeline", ["pipedream", "vertical_sync", "2bw", "gpipe"])
+@pytest.mark.parametrize("pipeline", ["pipedream", "pipemare", "2bw", "gpipe"])
 def test_one_stage_is_plain_training(pipeline: str) -> None:
     """Events and bits."""
     plain, one = ran("ad_psgd", quiet(4)), ran(f"ad_psgd:pipeline={pipeline}", quiet(4))
@@ -93,6 +98,74 @@ def test_layers_have_the_ages_that_the_pipeline_gives_them(
         for stage, age in enumerate(ages):
             for part in cut.slices(stage):
                 assert torch.equal(found[part], seen[max(0, step - age)][0][part])
+
+
+def stagewise(
+    parts: list[nn.Module], inputs: torch.Tensor, targets: torch.Tensor,
+    forward: list[dict[str, torch.Tensor]], backward: list[dict[str, torch.Tensor]],
+) -> list[dict[str, torch.Tensor]]:  # fmt: skip
+    """Every stage on its own: its forward pass with some weights, and later its backward pass, at
+    the input that it has kept, with others."""
+    given, value = [], inputs
+    for part, weights in zip(parts, forward, strict=True):
+        given.append(value)
+        value = functional_call(part, weights, (value,))
+    output = value.detach().requires_grad_()
+    (back,) = torch.autograd.grad(nn.functional.cross_entropy(output, targets), [output])
+    found: list[dict[str, torch.Tensor]] = []
+    for part, weights, kept in zip(
+        reversed(parts), reversed(backward), reversed(given), strict=True
+    ):
+        own = {name: w.detach().requires_grad_() for name, w in weights.items()}
+        kept = kept.detach().requires_grad_()
+        result = functional_call(part, own, (kept,))
+        *grads, back = torch.autograd.grad(result, [*own.values(), kept], back)
+        found.insert(0, dict(zip(own, grads, strict=True)))
+    return found
+
+
+@pytest.mark.parametrize("is_stashed", [True, False])
+@pytest.mark.parametrize("engine", ["vector", "loop"])
+def test_a_composite_gradient_is_that_of_stages_on_their_own(is_stashed: bool, engine: str) -> None:
+    """Four layers, each with weights of another age. With stashing both passes of a stage use the
+    same; without it, the backward pass uses newer ones."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 10)]
+    task = dataclasses.replace(digits(), make_model=lambda: nn.Sequential(*layers))
+    kind = FlatModel if is_stashed else SplitPointModel
+    model = kind(task, torch.device("cpu"), seed=0)
+    old, new = torch.randn(2, model.layout.total) / 3
+    point = old if is_stashed else torch.cat([new, old])
+    batch = torch.arange(16)
+    found = make_engine(engine, model).evaluate(
+        point[None], model.initial_buffers[None], batch[None], torch.tensor([0])
+    ).gradients[0][: model.layout.total]  # fmt: skip
+    inputs, targets = task.train.at(batch)
+
+    def by_layer(flat: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        named = model.layout.unpack(flat)
+        return [
+            {n.split(".")[1]: w for n, w in named.items() if n.startswith(f"{number}.")}
+            for number in range(len(layers))
+        ]
+
+    assert isinstance(inputs, torch.Tensor)
+    assert isinstance(targets, torch.Tensor)
+    expected = stagewise(
+        layers, inputs, targets, by_layer(old), by_layer(old if is_stashed else new)
+    )
+    flat = torch.cat([g.reshape(-1) for stage in expected for g in stage.values()])
+    torch.testing.assert_close(found, flat, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("pipeline", ["ampnet", "pipemare", "pipedream"])
+def test_a_pipeline_that_goes_on_trains(pipeline: str) -> None:
+    """Digits, to 90 %, in spite of the ages of its layers."""
+    run = simulate(
+        "digits-mlp", f"all_reduce:stages=2,pipeline={pipeline}", quiet(4), epochs=6, seed=1,
+        evaluations=1, learning_rate=0.05,
+    )  # fmt: skip
+    assert run.accuracy > 0.9
 
 
 def test_a_pipeline_that_is_never_emptied_makes_a_step_in_the_time_of_its_slowest_stage() -> None:
@@ -137,6 +210,18 @@ def test_what_stages_send_is_counted() -> None:
     size = run.settings.stage_cut().sends(0) * 8 * (2 * 5)
     cards = run.run().summary["cards"]
     assert [(card["sent"], card["received"]) for card in cards] == [(size, size), (size, size)]
+
+
+def test_servers_are_divided_like_the_stages() -> None:
+    """DistBelief: what server 1 sends goes to the second stages only, and digits are learnt."""
+    run = simulate(
+        "digits-mlp", "downpour:stages=2,servers=2,server_optimiser=adagrad",
+        quiet(4, network=Wires(bandwidth=1e9)), epochs=6, seed=1, evaluations=1,
+    )  # fmt: skip
+    sent = {card["name"]: card for card in run.summary["cards"]}
+    larger = sent["server 0"]["sent"] / sent["server 1"]["sent"]
+    assert larger == pytest.approx(4160 / 650, rel=0.1)
+    assert run.accuracy > 0.9
 
 
 @pytest.mark.parametrize(

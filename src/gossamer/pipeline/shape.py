@@ -20,10 +20,15 @@ ASYNCHRONOUS = {
     "pipedream": "never emptied; a stage makes both passes of a batch with the weights that it had "
     "when the batch came (weight stashing, Narayanan et al. 2019)",
     "vertical_sync": "PipeDream in which all stages use the weights of one moment",
+    "ampnet": "never emptied; the backward pass of a stage meets newer weights than its forward "
+    "pass did (Gaunt et al. 2017)",
+    "pipemare": "the same, with the weights of the forward pass estimated and early steps that are "
+    "smaller where the delay is long (Yang et al. 2021)",
     "2bw": "never emptied; all stages use the weights of one step before (Narayanan et al. 2021)",
 }
-"""The pipelines that go on while the parameters change. Their gradients are ordinary ones, at a
-point whose layers have different ages."""
+"""The pipelines that go on while the parameters change."""
+_SPLIT = ("ampnet", "pipemare")
+_WHOLE_BATCHES = ("pipedream", "vertical_sync", *_SPLIT)
 PIPELINES = {**SYNCHRONOUS, **ASYNCHRONOUS}
 
 
@@ -51,7 +56,7 @@ class ReplicaShape:
                 raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.pipeline not in PIPELINES:
             raise unknown_name("pipeline", self.pipeline, PIPELINES)
-        if self.pipeline in ("pipedream", "vertical_sync") and self.microbatches > 1:
+        if self.pipeline in _WHOLE_BATCHES and self.microbatches > 1:
             raise ConfigurationError(
                 f"{self.pipeline} passes whole batches on, got microbatches={self.microbatches}; "
                 "leave it out, or choose 2bw"
@@ -80,7 +85,7 @@ class ReplicaShape:
 
     def microbatches_of(self, batch: int) -> int:
         """Into how many equal parts a batch is divided."""
-        if self.pipeline in ("pipedream", "vertical_sync"):
+        if self.pipeline in _WHOLE_BATCHES:
             return 1
         if not self.microbatches:
             return next(n for n in range(min(batch, 2 * self.stages), 0, -1) if batch % n == 0)
@@ -96,10 +101,16 @@ class ReplicaShape:
             )
         return self.microbatches
 
+    @property
+    def has_split_points(self) -> bool:
+        """Whether a backward pass is made with other weights than the forward pass."""
+        return self.pipeline in _SPLIT and self.stages > 1
+
     def lags(self) -> tuple[int, ...]:
-        """How many steps old the parameters of each stage are when a gradient is taken there."""
+        """How many steps old the parameters of each stage are when a gradient is taken there, or
+        where the passes differ when its forward pass is made."""
         match self.pipeline:
-            case "pipedream":
+            case "pipedream" | "ampnet" | "pipemare":
                 return tuple(self.stages - 1 - stage for stage in range(self.stages))
             case "vertical_sync":
                 return (self.stages - 1,) * self.stages

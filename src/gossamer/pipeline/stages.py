@@ -59,6 +59,15 @@ class StageCut:
                 joined.append(one)
         return tuple(joined)
 
+    @property
+    def in_order(self) -> tuple[slice, ...]:
+        """One range of the flat vector for each chunk, in order; empty where that is not so."""
+        ranges = [self.slices(chunk) for chunk in range(len(self.chunks))]
+        if any(len(own) != 1 for own in ranges):
+            return ()
+        found = tuple(own[0] for own in ranges)
+        return found if all(a.stop == b.start for a, b in pairwise(found)) else ()
+
     def parameters(self, chunk: int) -> int:
         return sum(part.parameters for part in self.chunks[chunk])
 

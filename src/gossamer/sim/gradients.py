@@ -130,6 +130,8 @@ class SimulatedGradient(Gradient):
         if not world.batcher.is_under_way(self):
             return
         value = world.batcher.value_of(self)
+        if world.pipelines is not None:
+            value = world.pipelines[rank].damped(value)
         world.batcher.under_way[rank].remove(self)
         world.updates.read[rank] = self.read
         span = (self._started_ns, world.kernel.now)
@@ -230,7 +232,8 @@ class GradientBatcher:
         keys = torch.tensor([gradient.key for gradient in ordered], device=device)
         result = self.engine.evaluate(points, self._statistics_of(ordered), batches, keys)
         for row, gradient in enumerate(ordered):
-            value = result.gradients[row]
+            # A point of a pipeline may be two vectors; the gradient is by the first.
+            value = result.gradients[row][: self._store.parameters.shape[1]]
             gradient.value = value if gradient.weight == 1.0 else value * gradient.weight
             gradient.loss = result.losses[row] if self._has_losses else None
             gradient.statistics = result.buffers[row]

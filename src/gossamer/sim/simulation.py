@@ -35,6 +35,7 @@ from gossamer.sim.gradients import GradientBatcher
 from gossamer.sim.kernel import SECOND, interrupted_between_events
 from gossamer.sim.memory.forecast import MOST_ROWS, forecast
 from gossamer.sim.memory.shapes import arithmetic_of, without_values
+from gossamer.sim.pipelines.split_point import SplitPointModel
 from gossamer.sim.rounds import CompleteRound, Rounds
 from gossamer.sim.worker import SimulatedWorker
 from gossamer.sim.world import World
@@ -71,7 +72,7 @@ class Simulation:
         self._on_row = on_row
         device = torch.device(settings.device)
         self.model = (
-            FlatModel(
+            model_kind(settings)(
                 settings.task, device, seed=settings.seed, precision=settings.precision or "fp32"
             )
             if model is None
@@ -370,6 +371,11 @@ class Simulation:
                 *self.engine.notices,
             ],
         }
+
+
+def model_kind(settings: Settings) -> type[FlatModel]:
+    """How gradients are taken: at one point, or with a forward pass at another."""
+    return SplitPointModel if settings.method.shape.has_split_points else FlatModel
 
 
 def simulate(

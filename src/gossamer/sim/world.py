@@ -60,7 +60,12 @@ class World:
         """The workers whose replicas count: all, or the leaders of the groups."""
         shape, self.pipelines = settings.method.shape, None
         cut = settings.stage_cut() if shape.machines > 1 else None
-        self.lanes = None if cut is None else _lanes_of(self.size, settings.method, cut)
+        self._stages_of_servers = _stages_of_servers(settings.method, cut)
+        self.lanes = None
+        if cut is not None:
+            self.lanes = _lanes_of(
+                self.size, settings.method, cut, has_servers=bool(self._stages_of_servers)
+            )
         """The machines of each replica, where it has several."""
         if self.lanes is not None:
             observers = [MachineView(one, self.lanes) for one in observers]
@@ -134,7 +139,9 @@ class World:
         )  # fmt: skip
         self.slices = ()
         if self.method.has_server:
-            self.slices = cut_evenly(model.layout.sizes, settings.method.servers)
+            self.slices = self._stages_of_servers or cut_evenly(
+                model.layout.sizes, settings.method.servers
+            )
         make_store = partial(
             ReplicaStore,
             optimiser=optimiser,
@@ -286,14 +293,22 @@ class World:
         self.observer.waited(task.worker, parked.label, parked.peer, span, moving)
 
 
-def _lanes_of(replicas: int, method: MethodSpec, cut: StageCut) -> StageLanes:
+def _stages_of_servers(method: MethodSpec, cut: StageCut | None) -> tuple[slice, ...]:
+    """With as many servers as stages, each server holds the parameters of one stage, as in
+    DistBelief; empty where that is not so."""
+    shape = method.shape
+    is_alike = method.servers == shape.stages == shape.machines and shape.per_machine == 1
+    return cut.in_order if cut is not None and is_alike else ()
+
+
+def _lanes_of(
+    replicas: int, method: MethodSpec, cut: StageCut, *, has_servers: bool
+) -> StageLanes:  # fmt: skip
     """Each machine holds its share of the parameters of its stage."""
     shape = method.shape
     held = [0] * shape.stages
     for chunk, stage in enumerate(shape.places):
         held[stage] += cut.parameters(chunk)
-    whole = sum(held) * shape.tensor
-    return StageLanes(
-        replicas,
-        [held[stage] / whole for stage in range(shape.stages) for _ in range(shape.tensor)],
-    )
+    each = [size / (sum(held) * shape.tensor) for size in held]
+    shares = [share for share in each for _ in range(shape.tensor)]
+    return StageLanes(replicas, shares, has_servers_by_lane=has_servers)

@@ -60,7 +60,8 @@ class EngineCache:
     ) -> Simulation:  # fmt: skip
         """Make a simulation, with the engine of an earlier one where the two fit together."""
         wanted = ("seed", "engine", "device", "precision", "compiled")
-        key = (settings.task.name, *(getattr(settings, name) for name in wanted))
+        split = settings.method.shape.has_split_points
+        key = (settings.task.name, split, *(getattr(settings, name) for name in wanted))
         model, width = self._models.get(key), settings.width
         if model is not None and settings.engine != "none":
             width = forecast(settings, model).width

@@ -19,9 +19,13 @@ from gossamer.sim.delivery import Delivery
 class StageLanes:
     """The machines of each replica and of each server, and the share of the model on each lane."""
 
-    def __init__(self, replicas: int, shares: Sequence[float]) -> None:
+    def __init__(
+        self, replicas: int, shares: Sequence[float], *, has_servers_by_lane: bool = False
+    ) -> None:
+        """`has_servers_by_lane`: each lane has a server of its own, that holds its parameters."""
         self.replicas = replicas
         self.shares = tuple(shares)
+        self._has_servers_by_lane = has_servers_by_lane
 
     @property
     def machines(self) -> int:
@@ -44,6 +48,9 @@ class StageLanes:
 
     def ways(self, source: int, target: int) -> list[tuple[int, int, float]]:
         """From which machine to which, with what share of the bytes."""
+        server = max(source, target) - self.replicas
+        if server >= 0 and self._has_servers_by_lane:
+            return [(self.machine(source, server), self.machine(target, server), 1.0)]
         return [
             (self.machine(source, lane), self.machine(target, lane), share)
             for lane, share in enumerate(self.shares)

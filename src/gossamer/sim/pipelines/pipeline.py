@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from gossamer.config.collective_costs import all_reduce_seconds
@@ -44,6 +45,7 @@ class Pipeline:
         """The steps of a pipeline that goes on whose last backward pass has ended early."""
         self._past: deque[Tensor] = deque(maxlen=max(shape.lags()) + 1)
         """The parameters of the last steps, newest last."""
+        self._drift: Tensor | None = None
         self._held = [0.0] * shape.stages
         self.most_held = [0.0] * shape.stages
         """The most bytes of activations that a stage held at one time."""
@@ -64,17 +66,45 @@ class Pipeline:
         return max(0, len(self._past) - 1)
 
     def point(self, now: Tensor) -> Tensor:
-        """The parameters at which the stages take a gradient that begins now."""
+        """The parameters at which the stages take a gradient that begins now. Where the passes
+        differ, those of the backward pass and then those of the forward pass."""
+        if self._shape.pipeline == "pipemare":
+            self._follow(now)
         self._past.append(now)
-        point = now
-        lags = self._shape.lags()
-        for stage, lag in enumerate(lags):
-            if lag and len(self._past) > 1:
-                old = self._past[max(0, len(self._past) - 1 - lag)]
-                point = point.clone() if point is now else point
-                for part in self._cut.slices(stage):
-                    point[part] = old[part]
-        return point
+        point, backward = now.clone(), now.clone()
+        for stage, lag in enumerate(self._shape.lags()):
+            old = self._past[max(0, len(self._past) - 1 - lag)]
+            for part in self._cut.slices(stage):
+                point[part] = old[part]
+                if self._drift is not None and lag:
+                    # The weights of the forward pass, from how the weights have moved of late.
+                    backward[part] -= lag * self._drift[part]
+        return torch.cat([backward, point]) if self._shape.has_split_points else point
+
+    def _follow(self, now: Tensor) -> None:
+        """Keep a moving average of the weights' movements; each stage forgets half in its delay."""
+        if self._drift is None:
+            self._drift = torch.zeros_like(now)
+        if not self._past:
+            return
+        moved = now - self._past[-1]
+        for stage, lag in enumerate(self._shape.lags()):
+            for part in self._cut.slices(stage):
+                kept = 0.5 ** (1 / max(1, lag))
+                self._drift[part] = kept * self._drift[part] + (1 - kept) * moved[part]
+
+    def damped(self, gradient: Tensor) -> Tensor:
+        """PipeMare's smaller early steps: at first 1 / delay of the rate, the whole rate after a
+        quarter of the run. It scales the gradient, which for SGD is the same."""
+        if self._shape.pipeline != "pipemare":
+            return gradient
+        budget = self._world.budget
+        exponent = 1 - min(1.0, 4 * budget.processed / budget.samples)
+        scaled = gradient.clone()
+        for stage, lag in enumerate(self._shape.lags()):
+            for part in self._cut.slices(stage):
+                scaled[part] /= (lag + 1) ** exponent
+        return scaled
 
     # ------------------------------------------------------------------ steps
 

@@ -24,6 +24,8 @@ from gossamer.tasks.flat_model import FlatModel
 _OWN = (
     "replica.py",
     "precision.py",
+    "pipeline/chain.py",
+    "sim/pipelines/split_point.py",
     "sim/engine.py",
     "sim/traced.py",
     "sim/forms",
