@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 
 from command_line import Said, gossamer, strict
 from gossamer import simulate
-from gossamer.commands import train
+from gossamer.commands import listing, train
 from gossamer.commands.console import show_stale
 from gossamer.config.cluster import clusters
 from gossamer.config.faults import Fault
 from gossamer.methods import METHODS
+from gossamer.methods import spec as method_spec
 from gossamer.observe.metrics import Metrics
 from gossamer.observe.metrics import summary as summary_of
 from gossamer.real.train.progress import RunListener, TrainingProgress
@@ -241,6 +243,17 @@ def test_lists_are_complete() -> None:
         assert said.status == 0
         assert [row["name"] for row in said.json[command]] == list(known)
         assert all(name in gossamer(command).out for name in known)
+
+
+def test_a_package_whose_method_cannot_be_imported_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    point = EntryPoint("brought", "no_such_package:method", "gossamer.methods")
+    for module in (listing, method_spec):
+        monkeypatch.setattr(module, "entry_points", lambda group: {"brought": point})
+    said = gossamer("methods", "--json")
+    assert [row["name"] for row in said.json["methods"]] == list(METHODS)
+    assert "left out: method brought (no_such_package:method): " in said.err
 
 
 def test_methods_names_the_options_that_suit_the_run() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import gossamer
 from command_line import gossamer as command
@@ -92,6 +94,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"engine": "none"}, "compare needs gradients"),
     ({"colour": "red"}, "unknown setting 'colour'"),
 ]
+
+
+def test_a_task_that_does_not_fit_its_data_is_refused_before_a_run() -> None:
+    """Not only one that comes from a file."""
+    inputs, targets = torch.zeros(20, 8), torch.zeros(20, dtype=torch.int64)
+    task = gossamer.Task.of(lambda: nn.Linear(7, 2), nn.CrossEntropyLoss(), (inputs, targets))
+    with pytest.raises(ConfigurationError, match=r"test_python\.py, line \d+\): .*2x8 and 7x2"):
+        gossamer.simulate(task, "ad_psgd", gossamer.Cluster(workers=2))
 
 
 @pytest.mark.parametrize(("asked", "sentence"), BAD)

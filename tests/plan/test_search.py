@@ -258,6 +258,14 @@ def widened(made: MadeUp, target: float = 0.9) -> SearchFindings:
     return SearchFindings(search, {})
 
 
+def test_a_target_that_the_untrained_model_reaches_is_said_to_be_too_easy() -> None:
+    """No time is a multiple of none."""
+    findings = ran(MadeUp(METHODS), target=0.0)
+    findings.alone = (Candidate("all_reduce", 0.1), 0.0)
+    assert findings.ranking[0].arrival.mean == 0.0
+    assert findings.baseline().endswith("before its first step: give a harder --target.")
+
+
 @pytest.mark.parametrize("best", [0.1, 0.033])
 def test_the_grid_grows_by_one_rate_where_the_best_is_at_its_edge(best: float) -> None:
     """Each finalist at the outermost rate runs at that and at the next one, with a seed that

@@ -37,6 +37,9 @@ CASES = {
     ),
     "never joins": (HEAD, 2, "ended without calling gossamer.join"),
     "leaves before it joins": ("import sys; sys.exit(7)", 7, "before it joined: exit(7)"),
+    "leaves by a number that the system takes for 0": (
+        "import sys; sys.exit(256)", 2, "before it joined: exit(256)",
+    ),
     "leaves in its loop": (
         step("if number == 1: sys.exit(5)"), 5, "before its loop was over: exit(5)",
     ),

@@ -120,6 +120,20 @@ def test_a_worker_that_dies_is_left_out(tmp_path: Path, server: ForkServer) -> N
         assert scripts.children(scripts.process_of(server)) == []
 
 
+def test_what_a_dead_worker_has_trained_is_not_trained_again(
+    tmp_path: Path, server: ForkServer
+) -> None:
+    """Only the batches of a gradient that was not delivered go to the others. On a thin link a
+    worker mostly waits, and dies with nothing under way."""
+    told = TELL.replace("seen.append(", "print(").replace("()])", "()], flush=True)")
+    script = written(tmp_path, HEAD, told)
+    run(server, script, "downpour", cluster_of(4, kill=["1@0.3s"]), model_bytes=50_000_000)
+    taken = [printed(script, rank) for rank in range(4)]
+    every = [line for own in taken for line in own if "," in line]
+    assert len(taken[1]) < min(map(len, (taken[0], taken[2], taken[3])))
+    assert len(every) == len(set(every)) == 2 * 32
+
+
 def test_the_output_is_that_of_the_virtual_moment(tmp_path: Path, server: ForkServer) -> None:
     """An evaluation takes no virtual time, and what it reports is a row of that moment."""
     quiet = LOOP.replace(

@@ -56,6 +56,12 @@ class Table(Listed):
         return list(self.items[0])
 
 
+class Framed(Listed):
+    """As a table of pandas."""
+
+    iloc = None
+
+
 def rows_of(inputs: Tensor, targets: Tensor) -> list[dict[str, Any]]:
     return [
         {"text": "words", "first": row[:3].tolist(), "second": row[3:].numpy(), "label": int(label)}
@@ -123,6 +129,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "nothing": (None, "must be a pair"),
     "an empty dataset": (Listed([]), "is empty"),
     "no targets": ({"x": torch.zeros(3), "z": torch.zeros(3)}, "none is called"),
+    "several tables": ({"train": Table([{}]), "test": Table([{}])}, "such as tables\\['train'\\]"),
+    "a table of pandas": (Framed([]), "give arrays of it"),
     "texts": (Listed([("words", 0), ("words", 1)]), "cannot be read as numbers"),
 }
 

@@ -9,8 +9,10 @@ import typer
 from gossamer.commands.console import out, print_json, say, say_line, show_table, titled_table
 from gossamer.commands.options import JsonOption
 from gossamer.config.cluster import clusters as presets
+from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS, Method, find_method
 from gossamer.methods.spec import GROUP as METHOD_GROUP
+from gossamer.observe.progress import warn
 from gossamer.own_code import entry_points
 from gossamer.specs import print_spec
 from gossamer.tasks import GROUP as TASK_GROUP
@@ -56,8 +58,7 @@ NameArgument = Annotated[
 
 def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
     """List the methods with their promises and options."""
-    names = [*METHODS, *entry_points(METHOD_GROUP)] if name is None else [name]
-    found = [find_method(one) for one in names]
+    found = [*METHODS.values(), *_brought()] if name is None else [find_method(name)]
     rows = [described(method) for method in found]
     columns = (
         "method", "output", "keeps the mean", "waits for", "staleness", "survives a death",
@@ -89,6 +90,17 @@ def methods(name: NameArgument = None, as_json: JsonOption = False) -> None:
     )
     if as_json:
         print_json({"methods": rows})
+
+
+def _brought() -> list[Method]:
+    """The methods of installed packages; one that cannot be imported does not hide the others."""
+    found: list[Method] = []
+    for name in entry_points(METHOD_GROUP):
+        try:
+            found.append(find_method(name))
+        except ConfigurationError as error:
+            warn(f"left out: {error}")
+    return found
 
 
 def _balancing() -> str:

@@ -25,6 +25,7 @@ from gossamer.replica import cut, trainable
 from gossamer.specs import check_range
 from gossamer.tasks import Task, make_task, shares
 from gossamer.tasks.evaluator import buffer_policy
+from gossamer.tasks.own_task import try_out
 
 ENGINES = {
     "vector": "all outstanding gradients in one batched call (the default)",
@@ -262,6 +263,9 @@ def middle_rate(task: Task) -> float:
 def loaded_task(task: str | Task, data: Path | str | None = None) -> Task:
     """The task itself, or the one of that name; `data` is where its files are."""
     if isinstance(task, Task):
+        # One that was made by name has been tried before.
+        if task.place and not task.spec:
+            try_out(task)
         return task
     return make_task(task, data=None if data is None else Path(data))
 

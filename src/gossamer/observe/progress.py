@@ -25,7 +25,8 @@ def is_watched() -> bool:
 
 def warn(text: str) -> None:
     """Print a line that is no result on standard error."""
-    err.print(text, markup=False, soft_wrap=True)
+    # A notebook cuts a long line off, and a terminal or a file does not.
+    err.print(text, markup=False, soft_wrap=not err.is_jupyter)
 
 
 class LiveView:
@@ -103,6 +104,8 @@ class Reporter:
         return self
 
     def __exit__(self, *error: object) -> None:
+        # What a notebook keeps below the cell: a search often ends before all that it might run.
+        self._progress.update(self._bar, total=self._done, completed=self._done)
         self._view.__exit__(*error)
 
     def at(self, what: str, share: float) -> None:

@@ -294,7 +294,8 @@ def _run_script() -> NoReturn:
         _wait_for_threads()
         status = 0
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        # As the system has it: 256 is 0.
+        status = end.code & 255 if isinstance(end.code, int) else 0 if end.code is None else 1
         if isinstance(end.code, str):
             sys.stderr.write(end.code + "\n")
         if not ScriptProcess.has_ended:
@@ -364,7 +365,8 @@ def main() -> None:
     for name in (*_IMPORTED, *([module] if module else [])):
         importlib.import_module(name)
     _prctl(_SET_CHILD_SUBREAPER, 1)
-    del sys.path[0]
+    if not sys.flags.safe_path:
+        del sys.path[0]
     gc.collect()
     gc.freeze()
     server = os.getpid()

@@ -44,6 +44,7 @@ def read_samples(source: Any, what: str, reading: Reading) -> Data:
     """`source` as tensors; `what` says in errors which one it is, train or test."""
     if isinstance(source, Data):
         return _limited(source, reading)
+    _check_one_table(source, what)
     if hasattr(source, "column_names") and hasattr(source, "__getitem__"):
         return _from_items(_table_rows(source, what, reading), what, reading)
     if isinstance(source, Mapping):
@@ -68,6 +69,22 @@ def read_samples(source: Any, what: str, reading: Reading) -> Data:
         f"{what} must be a pair (inputs, targets) of tensors or arrays, a map-style dataset or a "
         f"table, got {type(source).__name__}"
     )
+
+
+def _check_one_table(source: Any, what: str) -> None:
+    """What looks like a table and gives no samples by their numbers."""
+    if isinstance(source, Mapping):
+        tables = cast(Mapping[str, Any], source)
+        if any(hasattr(one, "column_names") for one in tables.values()):
+            raise ConfigurationError(
+                f"{what} is a dictionary of tables ({', '.join(map(str, tables))}); give one of "
+                f"them, such as tables[{next(iter(tables))!r}]"
+            )
+    elif hasattr(source, "iloc"):
+        raise ConfigurationError(
+            f"{what} is a {type(source).__name__} of pandas; give arrays of it, such as "
+            "(table[['a', 'b']].to_numpy(), table['label'].to_numpy())"
+        )
 
 
 # ---------------------------------------------------------------------- whole arrays

@@ -67,7 +67,10 @@ def pool_for(task: Task, asked: int | None) -> JobPool:
     why = "" if pool.limit == 1 else pool.obstacle(task)
     if not why:
         return pool
-    warn(f"one job at a time: {task.name} cannot be handed to another process ({why})")
+    warn(
+        f"one job at a time: {task.name} has functions that other processes cannot import ({why}); "
+        "give it as 'my.py:NAME' to use all cores"
+    )
     return JobPool()
 
 

@@ -126,6 +126,8 @@ class SearchFindings:
         mean = first.arrival.mean
         if mean is None:
             return f"{said}, and no method with every seed: the cluster is not worth it."
+        if not mean:
+            return f"{said}. The first does so before its first step: give a harder --target."
         times = f"{show_number(seconds / mean)} times the time of {first.candidate.method}"
         return f"{said}: {times}" + ("." if seconds > mean else ", so the cluster is not worth it.")
 

@@ -164,12 +164,13 @@ class ScriptGradients:
         return gradient in self.under_way.get(gradient.worker, ())
 
     def abort(self, rank: int) -> list[SimulatedGradient]:
-        loop = self.loops[rank]
-        self.assignments.give_back(loop.name, loop.granted)
-        for name, position in loop.asked:
-            self.assignments.give_back(name, [position])
+        loop, aborted = self.loops[rank], self.under_way.pop(rank, [])
+        if aborted:  # else they were those of a gradient that was delivered
+            self.assignments.give_back(loop.name, loop.granted)
+            for name, position in loop.asked:
+                self.assignments.give_back(name, [position])
         loop.granted, loop.asked = [], []
-        return self.under_way.pop(rank, [])
+        return aborted
 
     def value_of(self, gradient: SimulatedGradient) -> Tensor:
         assert gradient.value is not None

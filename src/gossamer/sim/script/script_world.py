@@ -187,6 +187,8 @@ class ScriptWorld(World):
 
     def kill(self, rank: int) -> None:
         was_alive = rank in self.alive
+        if was_alive:
+            self.workers.value(rank)  # what it descends now is over before it dies
         super().kill(rank)
         if was_alive:
             self.crew.kill(rank)
