@@ -101,7 +101,7 @@ close = _Server.close
 
 
 class Program(subprocess.Popen[Any]):
-    """`python PROGRAM ...` or `python -m MODULE ...` as a fork of the server."""
+    """`python PROGRAM`, `python -m MODULE` or `python -c TEXT`, as a fork of the server."""
 
     def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
         pass_fds, folder, variables = rest[3:6]
@@ -153,7 +153,7 @@ def popen(arguments: Sequence[str], **choices: Any) -> subprocess.Popen[Any]:
     if len(command) > 5 and command[3].endswith("die_with_launcher.py"):
         command = command[5:]
     is_python = command[0] == sys.executable and len(command) > 1
-    if is_python and (command[1] == "-m" or not command[1].startswith("-")):
+    if is_python and (command[1] in ("-m", "-c") or not command[1].startswith("-")):
         return Program(command, **choices)
     return subprocess.Popen(arguments, **choices)
 
@@ -264,10 +264,12 @@ def _become(asked: dict[str, Any], files: list[int], server: int) -> None:
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     first, *others = asked["arguments"]
-    beside = os.getcwd() if first == "-m" else str(Path(first).resolve().parent)
+    beside = os.getcwd() if first in ("-m", "-c") else str(Path(first).resolve().parent)
     named = [folder for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
     sys.path[:] = [beside, *named, *(folder for folder in sys.path if folder not in named)]
     sys.argv = others if first == "-m" else asked["arguments"]
+    if first == "-c":
+        sys.argv = [first, *others[1:]]
 
 
 def _main() -> None:
@@ -283,20 +285,23 @@ def _main() -> None:
     server = os.getpid()
     asked, files = _serve(listener)
     _become(asked, files, server)
-    status = 0
+    program, status = os.getpid(), 0
     try:
         if asked["arguments"][0] == "-m":
             # It runs as a module of its own beside the one that is imported.
             sys.modules.pop(sys.argv[0], None)
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        elif asked["arguments"][0] == "-c":
+            exec(asked["arguments"][1], {"__name__": "__main__"})
         else:
             runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         if not isinstance(end.code, int | None):
             raise
         status = end.code or 0
-    threading._shutdown()
-    if "mpi4py" not in sys.modules:  # which must be told of the end of the interpreter
+    # What a program has forked ends in the ordinary way, and MPI must be told of that.
+    if os.getpid() == program and "mpi4py" not in sys.modules:
+        threading._shutdown()
         end_fork(status)
     sys.exit(status)
 
