@@ -42,6 +42,9 @@ _MOST_FILES = 250
 _VARIABLES = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 """Before a test changes its own. Scripts in virtual time go through sets in the same order in every
 run."""
+_STARTS_FOR_TORCHRUN = (
+    "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+)
 _ADDRESS = "TESTS_FORK_SERVER"
 _IMPORTED = (
     "torch", "torch._dynamo", "torch.distributed", "matplotlib.figure", "pytest", "gossamer",
@@ -143,19 +146,22 @@ class Program(subprocess.Popen[Any]):
         return self.returncode
 
 
-def popen(arguments: Sequence[str], **choices: Any) -> subprocess.Popen[Any]:
+def popen(args: Sequence[str], **choices: Any) -> subprocess.Popen[Any]:
     """A process, by a fork where the command is a Python program that may import torch.
 
     What the launcher puts in front of a worker's command ties the worker's life to the launcher's;
     here the connection does that.
     """
-    command = list(arguments)
+    command = list(args)
     if len(command) > 5 and command[3].endswith("die_with_launcher.py"):
         command = command[5:]
     is_python = command[0] == sys.executable and len(command) > 1
+    if is_python and command[1] == "-u":  # as torchrun starts its workers
+        del command[1]
+        choices["env"] = {**(choices.get("env") or os.environ), "PYTHONUNBUFFERED": "1"}
     if is_python and (command[1] in ("-m", "-c") or not command[1].startswith("-")):
         return Program(command, **choices)
-    return subprocess.Popen(arguments, **choices)
+    return subprocess.Popen(args, **choices)
 
 
 def forks_workers(forks: bool = True) -> None:
@@ -290,6 +296,8 @@ def _main() -> None:
         if asked["arguments"][0] == "-m":
             # It runs as a module of its own beside the one that is imported.
             sys.modules.pop(sys.argv[0], None)
+            if sys.argv[0] == "torch.distributed.run":
+                importlib.import_module(_STARTS_FOR_TORCHRUN).Popen = popen
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         elif asked["arguments"][0] == "-c":
             exec(asked["arguments"][1], {"__name__": "__main__"})
