@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 import fork_server
-from gossamer.commands.work.jobs import POOL_PROCESS, JobPool
-from gossamer.script.fork_server import ForkServer
 
-torch.set_num_threads(1)
+if TYPE_CHECKING:
+    from gossamer.script.fork_server import ForkServer
+
 # What a launcher would hand to workers that tests start by themselves.
 os.environ["GOSSAMER_SECRET"] = "a secret of the tests alone"
 # A test neither writes into the user's cache nor depends on what is there.
@@ -31,6 +31,9 @@ def one_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def _pool_server() -> Iterator[ForkServer]:
+    from gossamer.commands.work.jobs import POOL_PROCESS
+    from gossamer.script.fork_server import ForkServer
+
     made = ForkServer(POOL_PROCESS)
     yield made
     made.close()
@@ -39,6 +42,8 @@ def _pool_server() -> Iterator[ForkServer]:
 @pytest.fixture
 def pool_server(_pool_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> ForkServer:
     """The processes of all pools are forks of one, as those of a command are."""
+    from gossamer.commands.work.jobs import JobPool
+
     monkeypatch.setattr(JobPool, "server", _pool_server)
     return _pool_server
 
@@ -49,6 +54,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what examples and documentation print now, instead of comparing",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        # This process only distributes the tests, and does not wait until torch is imported.
+        fork_server.start()
+        return
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

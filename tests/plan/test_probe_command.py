@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from command_line import gossamer
+from fork_server import Program
 from gossamer import simulate
 from gossamer.commands.work.measurement import check_place, write
 from gossamer.config.cluster import load_cluster
@@ -153,10 +154,12 @@ def test_torchrun_starts_its_workers(tmp_path: Path) -> None:
 
 
 @contextmanager
-def measuring(path: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
+def measuring(
+    path: Path, *arguments: str, start: type[subprocess.Popen[str]] = subprocess.Popen
+) -> Generator[subprocess.Popen[str]]:
     """A long probe in a process of its own, which has begun to measure."""
     command = [sys.executable, "-m", "gossamer", "probe", "--seconds", "60"]
-    process = subprocess.Popen(
+    process = start(
         [*command, "-n", "2", "--out", str(path), *arguments],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -175,7 +178,7 @@ def measuring(path: Path, *arguments: str) -> Generator[subprocess.Popen[str]]:
 
 def test_an_interrupted_probe_leaves_nothing(tmp_path: Path) -> None:
     """Ctrl-C: exit code 130, a sentence, no file, not even half of one."""
-    with measuring(tmp_path / "cluster.toml") as process:
+    with measuring(tmp_path / "cluster.toml", start=Program) as process:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130

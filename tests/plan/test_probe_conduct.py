@@ -6,6 +6,7 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from gossamer.plan.probe.findings import ProbeFindings
 
 pytestmark = pytest.mark.timeout(60)
 
-QUICK = dataclasses.replace(INQUIRY, seconds=3.0)
+CROWDED_S = 3.0
 """Long enough that on a busy machine, too, everybody's bytes come through in time."""
 
 
@@ -78,7 +79,8 @@ class Clockwork:
 class Probe:
     """All workers of one probe."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, hosts: str) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, hosts: str, seconds: float = 0.5) -> None:
+        self.inquiry = dataclasses.replace(INQUIRY, seconds=seconds)
         self.board = Switchboard(len(hosts))
         self.acts: dict[int, Callable[[], None]] = {}
         self.errors: dict[int, Error] = {}
@@ -116,9 +118,9 @@ class Probe:
         transport: Any = ThreadTransport(self.board, rank)
         try:
             if rank == 0:
-                found.append(conduct(transport, QUICK, lambda *told: self.told.append(told)))
+                found.append(conduct(transport, self.inquiry, lambda *told: self.told.append(told)))
             else:
-                self.heard.append(take_part(transport, QUICK))
+                self.heard.append(take_part(transport, self.inquiry))
         except Error as error:
             self.errors[rank] = error
         except ZeroDivisionError:
@@ -126,14 +128,14 @@ class Probe:
 
 
 @pytest.fixture
-def probe_of() -> Iterator[Callable[[str], Probe]]:
+def probe_of() -> Iterator[Callable[..., Probe]]:
     with pytest.MonkeyPatch.context() as patch:
-        yield lambda hosts: Probe(patch, hosts)
+        yield partial(Probe, patch)
 
 
-def test_everything_is_measured_and_progress_is_told(probe_of: Callable[[str], Probe]) -> None:
+def test_everything_is_measured_and_progress_is_told(probe_of: Callable[..., Probe]) -> None:
     """Steps of all, pairs both ways, and three crowds, in this order."""
-    probe = probe_of("aabb")
+    probe = probe_of("aabb", CROWDED_S)
     found = probe.run()
     assert found.hosts == ["a", "a", "b", "b"]
     assert [steps.compute[0] for steps in found.steps] == [0.010] * 4
@@ -149,13 +151,13 @@ def test_everything_is_measured_and_progress_is_told(probe_of: Callable[[str], P
     assert probe.heard == [found] * 3
 
 
-def test_two_workers_make_no_crowd_towards_one(probe_of: Callable[[str], Probe]) -> None:
+def test_two_workers_make_no_crowd_towards_one(probe_of: Callable[..., Probe]) -> None:
     """One sender is a link."""
     found = probe_of("ab").run()
     assert [crowd.pattern for crowd in found.crowds] == ["between"]
 
 
-def test_one_worker_measures_its_steps(probe_of: Callable[[str], Probe]) -> None:
+def test_one_worker_measures_its_steps(probe_of: Callable[..., Probe]) -> None:
     """There is nobody to send anything to."""
     found = probe_of("a").run()
     assert (len(found.steps), found.links, found.crowds) == (1, [], [])
@@ -163,7 +165,7 @@ def test_one_worker_measures_its_steps(probe_of: Callable[[str], Probe]) -> None
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_death_ends_the_probe_with_a_sentence(
-    probe_of: Callable[[str], Probe], victim: int
+    probe_of: Callable[..., Probe], victim: int
 ) -> None:
     """It names who was lost and when; whoever is left goes home."""
     probe = probe_of("abc")
@@ -190,7 +192,7 @@ def test_a_death_ends_the_probe_with_a_sentence(
     assert "nothing was written" in str(raised.value)
 
 
-def test_a_worker_that_fails_says_why(probe_of: Callable[[str], Probe]) -> None:
+def test_a_worker_that_fails_says_why(probe_of: Callable[..., Probe]) -> None:
     """Worker 0 repeats it, and nobody waits for the rest."""
     probe = probe_of("abc")
 

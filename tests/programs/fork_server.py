@@ -1,9 +1,10 @@
 """A process that has imported torch once, and forks for every Python program that a test starts.
 
 A fresh interpreter needs two seconds of a core until torch is there; a fork needs a hundredth of
-that. `Program` is `subprocess.Popen` for such programs. The server is started when it is first
-asked for, one for each process of pytest, and ends with it. It also starts the workers of our own
-launcher: `popen` takes the place of `subprocess.Popen` there. A test that is about the start
+that. `Program` is `subprocess.Popen` for such programs. There is one server for all processes of
+pytest: it is started when it is first asked for, or by the process that distributes the tests, and
+ends with it. It also starts the workers of our own launcher and the processes that fork for scripts
+and for jobs: `popen` takes the place of `subprocess.Popen` there. A test that is about the start
 itself, or about parents and children, carries the mark `fresh_interpreters`.
 
                    Program (a connection)              the server              the program
@@ -30,6 +31,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,8 +39,13 @@ from typing import Any
 
 _SET_DEATH_SIGNAL = 1
 _MOST_FILES = 250
-_VARIABLES = {**os.environ, "OMP_NUM_THREADS": "1"}
-"""Before a test changes its own."""
+_VARIABLES = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+"""Before a test changes its own. Scripts in virtual time go through sets in the same order in every
+run."""
+_STARTS_FOR_TORCHRUN = (
+    "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+)
+_ADDRESS = "TESTS_FORK_SERVER"
 _IMPORTED = (
     "torch", "torch._dynamo", "torch.distributed", "matplotlib.figure", "pytest", "gossamer",
     "gossamer.commands.cli",
@@ -57,21 +64,27 @@ class _Server:
 
     process: subprocess.Popen[bytes] | None = None
     folder: tempfile.TemporaryDirectory[str] | None = None
-    address: str | None = None
+    address: str | None = os.environ.get(_ADDRESS)
+
+    @classmethod
+    def start(cls) -> None:
+        """Also for the processes that this one starts."""
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.address = os.environ[_ADDRESS] = f"{cls.folder.name}/forks"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(cls.address)
+            listener.listen(64)
+            cls.process = subprocess.Popen(
+                [sys.executable, __file__, str(listener.fileno()), cls.address],
+                stdin=subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True,
+                env=_VARIABLES,
+            )  # fmt: skip
 
     @classmethod
     def connect(cls) -> socket.socket:
         if cls.address is None:
-            cls.folder = tempfile.TemporaryDirectory()
-            cls.address = f"{cls.folder.name}/forks"
-            with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(cls.address)
-                listener.listen(64)
-                cls.process = subprocess.Popen(
-                    [sys.executable, __file__, str(listener.fileno()), cls.address],
-                    stdin=subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True,
-                    env=_VARIABLES,
-                )  # fmt: skip
+            cls.start()
+            assert cls.address is not None
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(cls.address)
         return connection
@@ -83,13 +96,15 @@ class _Server:
             cls.process.communicate()
             cls.folder.cleanup()
             cls.process = cls.folder = cls.address = None
+            os.environ.pop(_ADDRESS, None)
 
 
+start = _Server.start
 close = _Server.close
 
 
 class Program(subprocess.Popen[Any]):
-    """`python PROGRAM ...` or `python -m MODULE ...` as a fork of the server."""
+    """`python PROGRAM`, `python -m MODULE` or `python -c TEXT`, as a fork of the server."""
 
     def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
         pass_fds, folder, variables = rest[3:6]
@@ -131,26 +146,30 @@ class Program(subprocess.Popen[Any]):
         return self.returncode
 
 
-def popen(arguments: Sequence[str], **choices: Any) -> subprocess.Popen[Any]:
+def popen(args: Sequence[str], **choices: Any) -> subprocess.Popen[Any]:
     """A process, by a fork where the command is a Python program that may import torch.
 
     What the launcher puts in front of a worker's command ties the worker's life to the launcher's;
     here the connection does that.
     """
-    command = list(arguments)
+    command = list(args)
     if len(command) > 5 and command[3].endswith("die_with_launcher.py"):
         command = command[5:]
     is_python = command[0] == sys.executable and len(command) > 1
-    if is_python and (command[1] == "-m" or not command[1].startswith("-")):
+    if is_python and command[1] == "-u":  # as torchrun starts its workers
+        del command[1]
+        choices["env"] = {**(choices.get("env") or os.environ), "PYTHONUNBUFFERED": "1"}
+    if is_python and (command[1] in ("-m", "-c") or not command[1].startswith("-")):
         return Program(command, **choices)
-    return subprocess.Popen(arguments, **choices)
+    return subprocess.Popen(args, **choices)
 
 
 def forks_workers(forks: bool = True) -> None:
-    """Whether the launcher of this process starts its workers by forks."""
-    process: Any = importlib.import_module("gossamer.real.launch.process")
+    """Whether this process starts workers and other fork servers by forks."""
     forking = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
-    process.subprocess = forking if forks else subprocess
+    for name in ("gossamer.real.launch.process", "gossamer.script.fork_server"):
+        module: Any = importlib.import_module(name)
+        module.subprocess = forking if forks else subprocess
 
 
 # ---------------------------------------------------------------------- in the server
@@ -251,10 +270,12 @@ def _become(asked: dict[str, Any], files: list[int], server: int) -> None:
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     first, *others = asked["arguments"]
-    beside = os.getcwd() if first == "-m" else str(Path(first).resolve().parent)
+    beside = os.getcwd() if first in ("-m", "-c") else str(Path(first).resolve().parent)
     named = [folder for folder in os.environ.get("PYTHONPATH", "").split(":") if folder]
     sys.path[:] = [beside, *named, *(folder for folder in sys.path if folder not in named)]
     sys.argv = others if first == "-m" else asked["arguments"]
+    if first == "-c":
+        sys.argv = [first, *others[1:]]
 
 
 def _main() -> None:
@@ -263,16 +284,34 @@ def _main() -> None:
     for name in _IMPORTED:
         importlib.import_module(name)
     forks_workers()
+    end_fork = importlib.import_module("gossamer.script.fork_server").end_fork
     del sys.path[0]
     gc.collect()
     gc.freeze()
     server = os.getpid()
     asked, files = _serve(listener)
     _become(asked, files, server)
-    if asked["arguments"][0] == "-m":
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    program, status = os.getpid(), 0
+    try:
+        if asked["arguments"][0] == "-m":
+            # It runs as a module of its own beside the one that is imported.
+            sys.modules.pop(sys.argv[0], None)
+            if sys.argv[0] == "torch.distributed.run":
+                importlib.import_module(_STARTS_FOR_TORCHRUN).Popen = popen
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        elif asked["arguments"][0] == "-c":
+            exec(asked["arguments"][1], {"__name__": "__main__"})
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        status = end.code or 0
+    # What a program has forked ends in the ordinary way, and MPI must be told of that.
+    if os.getpid() == program and "mpi4py" not in sys.modules:
+        threading._shutdown()
+        end_fork(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,12 @@ A process of a pool runs a module of the package instead of a script.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import os
 import random
 import runpy
@@ -307,12 +309,21 @@ def _run_script() -> NoReturn:
             traceback.print_exc()
         status = _REFUSED if is_refused else 1
         _tell_failure(script, error, status)
-    for stream in (sys.stdout, sys.stderr):
+    end_fork(status)
+
+
+def end_fork(status: int) -> NoReturn:
+    """End as an interpreter does, but for taking apart all that its parent had imported: that
+    writes to hundreds of megabytes of memory, which are copied for it, and takes a quarter of a
+    second."""
+    if not _threads_left():
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    gc.collect()
+    files = [one for one in gc.get_objects() if isinstance(one, io.IOBase)]
+    for file in (*files, sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    if _threads_left():
-        os._exit(status)
-    sys.exit(status)
+            file.flush()
+    os._exit(status)
 
 
 def _threads_left() -> list[threading.Thread]:
@@ -377,7 +388,7 @@ def main() -> None:
     _become(asked, server)
     if module:
         importlib.import_module(module).serve(asked.files[0])
-        return
+        end_fork(0)
     _become_script(asked)
     _run_script()
 
