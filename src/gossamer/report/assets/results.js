@@ -136,30 +136,6 @@ function settingsSection() {
     table("settings", "All settings", ["setting", "value"], settings.map((one) => [String(one.name), String(one.value)]))));
 }
 
-async function copyCommand(button, code) {
-  let isCopied = false;
-  try {
-    await navigator.clipboard.writeText(code.textContent);
-    isCopied = true;
-  } catch {
-    // A page from disk may be refused the clipboard; selected text is one key away from it.
-    getSelection().selectAllChildren(code);
-    isCopied = document.execCommand("copy");
-  }
-  setText(button, isCopied ? "Copied" : "Selected: press Ctrl+C");
-  setTimeout(() => setText(button, "Copy"), 2000);
-}
-
-function commandBlock(name, text) {
-  const element = kept(`command ${name}`, () => {
-    const code = make("code");
-    return make("div", { class: "command" }, make("pre", { tabindex: 0 }, code),
-      make("button", { type: "button", class: "copy", "aria-live": "polite", click: (event) => copyCommand(event.currentTarget, code) }, "Copy"));
-  });
-  setText(element.querySelector("code"), text);
-  return element;
-}
-
 function commandSection() {
   if (!state.data.command) return null;
   const isSimulated = state.data.time === "virtual seconds";
