@@ -44,6 +44,8 @@ BUDGETS = {
     "plan/advise": 1850,
     "plan/cost": 2310,
     "plan/hardware": 1650,
+    # New: the closed forms in the language of the browser, and what their page is told.
+    "plan/page": 750,
     # Sites and racks are looked for.
     "plan/probe": 2070,
     "real": 2110,

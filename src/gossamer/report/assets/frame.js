@@ -60,30 +60,37 @@ function nothingShown() {
     "Every method is switched off: press one in the row above to see it again."));
 }
 
-async function copyCommand(button, code) {
+async function copyText(button, text, name, element = null) {
   let isCopied = false;
   try {
-    await navigator.clipboard.writeText(code.textContent);
+    await navigator.clipboard.writeText(text);
     isCopied = true;
   } catch {
     // A page from disk may be refused the clipboard; selected text is one key away from it.
-    getSelection().selectAllChildren(code);
-    isCopied = document.execCommand("copy");
+    if (element) getSelection().selectAllChildren(element);
+    isCopied = Boolean(element) && document.execCommand("copy");
   }
-  setText(button, isCopied ? "Copied" : "Selected: press Ctrl+C");
-  setTimeout(() => setText(button, "Copy"), 2000);
+  setText(button, isCopied ? "Copied" : element ? "Selected: press Ctrl+C" : "Copy it from the address bar");
+  setTimeout(() => setText(button, name), 2000);
 }
 
 function commandBlock(name, text) {
   const element = kept(`command ${name}`, () => {
     const code = make("code");
     return make("div", { class: "command" }, make("pre", { tabindex: 0 }, code),
-      make("button", { type: "button", class: "copy", "aria-live": "polite", click: (event) => copyCommand(event.currentTarget, code) }, "Copy"));
+      make("button", { type: "button", class: "copy", "aria-live": "polite", click: (event) => copyText(event.currentTarget, code.textContent, "Copy", code) }, "Copy"));
   });
   setText(element.querySelector("code"), text);
   return element;
 }
 
+
+// What few readers want to read at once stands behind one line that opens it.
+function folded(name, words, inside) {
+  const element = kept(`folded ${name}`, () => make("details", { class: "folded" }, make("summary")));
+  setText(element.firstChild, words);
+  return arrange(element, [element.firstChild, inside]);
+}
 
 // A page drawn again whenever its looks change.
 function keepLooks() {

@@ -96,13 +96,6 @@ function gridSection() {
     table("rates", "Time to the target at each learning rate", ["method", ...grid.rates.map((rate) => `rate ${showTick(rate)}`)], rows));
 }
 
-// What few readers want to read at once stands behind one line that opens it.
-function folded(name, words, inside) {
-  const element = kept(`folded ${name}`, () => make("details", { class: "folded" }, make("summary")));
-  setText(element.firstChild, words);
-  return arrange(element, [element.firstChild, inside]);
-}
-
 const MOST_ROWS = 24;
 
 function furtherTable(name, one) {
