@@ -29,6 +29,7 @@ from gossamer.plan.cost.workload import Workload, pieces_of
 from gossamer.plan.hardware.operators import step_work
 from gossamer.plan.hardware.room import copies_of
 from gossamer.plan.page.javascript import javascript
+from gossamer.quantities import show_bytes
 from gossamer.report.looks import places
 from gossamer.report.page.html_file import asset, html_text, one_script
 from gossamer.tasks import Task
@@ -75,9 +76,8 @@ def planner_html(asked: PlannerQuestion) -> str:
     """The page as text."""
     data = planner_data(asked)
     script = one_script([forms_script(), *map(asset, _LOOKS)])
-    said = "What a step costs, by sliders"
     styles = [asset(name) for name in _STYLES]
-    return html_text(data["title"], said, asked.base, data, script, styles)
+    return html_text(data["title"], data["title"], asked.base, data, script, styles)
 
 
 @cache
@@ -108,7 +108,7 @@ def planner_data(asked: PlannerQuestion) -> dict[str, Any]:
     }
     looks = places(rows)
     return {
-        "title": cluster.title or cluster.name,
+        "title": "What a step costs",
         "subtitle": _subtitle(asked),
         "version": _version(),
         "base": asked.base,
@@ -141,10 +141,12 @@ def planner_data(asked: PlannerQuestion) -> dict[str, Any]:
 
 
 def _subtitle(asked: PlannerQuestion) -> str:
-    whose = "a model of which only the size is known" if asked.task is None else asked.task.name
+    where = asked.cluster
+    size = f"a model of {show_bytes(asked.workload.model_bytes)}"
+    whose = size if asked.task is None else asked.task.name
     return (
-        f"It starts at {whose} on {asked.cluster.name}; move a slider or type a number, and share "
-        "the address of the page."
+        f"It starts at {where.title or where.name} with {whose}; move a slider or type a number, "
+        "and share the address of the page."
     )
 
 
