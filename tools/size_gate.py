@@ -51,6 +51,8 @@ BUDGETS = {
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages.
     "pipeline": 720,
+    # New: the closed forms in the language of the browser, and what their page is told.
+    "plan/page": 750,
     # Sites and racks are looked for.
     "plan/probe": 2070,
     "real": 2110,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -190,3 +191,41 @@ def test_check_prints_the_agreement() -> None:
     assert isinstance(rows, list)
     assert len(rows) == 2 * 2 * 5
     assert all(abs(row["error"]) < 0.05 for row in rows)
+
+
+def test_a_page_is_written_beside_the_table_and_not_over_another_file(tmp_path: Path) -> None:
+    """One file with its data that may ask nobody; what is there is replaced with --force only."""
+    place = tmp_path / "cost.html"
+    asked = (
+        "--task", "none", "--model-bytes", "4MB", "--workers", "2,4", "--methods",
+        "all_reduce local_sgd", "--runs", "none", "--page", str(place),
+    )  # fmt: skip
+    place.write_text("mine")
+    refused = run(*asked)
+    assert isinstance(refused.exception, ConfigurationError)
+    assert "give --force to replace it" in str(refused.exception)
+    assert place.read_text() == "mine"
+    result = run(*asked, "--force")
+    assert result.exit_code == 0, result.output
+    text = place.read_text(encoding="utf-8")
+    assert "connect-src 'none'" in text
+    assert "function local(case_)" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--page", "cost.htm"], "--page must end in .html"),
+        (["--page", "cost.html", "--cluster", "one-slow-of-8"], "closed forms alone; .*slow 0"),
+        (["--page", "no/folder/cost.html"], "choose another place with --page"),
+    ],
+)
+def test_a_page_that_cannot_be_is_refused_before_anything_is_answered(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence, and no file."""
+    monkeypatch.chdir(tmp_path)
+    result = run("--runs", "none", *arguments)
+    assert isinstance(result.exception, ConfigurationError)
+    assert re.search(sentence, str(result.exception))
+    assert list(tmp_path.iterdir()) == []

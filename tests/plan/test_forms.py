@@ -284,7 +284,7 @@ def test_bytes_alone_are_cut_into_pieces_that_add_up() -> None:
         pieces = workload_of_bytes(size).pieces
         assert sum(piece.size_bytes for piece in pieces) == pytest.approx(size)
         assert pieces[-1].ready_share == 1.0
-    assert sum(workload_of(TASK, model_bytes=4e6).shards(3)) == pytest.approx(4e6)
+    assert sum(workload_of(TASK, model_bytes=4e6).shares(3)) == pytest.approx(1.0)
     with pytest.raises(ConfigurationError, match="model bytes"):
         workload_of_bytes(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -33,18 +34,17 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
+def opened_file(browser: Any) -> Iterator[Callable[..., Opened]]:
+    """Open a file as a page; it may neither complain nor ask for anything else."""
     pages: list[Opened] = []
 
-    def open_page(data: dict[str, Any], **view: Any) -> Opened:
-        path = tmp_path / f"report-{len(pages)}.html"
-        write_page(path, cast(Any, data))
+    def open_page(path: Path, fragment: str = "", **view: Any) -> Opened:
         one = Opened(browser.new_page())
         pages.append(one)
         watch(one)
         one.page.set_viewport_size({"width": view.get("width", 1280), "height": 900})
         one.page.emulate_media(color_scheme=view.get("scheme", "light"))
-        one.page.goto(path.as_uri())
+        one.page.goto(path.as_uri() + fragment)
         return one
 
     yield open_page
@@ -53,3 +53,15 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         assert one.complaints == []
         assert [url for url in one.requests if not url.startswith("file:")] == []
         assert len(one.requests) == 1
+
+
+@pytest.fixture
+def opened(opened_file: Callable[..., Opened], tmp_path: Path) -> Callable[..., Opened]:
+    names = itertools.count()
+
+    def open_page(data: dict[str, Any], **view: Any) -> Opened:
+        path = tmp_path / f"report-{next(names)}.html"
+        write_page(path, cast(Any, data))
+        return opened_file(path, **view)
+
+    return open_page

@@ -22,8 +22,14 @@ from gossamer.commands.console import (
 )
 from gossamer.commands.kept_run import kept_run
 from gossamer.commands.work.measurement import check_place
-from gossamer.commands.work.step_costs import COST_METHODS, COST_WORKERS, StepCosts
+from gossamer.commands.work.step_costs import (
+    COST_METHODS,
+    COST_WORKERS,
+    StepCosts,
+    check_page_place,
+)
 from gossamer.commands.work.step_costs import cost as predict_cost
+from gossamer.config.cluster import load_cluster
 from gossamer.errors import ConfigurationError
 from gossamer.plan.cost.agreement import TOLERANCE, WORKERS, Agreement, agreement_table
 from gossamer.plan.cost.case import NoClosedForm
@@ -37,6 +43,7 @@ from gossamer.plan.cost.work_depth import (
     model_work_depth,
 )
 from gossamer.plan.hardware.device import DEVICES
+from gossamer.plan.page.planner import check_forms
 from gossamer.quantities import size_in_bytes
 from gossamer.report.pictures.figure import has_matplotlib
 
@@ -61,7 +68,7 @@ class SheetOptions:
     file: Path | None = given.option(
         None, "Where the description of that cluster goes.", "--out", metavar="FILE.toml"
     )
-    force: bool = given.option(False, "Replace that file if it exists.", "--force")
+    force: bool = given.option(False, "Replace that file, and that of --page.", "--force")
 
     def asked(self) -> dict[str, Any]:
         """What `gossamer.cost` is told of these."""
@@ -110,6 +117,10 @@ def cost(
     picture: Annotated[
         Path | None, given.shown("Where the picture goes; else the run folder.")
     ] = None,
+    page: Annotated[
+        Path | None,
+        given.shown("Write a page with sliders that answers at once.", metavar="FILE.html"),
+    ] = None,
     data: given.DataOption = None,
     keeping: Annotated[given.KeepOptions, given.Without(("live",))] = given.KeepOptions(),
 ) -> None:
@@ -124,10 +135,7 @@ def cost(
         if keeping.as_json:
             print_json({"agreement": rows})
         return
-    if picture is not None and not has_matplotlib():
-        raise ConfigurationError(
-            "--picture needs matplotlib, which is not installed; run `pip install matplotlib`"
-        )
+    check_places(picture, page, names, cluster, force=sheet_of.force)
     costs = predict_cost(
         task, names, cluster, workers=workers, model_bytes=model_bytes, bandwidth=bandwidth,
         latency=latency, compute=compute, batch=batch, layers=layers, progress=True, data=data,
@@ -146,10 +154,30 @@ def cost(
             print_json(costs.as_dict())
         if folder is not None:
             folder.write_summary(costs.as_dict())
+        if page is not None:
+            costs.save_page(page, force=sheet_of.force)
+            say_line(f"page: {page}")
         place = picture or (folder.path / "cost.png" if folder is not None else None)
         if place is not None and can_draw():
             costs.picture(place)
             say_line(f"picture: {place}")
+
+
+def check_places(
+    picture: Path | None, page: Path | None, methods: Sequence[str], cluster: str, *, force: bool
+) -> None:
+    """Refuse what cannot be drawn or written before anything is answered."""
+    if picture is not None and not has_matplotlib():
+        raise ConfigurationError(
+            "--picture needs matplotlib, which is not installed; run `pip install matplotlib`"
+        )
+    if page is None:
+        return
+    check_page_place(page, force=force)
+    try:
+        check_forms(methods, load_cluster(cluster))
+    except NoClosedForm as error:
+        raise ConfigurationError(f"--page answers by closed forms alone; {error}") from None
 
 
 # ---------------------------------------------------------------------- layers, and the check

@@ -258,17 +258,19 @@ class ProbeView:
             warn(f"[{100 * share:3.0f} %] {what}")
 
 
-def check_place(path: Path, *, force: bool) -> None:
+def check_place(
+    path: Path, *, force: bool, option: str = "--out", ending: str = ".toml", what: str = "cluster"
+) -> None:
     """Refuse a place that could not be written to, before anything is measured."""
     if path.is_dir():
-        raise ConfigurationError(f"--out {path} is a folder; give the name of a file in it")
-    if path.suffix != ".toml":
+        raise ConfigurationError(f"{option} {path} is a folder; give the name of a file in it")
+    if path.suffix != ending:
         raise ConfigurationError(
-            f"--out must end in .toml, which is how a cluster's file is recognised, got {path}"
+            f"{option} must end in {ending}, which is how a {what}'s file is recognised, got {path}"
         )
     if path.exists() and not force:
         raise ConfigurationError(
-            f"{path} exists; give --force to replace it, or another name with --out"
+            f"{path} exists; give --force to replace it, or another name with {option}"
         )
     try:
         # Only trying tells whether the folder is writable; a temporary file leaves nothing behind.
@@ -277,7 +279,7 @@ def check_place(path: Path, *, force: bool) -> None:
     except OSError as error:
         raise ConfigurationError(
             f"nothing can be written to {path.parent.absolute()}: {error.strerror or error}; "
-            "choose another place with --out"
+            f"choose another place with {option}"
         ) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from gossamer.commands.work.simulations import command_line
 from gossamer.config.cluster import Cluster, load_cluster
 from gossamer.config.settings import loaded_task
 from gossamer.errors import ConfigurationError
+from gossamer.files import replace_text
 from gossamer.observe.progress import Reporter
 from gossamer.plan.cost.case import NoClosedForm
 from gossamer.plan.cost.crossing import Crossing, crossings, fastest
@@ -27,6 +29,7 @@ from gossamer.plan.cost.step_time import Prediction
 from gossamer.plan.cost.work_depth import LayerCost, layer_costs
 from gossamer.plan.cost.workload import Workload, workload_of, workload_of_bytes
 from gossamer.plan.hardware.sheet import Sheet, SheetChoices, sheet
+from gossamer.plan.page.planner import COUNTS, PlannerQuestion, planner_html
 from gossamer.quantities import bytes_per_second, counted, seconds, size_in_bytes
 from gossamer.report.page.cluster import shown_step
 from gossamer.report.pictures.cost_picture import CostLine, FastestMark, cost_picture
@@ -51,6 +54,10 @@ class _Question:
     counts: list[int]
     sheet: Sheet
     workload: Workload
+    loaded: Task | None
+    precision: str
+    where: str
+    """The cluster as it was named."""
 
     @property
     def cluster(self) -> Cluster:
@@ -120,6 +127,18 @@ class StepCosts(Answer):
         check_place(place, force=force)
         text = self.sheet.text(f"{self._asked.task}, batch {self._asked.workload.batch}")
         write(place, text, force=force)
+        return place
+
+    def save_page(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write a page that answers the same question at once, with sliders; return its path."""
+        asked, place = self._asked, Path(path)
+        check_page_place(place, force=force)
+        page = PlannerQuestion(
+            list(self._found), asked.cluster, asked.workload, [*COUNTS, *asked.counts],
+            asked.loaded, asked.precision,
+            shlex.join(["gossamer", "cost", "--task", asked.task, "--cluster", asked.where]),
+        )  # fmt: skip
+        replace_text(place, planner_html(page))
         return place
 
     def picture(self, place: Path) -> None:
@@ -245,7 +264,9 @@ def cost(
     chosen = SheetChoices(hardware, None if trace is None else Path(trace), precision, memory=room)
     if len(counts) == 1:
         where = where.changed(workers=counts[0])
-    asked = _Question(named, counts, sheet(loaded, where, what.batch, chosen), what)
+    given = cluster.name if isinstance(cluster, Cluster) else str(cluster)
+    made = sheet(loaded, where, what.batch, chosen)
+    asked = _Question(named, counts, made, what, loaded, precision, given)
     with ExitStack() as stack:
         reporter = None
         if shows_progress(progress):
@@ -255,6 +276,11 @@ def cost(
     if all(isinstance(one, NoClosedForm) for one in answers):
         raise ConfigurationError(str(answers[0]))
     return StepCosts(asked, found, _layers(loaded, what.batch) if layers else [])
+
+
+def check_page_place(place: Path, *, force: bool) -> None:
+    """Refuse a place to which no page can be written."""
+    check_place(place, force=force, option="--page", ending=".html", what="page")
 
 
 def _answers(

@@ -14,7 +14,7 @@ from gossamer.config.cluster import Cluster
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.plan.cost.case import NoClosedForm
 from gossamer.plan.cost.step_time import predict
-from gossamer.plan.cost.workload import Piece, Workload
+from gossamer.plan.cost.workload import Workload
 from gossamer.quantities import counted
 
 TIE = 1e-3
@@ -84,7 +84,7 @@ def speeds_over(axis: str, cluster: Cluster, workload: Workload, known: Known = 
         elif axis == "batch":
             what = dataclasses.replace(workload, batch=max(1, round(value)))
         else:
-            what = scaled(workload, value)
+            what = workload.scaled(value)
         try:
             return predict(method, where, what).samples_per_second
         except NoClosedForm:
@@ -95,16 +95,6 @@ def speeds_over(axis: str, cluster: Cluster, workload: Workload, known: Known = 
             return None  # such as an odd number of workers on a graph that needs an even one
 
     return speed
-
-
-def scaled(workload: Workload, model_bytes: float) -> Workload:
-    """The same layers scaled to a model of another size, in as many pieces."""
-    factor = model_bytes / workload.model_bytes
-    pieces = tuple(Piece(p.size_bytes * factor, p.ready_share) for p in workload.pieces)
-    return dataclasses.replace(
-        workload, model_bytes=model_bytes, pieces=pieces,
-        scalar_bytes=workload.scalar_bytes * factor,
-    )  # fmt: skip
 
 
 def crossings(
@@ -121,12 +111,27 @@ def crossings(
     found; more values find them.
     """
     speed = speeds_over(axis, cluster, workload, known)
+
+    def tie(pair: Sequence[str], value: float) -> float:
+        return _tie(known, pair, value)
+
+    found = order_changes(axis, list(dict.fromkeys(methods)), sorted(set(values)), speed, tie)
+    return sorted(found, key=lambda crossing: (crossing.value, crossing.faster, crossing.slower))
+
+
+def order_changes(
+    axis: str,
+    methods: Sequence[str],
+    grid: Sequence[float],
+    speed: Speed,
+    tie: Callable[[Sequence[str], float], float],
+) -> list[Crossing]:
+    """The same for speeds from anywhere, pair by pair."""
     found: list[Crossing] = []
-    grid = sorted(set(values))
-    for first, second in combinations(dict.fromkeys(methods), 2):
+    for first, second in combinations(methods, 2):
         orders: list[tuple[float, int]] = []
         for value in grid:
-            order = _order(speed, first, second, value, _tie(known, (first, second), value))
+            order = _order(speed, first, second, value, tie([first, second], value))
             # Ties are skipped: a method overtakes if it was slower and is then faster.
             if order:
                 orders.append((value, order))
@@ -136,7 +141,7 @@ def crossings(
                 at = _between(axis, speed, first, second, (low, before), high)
                 faster, slower = (first, second) if after > 0 else (second, first)
                 found.append(Crossing(axis, at, faster, slower))
-    return sorted(found, key=lambda crossing: (crossing.value, crossing.faster, crossing.slower))
+    return found
 
 
 def _tie(known: Known, methods: Sequence[str], value: float) -> float:

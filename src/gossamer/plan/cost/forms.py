@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 from gossamer.plan.cost.case import Case, NoClosedForm, StepParts, split
 from gossamer.plan.cost.queueing import answered_by_one_of_s, binomial, pulled_round_s, response_s
-from gossamer.topology import Topology, make_topology
 
 Form = Callable[[Case], StepParts]
 _ROUNDS = 20
@@ -89,26 +88,12 @@ def _neighbours_s(case: Case) -> tuple[float, float, float]:
     """
     if case.ends == 1:
         return 0.0, 0.0, case.pace.mean_s
-    graph = _topology(case)
-    rounds = range(graph.period)
-    degrees = [_largest_degree(graph, step) for step in rounds]
+    degrees = [] if case.meetings is None else case.meetings.degrees
     carried_s = [case.link.crowded_s(degree, case.model_bytes) for degree in degrees]
     latest_s = [case.pace.latest_s(degree + 1) for degree in degrees]
     count = len(degrees)
     alone_s = case.link.message_s(case.model_bytes)
     return sum(carried_s) / count, alone_s, sum(latest_s) / count
-
-
-def _largest_degree(graph: Topology, step: int) -> int:
-    """The most messages that cross one card in that round; all workers end up at its pace."""
-    return max(
-        max(len(graph.out_neighbours(rank, step)), len(graph.in_neighbours(rank, step)))
-        for rank in graph.members
-    )
-
-
-def _topology(case: Case) -> Topology:
-    return make_topology(case.options["topology"], case.ends)
 
 
 def ad_psgd(case: Case) -> StepParts:
@@ -117,25 +102,24 @@ def ad_psgd(case: Case) -> StepParts:
     The next gradient hides the averaging. Several active workers may ask the same passive worker.
     """
     compute_s, least = case.pace.mean_s, case.options["least"]
-    if case.ends == 1 or least == 0:
+    graph = case.meetings
+    if case.ends == 1 or least == 0 or graph is None:
         return StepParts(compute_s)
-    graph = _topology(case)
-    if graph.sides is None:
+    if graph.active == 0:
         raise NoClosedForm(
             f"ad_psgd on {graph.name} with {case.ends} workers has no closed form, as everyone "
             "asks and answers at once; take an even number of workers and a bipartite topology, "
             "or simulate it"
         )
-    active, passive = graph.sides
-    links = sum(len(graph.neighbours(rank)) for rank in active)
-    choices, users = links / len(active), links / len(passive)
+    choices, users = graph.links / graph.active, graph.links / graph.passive
     pauses_s = 2 * case.link.latency_s
     alone_s = least * (pauses_s + 2 * case.model_s)
     busy_s, idle_s = compute_s, 0.0
     for _ in range(_ROUNDS):
-        asked_s = answered_by_one_of_s(len(active), choices, users, pauses_s + idle_s, case.model_s)
+        think_s = pauses_s + idle_s
+        asked_s = answered_by_one_of_s(graph.active, choices, users, think_s, case.model_s)
         others = asked_s / (2 * case.model_s) - 1
-        if len(active) == 2 and case.pace.is_constant:
+        if graph.active == 2 and case.pace.is_constant:
             # Two workers that ask at the same moment stay synchronised.
             others = (users - 1) / choices
         chances = binomial(round(users) - 1, others)
@@ -145,7 +129,7 @@ def ad_psgd(case: Case) -> StepParts:
         )
         # A worker that has averaged before its gradient is ready sends no requests meanwhile.
         idle_s = max(0.0, busy_s - least * (pauses_s + asked_s))
-    mean_rate = (len(active) / busy_s + len(passive) / compute_s) / case.ends
+    mean_rate = (graph.active / busy_s + graph.passive / compute_s) / case.ends
     return split(compute_s, compute_s, alone_s, busy_s, rate=busy_s * mean_rate)
 
 
@@ -181,7 +165,7 @@ def sync_server(case: Case) -> StepParts:
     if case.pace.is_constant:
         # All gradients arrive at once; those beyond the first p - b are dropped.
         return _in_step(case, 1, 2 * case.crowded_way_s())
-    order = case.pace.in_order_s(case.ends).tolist()
+    order = case.pace.in_order_s(case.ends)
     latest_s = order[case.ends - backups - 1]
     gathered_s = max(
         _gathered_s(order, case.ends - backups, case.server_s),

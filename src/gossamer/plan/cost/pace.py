@@ -46,14 +46,14 @@ class ComputeTime:
     def gradient_s(self, ends: int) -> float:
         """The same without copying and applying."""
         count = ends * self.members
-        return self.extra_s + float(order_means(self.compute, count)[-1])
+        return self.extra_s + order_means(self.compute, count)[-1]
 
-    def in_order_s(self, ends: int) -> Values:
+    def in_order_s(self, ends: int) -> list[float]:
         """The expected times of all ends, from the fastest to the slowest."""
         if self.members > 1:
-            return np.full(ends, self.latest_s(ends))
+            return [self.latest_s(ends)] * ends
         after = self.extra_s + self.compute.unoverlapped_seconds
-        return order_means(self.compute, ends) + after
+        return [mean + after for mean in order_means(self.compute, ends)]
 
     def latest_sum_s(self, ends: int, steps: int) -> float:
         """The expected time of the end that is slowest over this many steps, by a normal sum."""
@@ -97,11 +97,12 @@ def _mean_s(compute: Compute) -> float:
 def expected_largest_normal(count: int) -> float:
     """The expected maximum of so many standard normal numbers."""
     standard = Compute(seconds=20.0, distribution="normal", jitter=1 / 20)
-    return float(order_means(standard, count)[-1]) - 20.0
+    return order_means(standard, count)[-1] - 20.0
 
 
 @lru_cache(maxsize=1024)
-def _order_means(compute: Compute, count: int) -> tuple[float, ...]:
+def order_means(compute: Compute, count: int) -> tuple[float, ...]:
+    """The expected compute times of so many workers, from the fastest to the slowest."""
     mean = _mean_s(compute)
     if deviation(compute) == 0.0:
         return (mean,) * count
@@ -122,11 +123,6 @@ def _order_means(compute: Compute, count: int) -> tuple[float, ...]:
         survival = survival + np.exp(ways + _times(at, log_below) + _times(count - at, log_above))
         means.append(float(np.trapezoid(survival, grid)))
     return tuple(means)
-
-
-def order_means(compute: Compute, count: int) -> Values:
-    """The expected compute times of so many workers, from the fastest to the slowest."""
-    return np.array(_order_means(compute, count))
 
 
 def _times(count: int, logarithm: Values) -> Values:

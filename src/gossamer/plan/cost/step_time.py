@@ -5,17 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from gossamer.config.cluster import Cluster
 from gossamer.config.network import FLOWS
 from gossamer.config.settings import split_groups
 from gossamer.methods import MethodSpec, parse_method
-from gossamer.plan.cost.alpha_beta import AlphaBeta, Machines
-from gossamer.plan.cost.case import Case, NoClosedForm, StepParts
+from gossamer.plan.cost.alpha_beta import Machines
+from gossamer.plan.cost.case import (
+    Arrangement,
+    Meetings,
+    NoClosedForm,
+    StepParts,
+    case_of,
+    notes_of,
+)
 from gossamer.plan.cost.forms import COLLECTIVE_ONLY, FORMS
-from gossamer.plan.cost.pace import ComputeTime
-from gossamer.plan.cost.workload import Piece, Workload
+from gossamer.plan.cost.workload import Workload
+from gossamer.topology import make_topology
 
 LONG_RUN = 1_000_000
 """Steps per worker from which options that depend on the length of a run are derived."""
@@ -73,6 +81,18 @@ def predict(
         raise NoClosedForm(
             f"{spec.name} has no closed form here; simulate it, or choose one of {', '.join(FORMS)}"
         )
+    check_equal(cluster)
+    compute = cluster.compute.at(workload.batch)
+    case = case_of(arranged(spec, cluster, workload, steps), compute, cluster.network, workload)
+    parts = FORMS[spec.name](case)
+    return Prediction(
+        str(spec), cluster.workers, parts, workload.batch, workload.samples,
+        dict(case.options), tuple(notes_of(spec.name, parts, case)),
+    )  # fmt: skip
+
+
+def check_equal(cluster: Cluster) -> None:
+    """Refuse a cluster for which no method has a closed form."""
     if cluster.faults:
         raise NoClosedForm(
             f"the closed forms are for equal workers, but cluster {cluster.name} has the fault "
@@ -85,12 +105,6 @@ def predict(
             f"the closed forms are for equal cards that nothing else uses, but cluster "
             f"{cluster.name} has {_beyond_forms(cluster)}; simulate it"
         )
-    case = _case(spec, cluster, workload, steps)
-    parts = FORMS[spec.name](case)
-    return Prediction(
-        str(spec), cluster.workers, parts, workload.batch, workload.samples,
-        dict(case.options), tuple(_notes(spec, parts, case)),
-    )  # fmt: skip
 
 
 def _beyond_forms(cluster: Cluster) -> str:
@@ -108,45 +122,51 @@ def _beyond_forms(cluster: Cluster) -> str:
     return " and ".join(what for what, there in found.items() if there)
 
 
-def _case(spec: MethodSpec, cluster: Cluster, workload: Workload, steps: int) -> Case:
-    compute, wires = cluster.compute.at(workload.batch), cluster.network
+def arranged(
+    method: str | MethodSpec, cluster: Cluster, workload: Workload, steps: int = LONG_RUN
+) -> Arrangement:
+    """Who takes part where; `NoClosedForm` where the forms do not cover it."""
+    spec = parse_method(method)
     groups = split_groups(spec.groups, cluster)
     ends = len(groups) or cluster.workers
     members = cluster.workers // ends
-    shards = workload.shards(spec.servers) if spec.method.has_server else ()
+    shares = workload.shares(spec.servers) if spec.method.has_server else ()
     machines = _machines(cluster, range(cluster.workers)[::members])
-    link = _link(cluster, machines.count)
+    inside = _machines(cluster, groups[0]) if groups else None
     if spec.name not in COLLECTIVE_ONLY:
-        _check_cards(spec, cluster, ends, len(shards))
-    pace, pieces = ComputeTime(compute), workload.pieces
-    if groups:
-        inside = _machines(cluster, groups[0])
-        near = _link(cluster, inside.count)
-        spread_s = inside.broadcast_s(near, workload.model_bytes)
-        averaged_s = inside.all_reduce_s(near, wires.collective, workload.model_bytes)
-        pace = ComputeTime(compute, members, spread_s + averaged_s)
-        pieces = (Piece(workload.model_bytes, 1.0),)
-    return Case(
-        ends=ends, pace=pace, link=link, machines=machines, wires=wires, workload=workload,
-        pieces=pieces, shards=shards, servers_on_workers=spec.placement == "workers",
-        options=spec.resolve(ends, steps),
+        _check_cards(spec, cluster, ends, len(shares))
+    options = spec.resolve(ends, steps)
+    return Arrangement(
+        ends=ends, members=members, machines=machines,
+        leaves_rack=cluster.rack_of(machines.count - 1) > 0, inside=inside,
+        inside_leaves_rack=inside is not None and cluster.rack_of(inside.count - 1) > 0,
+        shares=shares, servers_on_workers=spec.placement == "workers",
+        meetings=_meetings(options["topology"], ends) if "topology" in options else None,
+        options=options,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _meetings(topology: str, ends: int) -> Meetings:
+    graph = make_topology(topology, ends)
+    degrees = tuple(
+        max(
+            max(len(graph.out_neighbours(rank, step)), len(graph.in_neighbours(rank, step)))
+            for rank in graph.members
+        )
+        for step in range(graph.period)
+    )
+    if graph.sides is None:
+        return Meetings(graph.name, degrees)
+    active, passive = graph.sides
+    links = sum(len(graph.neighbours(rank)) for rank in active)
+    return Meetings(graph.name, degrees, len(active), len(passive), links)
 
 
 def _machines(cluster: Cluster, ranks: Sequence[int]) -> Machines:
     """The machines of these workers."""
     count = len({cluster.machine_of(rank) for rank in ranks})
     return Machines(count, -(-len(ranks) // count), cluster.network.memory_bandwidth)
-
-
-def _link(cluster: Cluster, machines: int) -> AlphaBeta:
-    """The link between this many machines; the slower one between racks."""
-    wires = cluster.network
-    per_byte, latency_s = 1 / wires.bandwidth, wires.latency
-    if cluster.rack_of(machines - 1) > 0:
-        latency_s += wires.rack_latency
-        per_byte *= wires.oversubscription
-    return AlphaBeta(latency_s, per_byte)
 
 
 def _check_cards(spec: MethodSpec, cluster: Cluster, ends: int, servers: int) -> None:
@@ -163,18 +183,3 @@ def _check_cards(spec: MethodSpec, cluster: Cluster, ends: int, servers: int) ->
             f"their rack and some do not; take at most {cluster.machines_per_rack} machines, its "
             "servers included, or simulate it"
         )
-
-
-def _notes(spec: MethodSpec, parts: StepParts, case: Case) -> list[str]:
-    notes: list[str] = []
-    if parts.backlog > 1:
-        notes.append(
-            f"{spec.name} sends {parts.backlog:.1f} times what the cards carry: messages pile up, "
-            "and models arrive ever later"
-        )
-    if parts.ignores_jitter and not case.pace.is_constant:
-        notes.append(
-            f"{spec.name}: compute times that vary make steps longer than this by waits that have "
-            "no closed form"
-        )
-    return notes

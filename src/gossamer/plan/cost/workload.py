@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +11,7 @@ import torch
 from gossamer.errors import ConfigurationError
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.replica import cut
-from gossamer.sim.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, make_buckets
+from gossamer.sim.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, cut_buckets, layer_costs
 from gossamer.tasks import Task
 from gossamer.tasks.flat_model import FlatModel
 
@@ -31,6 +33,8 @@ class Workload:
     """In the order in which the backward pass finishes them."""
     tensors: tuple[int, ...]
     """The elements of each parameter, between which servers split the model; empty: anywhere."""
+    costs: tuple[float, ...] = ()
+    """The part of each of them in the time of the backward pass."""
     scalar_bytes: float = 4.0
     """The bytes of a single number that is sent alone."""
     optimiser_slots: int = 1
@@ -39,13 +43,40 @@ class Workload:
     samples: int = 50_000
     """The samples of one epoch."""
 
-    def shards(self, servers: int) -> tuple[float, ...]:
-        """The bytes that each of this many servers holds."""
+    def shares(self, servers: int) -> tuple[float, ...]:
+        """The part of the model that each of this many servers holds."""
         if not self.tensors:
-            return (self.model_bytes / servers,) * servers
+            return (1 / servers,) * servers
         total = sum(self.tensors)
-        ranges = cut(self.tensors, servers)
-        return tuple(self.model_bytes * (part.stop - part.start) / total for part in ranges)
+        return tuple((part.stop - part.start) / total for part in cut(self.tensors, servers))
+
+    def scaled(self, model_bytes: float) -> Workload:
+        """The same layers in a model of another size."""
+        return dataclasses.replace(
+            self, model_bytes=model_bytes,
+            pieces=pieces_of(model_bytes, self.tensors, self.costs),
+            scalar_bytes=self.scalar_bytes * model_bytes / self.model_bytes,
+        )  # fmt: skip
+
+
+def pieces_of(
+    model_bytes: float, tensors: Sequence[int], costs: Sequence[float]
+) -> tuple[Piece, ...]:
+    """The pieces of a gradient of so many bytes, cut at its tensors; without any, anywhere."""
+    if tensors:
+        per_number = model_bytes / sum(tensors)
+        return tuple(
+            Piece((bucket.end - bucket.start) * per_number, bucket.ready_share)
+            for bucket in cut_buckets(tensors, costs, per_number)
+        )
+    left = model_bytes
+    pieces: list[Piece] = []
+    while left > 0:
+        full = BUCKET_BYTES if pieces else FIRST_BUCKET_BYTES
+        size = left if left < 2 * full else full
+        left -= size
+        pieces.append(Piece(size, (model_bytes - left) / model_bytes))
+    return tuple(pieces)
 
 
 def workload_of(
@@ -55,15 +86,12 @@ def workload_of(
     """The workload of a task; `model_bytes` scales its layers to a model of that size."""
     model = FlatModel(task, torch.device("cpu"), seed=0)
     element = model.initial.element_size()
-    own = model.layout.total * element
-    scale = 1.0 if model_bytes is None else _checked(model_bytes) / own
-    pieces = tuple(
-        Piece((bucket.end - bucket.start) * element * scale, bucket.ready_share)
-        for bucket in make_buckets(model.module, task.train.first(1), scale)
-    )
+    own = float(model.layout.total * element)
+    size = own if model_bytes is None else _checked(model_bytes)
+    costs = tuple(layer_costs(model.module, task.train.first(1)).values())
     return Workload(
-        own * scale, pieces, model.layout.sizes,
-        scalar_bytes=element * scale,
+        size, pieces_of(size, model.layout.sizes, costs), model.layout.sizes, costs,
+        scalar_bytes=element * size / own,
         optimiser_slots=len(make_optimiser(optimiser or task.optimiser).slots),
         batch=batch or task.batch,
         samples=len(task.train),
@@ -72,14 +100,8 @@ def workload_of(
 
 def workload_of_bytes(model_bytes: float, *, batch: int = 32, samples: int = 50_000) -> Workload:
     """The workload of a model of which only the size is known: equal layers in DDP's buckets."""
-    left = _checked(model_bytes)
-    pieces: list[Piece] = []
-    while left > 0:
-        full = BUCKET_BYTES if pieces else FIRST_BUCKET_BYTES
-        size = left if left < 2 * full else float(full)
-        left -= size
-        pieces.append(Piece(size, (model_bytes - left) / model_bytes))
-    return Workload(model_bytes, tuple(pieces), (), batch=batch, samples=samples)
+    size = _checked(model_bytes)
+    return Workload(size, pieces_of(size, (), ()), (), batch=batch, samples=samples)
 
 
 def _checked(model_bytes: float) -> float:

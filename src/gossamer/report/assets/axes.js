@@ -115,3 +115,10 @@ function span(values) {
   }
   return low <= high ? [low, high] : null;
 }
+
+function kindLegend(colours, kinds) {
+  return {
+    top: 0, left: 0, selectedMode: false, itemWidth: 22, itemHeight: 13, itemGap: 18, data: kinds,
+    textStyle: { color: colours.ink, fontSize: 12.5 }, icon: "rect",
+  };
+}

@@ -109,37 +109,6 @@ function bandSeries(method, points, look, crowd) {
   };
 }
 
-function lineSeries(method, points, place, count) {
-  const look = lookOf(method);
-  // Markers of different methods start apart, so that equal curves stay tellable.
-  const stride = Math.max(1, Math.floor(points.length / 6));
-  const first = Math.floor((place * stride) / Math.max(1, count));
-  const isMarked = (_, at) => at === points.length - 1 || (at >= first && (at - first) % stride === 0);
-  const places = points.map((point) => [point.x, point.y]);
-  return [{
-    type: "line",
-    name: method.label,
-    z: 3,
-    data: places,
-    symbol: "none",
-    clip: true,
-    lineStyle: { color: look.colour, width: 2, type: look.dash },
-    itemStyle: { color: look.colour },
-    emphasis: { disabled: true },
-  }, {
-    // A series of its own: a line draws an element for each of its points, marked or not.
-    type: "scatter",
-    name: method.label,
-    z: 4,
-    data: places.filter(isMarked),
-    symbol: look.symbol,
-    symbolSize: 8,
-    clip: true,
-    silent: true,
-    itemStyle: { color: look.colour, opacity: 1 },
-  }];
-}
-
 function targetSeries(target, measure, colours) {
   return {
     type: "line",

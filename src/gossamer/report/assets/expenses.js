@@ -2,16 +2,6 @@
 
 const SPENDINGS = [["dollars", "cost", showDollars], ["joules", "energy", showJoules]];
 
-function showDollars(value) {
-  return isNumber(value) ? `$${showNumber(value)}` : MISSING;
-}
-
-function showJoules(value) {
-  if (!isNumber(value)) return MISSING;
-  if (value >= 3.6e5) return `${showNumber(value / 3.6e6)} kWh`;
-  return value >= 1e3 ? `${showNumber(value / 1e3)} kJ` : `${showNumber(value)} J`;
-}
-
 function expensePoints() {
   const shown = new Map(shownMethods().map((method) => [method.label, method]));
   return list(state.data.expenses).filter((one) => shown.has(one.method) && isNumber(one.seconds) && isNumber(one.to_target.dollars))

@@ -100,3 +100,13 @@ function list(value) {
 function plural(count, word) {
   return `${count.toLocaleString("en-GB")} ${word}${count === 1 ? "" : "s"}`;
 }
+
+function showDollars(value) {
+  return isNumber(value) ? `$${showNumber(value)}` : MISSING;
+}
+
+function showJoules(value) {
+  if (!isNumber(value)) return MISSING;
+  if (value >= 3.6e5) return `${showNumber(value / 3.6e6)} kWh`;
+  return value >= 1e3 ? `${showNumber(value / 1e3)} kJ` : `${showNumber(value)} J`;
+}

@@ -1,39 +1,5 @@
 // The page as a whole: header, legend, sections, and what keeps it up to date.
 
-function legendButton(method) {
-  const button = kept(`legend ${method.label}`, () =>
-    make("button", { type: "button", class: "key", click: () => toggleMethod(method.label) }));
-  button.setAttribute("aria-pressed", String(!state.hidden.has(method.label)));
-  button.replaceChildren(swatch(lookOf(method)), make("span", null, method.label));
-  return button;
-}
-
-function toggleMethod(label) {
-  if (state.hidden.has(label)) state.hidden.delete(label);
-  else state.hidden.add(label);
-  update();
-}
-
-function showAll() {
-  state.hidden.clear();
-  update();
-}
-
-function legend() {
-  const methods = allMethods();
-  if (!methods.length) return null;
-  const element = kept("legend", () => make("nav", { class: "legend", "aria-label": "Methods shown in all charts" }));
-  const all = kept("legend all", () => make("button", { type: "button", class: "key all", click: showAll }, "Show all"));
-  all.hidden = !methods.some((method) => state.hidden.has(method.label));
-  return arrange(element, [...methods.map(legendButton), all]);
-}
-
-function legendHint() {
-  if (allMethods().length < 2) return null;
-  return kept("legend hint", () => make("p", { class: "hint" }, "Press a method to take it out of all charts",
-    make("span", { class: "narrow" }, "; swipe the row for the others"), "."));
-}
-
 // The verdict is of the runs, not of what a reader looks at.
 function scope() {
   const hidden = allMethods().filter((method) => state.hidden.has(method.label)).length;
@@ -54,15 +20,6 @@ function precision() {
     + `of a single run is at most ${showNumber(error)} points. All methods are judged by the same samples.`;
 }
 
-function themeButton() {
-  const button = kept("theme", () => make("button", { type: "button", class: "theme", click: () => {
-    state.theme = state.isDark ? "light" : "dark";
-    applyTheme();
-    update();
-  } }));
-  return setText(button, state.isDark ? "Light" : "Dark");
-}
-
 function header() {
   const data = state.data;
   const element = kept("header", () => make("header", null,
@@ -80,23 +37,6 @@ function header() {
   const words = [data.verdict ? data.title : "", data.subtitle].filter((part) => part);
   title.replaceChildren(...words.map((part, at) => make("span", { class: at === 0 && words.length > 1 ? "name" : null }, part)));
   return element;
-}
-
-function notices() {
-  const [told, missing] = [list(state.data.notices), list(state.data.missing)];
-  if (!told.length && !missing.length) return null;
-  const element = kept("notices", () => make("aside", { class: "notices", "aria-label": "Notices" }));
-  const group = (heading, lines) => (lines.length
-    ? [make("h2", null, heading), make("ul", null, lines.map((line) => make("li", null, String(line))))] : []);
-  element.replaceChildren(...group("Good to know", told), ...group("Missing from this page", missing));
-  return element;
-}
-
-function nothingShown() {
-  const methods = allMethods();
-  if (!methods.length || shownMethods().length) return null;
-  return kept("nothing", () => make("p", { class: "nothing", role: "status" },
-    "Every method is switched off: press one in the row above to see it again."));
 }
 
 function raceSection() {
@@ -157,21 +97,8 @@ async function follow() {
 }
 
 function start() {
-  applyTheme();
+  keepLooks();
   render(JSON.parse(document.getElementById("data").textContent));
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    applyTheme();
-    update();
-  });
-  // Paper is white, whatever the screen is.
-  window.addEventListener("beforeprint", () => {
-    applyTheme("light");
-    update();
-  });
-  window.addEventListener("afterprint", () => {
-    applyTheme();
-    update();
-  });
   if (state.data.is_growing) setTimeout(follow, POLL_MILLISECONDS);
 }
 

@@ -96,13 +96,6 @@ function gridSection() {
     table("rates", "Time to the target at each learning rate", ["method", ...grid.rates.map((rate) => `rate ${showTick(rate)}`)], rows));
 }
 
-// What few readers want to read at once stands behind one line that opens it.
-function folded(name, words, inside) {
-  const element = kept(`folded ${name}`, () => make("details", { class: "folded" }, make("summary")));
-  setText(element.firstChild, words);
-  return arrange(element, [element.firstChild, inside]);
-}
-
 const MOST_ROWS = 24;
 
 function furtherTable(name, one) {
@@ -134,30 +127,6 @@ function settingsSection() {
   if (!settings.length) return null;
   return section("settings", "All settings", "", folded("settings", `Show ${plural(settings.length, "setting")}`,
     table("settings", "All settings", ["setting", "value"], settings.map((one) => [String(one.name), String(one.value)]))));
-}
-
-async function copyCommand(button, code) {
-  let isCopied = false;
-  try {
-    await navigator.clipboard.writeText(code.textContent);
-    isCopied = true;
-  } catch {
-    // A page from disk may be refused the clipboard; selected text is one key away from it.
-    getSelection().selectAllChildren(code);
-    isCopied = document.execCommand("copy");
-  }
-  setText(button, isCopied ? "Copied" : "Selected: press Ctrl+C");
-  setTimeout(() => setText(button, "Copy"), 2000);
-}
-
-function commandBlock(name, text) {
-  const element = kept(`command ${name}`, () => {
-    const code = make("code");
-    return make("div", { class: "command" }, make("pre", { tabindex: 0 }, code),
-      make("button", { type: "button", class: "copy", "aria-live": "polite", click: (event) => copyCommand(event.currentTarget, code) }, "Copy"));
-  });
-  setText(element.querySelector("code"), text);
-  return element;
 }
 
 function commandSection() {

@@ -17,13 +17,6 @@ function sharesOf(method) {
 
 const SHARE_KINDS = ["computing", "waiting", "other"];
 
-function kindLegend(colours, kinds) {
-  return {
-    top: 0, left: 0, selectedMode: false, itemWidth: 22, itemHeight: 13, itemGap: 18, data: kinds,
-    textStyle: { color: colours.ink, fontSize: 12.5 }, icon: "rect",
-  };
-}
-
 function shareSeries(kind, values, colours) {
   const inkOn = { computing: state.isDark ? "#000" : "#fff", waiting: "#222", other: colours.ink };
   return {
