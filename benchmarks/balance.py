@@ -34,7 +34,7 @@ from gossamer.real.faults.fault_plan import FaultPlan
 from gossamer.runs.arrival import evaluations, seconds_to
 
 WORKERS, BATCH, SLOW = 4, 16, "0=4"
-FIXED, PER_SAMPLE = 0.008, 0.002
+FIXED, PER_SAMPLE = 0.02, 0.005
 METHODS = ("all_reduce", "all_reduce:balance=speed")
 TARGET, RATE = 0.95, 0.1
 

@@ -161,7 +161,7 @@ def case_of_balance_refused(rank: int) -> dict[str, Any]:
                 worker.shard(loader)  # type: ignore[arg-type]
         _, inputs, targets = data()[:BATCH]
         loss_of(worker.model, inputs, targets).backward()
-        with pytest.raises(gossamer.errors.ConfigurationError, match="loop over worker.shard"):
+        with pytest.raises(gossamer.errors.ConfigurationError, match="had none of them; loop over"):
             worker.step()
         trained = Trained()
         trained.loop(worker, worker.shard(DataLoader(data(), BATCH)))

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from gossamer.errors import ConfigurationError
 from gossamer.integrations.reduction import opened, reduced
+from gossamer.integrations.single_process import check_whole_batches
 from gossamer.methods import MethodSpec
 from gossamer.real.join.joined_worker import JoinedWorker, join
 from gossamer.real.launch.environment import rank

@@ -70,7 +70,8 @@ def by_one(rounds: list[dict[int, list[int]]], together: int = 1) -> torch.Tenso
         optimizer.zero_grad()
         chosen = rounds[number : number + together]
         for rank in range(SIZE):
-            shares = [len(r[rank]) * len(r) / sum(map(len, r.values())) for r in chosen if rank in r]
+            present = [parts for parts in chosen if rank in parts]
+            shares = [len(r[rank]) * len(r) / sum(map(len, r.values())) for r in present]
             for parts in chosen:
                 if rank in parts:
                     weight = sum(shares) / len(shares) / len(parts) / together
