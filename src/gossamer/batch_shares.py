@@ -33,11 +33,12 @@ class BatchShares:
         self.speeds = [1.0] * workers
         """Samples per second; before the first settlement only their ratio means something."""
 
-    def among(self, members: Iterable[int]) -> dict[int, int]:
-        """The samples of each member in one round, by rank."""
+    def among(self, members: Iterable[int], samples: int | None = None) -> dict[int, int]:
+        """The samples of each member in one round, by rank: of a whole round, or of so many."""
         weights = {rank: self.speeds[rank] for rank in sorted(members)}
+        total = self.batch * len(weights) if samples is None else samples
         # Batch normalisation needs two samples.
-        return apportioned(self.batch * len(weights), weights, least=min(2, self.batch))
+        return apportioned(total, weights, least=min(2, total // len(weights)))
 
     def settle(self, speeds: Mapping[int, float], members: Iterable[int]) -> None:
         """Go on with these speeds, measured at the members' present shares.

@@ -44,11 +44,16 @@ def test_advice_is_a_ranking_a_reason_and_a_command(tmp_path: Path) -> None:
     assert said.json["command"].startswith(f"gossamer train --method {ranking[0]['method']} --lr")
     assert "What would change the answer:" in said.err
     assert said.json["reason"] in said.err
+    alone = said.json["alone"]
+    assert alone["seconds_to_target"] > times[0]
+    assert alone["said"] in said.err
+    assert re.search(rf"- +one worker alone +{alone['learning_rate']:g} ", said.err)
     (folder,) = tmp_path.iterdir()
     kept = json.loads((folder / "summary.json").read_text())
     assert kept["ranking"] == ranking
     assert len(list(folder.glob("*-seed*/metrics.jsonl"))) == 3 * 2
     page = page_of(folder / "report.html")
+    assert page["tables"][0]["rows"][-1][0] == "one worker alone"
     advice = page["advice"]
     assert advice["command"] == said.json["command"]
     assert advice["reasons"][0] == said.json["reason"]

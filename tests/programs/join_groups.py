@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+import join_balance
 import join_cases
 import join_changes
 import join_ends
@@ -37,6 +38,7 @@ LIMIT_S = 30.0
 CASES = {
     name: case
     for cases in (
+        join_balance,
         join_cases,
         join_changes,
         join_ends,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from pathlib import Path
 
 import pytest
+import torch
 
 import scripts
 from command_line import gossamer
+from gossamer.config.cluster import Compute
 from gossamer.script.fork_server import ForkServer
 from scripts import HEAD, LOOP, cluster_of, printed, run, written
 
@@ -203,3 +206,22 @@ def test_public_scripts_run_on_sixteen_workers_with_one_slow(
     assert len({(one.digest, one.parameters_digest) for one in found}) == 1
     assert times == 1 or found[0].history[-1]["loss"] < 3.2
     assert found[0].steps >= 16 * 2
+
+
+@wide
+def test_balanced_batches_are_those_of_real_loops(tmp_path: Path, server: ForkServer) -> None:
+    """The coordinator tells each loop how long its gradients take, and the loops cut their batches
+    by that: the slow worker gets small ones, the run is shorter, and the
+    model is that of equal batches to rounding."""
+    head = HEAD.replace("192", "576").replace("batch_size=6", "batch_size=8")
+    script = written(tmp_path, head, LOOP)
+    line = Compute(seconds=0.002, per_sample=0.001, distribution="constant", jitter=0.0)
+    cluster = dataclasses.replace(cluster_of(4, slow=["0=4"]), compute=line)
+    equal, own = (
+        run(server, script, method, cluster, steps=36)
+        for method in ("all_reduce", "all_reduce:balance=speed")
+    )
+    torch.testing.assert_close(own.parameters, equal.parameters, rtol=1e-3, atol=1e-4)
+    assert own.summary["steps"] == equal.summary["steps"]
+    assert own.summary["batch_share"][0] < 0.6 / 4
+    assert own.virtual_seconds < 0.6 * equal.virtual_seconds

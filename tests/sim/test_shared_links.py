@@ -329,7 +329,11 @@ def described(draw: Any) -> Cluster:
     racks = draw(st.sampled_from([0, 2, 3]))
     cluster = Cluster(
         workers=workers, machines_per_rack=racks,
-        compute=Compute(seconds=draw(st.floats(1e-3, 1e-1)), jitter=0.1, unoverlapped_seconds=1e-3),
+        compute=Compute(
+            seconds=draw(st.floats(1e-3, 1e-1)), per_sample=draw(st.sampled_from([0.0, 1e-3])),
+            jitter=0.1, unoverlapped_seconds=1e-3,
+        ),
+        background=Background(trace=draw(st.sampled_from([(), ((0.01, 0.5), (0.05, 0.1))]))),
         network=Wires(
             bandwidth=draw(rate), up=draw(st.just(0.0) | rate), down=draw(st.just(0.0) | rate),
             latency=draw(st.floats(1e-5, 1e-2)), uplink=draw(rate) if racks else 0.0,
@@ -347,16 +351,17 @@ CLUSTERS = st.composite(described)()
 def times_as_fast(cluster: Cluster, k: float) -> Cluster:
     """Bandwidths times k; latencies, fixed costs and compute over k."""
     faster, compute, sites = cluster.with_bandwidth_times(k), cluster.compute, cluster.sites
-    wires = faster.network
+    wires, trace = faster.network, cluster.background.trace
     return dataclasses.replace(
         faster,
         compute=dataclasses.replace(
-            compute, seconds=compute.seconds / k,
+            compute, seconds=compute.seconds / k, per_sample=compute.per_sample / k,
             unoverlapped_seconds=compute.unoverlapped_seconds / k,
         ),
         network=dataclasses.replace(
             wires, latency=wires.latency / k, rack_latency=wires.rack_latency / k
         ),
+        background=Background(trace=tuple((at / k, share) for at, share in trace)),
         sites=dataclasses.replace(
             faster.sites, latency=tuple(tuple(t / k for t in row) for row in sites.latency)
         ),

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from gossamer.errors import ConfigurationError
 from gossamer.integrations.reduction import opened, reduced
-from gossamer.integrations.single_process import check_single_process
+from gossamer.integrations.single_process import check_single_process, check_whole_batches
 from gossamer.methods import MethodSpec
 from gossamer.real.join.joined_worker import JoinedWorker, join
 from gossamer.real.launch.environment import rank
@@ -54,6 +54,7 @@ class JoinedAccelerator(Accelerator):  # pyright: ignore[reportGeneralTypeIssues
             )
         models[0].to(self.device)  # parameters may not be moved once they are joined
         worker = join(models[0], optimizers[0], self._method, steps=self._steps)
+        check_whole_batches("Accelerate", worker)
         self.worker = worker.open()
         loaders = [one for one in args if isinstance(one, DataLoader)][:1]
 

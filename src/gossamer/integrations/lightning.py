@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from gossamer.errors import ConfigurationError
 from gossamer.integrations.reduction import opened, reduced
+from gossamer.integrations.single_process import check_whole_batches
 from gossamer.methods import MethodSpec
 from gossamer.real.join.joined_worker import JoinedWorker, join
 from gossamer.real.launch.environment import rank
@@ -63,6 +64,7 @@ class JoinedStrategy(SingleDeviceStrategy):  # pyright: ignore[reportUntypedBase
             )
         steps = self._steps or (trainer.max_steps if trainer.max_steps > 0 else 1000)
         worker = join(self.lightning_module, self.optimizers[0], self._method, steps=steps)
+        check_whole_batches("Lightning", worker)
         self.worker = worker.open()
         self.optimizers = [worker.optimizer]
         # The loader for training is shared out here. A strategy is not told which one that is, so

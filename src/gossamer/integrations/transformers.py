@@ -11,7 +11,7 @@ from transformers import Trainer  # pyright: ignore[reportMissingImports]
 
 from gossamer.errors import ConfigurationError
 from gossamer.integrations.reduction import opened
-from gossamer.integrations.single_process import check_single_process
+from gossamer.integrations.single_process import check_single_process, check_whole_batches
 from gossamer.methods import MethodSpec
 from gossamer.real.join.joined_worker import JoinedWorker, join
 from gossamer.real.launch.environment import rank, size
@@ -53,6 +53,7 @@ class JoinedTrainer(Trainer):  # pyright: ignore[reportGeneralTypeIssues, report
                 self.model, self.create_optimizer(), self._method, seed=self.args.seed,
                 steps=self._expected_steps(loader),
             )  # fmt: skip
+            check_whole_batches("Trainer", self.worker)
             self.worker.open()
             self.optimizer = self.worker.optimizer
         return self.worker.shard(loader)

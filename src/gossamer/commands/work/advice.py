@@ -33,7 +33,7 @@ from gossamer.observe.progress import Reporter, is_watched, show_share, warn
 from gossamer.plan.advise.budget import SearchPlan, make_plan, nominal_seconds
 from gossamer.plan.advise.candidates import candidates, menu_with
 from gossamer.plan.advise.collecting import collecting_seconds, model_bytes
-from gossamer.plan.advise.findings import SearchFindings
+from gossamer.plan.advise.findings import ALONE, SearchFindings
 from gossamer.plan.advise.search import Search, SearchStep
 from gossamer.plan.advise.search_run import Run, SearchFailure, SearchRun
 from gossamer.plan.advise.sensitivity import scenes
@@ -347,5 +347,13 @@ def advice_table(findings: SearchFindings) -> Table:
             f"{one.arrival.reached}/{len(one.results)}",
             show_share(one.nearest) if key == "accuracy" else f"{one.nearest:.4g}",
             one.kind,
+        )  # fmt: skip
+    if findings.alone is not None:
+        alone, seconds = findings.alone
+        blank = [""] * len(told)
+        table.add_row(
+            "-", ALONE, f"{alone.learning_rate:g}",
+            "never" if seconds is None else f"{show_number(seconds)} s", "-", *blank,
+            f"{int(seconds is not None)}/1", "", "nothing",
         )  # fmt: skip
     return table

@@ -20,6 +20,8 @@ from gossamer.runs.ranking import RankedMethod, Ranking
 from gossamer.runs.statistics import beyond, show_number, show_score
 from gossamer.runs.verdict import verdict
 
+ALONE = "one worker alone"
+"""The row below the ranking: is the cluster worth it at all?"""
 _LONGER = 3
 
 
@@ -304,8 +306,12 @@ class SearchFindings:
             return None
         candidate, seconds = self.alone
         return {
+            "method": ALONE,
+            "kind": "nothing",
             "learning_rate": candidate.learning_rate,
             "seconds_to_target": seconds,
+            "reached": int(seconds is not None),
+            "seeds": 1,
             "said": self.baseline(),
         }
 

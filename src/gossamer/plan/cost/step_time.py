@@ -81,6 +81,8 @@ def predict(
         raise NoClosedForm(
             f"{spec.name} has no closed form here; simulate it, or choose one of {', '.join(FORMS)}"
         )
+    if spec.shape.machines > 1:
+        raise NoClosedForm(f"a replica of {spec} is spread over several machines; simulate it")
     check_equal(cluster)
     compute = cluster.compute.at(workload.batch)
     case = case_of(arranged(spec, cluster, workload, steps), compute, cluster.network, workload)
@@ -98,8 +100,6 @@ def check_equal(cluster: Cluster) -> None:
             f"the closed forms are for equal workers, but cluster {cluster.name} has the fault "
             f"'{cluster.faults[0]}'; use an equal cluster, or simulate it"
         )
-    if spec.shape.machines > 1:
-        raise NoClosedForm(f"a replica of {spec} is spread over several machines; simulate it")
     if cluster.has_flows or cluster.phases.are_there:
         raise NoClosedForm(
             f"the closed forms are for equal cards that nothing else uses, but cluster "

@@ -82,7 +82,7 @@ def sheet(task: Task | None, cluster: Cluster, batch: int, chosen: SheetChoices)
     if made_from is not None:
         source = device.title if device is not None else str(chosen.trace)
         where = dataclasses.replace(
-            where, name="sheet", title=f"{cluster.workers} workers: {source}", faults=()
+            where, name="sheet", title=source, faults=()
         )
     room = None
     if compute.memory and task is not None:

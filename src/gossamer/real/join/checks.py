@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
-from gossamer.methods import MethodSpec
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.several_optimizers import SeveralModels, parts_of
 from gossamer.real.transports.checked_values import broken_value
@@ -45,15 +44,6 @@ def check_joinable(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )
     for name, parameter in model.named_parameters():
         _check_parameter(name, parameter)
-
-
-def check_method(spec: MethodSpec) -> None:
-    """What a method is asked for must be possible with batches that are the loop's own."""
-    if spec.balance:
-        raise ConfigurationError(
-            f"{spec}: the batches of a loop are its own and are not shared out by speed; leave out "
-            "balance=, or train a task by gossamer train"
-        )
 
 
 def _check_model(model: nn.Module) -> None:

@@ -22,11 +22,11 @@ from gossamer.methods import MethodSpec, parse_method
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.observer import SECOND
 from gossamer.observe.run_observer import RunObserver
+from gossamer.real.join.balance import LoopShares
 from gossamer.real.join.checks import (
     check_alone,
     check_apart,
     check_joinable,
-    check_method,
     check_one_optimiser,
     reported,
 )
@@ -84,8 +84,6 @@ def join(
     check_range("statistics_batches", statistics_batches, 0)
     given = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
     simulation = ScriptProcess.of_environment()
-    if spec is not None:
-        check_method(spec)
     if simulation is not None:
         from gossamer.real.join.virtual.virtual_worker import virtual_worker
 
@@ -152,6 +150,8 @@ class JoinedWorker:
     _passes: Passes = field(default_factory=Passes, init=False)
 
     def __post_init__(self) -> None:
+        if self.coupling is not None and self.coupling.shares is not None:
+            self._passes = self.coupling.shares
         self.optimizer = JoinedOptimizer(
             self.own_optimizer, self._make_step, is_coupled=self.coupling is not None
         )
@@ -346,9 +346,12 @@ class JoinedWorker:
         """This worker's part of a loader's batches, each batch to one worker.
 
         Synchronous methods get equal numbers of batches; with asynchronous ones whoever is ready
-        takes the next batch, so that fast workers do more.
+        takes the next batch, so that fast workers do more. With `balance=speed` each worker's batch
+        is as large as it is fast.
         """
         session = None if self.coupling is None else self.coupling.session
+        if session is not None and isinstance(self._passes, LoopShares):
+            return self._passes.shard(loader, session, self.seed)
         return shard_of(loader, session, self.seed, self._passes)
 
     def broadcast(self, value: T, source: int = 0, *, name: str = "") -> T:
@@ -463,7 +466,7 @@ class JoinedWorker:
         state: dict[str, Any] = {"method": str(self.method), "rank": self.rank, "size": self.size}
         if self.coupling is not None:
             self._open_for("state_dict")
-            state |= {**self.coupling.state_dict(), "passes": self._passes.counts}
+            state |= {**self.coupling.state_dict(), "passes": self._passes.state()}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

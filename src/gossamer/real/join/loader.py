@@ -79,6 +79,11 @@ class Positions:
         """The place of this worker's batch among those taken together."""
         return self.coupled.group.index(self.coupled.rank) if self.coupled.group else 0
 
+    def dealt(self, epoch: str, every: Sequence[Any]) -> Iterator[Any]:
+        """This worker's part of all batches of an epoch."""
+        for position in self.within(epoch, len(every)):
+            yield every[position]
+
     def rounds(self, epoch: str) -> Iterator[int]:
         """The first position of each set of batches that are taken together, without end."""
         store, group = self.coupled.store, self.coupled.group
@@ -111,6 +116,13 @@ class Positions:
             )
         return batches // self.coupled.size
 
+    def state(self) -> Any:
+        """What a checkpoint keeps: how often the loop has gone over the loader."""
+        return self.epoch + 1
+
+    def resume(self, state: Any) -> None:
+        self.epoch = int(state) - 1
+
 
 class Passes:
     """How often a loop has gone over each of its loaders: a resumed one shuffles as it would have.
@@ -120,12 +132,11 @@ class Passes:
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[DataLoader[Any], Positions]] = {}
-        self.before: list[int] = []
-        """The counts of a checkpoint, in the order in which the loaders were first shared out."""
+        self.before: list[Any] = []
+        """The states of a checkpoint, in the order in which the loaders were first shared out."""
 
-    @property
-    def counts(self) -> list[int]:
-        now = [positions.epoch + 1 for _, positions in self._of.values()]
+    def state(self) -> list[Any]:
+        now = [positions.state() for _, positions in self._of.values()]
         return now + self.before[len(now) :]
 
     def over(self, loader: Iterable[Any], coupled: Coupled) -> Positions:
@@ -135,7 +146,7 @@ class Passes:
         if id(known) not in self._of:
             positions, number = self.positions(known, coupled), len(self._of)
             if number < len(self.before):
-                positions.epoch = self.before[number] - 1
+                positions.resume(self.before[number])
             # The loader is kept alive, so that no other one gets its id.
             self._of[id(known)] = (known, positions)
         return self._of[id(known)][1]
@@ -161,8 +172,7 @@ class OwnBatches:
         drawing = (self._batches, getattr(self._batches, "sampler", None))
         with _same_everywhere(f"{self._seed}/{epoch}", drawing, self._positions.epoch):
             every = self._all()
-        for position in self._positions.within(epoch, len(every)):
-            yield every[position]
+        yield from self._positions.dealt(epoch, every)
 
     def _is_counted(self) -> bool:
         try:

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec
+from gossamer.observe.observer import SECOND
 from gossamer.observe.run_observer import RunObserver
 from gossamer.pending import Pending
+from gossamer.real.join.balance import LoopShares
 from gossamer.real.join.binding import ModuleBinding, lay_out_state
 from gossamer.real.join.checks import check_alike, parameters_of
 from gossamer.real.join.exchanged_values import ExchangedValues
@@ -49,6 +51,9 @@ class LoopSession:
             has_leavers=True,
         )  # fmt: skip
         self.shared = ExchangedValues(self.session)
+        members = self.session.router.members
+        self.shares = LoopShares(lambda: members.training) if spec.balance else None
+        """The sizes of the loop's batches, where they follow the speeds of the workers."""
         self._is_watched = spec.method.servers_hold_model
         """Whether the loop may not change its parameters between two steps."""
         self._has_servers = bool(self.session.addresses.slices)
@@ -71,7 +76,7 @@ class LoopSession:
         self.session.observer.callbacks.begin(time.monotonic_ns())
         self._bind(has_buckets=has_buckets)
         self._start()
-        self._stepped_at = time.monotonic()
+        self._look_at_clock()
         try:
             self._advance()
         except BaseException:
@@ -113,8 +118,11 @@ class LoopSession:
                 transport.window(end).copy_(own[session.addresses.slices[end - session.size]])
         # Nobody may change anything before everyone has read it.
         self._binding.let_gpu_finish()
-        # What is encoded is looked at, so it must be the whole gradient as the loop leaves it.
-        is_able = session.spec.compressor is None and can_send_buckets(self._binding, transport)
+        # What is encoded is looked at, so it must be the whole gradient as the loop leaves it. The
+        # weight of a balanced batch is known when backward begins, but put on when the loop has
+        # made its changes.
+        is_plain = session.spec.compressor is None and self.shares is None
+        is_able = is_plain and can_send_buckets(self._binding, transport)
         cannot = torch.tensor([float(not is_able)])
         agreed = transport.all_reduce([cannot], range(session.size))
         driver.wait(agreed, "beginning")
@@ -218,6 +226,11 @@ class LoopSession:
             watch.publish(changed)
         if session.slowness is not None:
             session.slowness.lengthen(time.monotonic() - self._stepped_at)
+        if self.shares is not None:
+            own = session.metrics.workers[session.rank]
+            waited = (own.waited_ns - self._waited_ns) / SECOND
+            took = time.monotonic() - self._stepped_at - waited
+            self.shares.weigh(self._binding.parameters, took)
         if session.router.members.left:
             self.output.leavers.notice()
         self.replica.skips_infinite = skips_infinite
@@ -232,8 +245,11 @@ class LoopSession:
         finally:
             watch.is_stepping = False
         self.output.stepped()
-        if session.slowness is not None:
-            self._stepped_at = time.monotonic()
+        self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
+        self._waited_ns = self.session.metrics.workers[self.session.rank].waited_ns
+        self._stepped_at = time.monotonic()
 
     def step_alone(self, optimizer: torch.optim.Optimizer, *, skips_infinite: bool) -> None:
         """A step in which only this one of several optimisers has gradients."""

@@ -113,7 +113,9 @@ def _tables(search: Row, score: str) -> list[TableData]:
     target = number(search.get("target"))
     goal = "the target" if target is None else show_score(target, score)
     ranking, behind = objects(search.get("ranking")), objects(search.get("left_behind"))
-    made = [_table(f"Time to {goal}, in virtual seconds", _RANKING, ranking)]
+    alone = [one for one in [members(search.get("alone"))] if one.get("method")]
+    rows = [*ranking, *alone]
+    made = [_table(f"Time to {goal}, in virtual seconds", _RANKING, rows)]
     if behind:
         made.append(_table("Left behind in the search", _LEFT_BEHIND, behind))
         made[-1]["columns"][-1] = f"best {score} there"

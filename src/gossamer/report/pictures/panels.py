@@ -28,6 +28,8 @@ _SHARES = (
 )
 # Beyond this ratio of run times a linear axis leaves the fast methods no room.
 _LOG_TIME_RATIO = 12.0
+_LETTER, _LINE = 5.6, 11.0
+"""The width and the height of a letter beside a marker, in points."""
 _MOST_NUMBERED = 40
 """Each of so many workers has its number below its bar; of more workers only some have."""
 
@@ -282,10 +284,6 @@ def draw_front(
     for label, (second, dollar) in points.items():
         mark: figures.Look = {**looks[label], "linestyle": "none", "markersize": 9.0}
         axes.plot(second, dollar, **mark)
-        axes.annotate(
-            label, (second, dollar), xytext=(8, 5), textcoords="offset points", fontsize=9,
-            color=figures.INK,
-        )  # fmt: skip
     words = (f"{time} to the target", "dollars until then")
     for axis, name, along in zip((axes.xaxis, axes.yaxis), words, (0, 1), strict=True):
         values = [point[along] for point in points.values()]
@@ -297,3 +295,30 @@ def draw_front(
             limit = axes.set_ylim if along else axes.set_xlim
             limit(0, 1.12 * max(values) or 1.0)
         figures.name_axis(axis, name)
+    _name_points(axes, points)
+
+
+def _name_points(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """Write the names beside their markers, inwards; one that would cover another, or a marker,
+    goes higher."""
+    point_per_dot = 72.0 / axes.figure.dpi
+    right = axes.bbox.x0 + 0.6 * axes.bbox.width
+    dots = axes.transData.transform(list(points.values())) * point_per_dot
+    taken = [(at - 6.0, at + 6.0, up - 4.5) for at, up in dots]
+    for label, point in sorted(points.items(), key=lambda one: one[1][1]):
+        at, up = axes.transData.transform(point)
+        is_left = at > right
+        width = _LETTER * len(label)
+        begin = at * point_per_dot + (-8.0 - width if is_left else 8.0)
+        height = up * point_per_dot + 5.0
+        while any(
+            abs(height - other) < _LINE and begin < last and first < begin + width
+            for first, last, other in taken
+        ):
+            height += 1.0
+        taken.append((begin, begin + width, height))
+        axes.annotate(
+            label, point, xytext=(-8.0 if is_left else 8.0, height - up * point_per_dot),
+            textcoords="offset points", ha="right" if is_left else "left", fontsize=9,
+            color=figures.INK,
+        )  # fmt: skip

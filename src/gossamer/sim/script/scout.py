@@ -71,8 +71,8 @@ def _time_steps(crew: Crew) -> float:
 
 
 def _one_step(crew: Crew, member: Member) -> float | None:
-    nothing: dict[str, Any] = {"batches": [], "pass": "", "main": 0, "weight": 1.0}
-    member.tell("resume", {"is_elsewhere": False, **nothing})
+    alone: dict[str, Any] = {"batches": [], "pass": "", "main": 0, "weight": 1.0, "training": [0]}
+    member.tell("resume", {"is_elsewhere": False, "pace": [1, 1.0], **alone})
     began = time.perf_counter()
     position = 0
     while True:

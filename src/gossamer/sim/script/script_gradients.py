@@ -180,14 +180,16 @@ class ScriptGradients:
 
     # ------------------------------------------------------------------ the talk
 
-    def resume(self, rank: int, *, is_elsewhere: bool) -> None:
-        """The process goes on from its last step. It is given as many batches as that took, so that
-        it need not ask."""
+    def resume(self, rank: int, seconds: float, *, is_elsewhere: bool) -> None:
+        """The process goes on from its last step, to compute for so long. It is given as many
+        batches as that step took, so that it need not ask."""
         loop, world = self.loops[rank], self._world
         count = len(loop.granted) + sum(name == loop.name for name, _ in loop.asked)
         loop.granted = [self.assignments.take(loop.name) for _ in range(count)]
         loop.asked = []
+        training = [one for one in sorted(world.alive) if not self.loops[one].has_ended]
         self._crew.members[rank].tell("resume", {
+            "pace": [loop.samples, seconds], "training": training,
             "is_elsewhere": is_elsewhere, "main": world.main, "batches": loop.granted,
             "pass": loop.name, "weight": world.replicas[rank].weight,
         })  # fmt: skip
@@ -225,7 +227,8 @@ class ScriptGradients:
             member.tell("position", {"position": position})
         elif said.kind == "claim":
             claims = self.assignments.claims
-            value = claims.setdefault(said["key"], said["proposal"])
+            key, proposal = said["key"], said["proposal"]
+            value = claims.get(key) if proposal is None else claims.setdefault(key, proposal)
             member.tell("claimed", {"value": value})
         elif said.kind == "report":
             self._world.on_report(member.rank, said["values"])
@@ -291,8 +294,9 @@ class ScriptWorker(SimulatedWorker):
         gradient.read = (world.replicas[rank].version, updates)
         self._seen = None
         drawn = world.cluster.compute.draw(self._compute_rng, loop.samples)
-        source.resume(rank, is_elsewhere=is_elsewhere)
-        gradient.start(world, round(drawn * world.faults.slowness(rank) * SECOND))
+        seconds = drawn * world.faults.slowness(rank)
+        source.resume(rank, seconds, is_elsewhere=is_elsewhere)
+        gradient.start(world, round(seconds * SECOND))
         if source.listen(gradient) == "end":
             # As in a loop on real workers, where the method is told so when it awaits it: what it
             # does until then, such as sending the point to its group, it does.

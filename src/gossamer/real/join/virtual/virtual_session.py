@@ -47,7 +47,7 @@ class VirtualSession:
         self._process = os.getpid()
         self.main = 0
         """The worker that does what is done once."""
-        self.store = cast(Store, SimpleNamespace(agree=self._agree))
+        self.store = cast(Store, SimpleNamespace(agree=self._agree, get=self._get))
         # Nobody asks this process for anything but the coordinator.
         self.router = SimpleNamespace(offer=_nothing)
         self.notices: Sequence[str] = ()
@@ -60,6 +60,11 @@ class VirtualSession:
         self.samples = 0
         """In the batches that the loop has taken since its last step."""
         self.samples_of_pass = 0
+        self.pace = (1, 0.0)
+        """The samples for which the time of the gradient was drawn that the loop computes, and that
+        time in virtual seconds."""
+        self.training: frozenset[int] = frozenset(range(self.size))
+        """Who made steps when this worker's gradient began."""
         self._meet(model, binding, optimizer, steps)
 
     def _meet(
@@ -176,6 +181,9 @@ class VirtualSession:
 
     def _agree(self, key: str, proposal: str) -> str:
         return self.ask("claim", {"key": key, "proposal": proposal}, "claimed")["value"]
+
+    def _get(self, key: str) -> str | None:
+        return self.ask("claim", {"key": key, "proposal": None}, "claimed")["value"]
 
 
 def _nothing(*_: object) -> None:

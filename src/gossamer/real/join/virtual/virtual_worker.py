@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from gossamer.errors import ConfigurationError
 from gossamer.methods import MethodSpec
 from gossamer.observe.run_observer import RunObserver
+from gossamer.real.join.balance import LoopShares
 from gossamer.real.join.binding import ModuleBinding, lay_out_state
 from gossamer.real.join.checks import check_apart, check_one_optimiser, reported
 from gossamer.real.join.gradient import LoopGradient
@@ -78,9 +79,12 @@ class VirtualWorker(JoinedWorker):
 
     def attach(self, session: VirtualSession) -> None:
         self.session = session
-        self._passes = VirtualPasses()
+        if not isinstance(self._passes, LoopShares):
+            self._passes = VirtualPasses()
 
     def shard(self, loader: Any) -> Any:
+        if isinstance(self._passes, LoopShares):
+            return self._passes.shard(loader, self.session, self.seed)
         return virtual_shard(loader, self.session, self.seed, self._passes)
 
     def report(self, **values: float) -> None:
@@ -140,6 +144,8 @@ class VirtualLoop:
         self.session = session
         self.shared = VirtualValues(session)
         self.gradients = SimpleNamespace(is_accumulating=False)
+        balances = bool(session.spec.balance)
+        self.shares = LoopShares(lambda: session.training, session.took) if balances else None
         self._model = model
         self._binding = binding
         self._optimizer = cast(Any, optimizer)
@@ -224,6 +230,9 @@ class VirtualLoop:
         self.replica.skips_infinite = skips_infinite
         # A schedule must not complain where a server descends instead of this optimiser.
         self._optimizer._opt_called = True
+        if self.shares is not None:
+            samples, seconds = session.pace
+            self.shares.weigh(self._binding.parameters, seconds, samples)
         self._publish()
         session.steps_made += 1
         session.say("step", {
@@ -289,6 +298,7 @@ class VirtualLoop:
         if binding.is_private or session.method.servers_hold_model:
             self._watch.given(point)
         session.main = said["main"]
+        session.pace, session.training = tuple(said["pace"]), frozenset(said["training"])
         session.grant(said["batches"], said["pass"])
         if said["weight"] != self.replica.weight:
             self.replica.weight = said["weight"]
