@@ -73,6 +73,11 @@ def predict(
         raise NoClosedForm(
             f"{spec.name} has no closed form here; simulate it, or choose one of {', '.join(FORMS)}"
         )
+    if spec.compressor is not None:
+        raise NoClosedForm(
+            f"{spec} has no closed form, because the bytes and the times of {spec.compressor.name} "
+            "are those that its encoder makes; simulate it"
+        )
     if cluster.faults:
         raise NoClosedForm(
             f"the closed forms are for equal workers, but cluster {cluster.name} has the fault "
