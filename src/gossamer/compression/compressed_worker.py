@@ -26,8 +26,8 @@ Role = Callable[..., Coroutine[Any, Any, None]]
 T = TypeVar("T")
 Turn = tuple[Pending[None], Pending[None]]
 """The end of the operation before, and what is resolved at the end of this one."""
-Price = Callable[[Compressor, int], float]
-"""Seconds to encode or to decode so many numbers."""
+Price = Callable[[Compressor, int, bool], float]
+"""Seconds to encode so many numbers, or (True) to decode them."""
 
 
 def compressed(
@@ -152,19 +152,27 @@ class CompressedWorker:
         inner = self._inner
         rounds = coder.rounds(own)
         await self._charged(own.numel())
-        asked = next(rounds)
+        began = inner.now()
+        asked, times = next(rounds), 1
+        self._coded(began)
         while True:
+            self._count(asked.value.nbytes)
             if isinstance(asked, MeanRound):
                 answer = [await inner.all_reduce(asked.value, over=over)]
             else:
                 gathered: Mapping[int, Tensor] = await inner.all_gather(asked.value, over=over)
                 answer = [gathered[rank] for rank in sorted(gathered)]
+                times = len(answer)
+            began = inner.now()
             try:
                 asked = rounds.send(answer)
             except StopIteration as end:
                 mean, _ = end.value
                 break
-        await self._charged(own.numel())
+            finally:
+                self._coded(began)
+        self._inner.observe("plain bytes", own.nbytes)
+        await self._charged(times * own.numel(), decodes=True)
         self._observe(coder)
         return mean
 
@@ -199,7 +207,7 @@ class CompressedWorker:
             encoded = await self._pushed(turn, to, payload)
             try:
                 answer = await self._inner.request(to, encoded, tag=tag)
-                await self._charged_for(answer)
+                await self._charged_for(answer, decodes=True)
             except Error as error:
                 result.fail(error)
                 return
@@ -220,7 +228,10 @@ class CompressedWorker:
                 return value
             coder = self._coder(f"up {server}", part)
             coder.at_rate(rate)
+            began = self._inner.now()
             data = coder.encode(self._x.clipped(value))
+            self._coded(began)
+            self._count(data.nbytes, value.nbytes)
             self._observe(coder)
             return data
 
@@ -250,7 +261,7 @@ class CompressedWorker:
         async def received() -> None:
             try:
                 message = await inner
-                await self._charged_for(message.payload)
+                await self._charged_for(message.payload, decodes=True)
             except Error as error:
                 result.fail(error)
                 return
@@ -291,8 +302,11 @@ class CompressedWorker:
                     kept["value"] = value.clone()
                 return value
             coder = self._coder(f"down {client}", part, self._compressor.answering())
+            began = self._inner.now()
             data = coder.encode(value - kept["value"])
             kept["value"].add_(coder.decode(data))
+            self._coded(began)
+            self._count(data.nbytes, value.nbytes)
             return data
 
         answer = _with_tensors(payload, encoded)
@@ -310,11 +324,25 @@ class CompressedWorker:
 
     # ------------------------------------------------------------------ time and measures
 
-    async def _charged(self, count: int) -> None:
-        if self._price is not None and (seconds := self._price(self._compressor, count)) > 0:
+    def _coded(self, began: float) -> None:
+        """Tell how long encoding or decoding took; in virtual time it is charged instead."""
+        if self._price is None:
+            self._inner.observe("coding", self._inner.now() - began)
+
+    def _count(self, encoded: int, plain: int = 0) -> None:
+        self._inner.observe("encoded bytes", encoded)
+        if plain:
+            self._inner.observe("plain bytes", plain)
+
+    async def _charged(self, count: int, *, decodes: bool = False) -> None:
+        if self._price is None:
+            return
+        seconds = self._price(self._compressor, count, decodes)
+        self._inner.observe("coding", seconds)
+        if seconds > 0:
             await self._inner.sleep(seconds)
 
-    async def _charged_for(self, payload: Any) -> None:
+    async def _charged_for(self, payload: Any, *, decodes: bool = False) -> None:
         """Be charged for encoding or decoding what a payload holds in bytes."""
         if self._price is None:
             return
@@ -323,7 +351,7 @@ class CompressedWorker:
         if any(value.dtype == torch.uint8 for value in found):
             whole = self._inner.rank if self._is_server else self._inner.servers[0]
             part = self._range_of(whole)
-            await self._charged(part.stop - part.start)
+            await self._charged(part.stop - part.start, decodes=decodes)
 
     def _observe(self, coder: Coder) -> None:
         residual = coder.residual

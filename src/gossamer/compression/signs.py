@@ -47,8 +47,8 @@ class Sign(Compressor):
 
 def spread(values: Tensor, layout: Layout) -> Tensor:
     """One value for each tensor, repeated for each of its numbers."""
-    sizes = torch.tensor(layout.sizes, device=values.device)
-    return values.repeat_interleave(sizes, output_size=layout.total)
+    pairs = zip(values.unbind(), layout.sizes, strict=True)
+    return torch.cat([value.expand(size) for value, size in pairs])
 
 
 @dataclass(frozen=True)

@@ -139,11 +139,12 @@ def _kept(width: int, share: float) -> int:
 class RandomK(Compressor):
     """Some numbers at random, the same ones on all workers, so that places need not travel.
 
-    The places are drawn from a seed that all share, so the values can be summed on the way.
+    The places are drawn from a seed that all share, so the values can be summed on the way. The
+    expectation is the share of the vector, as if the rate were smaller by it. Feedback keeps the
+    rate, but a number then comes 1 / share steps late, which SGD's momentum does not stand.
     """
 
     name = "randk"
-    feedback: bool = field(default=True, kw_only=True)
     share: float = field(default=0.01, kw_only=True)
 
     def check(self) -> None:

@@ -33,7 +33,7 @@ def decode_values(data: Tensor, bits: int, count: int) -> Tensor:
         return from_bytes(data, torch.bfloat16).float()
     if bits == 2:
         means = from_bytes(data[: 4 * _BINS], torch.float32)
-        return means[unpack(data[4 * _BINS :], 2, count).long()]
+        return means.index_select(0, unpack(data[4 * _BINS :], 2, count).to(torch.int32))
     codes = unpack(data[4:], bits, count).float().sub_(2 ** (bits - 1) - 1)
     return codes.mul_(from_bytes(data[:4], torch.float32))
 
@@ -47,10 +47,14 @@ def _into_bins(values: Tensor) -> Tensor:
     """Four bins around the mean, 1.5 standard deviations wide; the means of the bins are sent."""
     mean = values.mean()
     width = (values - mean).square().mean().sqrt().mul(_SPREAD)
-    above = [(values >= mean + width * edge).to(torch.uint8) for edge in (-1, 0, 1)]
-    codes = above[0] + above[1] + above[2]
-    sums = torch.zeros(_BINS, dtype=values.dtype, device=values.device)
-    places = codes.long()
-    counts = sums.scatter_add(0, places, torch.ones_like(values)).clamp_(min=1)
-    means = sums.scatter_add(0, places, values) / counts
-    return torch.cat([as_bytes(means), pack(codes, 2)])
+    above = [values >= mean + width * edge for edge in (-1, 0, 1)]
+    codes = above[0].to(torch.uint8).add_(above[1]).add_(above[2])
+    # Of what is above each edge, and of all: the bins are the differences.
+    one = torch.ones((), dtype=values.dtype, device=values.device)
+    counts = [one * values.numel(), *[edge.sum() for edge in above], one * 0]
+    sums = [values.sum(), *[values.mul(edge).sum() for edge in above], one * 0]
+    means = [
+        (sums[at] - sums[at + 1]) / (counts[at] - counts[at + 1]).clamp(min=1)
+        for at in range(_BINS)
+    ]
+    return torch.cat([as_bytes(torch.stack(means)), pack(codes, 2)])

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
+from gossamer.compression.coding_times import check_times
 from gossamer.config.faults import Fault, parse_fault, read_fault
 from gossamer.config.network import (
     FLOWS,
@@ -111,6 +112,10 @@ class Cluster:
     sites: Sites = field(default_factory=Sites)
     background: Background = field(default_factory=Background)
     phases: Phases = field(default_factory=Phases)
+    compression: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict[str, tuple[float, float]]
+    )
+    """By compressor, the nanoseconds for each number to encode and to decode."""
     price: Price = field(default_factory=Price)
     failure_detection: float = 0.05
     """How long it takes until the others learn of a death."""
@@ -197,6 +202,7 @@ class Cluster:
             ("sites", Sites()),
             ("background", Background()),
             ("phases", Phases()),
+            ("compression", {}),
         ):
             if getattr(self, name) == unused:
                 del described[name]
@@ -266,6 +272,7 @@ def cluster_from(described: Mapping[str, Any], folder: Path | None = None) -> Cl
         "sites": read_sites(_table(top, "sites")), "price": read_price(_table(top, "price")),
         "background": _section(Background, background, "background"),
         "phases": _section(Phases, _table(top, "phases"), "phases"),
+        "compression": check_times(_table(top, "compression")),
     }  # fmt: skip
     return _section(Cluster, top | parts, "cluster")
 

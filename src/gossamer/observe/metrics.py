@@ -210,6 +210,18 @@ class Metrics(Observer):
             self.told.setdefault(what, Tally()).add(total, most, count)
 
 
+def _of_compression(metrics: Metrics, steps: int) -> Row:
+    """What compression did; nothing where there was none."""
+    encoded = metrics.told_of("encoded bytes")
+    if not encoded.total:
+        return {}
+    return {
+        "compression_ratio": metrics.told_of("plain bytes").total / encoded.total,
+        "coding_seconds_per_step": metrics.told_of("coding").total / steps,
+        "residual_norm": metrics.told_of("residual").mean,
+    }
+
+
 def summary(metrics: Metrics, bytes_sent: int) -> Row:
     """The summary of every run, in virtual time, by `train` and in a user's loop.
 
@@ -228,4 +240,5 @@ def summary(metrics: Metrics, bytes_sent: int) -> Row:
         "max_clock_gap": metrics.told_of("clock_gap").most,
         "max_queue": metrics.told_of("queue").most,
         "dropped_gradients": metrics.told_of("dropped").count,
+        **_of_compression(metrics, steps),
     }

@@ -78,7 +78,7 @@ class Delivery:
         self._cards = cards
         self._rng = rng
         self._observer = observer
-        self._byte_scale = byte_scale
+        self.byte_scale = byte_scale
         self._moves: OrderedDict[Pending[Any], list[Span]] = OrderedDict()
         self._most_moves = 1000 + 8 * count
         self.network = Network(kernel, self._egress, self._ingress)
@@ -165,8 +165,8 @@ class Delivery:
     def wire_size(self, payload: object) -> int:
         """The bytes that are charged for a message."""
         size = wire_bytes(payload)
-        if self._byte_scale != 1.0:
-            size += round((self._byte_scale - 1.0) * tensor_bytes(payload))
+        if self.byte_scale != 1.0:
+            size += round((self.byte_scale - 1.0) * tensor_bytes(payload))
         return size
 
     def moved(self, pending: Pending[Any] | None, since_ns: int) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.compression import Compressor
+from gossamer.compression.coding_times import seconds
 from gossamer.compression.compressed_worker import compressed
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
@@ -135,7 +137,12 @@ class Simulation:
 
     def _compressed(self, role: Role) -> Role:
         spec = self.settings.method
-        return compressed(role, spec.compressor, spec.method.exchange)
+        known, scale = self.settings.cluster.compression, self.world.post.byte_scale
+
+        def price(compressor: Compressor, count: int, decodes: bool) -> float:
+            return scale * seconds(compressor, count, known, decodes=decodes)
+
+        return compressed(role, spec.compressor, spec.method.exchange, price)
 
     def _make_worker(self, rank: int) -> SimulatedWorker:
         return SimulatedWorker(self.world, rank)
