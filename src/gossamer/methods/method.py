@@ -83,6 +83,8 @@ class Method:
     balances: bool = False
     """Whether `balance=speed` may give faster workers larger batches: where each step is along the
     mean of all workers' gradients and nothing is done with one gradient alone."""
+    needs_topology: str = ""
+    """What its topology must be, by `topology.NEEDS`; nothing if it can be any."""
     suits: Callable[[int, int], dict[str, Any]] = lambda workers, steps: {}
     """Defaults that suit the run at hand, from the number of workers and of steps."""
     follows: Callable[[int, Options, Options], dict[str, Any]] = lambda workers, values, given: {}

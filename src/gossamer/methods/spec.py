@@ -23,7 +23,7 @@ from gossamer.own_code import (
     place_of,
 )
 from gossamer.specs import bind, convert, print_spec
-from gossamer.topology import make_topology
+from gossamer.topology import NEEDS, make_topology
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,12 @@ class MethodSpec:
                 f"{self.name}: n must not exceed the {workers} workers, got {values['n']}"
             )
         if "topology" in values:
-            make_topology(values["topology"], workers)
+            graph, need = make_topology(values["topology"], workers), self.method.needs_topology
+            if need and graph.name not in NEEDS[need]:
+                raise ConfigurationError(
+                    f"{self.name} needs {need}, got topology={values['topology']}; use one of "
+                    f"{', '.join(NEEDS[need])}"
+                )
         return values
 
 
@@ -280,7 +285,7 @@ _NOT_NEGATIVE = (
 )  # fmt: skip
 _SHARES = (
     "switch", "beta", "delta", "block_momentum", "outer_momentum", "alpha", "warm_start",
-    "introduce", "decay", "mean_square",
+    "introduce", "decay", "mean_square", "mu",
 )  # fmt: skip
 
 
