@@ -188,6 +188,18 @@ def compensated() -> Tensor:
     return plain.flat
 
 
+def quasi_global() -> Tensor:
+    """The momentum is that of the models, which nobody else changes."""
+    plain = Plain()
+    x = plain.flat
+    velocity = torch.zeros_like(x)
+    for _, batch in plain.batches():
+        direction = plain.flat_gradient(x, batch) + DECAY * x + 0.8 * velocity
+        x = x - RATE * direction
+        velocity = 0.7 * velocity + 0.3 * direction
+    return x
+
+
 def bmuf() -> Tensor:
     """The published recursion, with its own names: x is the global model, start looks ahead."""
     plain = Plain()
@@ -232,6 +244,7 @@ def diloco() -> Tensor:
 
 
 FORMS = {
+    "qg_dsgdm": Alone("beta=0.8,mu=0.7", quasi_global),
     "easgd": Alone("alpha=0.4,period=3", easgd),
     "eamsgd": Alone("alpha=0.4,period=3,delta=0.8", eamsgd),
     "sync_server": Alone("servers=2", heavy_ball),

@@ -5,10 +5,8 @@ from __future__ import annotations
 from math import inf
 
 from gossamer.errors import PeerLost
-from gossamer.methods.neighbourhood import Inbox, Neighbourhood, exchange, shares_of
+from gossamer.methods.neighbourhood import Neighbourhood, exchange, mix
 from gossamer.replica import Replica
-from gossamer.rules import weighted_sum
-from gossamer.topology import Topology
 from gossamer.worker import Worker
 
 
@@ -26,23 +24,17 @@ async def d_psgd(
         now = graph.among(w.live_at(t))
         if adapt == "before":
             x.descend_(await w.gradient(x))
-            await _mix(w, x, now, t, exchange(w, x.snapshot(), now, t))
+            await mix(w, x, now, t, exchange(w, x.snapshot(), now, t))
             continue
         mine = x.snapshot()
         if overlap:
-            exchange = exchange(w, mine, now, t)
+            inbox = exchange(w, mine, now, t)
             grad = await w.gradient(x)
         else:
             grad = await w.gradient(x)
-            exchange = exchange(w, mine, now, t)
-        await _mix(w, x, now, t, exchange)
-        x.descend_(grad, at=mine if exchange else None)
-
-
-async def _mix(w: Worker, x: Replica, graph: Topology, t: int, inbox: Inbox) -> None:
-    """x_i <- sum_j W_ij x_j."""
-    if inbox:
-        x.assign_(weighted_sum(await shares_of(w, graph, t, inbox, x.snapshot())))
+            inbox = exchange(w, mine, now, t)
+        await mix(w, x, now, t, inbox)
+        x.descend_(grad, at=mine if inbox else None)
 
 
 async def ad_psgd(

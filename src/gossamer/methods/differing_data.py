@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost
-from gossamer.methods.neighbourhood import Neighbourhood, exchange, shares_of
+from gossamer.methods.neighbourhood import Inbox, Neighbourhood, exchange, mix, shares_of
 from gossamer.payload import payload
 from gossamer.replica import Replica
 from gossamer.rules import weighted_sum
+from gossamer.topology import Topology
 from gossamer.worker import Worker
 
 
@@ -46,18 +47,23 @@ async def gradient_tracking(w: Worker, x: Replica, *, topology: str = "ring") ->
         if len(now.members) == 1:
             x.descend_(await w.gradient(x))
             continue
-        mine = x.snapshot()
-        zero = x.memory.get("direction", torch.zeros_like(mine))
-        sent = Tracked(mine, zero)
+        at = x.snapshot()
+        sent = Tracked(at, x.memory.get("direction", torch.zeros_like(at)))
         inbox = exchange(w, sent, now, t)
-        grad = await w.gradient(x)
-        shares = await shares_of(w, now, t, inbox, sent)
-        direction = weighted_sum([(share, theirs.direction) for share, theirs in shares]).add_(grad)
-        if "gradient" in x.memory:
-            direction.sub_(x.memory["gradient"])
-        x.memory["gradient"], x.memory["direction"] = grad.clone(), direction
-        x.assign_(weighted_sum([(share, theirs.model) for share, theirs in shares]))
-        x.descend_(direction.clone(), at=mine)
+        await _track(w, x, now, t, inbox, sent, await w.gradient(x))
+
+
+async def _track(
+    w: Worker, x: Replica, graph: Topology, t: int, inbox: Inbox, sent: Tracked, grad: Tensor
+) -> None:
+    """q <- W q + g - g_old, and x <- W x - eta q. (What a step needs no more, it does not hold.)"""
+    shares = await shares_of(w, graph, t, inbox, sent)
+    direction = weighted_sum([(share, theirs.direction) for share, theirs in shares]).add_(grad)
+    if "gradient" in x.memory:
+        direction.sub_(x.memory["gradient"])
+    x.memory["gradient"], x.memory["direction"] = grad.clone(), direction
+    x.assign_(weighted_sum([(share, theirs.model) for share, theirs in shares]))
+    x.descend_(direction.clone(), at=sent.model)
 
 
 async def d2(w: Worker, x: Replica, *, topology: str = "ring") -> None:
@@ -74,15 +80,18 @@ async def d2(w: Worker, x: Replica, *, topology: str = "ring") -> None:
             x.memory.clear()
         before = x.snapshot()
         x.descend_(await w.gradient(x))
-        if len(now.members) == 1:
-            continue
-        after = x.snapshot()  # x - eta g
-        last = x.memory.get("after", before)  # x_old - eta g(x_old)
-        ahead = after + before - last
-        x.memory["after"] = after
-        shares = await shares_of(w, now, t, exchange(w, ahead, now, t), ahead)
-        lowest = min(0.0, now.least_eigenvalue)
-        x.assign_(weighted_sum(shares).lerp_(ahead, lowest / (lowest - 1.0)))
+        if len(now.members) > 1:
+            await _correct(w, x, now, t, before)
+
+
+async def _correct(w: Worker, x: Replica, graph: Topology, t: int, before: Tensor) -> None:
+    after = x.snapshot()  # x - eta g
+    last = x.memory.get("after", before)  # x_old - eta g(x_old)
+    ahead = after + before - last
+    x.memory["after"] = after
+    shares = await shares_of(w, graph, t, exchange(w, ahead, graph, t), ahead)
+    lowest = min(0.0, graph.least_eigenvalue)
+    x.assign_(weighted_sum(shares).lerp_(ahead, lowest / (lowest - 1.0)))
 
 
 async def qg_dsgdm(
@@ -102,13 +111,9 @@ async def qg_dsgdm(
         grad = x.penalised(await w.gradient(x), before)
         x.add_(grad.add(velocity, alpha=beta), -rate)
         w.observe("update")
-        mine = x.snapshot()
-        inbox = exchange(w, mine, now, t)
-        if inbox:
-            mine = weighted_sum(await shares_of(w, now, t, inbox, mine))
-            x.assign_(mine)
+        await mix(w, x, now, t, exchange(w, x.snapshot(), now, t))
         if rate:
-            velocity.mul_(mu).add_(before.sub_(mine), alpha=(1 - mu) / rate)
+            velocity.mul_(mu).add_(before.sub_(x.snapshot()), alpha=(1 - mu) / rate)
 
 
 @payload
@@ -134,28 +139,31 @@ async def relay_sgd(w: Worker, x: Replica, *, topology: str = "binary_tree") -> 
         if graph.has_changed:
             x.memory.clear()  # the sums have the models of the dead, and other sides
         x.descend_(await w.gradient(x))
-        peers = now.neighbours(w.rank)
-        if not peers:
-            continue
-        mine, heard = x.snapshot(), _heard(x, peers)
-        for peer in peers:
-            others = [heard[other] for other in peers if other != peer and other in heard]
-            total = weighted_sum([(1.0, mine), *((1.0, other.total) for other in others)])
-            relayed = Relayed(total, 1 + sum(other.count for other in others))
-            w.send(peer, relayed, tag=("relay", t))
-        inbox = [(peer, w.receive(("relay", t), source=peer)) for peer in peers]
-        x.memory.clear()
-        for peer, pending in inbox:
-            try:
-                theirs: Relayed = (await pending).payload
-                x.memory[f"total {peer}"] = theirs.total
-                x.memory[f"count {peer}"] = torch.tensor(theirs.count)
-            except PeerLost:
-                pass  # its side is not heard of in this round
-        size, heard = len(now.members), _heard(x, peers)
-        missing = size - 1 - sum(side.count for side in heard.values())
-        sides = [(1 / size, side.total) for side in heard.values()]
-        x.assign_(weighted_sum([((1 + missing) / size, mine), *sides]))
+        if len(now.members) > 1:
+            await _relay(w, x, now, t)
+
+
+async def _relay(w: Worker, x: Replica, tree: Topology, t: int) -> None:
+    peers, size, mine = tree.neighbours(w.rank), len(tree.members), x.snapshot()
+    heard = _heard(x, peers)
+    for peer in peers:
+        others = [heard[other] for other in peers if other != peer and other in heard]
+        total = weighted_sum([(1.0, mine), *((1.0, other.total) for other in others)])
+        relayed = Relayed(total, 1 + sum(other.count for other in others))
+        w.send(peer, relayed, tag=("relay", t))
+    inbox = [(peer, w.receive(("relay", t), source=peer)) for peer in peers]
+    x.memory.clear()
+    for peer, pending in inbox:
+        try:
+            theirs: Relayed = (await pending).payload
+            x.memory[f"total {peer}"] = theirs.total
+            x.memory[f"count {peer}"] = torch.tensor(theirs.count)
+        except PeerLost:
+            pass  # its side is not heard of in this round
+    heard = _heard(x, peers)
+    missing = size - 1 - sum(side.count for side in heard.values())
+    sides = [(1 / size, side.total) for side in heard.values()]
+    x.assign_(weighted_sum([((1 + missing) / size, mine), *sides]))
 
 
 def _heard(x: Replica, peers: Sequence[int]) -> dict[int, Relayed]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from gossamer.errors import PeerLost
 from gossamer.pending import Pending
+from gossamer.replica import Replica
+from gossamer.rules import weighted_sum
 from gossamer.topology import Topology, make_topology
 from gossamer.worker import Message, Worker
 
@@ -53,3 +55,9 @@ async def shares_of(
         except PeerLost:
             shares.append((weights[peer], mine))
     return shares
+
+
+async def mix(w: Worker, x: Replica, graph: Topology, t: int, inbox: Inbox) -> None:
+    """x_i <- sum_j W_ij x_j."""
+    if inbox:
+        x.assign_(weighted_sum(await shares_of(w, graph, t, inbox, x.snapshot())))

@@ -7,7 +7,15 @@ import dataclasses
 from math import inf
 from typing import Any
 
-from gossamer.methods import decentralised, differing_data, elastic, gossip, local, server, synchronous
+from gossamer.methods import (
+    decentralised,
+    differing_data,
+    elastic,
+    gossip,
+    local,
+    server,
+    synchronous,
+)
 from gossamer.methods.method import Method, Options, Promises
 from gossamer.topology import make_topology
 
@@ -142,14 +150,14 @@ _ROWS = (
         differing_data.gradient_tracking,
         Promises(
             True, "neighbours", "0", True, "2 x degree", lambda p, o: 2 * _degree(p, o),
-            memory=lambda p, o: 2 * _neighbours_models(p, o) + 2,
+            memory=lambda p, o: 2 * _neighbours_models(p, o) + 1,
         ),
     ),
     Method(
         "d2", "decentralised", "Tang et al. 2018", "mean", differing_data.d2,
         Promises(
             True, "neighbours", "0", True, "degree", _degree,
-            memory=lambda p, o: _neighbours_models(p, o) + 2,
+            memory=lambda p, o: _most_neighbours(p, o) + 4,
         ),
         needs_topology="a fixed graph with links both ways",
     ),
@@ -157,14 +165,15 @@ _ROWS = (
         "qg_dsgdm", "decentralised", "Lin et al. 2021", "mean", differing_data.qg_dsgdm,
         Promises(
             True, "neighbours", "0", True, "degree", _degree, is_plain_alone=False,
-            memory=lambda p, o: _neighbours_models(p, o) + 2,
+            memory=lambda p, o: _most_neighbours(p, o) + 3,
         ),
         own_momentum="beta",
     ),
     Method(
         "relay_sgd", "decentralised", "Vogels et al. 2021", "mean", differing_data.relay_sgd,
         Promises(
-            False, "neighbours", "0", True, "2(p-1)/p", _degree, memory=_neighbours_models
+            False, "neighbours", "0", True, "2(p-1)/p", _degree,
+            memory=lambda p, o: 2 * _most_neighbours(p, o) + 2,
         ),
         needs_topology="a tree",
     ),

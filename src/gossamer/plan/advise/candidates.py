@@ -53,6 +53,11 @@ MENU = (
     "ssp:bound=1,divide=true",
     "sync_server:servers=4",
     "pull_gossip",
+    # For data that differ between workers.
+    "gradient_tracking",
+    "d2",
+    "qg_dsgdm",
+    "relay_sgd",
     # Finer choices.
     "ad_psgd:topology=complete",
     "local_sgd:period=2",

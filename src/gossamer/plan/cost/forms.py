@@ -70,6 +70,21 @@ def d_psgd(case: Case) -> StepParts:
     return split(compute_s, latest_s, alone_s, latest_s + exchange_s, ignores_jitter=True)
 
 
+def gradient_tracking(case: Case) -> StepParts:
+    """D-PSGD's overlapped step with messages of two models."""
+    exchange_s, alone_s, _ = _neighbours_s(case, models=2)
+    compute_s = case.pace.mean_s
+    return split(compute_s, compute_s, alone_s, max(compute_s, exchange_s), ignores_jitter=True)
+
+
+def after_the_step(case: Case) -> StepParts:
+    """c + L + d B G: what the neighbours get depends on the gradient."""
+    exchange_s, alone_s, latest_s = _neighbours_s(case)
+    return split(
+        case.pace.mean_s, latest_s, alone_s, latest_s + exchange_s, ignores_jitter=True
+    )  # fmt: skip
+
+
 def push_sum(case: Case) -> StepParts:
     """c + L + d B G; with overlap tau the slowest of c, d B G and (c + L + d B G) / (tau + 1)."""
     exchange_s, alone_s, latest_s = _neighbours_s(case)
@@ -81,7 +96,7 @@ def push_sum(case: Case) -> StepParts:
     return split(compute_s, compute_s, alone_s, step_s, ignores_jitter=True)
 
 
-def _neighbours_s(case: Case) -> tuple[float, float, float]:
+def _neighbours_s(case: Case, models: int = 1) -> tuple[float, float, float]:
     """The seconds of a mean exchange on the topology, of one message alone, and of the slowest.
 
     A step waits at least for the slowest of a neighbourhood. Workers that wait delay their own
@@ -92,10 +107,11 @@ def _neighbours_s(case: Case) -> tuple[float, float, float]:
     graph = _topology(case)
     rounds = range(graph.period)
     degrees = [_largest_degree(graph, step) for step in rounds]
-    carried_s = [case.link.crowded_s(degree, case.model_bytes) for degree in degrees]
+    size = models * case.model_bytes
+    carried_s = [case.link.crowded_s(degree, size) for degree in degrees]
     latest_s = [case.pace.latest_s(degree + 1) for degree in degrees]
     count = len(degrees)
-    alone_s = case.link.message_s(case.model_bytes)
+    alone_s = case.link.message_s(size)
     return sum(carried_s) / count, alone_s, sum(latest_s) / count
 
 
@@ -333,6 +349,10 @@ def _refuse_unequal_places(case: Case) -> None:
 FORMS: dict[str, Form] = {
     "all_reduce": all_reduce,
     "d_psgd": d_psgd,
+    "gradient_tracking": gradient_tracking,
+    "d2": after_the_step,
+    "qg_dsgdm": after_the_step,
+    "relay_sgd": after_the_step,
     "ad_psgd": ad_psgd,
     "pull_gossip": pull_gossip,
     "push_gossip": push_gossip,
