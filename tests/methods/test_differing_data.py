@@ -22,8 +22,8 @@ from gossamer.sim.simulation import Simulation
 from gossamer.tasks.split import shares
 from gossamer.topology import Topology, make_topology
 from support import (
-    before_each_descent,
     batches,
+    before_each_descent,
     bowl,
     bowl_gradient,
     build,
