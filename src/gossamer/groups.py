@@ -247,7 +247,10 @@ class GroupLeader:
     def _members(self, over: Sequence[int] | None) -> Sequence[int]:
         return self._leaders if over is None else [self._address(number) for number in over]
 
-    def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
+    def all_reduce(
+        self, value: Tensor, *, over: Sequence[int] | None = None,
+        reference: Tensor | None = None, part: slice | None = None,
+    ) -> Pending[Tensor]:  # fmt: skip
         return self._inner.all_reduce(value, over=self._members(over))
 
     def all_gather(

@@ -109,6 +109,19 @@ class Layout:
     def total(self) -> int:
         return sum(self.sizes)
 
+    def within(self, part: slice) -> Layout:
+        """The layout of a range of the flat vector. A tensor that is cut becomes a vector."""
+        ends = list(accumulate(self.sizes))
+        found: list[tuple[str, torch.Size, int]] = []
+        for name, shape, size, end in zip(self.names, self.shapes, self.sizes, ends, strict=True):
+            inside = max(0, min(end, part.stop) - max(end - size, part.start))
+            if inside:
+                found.append((name, shape if inside == size else torch.Size([inside]), inside))
+        if not found:
+            return Layout((), (), ())
+        names, shapes, sizes = zip(*found, strict=True)
+        return Layout(names, shapes, sizes)
+
     def pack(self, tensors: Iterable[Tensor]) -> Tensor:
         flat = [tensor.detach().reshape(-1) for tensor in tensors]
         return torch.cat(flat) if flat else torch.empty(0)
@@ -120,6 +133,9 @@ class Layout:
             name: piece.view(shape)
             for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
         }
+
+
+NOWHERE = Layout((), (), ())
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -30,7 +30,7 @@ async def _outer_loop(
     for t in w.steps():
         x.descend_(await w.gradient(x))
         if t < early or (t + 1 - early) % period == 0:
-            mean = await w.all_reduce(x.snapshot())
+            mean = await w.all_reduce(x.snapshot(), reference=start)
             start = outer.step(start, mean, x.learning_rate if by_rate else None)
             x.assign_(start)
             x.memory["start"] = start

@@ -15,7 +15,7 @@ from gossamer.errors import Late, ProtocolError, RunOver
 from gossamer.groups import mapped
 from gossamer.mailbox import Receive, Reply
 from gossamer.pending import Pending
-from gossamer.replica import Replica
+from gossamer.replica import Layout, Replica
 from gossamer.rules import pair_delta
 from gossamer.sim.gradients import SimulatedGradient
 from gossamer.sim.kernel import SECOND
@@ -83,6 +83,10 @@ class SimulatedWorker:
     @property
     def slices(self) -> Sequence[slice]:
         return self._world.slices
+
+    @property
+    def layout(self) -> Layout:
+        return self._world.layout
 
     @property
     def clients(self) -> frozenset[int]:
@@ -216,7 +220,10 @@ class SimulatedWorker:
 
     # ------------------------------------------------------------------ collectives
 
-    def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
+    def all_reduce(
+        self, value: Tensor, *, over: Sequence[int] | None = None,
+        reference: Tensor | None = None, part: slice | None = None,
+    ) -> Pending[Tensor]:  # fmt: skip
         return self._collective("all_reduce", value, over)
 
     def all_gather(

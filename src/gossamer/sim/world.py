@@ -50,6 +50,7 @@ class World:
         self._has_losses = settings.engine != "none"
         self.size = cluster.workers
         self.method = settings.method.method
+        self.layout = model.layout
         self.groups = split_groups(settings.method.groups, cluster)
         self.speakers: Sequence[int] = [group[0] for group in self.groups] or range(self.size)
         """The workers whose replicas count: all, or the leaders of the groups."""
