@@ -30,6 +30,7 @@ EXCHANGES = {
     "server": ExchangeKind("gradients to servers, and answers with parameters"),
     "models": ExchangeKind("whole models, sent to neighbours", _MODELS),
     "pairs": ExchangeKind("whole models, averaged in pairs", _MODELS),
+    "copies": ExchangeKind("differences to copies of models that all neighbours follow"),
     "memory": ExchangeKind(
         "memory that is read and added to",
         "it reads and adds to memory that others change meanwhile, where nobody could decode; use "

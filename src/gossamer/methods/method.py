@@ -97,6 +97,10 @@ class Method:
     exchange: str = ""
     """What its workers exchange, of `EXCHANGES`, which decides what can be compressed."""
 
+    default_compressor: str = ""
+    """What it compresses with unless the user names another, if it is made for compression."""
+    normalises: bool = False
+    """Whether its steps do not grow with its gradients, so that a clip does not shorten them."""
     about: str = ""
     """One line for those whose worker is a text shared by several methods."""
     reference: str = field(default="", compare=False)

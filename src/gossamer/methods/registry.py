@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 
 from gossamer.methods import (
+    compressed,
     decentralised,
     differing_data,
     elastic,
@@ -34,6 +35,12 @@ def _degree(workers: int, options: Options) -> float:
 
 def _ring(workers: int) -> float:
     return 2 * (workers - 1) / workers
+
+
+def _warm_then_compressed(workers: int, options: Options) -> float:
+    """All-reduce of gradients, then everybody's compressed momentum to everybody."""
+    gathered = (workers - 1) * options.get("compressed", 1.0)
+    return options["warmup"] * _ring(workers) + (1 - options["warmup"]) * gathered
 
 
 def _bipartite(workers: int, steps: int) -> dict[str, Any]:
@@ -183,6 +190,15 @@ _ROWS = (
         ),
         needs_topology="a tree",
         exchange="models",
+    ),
+    Method(
+        "choco_sgd", "decentralised", "Koloskova et al. 2019", "mean", compressed.choco_sgd,
+        Promises(
+            True, "neighbours", "0", True, "degree, compressed",
+            lambda p, o: _degree(p, o) * o.get("compressed", 1.0), memory=lambda p, o: 4.0,
+        ),
+        exchange="copies",
+        default_compressor="sign",
     ),
     Method(
         "pull_gossip", "gossip", "Jin et al. 2016, Algorithm 3", "mean", gossip.pull_gossip,
@@ -358,6 +374,17 @@ _ROWS = (
         follows=_outer_step,
         paper_values={"period": 500},
         exchange="differences",
+    ),
+    Method(
+        "one_bit_adam", "synchronous", "Tang et al. 2021", "mean", compressed.one_bit_adam,
+        Promises(
+            True, "everyone", "0", True, "2(p-1)/p, then compressed",
+            _warm_then_compressed, is_plain_alone=False, memory=lambda p, o: 4.0,
+        ),
+        own_momentum="beta1",
+        exchange="differences",
+        default_compressor="sign",
+        normalises=True,
     ),
     Method(
         "ensemble", "independent", "Ben-Nun & Hoefler 2019", "ensemble", synchronous.ensemble,

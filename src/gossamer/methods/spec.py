@@ -61,6 +61,9 @@ class MethodSpec:
                 f"{self.name}: groups must be a number of groups or 'host', got {self.groups!r}"
             )
         self._check_balance()
+        if self.compressor is None and self.method.default_compressor:
+            usual = parse_compressor(self.method.default_compressor)
+            object.__setattr__(self, "compressor", usual)
         if self.compressor is not None:
             reason = refusal(self.method.exchange, self.compressor)
             if reason is not None:
@@ -300,7 +303,7 @@ _NOT_NEGATIVE = (
 )  # fmt: skip
 _SHARES = (
     "switch", "beta", "delta", "block_momentum", "outer_momentum", "alpha", "warm_start",
-    "introduce", "decay", "mean_square", "mu",
+    "introduce", "decay", "mean_square", "mu", "gamma", "warmup", "beta1", "beta2",
 )  # fmt: skip
 
 
