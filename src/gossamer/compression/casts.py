@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from gossamer.compression.bits import as_bytes, from_bytes, pack, packed_bytes, sections, unpack
 from gossamer.compression.compressor import Compressor, MeanRound, Rounds, Stream
+from gossamer.compression.values import decode_values, encode_values, value_bytes
 from gossamer.errors import ConfigurationError
 from gossamer.replica import Layout
 
@@ -111,3 +112,27 @@ class Int4(Blockwise):
 
     name = "int4"
     width = 4
+
+
+@dataclass(frozen=True)
+class Int2(Compressor):
+    """Two bits: four bins of 1.5 standard deviations around the mean of each tensor.
+
+    The mean of each bin is sent along. So coarse a code needs feedback.
+    """
+
+    name = "int2"
+    feedback: bool = field(default=True, kw_only=True)
+
+    def encode(self, vector: Tensor, stream: Stream) -> Tensor:
+        pieces = vector.split(list(stream.layout.sizes))
+        return torch.cat([encode_values(piece, 2) for piece in pieces])
+
+    def decode(self, data: Tensor, stream: Stream) -> Tensor:
+        sizes = stream.layout.sizes
+        pieces = sections(data, [value_bytes(size, 2) for size in sizes])
+        parts = [decode_values(own, 2, size) for own, size in zip(pieces, sizes, strict=True)]
+        return torch.cat(parts)
+
+    def size(self, layout: Layout) -> int:
+        return sum(value_bytes(size, 2) for size in layout.sizes)

@@ -7,8 +7,10 @@ everybody knows already (`reference`), because absolute parameters are never qua
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,10 +19,13 @@ from gossamer.compression.compressor import Coder, Compressor, MeanRound, Stream
 from gossamer.errors import Error
 from gossamer.pending import Pending
 from gossamer.replica import Replica
-from gossamer.worker import Worker
+from gossamer.worker import Left, Message, Tag, Worker
 
 _MEMORY = "compression"
 Role = Callable[..., Coroutine[Any, Any, None]]
+T = TypeVar("T")
+Turn = tuple[Pending[None], Pending[None]]
+"""The end of the operation before, and what is resolved at the end of this one."""
 Price = Callable[[Compressor, int], float]
 """Seconds to encode or to decode so many numbers."""
 
@@ -53,9 +58,9 @@ class Kept(dict[str, Tensor]):
         self._memory[self._prefix + key] = value
 
 
-def is_compression(key: str) -> bool:
-    """Whether an entry of a replica's memory is a compressor's and none of the method."""
-    return key.startswith(_MEMORY)
+def is_compression(key: str, name: str = "") -> bool:
+    """Whether an entry of a replica's memory is a compressor's, of this stream if it is named."""
+    return key.startswith(f"{_MEMORY} {name} " if name else f"{_MEMORY} ")
 
 
 class CompressedWorker:
@@ -78,21 +83,26 @@ class CompressedWorker:
         self._coders: dict[str, Coder] = {}
         self._left = 0
         """Of a gradient that is reduced piece by piece, last layer first: where the rest ends."""
-        self._last: Pending[Any] | None = None
-        """The exchange before. All workers make theirs in the same order, one after the other."""
+        self._turn: Pending[None] = Pending.resolved("encode", None)
+        """Ends when the exchange before has: all workers make theirs in the same order."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def _coder(self, name: str, part: slice) -> Coder:
+    def _coder(self, name: str, part: slice, compressor: Compressor | None = None) -> Coder:
         coder = self._coders.get(name)
         if coder is None:
             stream = Stream(
-                self._inner.layout.within(part), name, self._seed, self._inner.expected_steps,
-                Kept(self._x.memory, name),
+                self._inner.layout.within(part), name, f"{part.start}", self._seed,
+                self._inner.expected_steps, Kept(self._x.memory, name),
             )  # fmt: skip
-            coder = self._coders[name] = Coder(self._compressor, stream)
+            coder = self._coders[name] = Coder(compressor or self._compressor, stream)
         return coder
+
+    def _in_turn(self, operation: str, peer: int | None = None) -> tuple[Pending[Any], Turn]:
+        """A new operation, and the turn of its encoding. One end encodes one vector at a time."""
+        before, self._turn = self._turn, Pending[None]("encode")
+        return Pending(operation, peer), (before, self._turn)
 
     # ------------------------------------------------------------------ all-reduce
 
@@ -108,9 +118,8 @@ class CompressedWorker:
         own = value.detach().clone() if reference is None else value - reference
         if is_step:
             coder.at_rate(self._x.learning_rate)
-        result: Pending[Tensor] = Pending("all_reduce")
-        before, self._last = self._last, result
-        self._inner.start(self._reduce(before, coder, own, reference, over, result))
+        result, turn = self._in_turn("all_reduce")
+        self._inner.start(self._reduce(turn, coder, own, reference, over, result))
         return result
 
     def _place_of(self, value: Tensor) -> slice:
@@ -123,17 +132,19 @@ class CompressedWorker:
         return slice(end - size, end)
 
     async def _reduce(
-        self, before: Pending[Any] | None, coder: Coder, own: Tensor, reference: Tensor | None,
+        self, turn: Turn, coder: Coder, own: Tensor, reference: Tensor | None,
         over: Sequence[int] | None, result: Pending[Tensor],
     ) -> None:  # fmt: skip
+        before, ended = turn
+        await before
         try:
-            if before is not None:
-                await _ended(before)
             mean = await self._averaged(coder, own, over)
         except Error as error:
             result.fail(error)
-            return
-        result.resolve(mean if reference is None else mean.add_(reference))
+        else:
+            result.resolve(mean if reference is None else mean.add_(reference))
+        finally:
+            ended.resolve(None)
 
     async def _averaged(self, coder: Coder, own: Tensor, over: Sequence[int] | None) -> Tensor:
         """Make the rounds of the compressor, and be charged for its work before and after them."""
@@ -172,9 +183,162 @@ class CompressedWorker:
         coder = self._coder("own", slice(0, layout.total))
         return coder.decode(data)
 
+    # ------------------------------------------------------------------ servers
+
+    @property
+    def _is_server(self) -> bool:
+        return self._inner.rank in self._inner.servers
+
+    def _range_of(self, server: int) -> slice:
+        inner = self._inner
+        return inner.slices[list(inner.servers).index(server)]
+
+    def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:
+        if self._is_server or to not in self._inner.servers:
+            return self._inner.send(to, payload, tag=tag)
+        result, turn = self._in_turn("send", to)
+
+        async def sent() -> None:
+            encoded = await self._pushed(turn, to, payload)
+            await _passed_on(self._inner.send(to, encoded, tag=tag), result)
+
+        self._inner.start(sent())
+        return result
+
+    def request(self, to: int, payload: Any, *, tag: Tag) -> Pending[Any]:
+        if self._is_server or to not in self._inner.servers:
+            return self._inner.request(to, payload, tag=tag)
+        result, turn = self._in_turn("reply", to)
+
+        async def asked() -> None:
+            encoded = await self._pushed(turn, to, payload)
+            try:
+                answer = await self._inner.request(to, encoded, tag=tag)
+                await self._charged_for(answer)
+            except Error as error:
+                result.fail(error)
+                return
+            result.resolve(_with_tensors(answer, partial(self._known, to)))
+
+        self._inner.start(asked())
+        return result
+
+    async def _pushed(self, turn: Turn, server: int, payload: Any) -> Any:
+        """The payload with its gradients encoded."""
+        before, ended = turn
+        await before
+        part = self._range_of(server)
+        rate = self._x.learning_rate
+
+        def encoded(value: Tensor) -> Tensor:
+            if value.numel() != part.stop - part.start:
+                return value
+            coder = self._coder(f"up {server}", part)
+            coder.at_rate(rate)
+            data = coder.encode(value)
+            self._observe(coder)
+            return data
+
+        encoding = _with_tensors(payload, encoded)
+        await self._charged_for(encoding)
+        ended.resolve(None)
+        return encoding
+
+    def _known(self, server: int, value: Tensor) -> Tensor:
+        """What a server has answered: parameters, or the difference to its last answer."""
+        kept = Kept(self._x.memory, f"known {server}")
+        if value.dtype != torch.uint8:
+            if self._compressor.down:
+                kept["value"] = value.clone()
+            return value
+        coder = self._coder(f"down {server}", self._range_of(server), self._compressor.answering())
+        kept["value"].add_(coder.decode(value))
+        return kept["value"].clone()
+
+    def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
+        inner = self._inner.receive(tag, source=source)
+        if not self._is_server:
+            return inner
+        result: Pending[Message] = Pending("receive", source)
+        result.on_cancel = inner.cancel
+
+        async def received() -> None:
+            try:
+                message = await inner
+                await self._charged_for(message.payload)
+            except Error as error:
+                result.fail(error)
+                return
+            result.resolve(self._decoded(message))
+
+        self._inner.start(received())
+        return result
+
+    def collect(self, tag: Tag) -> list[Message]:
+        messages = self._inner.collect(tag)
+        return [self._decoded(message) for message in messages] if self._is_server else messages
+
+    def _decoded(self, message: Message) -> Message:
+        """A client's message. What is known of a client that has left is forgotten."""
+        source = message.source
+        if isinstance(message.payload, Left):
+            for key in [key for key in self._x.memory if is_compression(key, f"known {source}")]:
+                del self._x.memory[key]
+            return message
+
+        def decoded(value: Tensor) -> Tensor:
+            if value.dtype != torch.uint8:
+                return value
+            return self._coder("up", self._range_of(self._inner.rank)).decode(value)
+
+        return Message(source, _with_tensors(message.payload, decoded), message.reply_to)
+
+    def reply(self, message: Message, payload: Any) -> Pending[None]:
+        if not self._is_server or not self._compressor.down:
+            return self._inner.reply(message, payload)
+        client, part = message.source, self._range_of(self._inner.rank)
+
+        def encoded(value: Tensor) -> Tensor:
+            """What the client lacks. All that was not sent before is in the next difference."""
+            kept = Kept(self._x.memory, f"known {client}")
+            if value.numel() != part.stop - part.start or "value" not in kept:
+                if value.numel() == part.stop - part.start:
+                    kept["value"] = value.clone()
+                return value
+            coder = self._coder(f"down {client}", part, self._compressor.answering())
+            data = coder.encode(value - kept["value"])
+            kept["value"].add_(coder.decode(data))
+            return data
+
+        answer = _with_tensors(payload, encoded)
+        result, turn = self._in_turn("reply", client)
+
+        async def replied() -> None:
+            before, ended = turn
+            await before
+            await self._charged_for(answer)
+            ended.resolve(None)
+            await _passed_on(self._inner.reply(message, answer), result)
+
+        self._inner.start(replied())
+        return result
+
+    # ------------------------------------------------------------------ time and measures
+
     async def _charged(self, count: int) -> None:
         if self._price is not None and (seconds := self._price(self._compressor, count)) > 0:
             await self._inner.sleep(seconds)
+
+    async def _charged_for(self, payload: Any) -> None:
+        """Be charged for encoding or decoding what a payload holds in bytes."""
+        if self._price is None:
+            return
+        found: list[Tensor] = []
+        _with_tensors(payload, lambda value: found.append(value) or value)
+        if any(value.dtype == torch.uint8 for value in found):
+            whole = self._inner.rank if self._is_server else self._inner.servers[0]
+            part = self._range_of(whole)
+            await self._charged(part.stop - part.start)
 
     def _observe(self, coder: Coder) -> None:
         residual = coder.residual
@@ -190,7 +354,22 @@ def encoding(w: Worker) -> CompressedWorker:
 
 async def _ended(pending: Pending[Any]) -> None:
     """Wait for the end of an operation, however it ends."""
+
+
+def _with_tensors(payload: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same payload with its tensors changed."""
+    if isinstance(payload, Tensor):
+        return change(payload)
+    if payload is None or not dataclasses.is_dataclass(payload) or isinstance(payload, type):
+        return payload
+    named = {field.name: getattr(payload, field.name) for field in dataclasses.fields(payload)}
+    tensors = {name: change(own) for name, own in named.items() if isinstance(own, Tensor)}
+    return dataclasses.replace(payload, **tensors) if tensors else payload
+
+
+async def _passed_on(operation: Pending[T], result: Pending[T]) -> None:
+    """Let the result end as the operation does."""
     try:
-        await pending
-    except Error:
-        pass  # whoever started it is told
+        result.resolve(await operation)
+    except Error as error:
+        result.fail(error)

@@ -7,6 +7,7 @@ and its random numbers. A `Coder` is both together, with error feedback where th
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Generator, MutableMapping
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ class Stream:
 
     layout: Layout
     name: str = ""
+    """Which of its end's streams it is."""
+    common: str = ""
     """The same at all ends; random numbers that they share are drawn from it."""
     seed: int = 0
     """Of the random numbers that are this end's own."""
@@ -97,6 +100,11 @@ class Compressor:
 
     def check(self) -> None:
         """Refuse options that are out of range."""
+
+    def answering(self) -> Compressor:
+        """What a server answers with. The difference to what its client knows already holds all
+        that was not sent before, so it needs no other feedback."""
+        return dataclasses.replace(self, feedback=False)
 
     def encode(self, vector: Tensor, stream: Stream) -> Tensor:
         """The very bytes that travel, as `uint8`."""

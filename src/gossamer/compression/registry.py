@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.compression.casts import Bf16, Fp16, Int4, Int8
+from gossamer.compression.casts import Bf16, Fp16, Int2, Int4, Int8
 from gossamer.compression.compressor import Compressor
-from gossamer.compression.signs import Sign
-from gossamer.compression.sparse import TopK
+from gossamer.compression.low_rank import PowerSgd
+from gossamer.compression.signs import OneBit, Sign, TernGrad
+from gossamer.compression.sparse import Dgc, RandomK, Threshold, TopK
+from gossamer.compression.stochastic import Natural, Qsgd
 from gossamer.errors import unknown_name
 from gossamer.specs import bind, parse_spec
 
@@ -44,8 +46,17 @@ _ROWS = (
     CompressorRow(Bf16, "Kalamkar et al. 2019", is_linear=True),
     CompressorRow(Int8, "Dettmers 2016"),
     CompressorRow(Int4, "Dettmers 2016"),
+    CompressorRow(Int2, "Sarfi et al. 2025, SparseLoCo"),
     CompressorRow(Sign, "Karimireddy et al. 2019, EF-signSGD"),
+    CompressorRow(OneBit, "Seide et al. 2014"),
+    CompressorRow(Qsgd, "Alistarh et al. 2017", is_unbiased=True),
+    CompressorRow(TernGrad, "Wen et al. 2017", is_unbiased=True, rounds=2),
+    CompressorRow(Natural, "Horváth et al. 2019", is_unbiased=True),
+    CompressorRow(RandomK, "Stich et al. 2018", is_linear=True),
     CompressorRow(TopK, "Stich et al. 2018"),
+    CompressorRow(Threshold, "Strom 2015"),
+    CompressorRow(Dgc, "Lin et al. 2018"),
+    CompressorRow(PowerSgd, "Vogels et al. 2019", is_linear=True, needs_matrices=True, rounds=2),
 )
 
 COMPRESSORS: dict[str, CompressorRow] = {row.name: row for row in _ROWS}

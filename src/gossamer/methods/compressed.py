@@ -15,7 +15,7 @@ from gossamer.topology import Topology
 from gossamer.worker import Worker
 
 
-async def choco_sgd(w: Worker, x: Replica, *, topology: str = "ring", gamma: float = 0.5) -> None:
+async def choco_sgd(w: Worker, x: Replica, *, topology: str = "ring", gamma: float = 0.1) -> None:
     """Koloskova et al. 2019, CHOCO-SGD: neighbours know each other by copies that all can follow.
 
     x <- x - eta g;  q_i = Q(x_i - c_i) is sent;  c_j <- c_j + q_j for every neighbour and oneself;
@@ -61,8 +61,8 @@ async def one_bit_adam(
 ) -> None:  # fmt: skip
     """Tang et al. 2021, 1-bit Adam: Adam for the share `warmup` of the steps, then compressed.
 
-    From then on the variance v is frozen, and of each worker's momentum m what travels is m / sqrt(v)
-    with error feedback: divided first, because one scale for all would drown those with a small v.
+    From then on the variance v is frozen, and of each worker's momentum m what travels is
+    m / sqrt(v), with error feedback; divided first, since one scale for all would drown small ones.
     Where v is zero there has never been a gradient, and a bit, which cannot say zero, is not
     believed. Adam is the method's own; it takes rate and weight decay from the run's SGD.
     """
