@@ -66,9 +66,8 @@ async def one_bit_adam(
     Where v is zero there has never been a gradient, and a bit, which cannot say zero, is not
     believed. Adam is the method's own; it takes rate and weight decay from the run's SGD.
     """
-    zero = torch.zeros_like(x.snapshot())
-    momentum = x.memory.setdefault("momentum", zero.clone())
-    square = x.memory.setdefault("square", zero.clone())
+    momentum = x.memory.setdefault("momentum", torch.zeros_like(x.snapshot()))
+    square = x.memory.setdefault("square", torch.zeros_like(momentum))
     warm = max(1, ceil(warmup * w.expected_steps))
     for t in w.steps():
         grad = x.penalised(await w.gradient(x), x.snapshot())
@@ -76,16 +75,20 @@ async def one_bit_adam(
             mean = await w.all_reduce(grad)
             momentum.lerp_(mean, 1 - beta1)
             square.mul_(beta2).addcmul_(mean, mean, value=1 - beta2)
-            scale = _root(square, beta2, t + 1, epsilon)
-        else:
-            scale = _root(square, beta2, warm, epsilon)
-            own = momentum.lerp(grad, 1 - beta1).div_(scale).mul_(square > 0)
-            mean = await w.all_reduce(own, reference=zero)
-            momentum.copy_(mean).mul_(scale).mul_(square > 0)
+            del mean
+        # sqrt(v), corrected for its start at zero
+        scale = (square / (1 - beta2 ** min(t + 1, warm))).sqrt_().add_(epsilon)
+        if t >= warm:
+            await _share_momentum(w, grad, momentum, scale, square > 0, beta1)
         x.add_(momentum / scale, -x.learning_rate / (1 - beta1 ** (t + 1)))
         w.observe("update")
+        del scale
 
 
-def _root(square: Tensor, beta2: float, steps: int, epsilon: float) -> Tensor:
-    """sqrt(v), corrected for its start at zero."""
-    return (square / (1 - beta2**steps)).sqrt_().add_(epsilon)
+async def _share_momentum(
+    w: Worker, grad: Tensor, momentum: Tensor, scale: Tensor, is_known: Tensor, beta1: float
+) -> None:
+    """m <- the mean of all beta m + (1 - beta) g, compressed after division by the scale."""
+    own = momentum.lerp(grad, 1 - beta1).div_(scale).mul_(is_known)
+    mean = await w.all_reduce(own, reference=own.new_zeros(()))
+    momentum.copy_(mean).mul_(scale).mul_(is_known)

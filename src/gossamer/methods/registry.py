@@ -379,7 +379,7 @@ _ROWS = (
         "one_bit_adam", "synchronous", "Tang et al. 2021", "mean", compressed.one_bit_adam,
         Promises(
             True, "everyone", "0", True, "2(p-1)/p, then compressed",
-            _warm_then_compressed, is_plain_alone=False, memory=lambda p, o: 4.0,
+            _warm_then_compressed, is_plain_alone=False, memory=lambda p, o: 6.0,
         ),
         own_momentum="beta1",
         exchange="differences",

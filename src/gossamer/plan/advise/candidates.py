@@ -58,6 +58,9 @@ MENU = (
     "d2",
     "qg_dsgdm",
     "relay_sgd",
+    # Made for compression.
+    "choco_sgd",
+    "one_bit_adam",
     # Finer choices.
     "ad_psgd:topology=complete",
     "local_sgd:period=2",
