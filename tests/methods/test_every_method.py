@@ -28,13 +28,17 @@ VARIANTS = {
     "push_sum": ("push_sum:topology=exponential", "push_sum:overlap=2"),
     "easgd": ("easgd:period=2", "easgd:synchronous=true"),
     "backup_workers": ("backup_workers:backups=0", "backup_workers:backups=3"),
-    "ssp": ("ssp:bound=0,divide=true", "ssp:bound=1"),
-    "bounded_delay": ("bounded_delay:bound=0",),
-    "softsync": ("softsync:n=4",),
+    "ssp": ("ssp:bound=0,divide=true", "ssp:bound=1", "ssp:bound=2,overlap=true"),
+    "bounded_delay": ("bounded_delay:bound=0", "bounded_delay:overlap=true"),
+    "softsync": ("softsync:n=4", "softsync:overlap=true"),
     "staleness_aware": ("staleness_aware:n=2,cap=3",),
-    "dc_asgd": ("dc_asgd:adaptive=true",),
+    "dc_asgd": ("dc_asgd:adaptive=true,overlap=true",),
     "hogwild": ("hogwild:pieces=1",),
-    "downpour": ("downpour:n_push=4,n_fetch=2", "downpour:warm_start=0.2,introduce=0.3"),
+    "downpour": (
+        "downpour:n_push=4,n_fetch=2",
+        "downpour:warm_start=0.2,introduce=0.3",
+        "downpour:n_push=2,n_fetch=2,overlap=true",
+    ),
     "local_sgd": ("local_sgd:period=2,state=averaged",),
 }
 """Options under which other things travel, or at other times."""

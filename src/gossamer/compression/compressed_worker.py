@@ -352,10 +352,6 @@ def encoding(w: Worker) -> CompressedWorker:
     return w
 
 
-async def _ended(pending: Pending[Any]) -> None:
-    """Wait for the end of an operation, however it ends."""
-
-
 def _with_tensors(payload: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same payload with its tensors changed."""
     if isinstance(payload, Tensor):

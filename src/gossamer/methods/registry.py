@@ -121,7 +121,8 @@ def _server(waits_for: str, staleness: str, *, bounded: bool = False) -> Promise
     """A gradient up and the parameters down at every step, or at most that."""
     return Promises(
         False, waits_for, staleness, True, "at most 2" if bounded else "2", lambda p, o: 2.0,
-        is_traffic_a_bound=bounded, is_plain_alone=False, memory=lambda p, o: 1.0,
+        is_traffic_a_bound=bounded, is_plain_alone=False,
+        memory=lambda p, o: 1.0 + bool(o.get("overlap")),
     )  # fmt: skip
 
 
@@ -284,7 +285,7 @@ _ROWS = (
         exchange="server",
     ),
     Method(
-        "bounded_delay", "parameter server", "Li et al. 2014", "server", server.client,
+        "bounded_delay", "parameter server", "Li et al. 2014", "server", server.asynchronous_client,
         _server("slowest beyond the bound", "none"),
         server=server.clock_server,
         has_server=True,
@@ -294,7 +295,7 @@ _ROWS = (
         exchange="server",
     ),
     Method(
-        "softsync", "parameter server", "Gupta et al. 2016", "server", server.client,
+        "softsync", "parameter server", "Gupta et al. 2016", "server", server.asynchronous_client,
         _server("server", "none (mean (p-1)/c)"),
         server=server.softsync_server,
         has_server=True,
@@ -303,7 +304,8 @@ _ROWS = (
         exchange="server",
     ),
     Method(
-        "staleness_aware", "parameter server", "Zhang et al. 2016", "server", server.client,
+        "staleness_aware", "parameter server", "Zhang et al. 2016", "server",
+        server.asynchronous_client,
         _server("server", "none (mean (p-1)/c)"),
         server=server.softsync_server,
         has_server=True,
@@ -314,7 +316,7 @@ _ROWS = (
         exchange="server",
     ),
     Method(
-        "dc_asgd", "parameter server", "Zheng et al. 2017", "server", server.client,
+        "dc_asgd", "parameter server", "Zheng et al. 2017", "server", server.asynchronous_client,
         _server("server", "none (mean p-1)"),
         server=server.dc_asgd_server,
         has_server=True,
@@ -336,7 +338,7 @@ _ROWS = (
         Promises(
             False, "server", "none (mean p-1)", True, "1/n_push + 1/n_fetch",
             lambda p, o: 1 / o["n_push"] + 1 / o["n_fetch"], is_plain_alone=False,
-            memory=lambda p, o: 1.0 + (o["n_push"] > 1),
+            memory=lambda p, o: 1.0 + (o["n_push"] > 1) + o["overlap"],
         ),
         server=server.downpour_server,
         has_server=True,

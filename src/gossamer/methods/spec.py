@@ -175,6 +175,11 @@ class MethodSpec:
                 f"{self.name}: least must not be above most, got least={values['least']:g} and "
                 f"most={values['most']:g}"
             )
+        if values.get("bound") == 0 and values.get("overlap"):
+            raise ConfigurationError(
+                f"{self.name}: with bound=0 every read waits for the end of its clock, so there is "
+                "nothing that it could overlap; leave out overlap, or give it a bound of 1"
+            )
         if values.get("backups", 0) >= workers:
             raise ConfigurationError(
                 f"{self.name}: backups must be fewer than the workers, got {values['backups']} of "

@@ -234,6 +234,8 @@ def clock_server(case: Case) -> StepParts:
 
 def asynchronous(case: Case) -> StepParts:
     """A gradient in and the parameters out; workers delay each other at the server's card only."""
+    if case.options.get("overlap"):
+        return _overlapped(case, 1)
     return _served(case, case.pace.mean_s, 2, 2 * case.link.latency_s, 1)
 
 
@@ -249,6 +251,13 @@ def downpour(case: Case) -> StepParts:
         raise NoClosedForm(
             "downpour with warm_start or introduce has no closed form, as its pace changes during "
             "the run; leave them out, or simulate it"
+        )
+    if pushes == fetches and case.options["overlap"]:
+        return _overlapped(case, pushes)
+    if case.options["overlap"]:
+        raise NoClosedForm(
+            f"downpour with overlap has no closed form for n_push={pushes} and n_fetch={fetches}; "
+            "make them equal, or simulate it"
         )
     if pushes == fetches:
         return _served(case, pushes * case.pace.mean_s, 2, 2 * case.link.latency_s, pushes)
@@ -266,6 +275,11 @@ def downpour(case: Case) -> StepParts:
 
 def ssp(case: Case) -> StepParts:
     """A push at every step, and a read if the cache is older than the bound."""
+    if case.options["overlap"]:
+        raise NoClosedForm(
+            "ssp with overlap has no closed form, as its reads begin by what the last one brought; "
+            "leave out overlap, or simulate it"
+        )
     return _pushed_meanwhile(case, case.options["bound"] + 1, 1)
 
 
@@ -310,6 +324,19 @@ def _served(case: Case, compute_s: float, ways: int, latency_s: float, steps: in
         round_s = think_s + response_s(case.ends, think_s, [case.server_s] * ways)
     mean_s = case.pace.mean_s
     return split(mean_s, mean_s, alone_s / steps, round_s / steps)
+
+
+def _overlapped(case: Case, steps: int) -> StepParts:
+    """A push and its answer beside the next step: max(c, q, (c + 2 (L + q)) / 2), as two pushes of
+    a worker may be on their way; after n > 1 steps n c and what of 2 (L + q) is beyond c."""
+    _refuse_unequal_places(case)
+    compute_s, way_s = case.pace.mean_s, case.crowded_way_s()
+    if steps == 1:
+        step_s = max(compute_s, way_s - case.link.latency_s, (compute_s + 2 * way_s) / 2)
+    else:
+        step_s = compute_s + max(0.0, 2 * way_s - compute_s) / steps
+    alone_s = 2 * case.lone_way_s() / steps
+    return split(compute_s, compute_s, alone_s, step_s, ignores_jitter=True)
 
 
 def _pushed_meanwhile(case: Case, steps: int, between: int) -> StepParts:
