@@ -39,8 +39,8 @@ BUDGETS = {
     "compression": 1900,
     "contract": 800,
     "integrations": 410,
-    # What a method exchanges, and the compressor in its name.
-    "methods": 1900,
+    # Data that differ, copies for compression, and transfers beside computing at servers.
+    "methods": 2450,
     "observe": 1020,
     "optim": 1340,
     "plan": 100,

@@ -27,6 +27,8 @@ TOPOLOGIES: dict[str, str] = {
     "complete": "everyone with everyone: the exact average in every round",
     "ring": "the two neighbours on a circle",
     "star": "everyone with the first worker only",
+    "chain": "a ring that is cut open: the longest of all trees",
+    "binary_tree": "each with the two below it, the first worker on top: the most hops are few",
     "torus": "four neighbours on the most nearly square grid, with wrap-around (no prime above 3)",
     "grid": "up to four neighbours on the same grid, without wrap-around",
     "random_regular": "`degree` random neighbours (default 4; all others when there are fewer)",
@@ -42,6 +44,12 @@ _DEFAULTS = {"random_regular": {"degree": "4"}, "matchings": {"graph": "ring"}}
 _DIRECTED = frozenset({"exponential", "one_peer_exponential"})
 _NEED_EVEN = frozenset({"bipartite_ring", "bipartite_exponential", "one_peer_bipartite"})
 _STATIC_BOTH_WAYS = TOPOLOGIES.keys() - _DIRECTED - {"one_peer_bipartite", "matchings"}
+
+NEEDS = {
+    "a tree": ("binary_tree", "chain", "star"),
+    "a fixed graph with links both ways": tuple(sorted(_STATIC_BOTH_WAYS)),
+}
+"""What a method may need of its topology, and those that are it, whoever dies."""
 
 _Options = tuple[tuple[str, str], ...]
 
@@ -142,6 +150,11 @@ class Topology:
     def spectral_gap(self) -> float:
         """1 minus the second largest |eigenvalue| of W; of a schedule, its mean per round."""
         return 1.0 - self.mixing_rate()
+
+    @cached_property
+    def least_eigenvalue(self) -> float:
+        """Of W in the first round; it is real where links go both ways."""
+        return float(np.linalg.eigvalsh(self.matrix())[0])
 
     def pair_rate(self) -> float:
         """Expected factor on the squared disagreement when one uniformly random edge averages.
@@ -355,6 +368,10 @@ def _rounds(name: str, options: dict[str, str], n: int, seed: int) -> tuple[_Lin
             return (_Circulant(n, {1, n - 1}),)
         case "star":
             return (_undirected(n, ((0, leaf) for leaf in range(1, n))),)
+        case "chain":
+            return (_undirected(n, ((here, here + 1) for here in range(n - 1))),)
+        case "binary_tree":
+            return (_undirected(n, (((below - 1) // 2, below) for below in range(1, n))),)
         case "torus" | "grid":
             return (_lattice(n, wraps=name == "torus"),)
         case "random_regular":

@@ -155,7 +155,8 @@ FAST = ("all_reduce", "d_psgd", "easgd", "diloco:period=4", "push_sum")
 SPECS = [
     *(name for name in METHODS if name not in ("diloco",)), "diloco:period=4", "bmuf:period=4",
     "all_reduce:stale=2", "d_psgd:topology=complete", "push_sum:topology=exponential",
-    "push_sum:overlap=1", "downpour:n_push=3,n_fetch=3",
+    "push_sum:overlap=1", "softsync:overlap=true", "downpour:overlap=true",
+    "downpour:n_push=3,n_fetch=3",
 ]  # fmt: skip
 
 

@@ -188,6 +188,27 @@ def compensated() -> Tensor:
     return plain.flat
 
 
+def adam() -> Tensor:
+    """Nobody is there to be sent anything in fewer bits before the end of the warm-up."""
+    plain = Plain()
+    plain.optimiser = torch.optim.Adam(plain.model.parameters(), lr=RATE, weight_decay=DECAY)
+    for _, batch in plain.batches():
+        plain.step(batch)
+    return plain.flat
+
+
+def quasi_global() -> Tensor:
+    """The momentum is that of the models, which nobody else changes."""
+    plain = Plain()
+    x = plain.flat
+    velocity = torch.zeros_like(x)
+    for _, batch in plain.batches():
+        direction = plain.flat_gradient(x, batch) + DECAY * x + 0.8 * velocity
+        x = x - RATE * direction
+        velocity = 0.7 * velocity + 0.3 * direction
+    return x
+
+
 def bmuf() -> Tensor:
     """The published recursion, with its own names: x is the global model, start looks ahead."""
     plain = Plain()
@@ -232,6 +253,8 @@ def diloco() -> Tensor:
 
 
 FORMS = {
+    "one_bit_adam": Alone("warmup=1", adam),
+    "qg_dsgdm": Alone("beta=0.8,mu=0.7", quasi_global),
     "easgd": Alone("alpha=0.4,period=3", easgd),
     "eamsgd": Alone("alpha=0.4,period=3,delta=0.8", eamsgd),
     "sync_server": Alone("servers=2", heavy_ball),

@@ -176,6 +176,22 @@ class CompressedWorker:
         self._observe(coder)
         return mean
 
+    # ---------------------------------------------------------- what a method encodes itself
+
+    async def encode(self, vector: Tensor) -> Tensor:
+        """The bytes of one vector a round, for a method that keeps by itself what they lose."""
+        await self._charged(vector.numel())
+        coder = self._coder("own", slice(0, vector.numel()))
+        coder.stream.sent()  # first, so that what is decoded in this round has the same number
+        return coder.compressor.encode(vector, coder.stream)
+
+    async def decode(self, data: Tensor) -> Tensor:
+        """The vector that somebody has encoded in this round."""
+        layout = self._inner.layout
+        await self._charged(layout.total)
+        coder = self._coder("own", slice(0, layout.total))
+        return coder.decode(data)
+
     # ------------------------------------------------------------------ servers
 
     @property
@@ -357,6 +373,12 @@ class CompressedWorker:
         residual = coder.residual
         if residual is not None and not residual.is_meta:
             self._inner.observe("residual", float(torch.linalg.vector_norm(residual)))
+
+
+def encoding(w: Worker) -> CompressedWorker:
+    """The worker of a method that exchanges copies: by its row it always has a compressor."""
+    assert isinstance(w, CompressedWorker)
+    return w
 
 
 def _with_tensors(payload: Any, change: Callable[[Tensor], Tensor]) -> Any:

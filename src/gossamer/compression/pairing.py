@@ -30,6 +30,7 @@ EXCHANGES = {
     "server": ExchangeKind("gradients to servers, and answers with parameters"),
     "models": ExchangeKind("whole models, sent to neighbours", _MODELS),
     "pairs": ExchangeKind("whole models, averaged in pairs", _MODELS),
+    "copies": ExchangeKind("differences to copies of models that all neighbours follow"),
     "memory": ExchangeKind(
         "memory that is read and added to",
         "it reads and adds to memory that others change meanwhile, where nobody could decode; use "
@@ -42,6 +43,14 @@ EXCHANGES = {
 """By the name that a method's row gives."""
 
 
+_TOO_FAR = "its error may be longer than the vector, so that copies would not come nearer"
+_NOT_COPIES = {
+    "qsgd": _TOO_FAR,
+    "terngrad": _TOO_FAR,
+    "dgc": "it corrects the momentum of gradients, and copies follow models",
+}
+
+
 def refusal(exchange: str, compressor: Compressor) -> str | None:
     """Why a method that exchanges this cannot use the compressor; None if it can."""
     if not exchange:
@@ -49,4 +58,6 @@ def refusal(exchange: str, compressor: Compressor) -> str | None:
             "its row does not say what it exchanges; put exchange='gradients' there if it averages "
             "gradients, or exchange='differences' if its all-reduces name a reference"
         )
+    if exchange == "copies" and compressor.name in _NOT_COPIES:
+        return f"{_NOT_COPIES[compressor.name]}; use sign, topk or int4"
     return EXCHANGES[exchange].reason or None

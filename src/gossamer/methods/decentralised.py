@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 
-from torch import Tensor
-
 from gossamer.errors import PeerLost
-from gossamer.methods.neighbourhood import Neighbourhood
-from gossamer.pending import Pending
+from gossamer.methods.neighbourhood import Neighbourhood, exchange, mix
 from gossamer.replica import Replica
-from gossamer.rules import weighted_sum
-from gossamer.topology import Topology
-from gossamer.worker import Message, Worker
+from gossamer.worker import Worker
 
 
 async def d_psgd(
@@ -30,44 +24,17 @@ async def d_psgd(
         now = graph.among(w.live_at(t))
         if adapt == "before":
             x.descend_(await w.gradient(x))
-            await _mix(w, x, now, t, _exchange(w, x.snapshot(), now, t))
+            await mix(w, x, now, t, exchange(w, x.snapshot(), now, t))
             continue
         mine = x.snapshot()
         if overlap:
-            exchange = _exchange(w, mine, now, t)
+            inbox = exchange(w, mine, now, t)
             grad = await w.gradient(x)
         else:
             grad = await w.gradient(x)
-            exchange = _exchange(w, mine, now, t)
-        await _mix(w, x, now, t, exchange)
-        x.descend_(grad, at=mine if exchange else None)
-
-
-def _exchange(
-    w: Worker, mine: Tensor, graph: Topology, t: int
-) -> Sequence[tuple[int, Pending[Message]]]:
-    """Send x_i to the neighbours and post the receives of theirs."""
-    for peer in graph.out_neighbours(w.rank, t):
-        w.send(peer, mine, tag=("model", t))
-    peers = graph.in_neighbours(w.rank, t)
-    return [(peer, w.receive(("model", t), source=peer)) for peer in peers]
-
-
-async def _mix(
-    w: Worker, x: Replica, graph: Topology, t: int, inbox: Sequence[tuple[int, Pending[Message]]]
-) -> None:
-    """x_i <- sum_j W_ij x_j; x_i itself takes the weight of a neighbour that died."""
-    if not inbox:
-        return
-    weights = graph.weights(w.rank, t)
-    mine = x.snapshot()
-    parts = [(weights[w.rank], mine)]
-    for peer, pending in inbox:
-        try:
-            parts.append((weights[peer], (await pending).payload))
-        except PeerLost:
-            parts.append((weights[peer], mine))
-    x.assign_(weighted_sum(parts))
+            inbox = exchange(w, mine, now, t)
+        await mix(w, x, now, t, inbox)
+        x.descend_(grad, at=mine if inbox else None)
 
 
 async def ad_psgd(

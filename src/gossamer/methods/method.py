@@ -85,6 +85,8 @@ class Method:
     balances: bool = False
     """Whether `balance=speed` may give faster workers larger batches: where each step is along the
     mean of all workers' gradients and nothing is done with one gradient alone."""
+    needs_topology: str = ""
+    """What its topology must be, by `topology.NEEDS`; nothing if it can be any."""
     suits: Callable[[int, int], dict[str, Any]] = lambda workers, steps: {}
     """Defaults that suit the run at hand, from the number of workers and of steps."""
     follows: Callable[[int, Options, Options], dict[str, Any]] = lambda workers, values, given: {}
@@ -96,6 +98,10 @@ class Method:
     exchange: str = ""
     """What its workers exchange, of `EXCHANGES`, which decides what can be compressed."""
 
+    default_compressor: str = ""
+    """What it compresses with unless the user names another, if it is made for compression."""
+    normalises: bool = False
+    """Whether its steps do not grow with its gradients, so that a clip does not shorten them."""
     about: str = ""
     """One line for those whose worker is a text shared by several methods."""
     reference: str = field(default="", compare=False)

@@ -7,7 +7,16 @@ import dataclasses
 from math import inf
 from typing import Any
 
-from gossamer.methods import decentralised, elastic, gossip, local, server, synchronous
+from gossamer.methods import (
+    compressed,
+    decentralised,
+    differing_data,
+    elastic,
+    gossip,
+    local,
+    server,
+    synchronous,
+)
 from gossamer.methods.method import Method, Options, Promises
 from gossamer.topology import make_topology
 
@@ -26,6 +35,12 @@ def _degree(workers: int, options: Options) -> float:
 
 def _ring(workers: int) -> float:
     return 2 * (workers - 1) / workers
+
+
+def _warm_then_compressed(workers: int, options: Options) -> float:
+    """All-reduce of gradients, then everybody's compressed momentum to everybody."""
+    gathered = (workers - 1) * options.get("compressed", 1.0)
+    return options["warmup"] * _ring(workers) + (1 - options["warmup"]) * gathered
 
 
 def _bipartite(workers: int, steps: int) -> dict[str, Any]:
@@ -106,7 +121,8 @@ def _server(waits_for: str, staleness: str, *, bounded: bool = False) -> Promise
     """A gradient up and the parameters down at every step, or at most that."""
     return Promises(
         False, waits_for, staleness, True, "at most 2" if bounded else "2", lambda p, o: 2.0,
-        is_traffic_a_bound=bounded, is_plain_alone=False, memory=lambda p, o: 1.0,
+        is_traffic_a_bound=bounded, is_plain_alone=False,
+        memory=lambda p, o: 1.0 + bool(o.get("overlap")),
     )  # fmt: skip
 
 
@@ -139,6 +155,51 @@ _ROWS = (
         suits=_bipartite,
         paper_values={"topology": "bipartite_ring", "least": 0.0, "most": inf},
         exchange="pairs",
+    ),
+    Method(
+        "gradient_tracking", "decentralised", "Pu & Nedic 2021", "mean",
+        differing_data.gradient_tracking,
+        Promises(
+            True, "neighbours", "0", True, "2 x degree", lambda p, o: 2 * _degree(p, o),
+            memory=lambda p, o: 2 * _neighbours_models(p, o) + 1,
+        ),
+        exchange="models",
+    ),
+    Method(
+        "d2", "decentralised", "Tang et al. 2018", "mean", differing_data.d2,
+        Promises(
+            True, "neighbours", "0", True, "degree", _degree,
+            memory=lambda p, o: _most_neighbours(p, o) + 4,
+        ),
+        needs_topology="a fixed graph with links both ways",
+        exchange="models",
+    ),
+    Method(
+        "qg_dsgdm", "decentralised", "Lin et al. 2021", "mean", differing_data.qg_dsgdm,
+        Promises(
+            True, "neighbours", "0", True, "degree", _degree, is_plain_alone=False,
+            memory=lambda p, o: _most_neighbours(p, o) + 3,
+        ),
+        own_momentum="beta",
+        exchange="models",
+    ),
+    Method(
+        "relay_sgd", "decentralised", "Vogels et al. 2021", "mean", differing_data.relay_sgd,
+        Promises(
+            False, "neighbours", "0", True, "2(p-1)/p", _degree,
+            memory=lambda p, o: 2 * _most_neighbours(p, o) + 2,
+        ),
+        needs_topology="a tree",
+        exchange="models",
+    ),
+    Method(
+        "choco_sgd", "decentralised", "Koloskova et al. 2019", "mean", compressed.choco_sgd,
+        Promises(
+            True, "neighbours", "0", True, "degree, compressed",
+            lambda p, o: _degree(p, o) * o.get("compressed", 1.0), memory=lambda p, o: 4.0,
+        ),
+        exchange="copies",
+        default_compressor="sign",
     ),
     Method(
         "pull_gossip", "gossip", "Jin et al. 2016, Algorithm 3", "mean", gossip.pull_gossip,
@@ -224,7 +285,7 @@ _ROWS = (
         exchange="server",
     ),
     Method(
-        "bounded_delay", "parameter server", "Li et al. 2014", "server", server.client,
+        "bounded_delay", "parameter server", "Li et al. 2014", "server", server.asynchronous_client,
         _server("slowest beyond the bound", "none"),
         server=server.clock_server,
         has_server=True,
@@ -234,7 +295,7 @@ _ROWS = (
         exchange="server",
     ),
     Method(
-        "softsync", "parameter server", "Gupta et al. 2016", "server", server.client,
+        "softsync", "parameter server", "Gupta et al. 2016", "server", server.asynchronous_client,
         _server("server", "none (mean (p-1)/c)"),
         server=server.softsync_server,
         has_server=True,
@@ -243,7 +304,8 @@ _ROWS = (
         exchange="server",
     ),
     Method(
-        "staleness_aware", "parameter server", "Zhang et al. 2016", "server", server.client,
+        "staleness_aware", "parameter server", "Zhang et al. 2016", "server",
+        server.asynchronous_client,
         _server("server", "none (mean (p-1)/c)"),
         server=server.softsync_server,
         has_server=True,
@@ -254,7 +316,7 @@ _ROWS = (
         exchange="server",
     ),
     Method(
-        "dc_asgd", "parameter server", "Zheng et al. 2017", "server", server.client,
+        "dc_asgd", "parameter server", "Zheng et al. 2017", "server", server.asynchronous_client,
         _server("server", "none (mean p-1)"),
         server=server.dc_asgd_server,
         has_server=True,
@@ -276,7 +338,7 @@ _ROWS = (
         Promises(
             False, "server", "none (mean p-1)", True, "1/n_push + 1/n_fetch",
             lambda p, o: 1 / o["n_push"] + 1 / o["n_fetch"], is_plain_alone=False,
-            memory=lambda p, o: 1.0 + (o["n_push"] > 1),
+            memory=lambda p, o: 1.0 + (o["n_push"] > 1) + o["overlap"],
         ),
         server=server.downpour_server,
         has_server=True,
@@ -314,6 +376,17 @@ _ROWS = (
         follows=_outer_step,
         paper_values={"period": 500},
         exchange="differences",
+    ),
+    Method(
+        "one_bit_adam", "synchronous", "Tang et al. 2021", "mean", compressed.one_bit_adam,
+        Promises(
+            True, "everyone", "0", True, "2(p-1)/p, then compressed",
+            _warm_then_compressed, is_plain_alone=False, memory=lambda p, o: 6.0,
+        ),
+        own_momentum="beta1",
+        exchange="differences",
+        default_compressor="sign",
+        normalises=True,
     ),
     Method(
         "ensemble", "independent", "Ben-Nun & Hoefler 2019", "ensemble", synchronous.ensemble,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gossamer.errors import RunOver
 from gossamer.methods.shards import Parameters, Push, Shards
+from gossamer.pending import Pending
 from gossamer.replica import Replica
 from gossamer.rules import delay_compensated, mean_in_order
 from gossamer.worker import INBOX, Left, Message, Worker
@@ -22,6 +23,22 @@ async def client(w: Worker, x: Replica) -> None:
     x.assign_(await shards.pull())
     for t in w.steps():
         x.assign_(await shards.push(await w.gradient(x), clock=t))
+
+
+async def asynchronous_client(w: Worker, x: Replica, *, overlap: bool = False) -> None:
+    """The same for a server that does not need the gradient of its newest version.
+
+    With `overlap` the transfer runs while the next gradient is computed, and the answer to a push
+    is used a step later. So nobody waits for a network that is faster than a step, and a gradient
+    is older by one of each worker's updates.
+    """
+    shards = Shards(w)
+    x.assign_(await shards.pull())
+    asked: list[Pending[list[Parameters]]] = []
+    for t in w.steps():
+        asked.append(shards.ask(await w.gradient(x), clock=t))
+        if len(asked) > overlap:
+            x.assign_(shards.adopt(await asked.pop(0)))
 
 
 def answer(w: Worker, x: Replica, message: Message, clock: int = 0) -> None:
@@ -76,22 +93,32 @@ async def sync_server(w: Worker, x: Replica, *, backups: int = 0, decay: float =
             held = []
 
 
-async def downpour(w: Worker, x: Replica, *, n_push: int = 1, n_fetch: int = 1) -> None:
-    """Dean et al. 2012, Downpour SGD. Promises: nobody waits for another worker."""
+async def downpour(
+    w: Worker, x: Replica, *, n_push: int = 1, n_fetch: int = 1, overlap: bool = False
+) -> None:
+    """Dean et al. 2012, Downpour SGD. Promises: nobody waits for another worker.
+
+    With `overlap`, as in DistBelief, a worker pushes and fetches beside computing: what it fetches
+    is used a step later, and meanwhile it follows its own gradients.
+    """
     shards = Shards(w)
     x.assign_(await shards.pull())
+    asked: list[tuple[int, Pending[list[Parameters]]]] = []
     try:
         for t in w.steps():
             grad = await w.gradient(x)
             before = x.memory.pop("accrued", None)
             accrued = grad if before is None else before + grad
             pushes, fetches = (t + 1) % n_push == 0, (t + 1) % n_fetch == 0
-            if not fetches:
-                x.descend_(grad.clone())  # the local copy moves on until the next fetch
+            own = grad.clone() if overlap or not fetches else None
             if fetches:  # the answer to the push is the fetch
-                x.assign_(await shards.push(accrued if pushes else None))
+                asked.append((t, shards.ask(accrued if pushes else None)))
             elif pushes:
                 shards.send(accrued)
+            if asked and asked[0][0] + overlap <= t:
+                x.assign_(shards.adopt(await asked.pop(0)[1]))
+            if own is not None:
+                x.descend_(own)  # the local copy moves on until the next fetch
             if not pushes:
                 x.memory["accrued"] = accrued
     except RunOver:
@@ -210,7 +237,7 @@ async def dc_asgd_server(
     of a running mean of g squared (their DC-ASGD-a). Each worker has its own mean, which starts at
     zero; with `shared` there is one mean of all gradients, corrected for its start at zero.
     """
-    given: dict[int, Tensor] = {}
+    given: dict[int, dict[int, Tensor]] = {}
     while True:
         message = await w.receive(INBOX)
         push = message.payload
@@ -224,9 +251,12 @@ async def dc_asgd_server(
                 whose = None if shared else message.source
                 mean = mean_of_squares(x.memory, push.gradient, mean_square, whose)
                 scale = compensation / (mean + 1e-7).sqrt()
-            drift = x.snapshot() - given[message.source]
+            known = given[message.source]
+            drift = x.snapshot() - known[push.read]
+            # With overlap two gradients may be of one value, and none is of an older one again.
+            given[message.source] = {at: value for at, value in known.items() if at >= push.read}
             x.descend_(delay_compensated(push.gradient, drift, scale), read=push.read)
-        given[message.source] = x.snapshot()
+        given.setdefault(message.source, {})[x.version] = x.snapshot()
         answer(w, x, message)
 
 
@@ -244,17 +274,24 @@ def mean_of_squares(
     return squares / max(float(weight), 1e-12)
 
 
-async def ssp(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) -> None:
+async def ssp(
+    w: Worker, x: Replica, *, bound: int = 4, divide: bool = False, overlap: bool = False
+) -> None:
     """Ho et al. 2013, SSP: read from a cache that is at most `bound` clocks old; read my writes.
 
-    Promises: the clock being computed is never more than `bound` ahead of the slowest one.
+    Promises: the clock being computed is never more than `bound` ahead of the slowest one. With
+    `overlap` the cache is read while the last gradient is computed for which it is new enough.
     """
     shards = Shards(w)
     x.assign_(await shards.pull())
     for t in w.steps():
         if t > shards.clock + bound:
             x.assign_(await shards.pull(clock=t))  # waits for the slowest worker
+        is_last = overlap and t + 1 > shards.clock + bound
+        asked = shards.ask(None, clock=t) if is_last else None
         grad = await w.gradient(x)
+        if asked is not None:
+            x.assign_(shards.adopt(await asked))  # it lacks this gradient only
         if bound == 0:  # the next read would wait for the end of this clock anyway
             x.assign_(await shards.push(grad, clock=t))
             continue
@@ -289,8 +326,12 @@ class Clocks:
         return min(self._at, default=0)
 
 
-async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = False) -> None:
+async def clock_server(
+    w: Worker, x: Replica, *, bound: int = 4, divide: bool = False, overlap: bool = False
+) -> None:
     """Grant a read for clock t when the slowest worker has completed clock t - bound.
+
+    With `overlap` a read is for the clock after the one that its worker computes meanwhile.
 
     Bounded delay (Li et al. 2014) is the same rule with a new read at every step. Updates add up,
     or with `divide` count 1/p each. With bound 0 nobody can read before the end of a clock, so
@@ -310,7 +351,7 @@ async def clock_server(w: Worker, x: Replica, *, bound: int = 4, divide: bool = 
             if push.gradient is not None:
                 fresh.append(message)
             if message.reply_to:
-                held.append((clock, message))
+                held.append((clock + overlap, message))
         slowest = completed.slowest(w.clients)
         shares = max(1, len(w.live)) if divide else 1
         if bound == 0 and fresh and slowest > min(m.payload.clock for m in fresh):

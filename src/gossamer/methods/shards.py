@@ -48,10 +48,18 @@ class Shards:
 
     async def push(self, gradient: Tensor | None, *, clock: int = 0) -> Tensor:
         """Send a gradient; the answer is the parameters, so that no pull is needed."""
+        return self.adopt(await self.ask(gradient, clock=clock))
+
+    def ask(self, gradient: Tensor | None, *, clock: int = 0) -> Pending[list[Parameters]]:
+        """The same, started: what has come is for `adopt`, which may be later."""
         w = self._w
         pushes = self._cut(gradient, clock)
-        asked = [w.request(s, push, tag=INBOX) for s, push in zip(w.servers, pushes, strict=True)]
-        answers: list[Parameters] = await gather(asked)
+        return gather(
+            [w.request(s, push, tag=INBOX) for s, push in zip(w.servers, pushes, strict=True)]
+        )
+
+    def adopt(self, answers: list[Parameters]) -> Tensor:
+        """The parameters of an answer; what is pushed from now on was computed from them."""
         self._versions = [answer.version for answer in answers]
         self.clock = min(answer.clock for answer in answers)
         return torch.cat([answer.value for answer in answers])

@@ -26,7 +26,7 @@ from gossamer.own_code import (
 )
 from gossamer.pipeline.shape import SHAPE_OPTIONS, ReplicaShape, read_shape
 from gossamer.specs import bind, convert, parse_spec, print_spec, split_suffix
-from gossamer.topology import make_topology
+from gossamer.topology import NEEDS, make_topology
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,9 @@ class MethodSpec:
                 f"{self.name}: groups must be a number of groups or 'host', got {self.groups!r}"
             )
         self._check_balance()
+        if self.compressor is None and self.method.default_compressor:
+            usual = parse_compressor(self.method.default_compressor)
+            object.__setattr__(self, "compressor", usual)
         if self.compressor is not None:
             reason = refusal(self.method.exchange, self.compressor)
             if reason is not None:
@@ -193,6 +196,11 @@ class MethodSpec:
                 f"{self.name}: least must not be above most, got least={values['least']:g} and "
                 f"most={values['most']:g}"
             )
+        if values.get("bound") == 0 and values.get("overlap"):
+            raise ConfigurationError(
+                f"{self.name}: with bound=0 every read waits for the end of its clock, so there is "
+                "nothing that it could overlap; leave out overlap, or give it a bound of 1"
+            )
         if values.get("backups", 0) >= workers:
             raise ConfigurationError(
                 f"{self.name}: backups must be fewer than the workers, got {values['backups']} of "
@@ -210,7 +218,12 @@ class MethodSpec:
         if self.compressor is not None and self.method.exchange == "gradients":
             values |= {"overlap": False} if "overlap" in values else {}  # it is encoded as a whole
         if "topology" in values:
-            make_topology(values["topology"], workers)
+            graph, need = make_topology(values["topology"], workers), self.method.needs_topology
+            if need and graph.name not in NEEDS[need]:
+                raise ConfigurationError(
+                    f"{self.name} needs {need}, got topology={values['topology']}; use one of "
+                    f"{', '.join(NEEDS[need])}"
+                )
         return values
 
 
@@ -320,7 +333,7 @@ _NOT_NEGATIVE = (
 )  # fmt: skip
 _SHARES = (
     "switch", "beta", "delta", "block_momentum", "outer_momentum", "alpha", "warm_start",
-    "introduce", "decay", "mean_square",
+    "introduce", "decay", "mean_square", "mu", "gamma", "warmup", "beta1", "beta2",
 )  # fmt: skip
 
 

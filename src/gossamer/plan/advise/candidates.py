@@ -53,6 +53,14 @@ MENU = (
     "ssp:bound=1,divide=true",
     "sync_server:servers=4",
     "pull_gossip",
+    # For data that differ between workers.
+    "gradient_tracking",
+    "d2",
+    "qg_dsgdm",
+    "relay_sgd",
+    # Made for compression.
+    "choco_sgd",
+    "one_bit_adam",
     # Finer choices.
     "ad_psgd:topology=complete",
     "local_sgd:period=2",

@@ -69,6 +69,21 @@ def d_psgd(case: Case) -> StepParts:
     return split(compute_s, latest_s, alone_s, latest_s + exchange_s, ignores_jitter=True)
 
 
+def gradient_tracking(case: Case) -> StepParts:
+    """D-PSGD's overlapped step with messages of two models."""
+    exchange_s, alone_s, _ = _neighbours_s(case, models=2)
+    compute_s = case.pace.mean_s
+    return split(compute_s, compute_s, alone_s, max(compute_s, exchange_s), ignores_jitter=True)
+
+
+def after_the_step(case: Case) -> StepParts:
+    """c + L + d B G: what the neighbours get depends on the gradient."""
+    exchange_s, alone_s, latest_s = _neighbours_s(case)
+    return split(
+        case.pace.mean_s, latest_s, alone_s, latest_s + exchange_s, ignores_jitter=True
+    )  # fmt: skip
+
+
 def push_sum(case: Case) -> StepParts:
     """c + L + d B G; with overlap tau the slowest of c, d B G and (c + L + d B G) / (tau + 1)."""
     exchange_s, alone_s, latest_s = _neighbours_s(case)
@@ -80,7 +95,7 @@ def push_sum(case: Case) -> StepParts:
     return split(compute_s, compute_s, alone_s, step_s, ignores_jitter=True)
 
 
-def _neighbours_s(case: Case) -> tuple[float, float, float]:
+def _neighbours_s(case: Case, models: int = 1) -> tuple[float, float, float]:
     """The seconds of a mean exchange on the topology, of one message alone, and of the slowest.
 
     A step waits at least for the slowest of a neighbourhood. Workers that wait delay their own
@@ -89,10 +104,11 @@ def _neighbours_s(case: Case) -> tuple[float, float, float]:
     if case.ends == 1:
         return 0.0, 0.0, case.pace.mean_s
     degrees = [] if case.meetings is None else case.meetings.degrees
-    carried_s = [case.link.crowded_s(degree, case.model_bytes) for degree in degrees]
+    size = models * case.model_bytes
+    carried_s = [case.link.crowded_s(degree, size) for degree in degrees]
     latest_s = [case.pace.latest_s(degree + 1) for degree in degrees]
     count = len(degrees)
-    alone_s = case.link.message_s(case.model_bytes)
+    alone_s = case.link.message_s(size)
     return sum(carried_s) / count, alone_s, sum(latest_s) / count
 
 
@@ -202,6 +218,8 @@ def clock_server(case: Case) -> StepParts:
 
 def asynchronous(case: Case) -> StepParts:
     """A gradient in and the parameters out; workers delay each other at the server's card only."""
+    if case.options.get("overlap"):
+        return _overlapped(case, 1)
     return _served(case, case.pace.mean_s, 2, 2 * case.link.latency_s, 1)
 
 
@@ -217,6 +235,13 @@ def downpour(case: Case) -> StepParts:
         raise NoClosedForm(
             "downpour with warm_start or introduce has no closed form, as its pace changes during "
             "the run; leave them out, or simulate it"
+        )
+    if pushes == fetches and case.options["overlap"]:
+        return _overlapped(case, pushes)
+    if case.options["overlap"]:
+        raise NoClosedForm(
+            f"downpour with overlap has no closed form for n_push={pushes} and n_fetch={fetches}; "
+            "make them equal, or simulate it"
         )
     if pushes == fetches:
         return _served(case, pushes * case.pace.mean_s, 2, 2 * case.link.latency_s, pushes)
@@ -234,6 +259,11 @@ def downpour(case: Case) -> StepParts:
 
 def ssp(case: Case) -> StepParts:
     """A push at every step, and a read if the cache is older than the bound."""
+    if case.options["overlap"]:
+        raise NoClosedForm(
+            "ssp with overlap has no closed form, as its reads begin by what the last one brought; "
+            "leave out overlap, or simulate it"
+        )
     return _pushed_meanwhile(case, case.options["bound"] + 1, 1)
 
 
@@ -280,6 +310,19 @@ def _served(case: Case, compute_s: float, ways: int, latency_s: float, steps: in
     return split(mean_s, mean_s, alone_s / steps, round_s / steps)
 
 
+def _overlapped(case: Case, steps: int) -> StepParts:
+    """A push and its answer beside the next step: max(c, q, (c + 2 (L + q)) / 2), as two pushes of
+    a worker may be on their way; after n > 1 steps n c and what of 2 (L + q) is beyond c."""
+    _refuse_unequal_places(case)
+    compute_s, way_s = case.pace.mean_s, case.crowded_way_s()
+    if steps == 1:
+        step_s = max(compute_s, way_s - case.link.latency_s, (compute_s + 2 * way_s) / 2)
+    else:
+        step_s = compute_s + max(0.0, 2 * way_s - compute_s) / steps
+    alone_s = 2 * case.lone_way_s() / steps
+    return split(compute_s, compute_s, alone_s, step_s, ignores_jitter=True)
+
+
 def _pushed_meanwhile(case: Case, steps: int, between: int) -> StepParts:
     """A push in the background after every `between` steps, and a read after all `steps`.
 
@@ -317,6 +360,10 @@ def _refuse_unequal_places(case: Case) -> None:
 FORMS: dict[str, Form] = {
     "all_reduce": all_reduce,
     "d_psgd": d_psgd,
+    "gradient_tracking": gradient_tracking,
+    "d2": after_the_step,
+    "qg_dsgdm": after_the_step,
+    "relay_sgd": after_the_step,
     "ad_psgd": ad_psgd,
     "pull_gossip": pull_gossip,
     "push_gossip": push_gossip,

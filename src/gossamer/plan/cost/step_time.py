@@ -77,6 +77,11 @@ def predict(
 ) -> Prediction:
     """The step time in closed form; `NoClosedForm`, with the reason, where there is none."""
     spec = parse_method(method)
+    if spec.compressor is not None:
+        raise NoClosedForm(
+            f"{spec} has no closed form, as encoding takes its time and others' bytes are gathered;"
+            " simulate it"
+        )
     if spec.name not in FORMS:
         raise NoClosedForm(
             f"{spec.name} has no closed form here; simulate it, or choose one of {', '.join(FORMS)}"

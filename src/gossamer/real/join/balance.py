@@ -168,7 +168,8 @@ class LoopShares(Passes):
         self, training: Callable[[], frozenset[int]],
         told: Callable[[int, int], None] = lambda samples, of: None,
     ) -> None:  # fmt: skip
-        """`told` hears of the samples of each batch that the loop takes, and of those of its pass."""
+        """`told` hears of the samples of each batch that the loop takes, and of those of its
+        pass."""
         super().__init__()
         self._training, self._told = training, told
         self._source: BalancedPositions | None = None
