@@ -145,3 +145,62 @@ def cut(sizes: Sequence[int], parts: int) -> tuple[slice, ...]:
         slices.append(slice(start, ends[chosen]))
         start, first = ends[chosen], chosen + 1
     return tuple(slices)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A part of a flat vector that is exchanged by itself: some of the tensors, in order."""
+
+    places: tuple[slice, ...]
+
+    @staticmethod
+    def of_tensors(sizes: Sequence[int], numbers: Iterable[int]) -> Fragment:
+        """The tensors of these numbers; neighbours become one range."""
+        ends = list(accumulate(sizes))
+        places: list[slice] = []
+        for number in sorted(numbers):
+            start, stop = ends[number] - sizes[number], ends[number]
+            if places and places[-1].stop == start:
+                start = places.pop().start
+            places.append(slice(start, stop))
+        return Fragment(tuple(places))
+
+    @property
+    def length(self) -> int:
+        return sum(place.stop - place.start for place in self.places)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Its numbers: the vector itself if they are all, a view where they lie together, otherwise
+        a copy."""
+        if len(self.places) == 1:
+            is_whole = self.length == flat.numel()
+            return flat if is_whole else flat[self.places[0]]
+        return torch.cat([flat[place] for place in self.places])
+
+    def put_(self, flat: Tensor, value: Tensor) -> None:
+        """Write its numbers into a vector of the whole model."""
+        pieces = value.split([place.stop - place.start for place in self.places])
+        for place, piece in zip(self.places, pieces, strict=True):
+            flat[place].copy_(piece)
+
+
+DIVISIONS = ("balanced", "sequential", "strided")
+
+
+def fragments_of(sizes: Sequence[int], count: int, by: str) -> tuple[Fragment, ...]:
+    """The model as so many fragments of whole tensors, or one per tensor where there are fewer.
+
+    `balanced` gives each tensor, the largest first, to the fragment that is smallest so far;
+    `sequential` cuts the model into consecutive ranges; `strided` deals the tensors out in turn.
+    """
+    count = min(count, len(sizes))
+    if by == "sequential":
+        return tuple(Fragment((part,)) for part in cut(sizes, count))
+    held: list[list[int]] = [[] for _ in range(count)]
+    lengths = [0] * count
+    order = range(len(sizes))
+    for turn, number in enumerate(order if by == "strided" else sorted(order, key=lambda n: -sizes[n])):
+        chosen = turn % count if by == "strided" else lengths.index(min(lengths))
+        held[chosen].append(number)
+        lengths[chosen] += sizes[number]
+    return tuple(Fragment.of_tensors(sizes, numbers) for numbers in held)

@@ -102,6 +102,11 @@ class Worker(Protocol):
         ...
 
     @property
+    def sizes(self) -> Sequence[int]:
+        """The lengths of the model's parameter tensors, one after the other in the flat vector."""
+        ...
+
+    @property
     def clients(self) -> frozenset[int]:
         """For servers: the workers that are alive, have not ended and push for themselves."""
         ...

@@ -6,40 +6,58 @@ Each worker makes `period` local steps; then all take one outer step from their 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
-from gossamer.replica import Replica
+from torch import Tensor
+
+from gossamer.methods.outer import OuterModel, adopt_, due, own_copy
+from gossamer.pending import Pending
+from gossamer.replica import Fragment, Replica, fragments_of
 from gossamer.rules import OuterOptimiser
 from gossamer.worker import Worker
 
 
 async def _outer_loop(
-    w: Worker,
-    x: Replica,
-    outer: OuterOptimiser,
-    *,
-    period: int,
-    switch: float = 0.0,
-    by_rate: bool = False,
-    state: str = "local",
-) -> None:
-    """In the first part of the run, the share `switch`, all workers average after every step."""
-    start = x.memory.setdefault("start", x.snapshot())
-    outer.velocity = x.memory.get("velocity")
+    w: Worker, x: Replica, outer: OuterOptimiser, *, period: int, switch: float = 0.0,
+    by_rate: bool = False, state: str = "local", parts: Sequence[Fragment] = (), delay: int = 0,
+    mix: float = 0.0,
+) -> None:  # fmt: skip
+    """In the first part of the run, the share `switch`, all workers average after every step. A
+    meeting of fragments is waited for `delay` steps after it began."""
+    parts = parts or fragments_of(w.sizes, 1, "sequential")
+    model = OuterModel(x, outer)
+    # Of a meeting that a checkpoint interrupted there is what was sent, and it is sent again.
+    sent = {name: value for name, value in x.memory.items() if name.startswith("sent ")}
+    flight = [(*_numbers(name), w.all_reduce(value)) for name, value in sent.items()]
+
+    async def meet(began: int, number: int, meeting: Pending[Tensor]) -> None:
+        part, inner_rate = parts[number], x.learning_rate if by_rate else None
+        adopt_(x, part, model.step(part, await meeting, inner_rate), mix)
+        x.memory.pop(f"sent {began} {number}", None)
+
     early = ceil(switch * w.expected_steps)
     for t in w.steps():
         x.descend_(await w.gradient(x))
-        if t < early or (t + 1 - early) % period == 0:
-            mean = await w.all_reduce(x.snapshot())
-            start = outer.step(start, mean, x.learning_rate if by_rate else None)
-            x.assign_(start)
-            x.memory["start"] = start
-            if outer.velocity is not None:
-                x.memory["velocity"] = outer.velocity
+        meeting = range(len(parts)) if t < early else due(t - early, period, len(parts))
+        for number in meeting:
+            value = own_copy(x, parts[number])
+            flight.append((t, number, w.all_reduce(value)))
+            if delay:
+                x.memory[f"sent {t} {number}"] = value
+        while flight and flight[0][0] + delay <= t:
+            await meet(*flight.pop(0))
             if state == "reset":
                 x.reset_optimiser_()
             elif state == "averaged":
                 x.load_optimiser_state_(await w.all_reduce(x.optimiser_state()))
+    for began, number, pending in flight:
+        await meet(began, number, pending)
+
+
+def _numbers(name: str) -> tuple[int, int]:
+    _, began, number = name.split()
+    return int(began), int(number)
 
 
 async def local_sgd(
@@ -83,14 +101,16 @@ async def slowmo(
 
 
 async def diloco(
-    w: Worker, x: Replica, *, period: int = 8, outer_rate: float = 0.7, outer_momentum: float = 0.9
-) -> None:
-    """Douillard et al. 2023, DiLoCo: an outer Nesterov step on the mean displacement.
+    w: Worker, x: Replica, *, period: int = 8, outer_rate: float = 0.7, outer_momentum: float = 0.9,
+    fragments: int = 1, by: str = "balanced", delay: int = 0, mix: float = 0.0,
+) -> None:  # fmt: skip
+    """Douillard et al. 2023, DiLoCo, and 2025, Streaming DiLoCo: an outer Nesterov step.
 
     The inner optimiser's state stays with its worker and is never reset. The paper's 0.9 is meant
     for hundreds of steps; unless they are given, rate and momentum depend on the period and the
-    number of workers.
+    number of workers. With `fragments`, parts of the model meet in turn, each once a period; after
+    `delay` steps a worker takes the result, of which it replaces the share `mix` by its own part.
     """
-    await _outer_loop(
-        w, x, OuterOptimiser(outer_rate, outer_momentum, nesterov=True), period=period
-    )
+    outer = OuterOptimiser(outer_rate, outer_momentum, nesterov=True)
+    parts = fragments_of(w.sizes, fragments, by)
+    await _outer_loop(w, x, outer, period=period, parts=parts, delay=delay, mix=mix)

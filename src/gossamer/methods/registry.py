@@ -4,7 +4,7 @@ read the promises from here: a new method is a row, not a file of tests."""
 from __future__ import annotations
 
 import dataclasses
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from gossamer.methods import decentralised, elastic, gossip, local, server, synchronous
@@ -69,9 +69,12 @@ def _outer(*, plain: bool) -> Promises:
         return twice * _ring(workers) / options["period"]
 
     def start_and_velocity(workers: int, options: Options) -> float:
-        """Where the period began; with momentum also the velocity, and the mean."""
+        """Where the period began, with momentum also the velocity; of each fragment on its way what
+        was sent, and the mean that may have arrived."""
         momentum = [options.get(key, 0.0) for key in ("block_momentum", "beta", "outer_momentum")]
-        return 3.0 if any(momentum) else 1.0
+        count, delay = options.get("fragments", 1), options.get("delay", 0)
+        flying = ceil(delay * count / options["period"]) / count
+        return 1.0 + any(momentum) + 2.0 * flying
 
     return dataclasses.replace(
         _AVERAGED, models_per_step=traffic, is_plain_alone=plain, memory=start_and_velocity
@@ -97,9 +100,12 @@ def _block_momentum(workers: int, values: Options, given: Options) -> dict[str, 
 def _outer_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
     """Between local SGD's (1, 0), for short periods, and the paper's (0.7, 0.9): momentum pays by
     the noise that N workers average away, so its gain 1 / (1 - m) is at most N, as for BMUF."""
+    period = values["period"]
+    if "period" not in given:  # a result must be back before its fragment meets again
+        period = max(period, values.get("delay", 0) + 1)
     most = min(values["outer_momentum"], 1 - 1 / workers)
-    momentum = given.get("outer_momentum", min(most, _steady_momentum(values["period"])))
-    return {"outer_rate": 1 - momentum / 3, "outer_momentum": momentum}
+    momentum = given.get("outer_momentum", min(most, _steady_momentum(period)))
+    return {"period": period, "outer_rate": 1 - momentum / 3, "outer_momentum": momentum}
 
 
 def _server(waits_for: str, staleness: str, *, bounded: bool = False) -> Promises:
@@ -293,6 +299,7 @@ _ROWS = (
         suits=lambda workers, steps: {"period": _period(steps, 8)},
         follows=_outer_step,
         paper_values={"period": 500},
+        about="Douillard et al. 2023; with fragments Streaming DiLoCo, 2025: an outer Nesterov step.",
     ),
     Method(
         "ensemble", "independent", "Ben-Nun & Hoefler 2019", "ensemble", synchronous.ensemble,

@@ -22,6 +22,7 @@ from gossamer.own_code import (
     parse_reference,
     place_of,
 )
+from gossamer.replica import DIVISIONS
 from gossamer.specs import bind, convert, print_spec
 from gossamer.topology import make_topology
 
@@ -177,6 +178,12 @@ class MethodSpec:
             raise ConfigurationError(
                 f"{self.name}: n must not exceed the {workers} workers, got {values['n']}"
             )
+        if values.get("delay", 0) >= values.get("period", inf):
+            raise ConfigurationError(
+                f"{self.name}: a delay of {values['delay']} steps is not shorter than the period of "
+                f"{values['period']}, so a fragment would meet again before it is back; choose a "
+                "smaller delay or a longer period"
+            )
         if "topology" in values:
             make_topology(values["topology"], workers)
         return values
@@ -273,14 +280,18 @@ def _server_side(name: str, given: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-_CHOICES = {"state": ("local", "averaged", "reset"), "adapt": ("before", "after")}
-_AT_LEAST_ONE = ("period", "n_push", "n_fetch", "n", "pieces")
+_CHOICES = {
+    "state": ("local", "averaged", "reset"),
+    "adapt": ("before", "after"),
+    "by": DIVISIONS,
+}
+_AT_LEAST_ONE = ("period", "n_push", "n_fetch", "n", "pieces", "fragments")
 _NOT_NEGATIVE = (
-    "least", "most", "bound", "backups", "cap", "compensation", "strength", "outer_rate", "zeta",
+    "least", "most", "bound", "backups", "cap", "compensation", "strength", "outer_rate", "zeta", "delay",
 )  # fmt: skip
 _SHARES = (
     "switch", "beta", "delta", "block_momentum", "outer_momentum", "alpha", "warm_start",
-    "introduce", "decay", "mean_square",
+    "introduce", "decay", "mean_square", "mix",
 )  # fmt: skip
 
 

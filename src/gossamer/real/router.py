@@ -51,6 +51,8 @@ class Addresses:
     size: int
     slices: tuple[slice, ...] = ()
     """The range of the parameters that each server holds."""
+    sizes: tuple[int, ...] = ()
+    """The lengths of the model's parameters."""
 
     @property
     def ends(self) -> int:

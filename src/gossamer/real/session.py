@@ -88,7 +88,7 @@ class Session:
         self.driver = Driver(self._stop)
         self.driver.on_wait = partial(observer.waited, self.rank)
         slices = cut(sizes, spec.servers) if self.method.has_server else ()
-        self.addresses = Addresses(self.size, slices)
+        self.addresses = Addresses(self.size, slices, tuple(sizes))
         self.router = Router(transport, self.addresses, self.driver)
         self.router.on_lost = lambda process: observer.lost(process, time.monotonic_ns())
         observer.callbacks.on_failure = self.driver.fail

@@ -124,6 +124,10 @@ class RealWorker:
         return self._router.addresses.slices
 
     @property
+    def sizes(self) -> Sequence[int]:
+        return self._router.addresses.sizes
+
+    @property
     def clients(self) -> frozenset[int]:
         """A server learns of the end of a client when it reads so in its inbox, not earlier."""
         return self.live - self._left

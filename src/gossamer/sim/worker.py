@@ -85,6 +85,10 @@ class SimulatedWorker:
         return self._world.slices
 
     @property
+    def sizes(self) -> Sequence[int]:
+        return self._world.sizes
+
+    @property
     def clients(self) -> frozenset[int]:
         return self._world.clients_of(self.rank)
 

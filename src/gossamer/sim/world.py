@@ -65,6 +65,7 @@ class World:
         self.ended_ns = [0] * self.size
         self.members = Membership(self.size)
         """What the workers know of each other."""
+        self.sizes = model.layout.sizes
         self._plan_samples(settings, is_synchronous=self.method.is_synchronous(options))
         self._make_replicas(settings, options, model)
         self.batcher = self._make_source(engine, model)
