@@ -80,6 +80,26 @@ def mean_into(target: Tensor, values: Sequence[Tensor], divisor: float) -> None:
         target.copy_(total)
 
 
+def pair_growth(momentum: float, rate: float, workers: int) -> float:
+    """By what NoLoCo's disagreement without gradients grows a round, in the mean square.
+
+    In a random pairing x goes to its pair's mean P x, and E |x - P x|^2 = r |x|^2 for x without a
+    common part, with r = p / (2 (p - 1)), or 1/2 for odd p. So the means of |x|^2, of x v and of
+    |v|^2 obey a linear recursion, whose spectral radius this is.
+    """
+    if workers < 3:
+        return momentum  # one pair agrees at once
+    a, b = momentum, rate
+    r = 0.5 if workers % 2 else workers / (2 * (workers - 1))
+    v_from_x, v_from_xv = b * b * r, -2 * a * b * r
+    rows = [
+        [1 - 2 * b * r + v_from_x, 2 * a + v_from_xv, a * a],
+        [v_from_x - b * r, a + v_from_xv, a * a],
+        [v_from_x, v_from_xv, a * a],
+    ]
+    return float(torch.linalg.eigvals(torch.tensor(rows, dtype=torch.float64)).abs().max())
+
+
 def join_buckets(buckets: Sequence[Tensor]) -> Tensor:
     """The flat gradient from its buckets, which backward finishes last layer first."""
     return buckets[0] if len(buckets) == 1 else torch.cat(list(reversed(buckets)))

@@ -9,6 +9,7 @@ from typing import Any
 
 from gossamer.methods import decentralised, elastic, gossip, local, server, synchronous
 from gossamer.methods.method import Method, Options, Promises
+from gossamer.rules import pair_growth
 from gossamer.topology import make_topology
 
 
@@ -106,6 +107,35 @@ def _outer_step(workers: int, values: Options, given: Options) -> dict[str, Any]
     most = min(values["outer_momentum"], 1 - 1 / workers)
     momentum = given.get("outer_momentum", min(most, _steady_momentum(period)))
     return {"period": period, "outer_rate": 1 - momentum / 3, "outer_momentum": momentum}
+
+
+def _late(workers: int, values: Options) -> str:
+    if values["delay"] < values["period"]:
+        return ""
+    return (
+        f"a delay of {values['delay']} steps is not shorter than the period of {values['period']}, "
+        "so a fragment would meet again before it is back; choose a smaller delay or a longer "
+        "period"
+    )
+
+
+def _pair_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
+    """Between the mean of the pair (rate 1, momentum 0), for short periods, and the paper's step."""
+    most = min(values["outer_momentum"], _steady_momentum(values["period"]))
+    momentum = given.get("outer_momentum", most)
+    return {"outer_rate": 1 - 0.6 * momentum, "outer_momentum": momentum}
+
+
+def _unstable_pairs(workers: int, values: Options) -> str:
+    rate, momentum = values["outer_rate"], values["outer_momentum"]
+    growth = pair_growth(momentum, rate, workers)
+    if growth < 1:
+        return ""
+    return (
+        f"with outer_rate={rate:g} and outer_momentum={momentum:g} pairs of {workers} workers drift "
+        f"apart, by {growth:.2f} a round in the mean square; choose a momentum of 0.5 with a rate "
+        "of 0.7, or less of either"
+    )
 
 
 def _server(waits_for: str, staleness: str, *, bounded: bool = False) -> Promises:
@@ -298,8 +328,21 @@ _ROWS = (
         _outer(plain=False),
         suits=lambda workers, steps: {"period": _period(steps, 8)},
         follows=_outer_step,
+        refuses=_late,
         paper_values={"period": 500},
         about="Douillard et al. 2023; with fragments Streaming DiLoCo, 2025: an outer Nesterov step.",
+    ),
+    Method(
+        "noloco", "local updates", "Kolehmainen et al. 2025", "mean", gossip.noloco,
+        Promises(
+            True, "a partner in turn", "0", True, "1 / period",
+            lambda p, o: (p - p % 2) / p / o["period"], is_plain_alone=False,
+            memory=lambda p, o: 3.0,
+        ),
+        suits=lambda workers, steps: {"period": _period(steps, 8)},
+        follows=_pair_step,
+        refuses=_unstable_pairs,
+        paper_values={"period": 50},
     ),
     Method(
         "ensemble", "independent", "Ben-Nun & Hoefler 2019", "ensemble", synchronous.ensemble,

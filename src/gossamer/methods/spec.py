@@ -178,12 +178,8 @@ class MethodSpec:
             raise ConfigurationError(
                 f"{self.name}: n must not exceed the {workers} workers, got {values['n']}"
             )
-        if values.get("delay", 0) >= values.get("period", inf):
-            raise ConfigurationError(
-                f"{self.name}: a delay of {values['delay']} steps is not shorter than the period of "
-                f"{values['period']}, so a fragment would meet again before it is back; choose a "
-                "smaller delay or a longer period"
-            )
+        if reason := self.method.refuses(workers, values):
+            raise ConfigurationError(f"{self.name}: {reason}")
         if "topology" in values:
             make_topology(values["topology"], workers)
         return values
