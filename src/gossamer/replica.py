@@ -152,30 +152,32 @@ class Fragment:
     """A part of a flat vector that is exchanged by itself: some of the tensors, in order."""
 
     places: tuple[slice, ...]
+    """The ranges of the vector; neighbouring tensors are one range."""
+    sizes: tuple[int, ...]
+    """The lengths of its tensors."""
 
     @staticmethod
     def of_tensors(sizes: Sequence[int], numbers: Iterable[int]) -> Fragment:
-        """The tensors of these numbers; neighbours become one range."""
-        ends = list(accumulate(sizes))
+        ends, chosen = list(accumulate(sizes)), sorted(numbers)
         places: list[slice] = []
-        for number in sorted(numbers):
+        for number in chosen:
             start, stop = ends[number] - sizes[number], ends[number]
             if places and places[-1].stop == start:
                 start = places.pop().start
             places.append(slice(start, stop))
-        return Fragment(tuple(places))
+        return Fragment(tuple(places), tuple(sizes[number] for number in chosen))
 
-    @property
-    def length(self) -> int:
-        return sum(place.stop - place.start for place in self.places)
+    def moved(self, by: int) -> Fragment:
+        """The same tensors in a vector that begins so much earlier."""
+        places = tuple(slice(place.start + by, place.stop + by) for place in self.places)
+        return Fragment(places, self.sizes)
 
     def of(self, flat: Tensor) -> Tensor:
         """Its numbers: the vector itself if they are all, a view where they lie together, otherwise
         a copy."""
-        if len(self.places) == 1:
-            is_whole = self.length == flat.numel()
-            return flat if is_whole else flat[self.places[0]]
-        return torch.cat([flat[place] for place in self.places])
+        if len(self.places) > 1:
+            return torch.cat([flat[place] for place in self.places])
+        return flat if sum(self.sizes) == flat.numel() else flat[self.places[0]]
 
     def put_(self, flat: Tensor, value: Tensor) -> None:
         """Write its numbers into a vector of the whole model."""
@@ -194,13 +196,18 @@ def fragments_of(sizes: Sequence[int], count: int, by: str) -> tuple[Fragment, .
     `sequential` cuts the model into consecutive ranges; `strided` deals the tensors out in turn.
     """
     count = min(count, len(sizes))
-    if by == "sequential":
-        return tuple(Fragment((part,)) for part in cut(sizes, count))
     held: list[list[int]] = [[] for _ in range(count)]
-    lengths = [0] * count
-    order = range(len(sizes))
-    for turn, number in enumerate(order if by == "strided" else sorted(order, key=lambda n: -sizes[n])):
-        chosen = turn % count if by == "strided" else lengths.index(min(lengths))
-        held[chosen].append(number)
-        lengths[chosen] += sizes[number]
+    if by == "sequential":
+        starts = [part.start for part in cut(sizes, count)]
+        begins = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
+        for number, begin in enumerate(begins):
+            held[sum(start <= begin for start in starts) - 1].append(number)
+    elif by == "strided":
+        held = [list(range(first, len(sizes), count)) for first in range(count)]
+    else:
+        lengths = [0] * count
+        for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+            smallest = lengths.index(min(lengths))
+            held[smallest].append(number)
+            lengths[smallest] += sizes[number]
     return tuple(Fragment.of_tensors(sizes, numbers) for numbers in held)

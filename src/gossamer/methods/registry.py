@@ -7,7 +7,15 @@ import dataclasses
 from math import ceil, inf
 from typing import Any
 
-from gossamer.methods import decentralised, elastic, gossip, local, server, synchronous
+from gossamer.methods import (
+    decentralised,
+    elastic,
+    gossip,
+    local,
+    outer_server,
+    server,
+    synchronous,
+)
 from gossamer.methods.method import Method, Options, Promises
 from gossamer.rules import pair_growth
 from gossamer.topology import make_topology
@@ -102,7 +110,7 @@ def _outer_step(workers: int, values: Options, given: Options) -> dict[str, Any]
     """Between local SGD's (1, 0), for short periods, and the paper's (0.7, 0.9): momentum pays by
     the noise that N workers average away, so its gain 1 / (1 - m) is at most N, as for BMUF."""
     period = values["period"]
-    if "period" not in given:  # a result must be back before its fragment meets again
+    if "period" not in given:  # a result should be back before its fragment meets again
         period = max(period, values.get("delay", 0) + 1)
     most = min(values["outer_momentum"], 1 - 1 / workers)
     momentum = given.get("outer_momentum", min(most, _steady_momentum(period)))
@@ -117,6 +125,28 @@ def _late(workers: int, values: Options) -> str:
         "so a fragment would meet again before it is back; choose a smaller delay or a longer "
         "period"
     )
+
+
+def _arriving_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
+    """Half of what is stable where each displacement is a round old when it arrives.
+
+    With delayed Nesterov and many workers a displacement of g times the way to go is stable up to a
+    rate of about (1.6 - 1.3 m) / g, found by iterating the recursion; inner momentum makes g up to
+    1 + q (see `_steady_momentum`).
+    """
+    period = values["period"]
+    most = min(values["outer_momentum"], 1 - 1 / workers)
+    momentum = given.get("outer_momentum", min(most, _steady_momentum(period)))
+    beyond = 0.9 ** ((period - 1) / 2)
+    return {"outer_rate": (0.8 - 0.65 * momentum) / (1 + beyond), "outer_momentum": momentum}
+
+
+def _merged_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
+    """DiLoCo's outer step; half of it along a radial mean, which does not shrink what workers
+    disagree about (by up to the root of their number) and which may have come late."""
+    chosen = _outer_step(workers, values, given)
+    chosen["outer_rate"] *= 0.5 if values["merge"] == "radial" else 1.0
+    return chosen
 
 
 def _pair_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
@@ -135,6 +165,24 @@ def _unstable_pairs(workers: int, values: Options) -> str:
         f"with outer_rate={rate:g} and outer_momentum={momentum:g} pairs of {workers} workers drift "
         f"apart, by {growth:.2f} a round in the mean square; choose a momentum of 0.5 with a rate "
         "of 0.7, or less of either"
+    )
+
+
+def _too_early(workers: int, values: Options) -> str:
+    if values["early"] * workers <= 1:
+        return ""
+    return (
+        f"early={values['early']:g} applies more than all of the momentum in a round of {workers} "
+        f"arrivals; choose at most {1 / workers:g}"
+    )
+
+
+def _too_many(workers: int, values: Options) -> str:
+    if values["quorum"] <= workers:
+        return ""
+    return (
+        f"a quorum of {values['quorum']} never meets among {workers} workers; choose at most "
+        f"{workers}"
     )
 
 
@@ -331,6 +379,37 @@ _ROWS = (
         refuses=_late,
         paper_values={"period": 500},
         about="Douillard et al. 2023; with fragments Streaming DiLoCo, 2025: an outer Nesterov step.",
+    ),
+    Method(
+        "async_diloco", "local updates", "Liu et al. 2024", "centre", outer_server.async_diloco,
+        Promises(
+            False, "server", "0", True, "2 / steps between", lambda p, o: 2 / o["period"],
+            is_plain_alone=False, memory=lambda p, o: 2.0,
+        ),
+        server=outer_server.delayed_nesterov_server,
+        has_server=True,
+        is_synchronous=lambda options: False,
+        suits=lambda workers, steps: {"period": _period(steps, 8)},
+        follows=_arriving_step,
+        refuses=_too_early,
+        paper_values={"period": 50},
+        about="Liu et al. 2024: asynchronous local SGD with delayed Nesterov and dynamic steps.",
+    ),
+    Method(
+        "decoupled_diloco", "local updates", "Douillard et al. 2026", "centre",
+        outer_server.decoupled_diloco,
+        Promises(
+            False, "nobody", "0", True, "2 / period", lambda p, o: 2 / o["period"],
+            is_plain_alone=False, memory=lambda p, o: 1.0,
+        ),
+        server=outer_server.syncer,
+        has_server=True,
+        is_synchronous=lambda options: False,
+        suits=lambda workers, steps: {"period": _period(steps, 24)},
+        follows=_merged_step,
+        refuses=_too_many,
+        paper_values={"period": 24},
+        about="Douillard et al. 2026: learners never wait; a quorum's fragments are merged.",
     ),
     Method(
         "noloco", "local updates", "Kolehmainen et al. 2025", "mean", gossip.noloco,

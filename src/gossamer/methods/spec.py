@@ -280,10 +280,12 @@ _CHOICES = {
     "state": ("local", "averaged", "reset"),
     "adapt": ("before", "after"),
     "by": DIVISIONS,
+    "merge": ("radial", "mean"),
 }
-_AT_LEAST_ONE = ("period", "n_push", "n_fetch", "n", "pieces", "fragments")
+_AT_LEAST_ONE = ("period", "n_push", "n_fetch", "n", "pieces", "fragments", "fewest", "quorum")
 _NOT_NEGATIVE = (
     "least", "most", "bound", "backups", "cap", "compensation", "strength", "outer_rate", "zeta", "delay",
+    "grace", "patience",
 )  # fmt: skip
 _SHARES = (
     "switch", "beta", "delta", "block_momentum", "outer_momentum", "alpha", "warm_start",
