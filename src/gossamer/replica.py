@@ -105,6 +105,15 @@ class Layout:
             tuple(tensor.numel() for _, tensor in named),
         )
 
+    def shapes_in(self, part: slice) -> list[torch.Size]:
+        """Of the tensors that begin in a range of the flat vector."""
+        begins = [0, *accumulate(self.sizes)]
+        return [
+            shape
+            for begin, shape in zip(begins, self.shapes, strict=False)
+            if part.start <= begin < part.stop
+        ]
+
     @property
     def total(self) -> int:
         return sum(self.sizes)

@@ -118,11 +118,15 @@ class World:
         self.slices = (
             cut(model.layout.sizes, settings.method.servers) if self.method.has_server else ()
         )
-        make_store = partial(
-            ReplicaStore, optimiser=optimiser, clip=settings.clip, kernel=self.kernel
-        )
-        self.workers = make_store(self.size, model.initial)
-        self.servers = tuple(make_store(1, model.initial[part]) for part in self.slices)
+
+        def make_store(rows: int, part: slice) -> ReplicaStore:
+            own = optimiser.suited(model.layout.shapes_in(part))
+            return ReplicaStore(
+                rows, model.initial[part], own, clip=settings.clip, kernel=self.kernel
+            )
+
+        self.workers = make_store(self.size, slice(0, model.layout.total))
+        self.servers = tuple(make_store(1, part) for part in self.slices)
         self.ends = self.size + len(self.servers)
         self.schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=self.size)
         self._base_rate = settings.learning_rate
