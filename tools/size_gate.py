@@ -32,6 +32,8 @@ BUDGETS = {
     "commands/work": 3090,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
+    # New: compressors of what is exchanged, and the worker that uses them below every method.
+    "compression": 1500,
     "config": 1400,
     "contract": 800,
     "integrations": 410,

@@ -105,18 +105,22 @@ class Layout:
             tuple(tensor.numel() for _, tensor in named),
         )
 
-    def shapes_in(self, part: slice) -> list[torch.Size]:
-        """Of the tensors that begin in a range of the flat vector."""
-        begins = [0, *accumulate(self.sizes)]
-        return [
-            shape
-            for begin, shape in zip(begins, self.shapes, strict=False)
-            if part.start <= begin < part.stop
-        ]
-
     @property
     def total(self) -> int:
         return sum(self.sizes)
+
+    def within(self, part: slice) -> Layout:
+        """The layout of a range of the flat vector. A tensor that is cut becomes a vector."""
+        ends = list(accumulate(self.sizes))
+        found: list[tuple[str, torch.Size, int]] = []
+        for name, shape, size, end in zip(self.names, self.shapes, self.sizes, ends, strict=True):
+            inside = max(0, min(end, part.stop) - max(end - size, part.start))
+            if inside:
+                found.append((name, shape if inside == size else torch.Size([inside]), inside))
+        if not found:
+            return Layout((), (), ())
+        names, shapes, sizes = zip(*found, strict=True)
+        return Layout(names, shapes, sizes)
 
     def pack(self, tensors: Iterable[Tensor]) -> Tensor:
         flat = [tensor.detach().reshape(-1) for tensor in tensors]
@@ -129,6 +133,9 @@ class Layout:
             name: piece.view(shape)
             for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
         }
+
+
+NOWHERE = Layout((), (), ())
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -162,31 +169,33 @@ class Fragment:
 
     places: tuple[slice, ...]
     """The ranges of the vector; neighbouring tensors are one range."""
-    sizes: tuple[int, ...]
-    """The lengths of its tensors."""
+    layout: Layout
+    """Its tensors, one after the other."""
 
     @staticmethod
-    def of_tensors(sizes: Sequence[int], numbers: Iterable[int]) -> Fragment:
-        ends, chosen = list(accumulate(sizes)), sorted(numbers)
+    def of_tensors(layout: Layout, numbers: Iterable[int]) -> Fragment:
+        ends, chosen = list(accumulate(layout.sizes)), sorted(numbers)
         places: list[slice] = []
         for number in chosen:
-            start, stop = ends[number] - sizes[number], ends[number]
+            start, stop = ends[number] - layout.sizes[number], ends[number]
             if places and places[-1].stop == start:
                 start = places.pop().start
             places.append(slice(start, stop))
-        return Fragment(tuple(places), tuple(sizes[number] for number in chosen))
+        kept = [(layout.names[n], layout.shapes[n], layout.sizes[n]) for n in chosen]
+        names, shapes, sizes = zip(*kept, strict=True) if kept else ((), (), ())
+        return Fragment(tuple(places), Layout(names, shapes, sizes))
 
     def moved(self, by: int) -> Fragment:
         """The same tensors in a vector that begins so much earlier."""
         places = tuple(slice(place.start + by, place.stop + by) for place in self.places)
-        return Fragment(places, self.sizes)
+        return Fragment(places, self.layout)
 
     def of(self, flat: Tensor) -> Tensor:
         """Its numbers: the vector itself if they are all, a view where they lie together, otherwise
         a copy."""
         if len(self.places) > 1:
             return torch.cat([flat[place] for place in self.places])
-        return flat if sum(self.sizes) == flat.numel() else flat[self.places[0]]
+        return flat if self.layout.total == flat.numel() else flat[self.places[0]]
 
     def put_(self, flat: Tensor, value: Tensor) -> None:
         """Write its numbers into a vector of the whole model."""
@@ -198,18 +207,19 @@ class Fragment:
 DIVISIONS = ("balanced", "sequential", "strided")
 
 
-def fragments_of(sizes: Sequence[int], count: int, by: str) -> tuple[Fragment, ...]:
+def fragments_of(layout: Layout, count: int, by: str) -> tuple[Fragment, ...]:
     """The model as so many fragments of whole tensors, or one per tensor where there are fewer.
 
     `balanced` gives each tensor, the largest first, to the fragment that is smallest so far;
     `sequential` cuts the model into consecutive ranges; `strided` deals the tensors out in turn.
     """
+    sizes = layout.sizes
     count = min(count, len(sizes))
     held: list[list[int]] = [[] for _ in range(count)]
     if by == "sequential":
         starts = [part.start for part in cut(sizes, count)]
-        begins = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
-        for number, begin in enumerate(begins):
+        for number, end in enumerate(accumulate(sizes)):
+            begin = end - sizes[number]
             held[sum(start <= begin for start in starts) - 1].append(number)
     elif by == "strided":
         held = [list(range(first, len(sizes), count)) for first in range(count)]
@@ -219,4 +229,4 @@ def fragments_of(sizes: Sequence[int], count: int, by: str) -> tuple[Fragment, .
             smallest = lengths.index(min(lengths))
             held[smallest].append(number)
             lengths[smallest] += sizes[number]
-    return tuple(Fragment.of_tensors(sizes, numbers) for numbers in held)
+    return tuple(Fragment.of_tensors(layout, numbers) for numbers in held)

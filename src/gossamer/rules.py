@@ -59,8 +59,15 @@ def mean_into(target: Tensor, values: Sequence[Tensor], divisor: float) -> None:
     """Write the sum of the values, added first to last and divided by `divisor`, into `target`.
 
     This works block by block, so that a sum is still in the cache when it is added to and divided.
-    Every number of a block is written once, at the end, so `target` may be one of the values.
+    Every number of a block is written once, at the end, so `target` may be one of the values. Sums
+    of numbers with 16 bits have 32.
     """
+    if target.dtype in (torch.float16, torch.bfloat16) and len(values) > 1:
+        total = values[0].float()
+        for value in values[1:]:
+            total.add_(value)
+        target.copy_(total.div_(divisor))
+        return
     passes = len(values) - (divisor == 1)
     is_blocked = passes > 1 and target.numel() > _BLOCK and target.device.type == "cpu"
     if is_blocked and all(one.is_contiguous() for one in (target, *values)):

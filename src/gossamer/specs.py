@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union
 
@@ -20,6 +21,8 @@ from gossamer.errors import ConfigurationError, unknown_name
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+_PLUS = re.compile(r"\+\s*([A-Za-z_]\w*)")
 
 
 def parse_spec(text: str, kind: str) -> tuple[str, dict[str, str]]:
@@ -42,6 +45,20 @@ def parse_spec(text: str, kind: str) -> tuple[str, dict[str, str]]:
             raise ConfigurationError(f"{kind} {text!r} gives {key!r} twice; give it once")
         options[key] = _unwrap(value) if equals else "true"
     return name, options
+
+
+def split_suffix(text: str, known: Iterable[str]) -> tuple[str, str | None]:
+    """Split `first+second` at a '+' that no parenthesis encloses and a known name follows.
+
+    A name is as long as letters, digits and underscores go on.
+    """
+    if "+" not in text:
+        return text, None
+    depths = _depths(text, repr(text))
+    for match in _PLUS.finditer(text):
+        if depths[match.start()] == 0 and match[1] in known:
+            return text[: match.start()], text[match.start() + 1 :]
+    return text, None
 
 
 def print_spec(name: str, options: Mapping[str, object]) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.errors import ProtocolError
 from gossamer.payload import payload
 from gossamer.pending import Pending
-from gossamer.replica import Replica
+from gossamer.replica import Fragment, Layout, Replica
 
 T = TypeVar("T")
 Tag = str | tuple[str, int]
@@ -102,8 +102,8 @@ class Worker(Protocol):
         ...
 
     @property
-    def sizes(self) -> Sequence[int]:
-        """The lengths of the model's parameter tensors, one after the other in the flat vector."""
+    def layout(self) -> Layout:
+        """The place of each parameter of the model in the flat vector."""
         ...
 
     @property
@@ -165,10 +165,16 @@ class Worker(Protocol):
         """Everyone's value by rank, of those alive."""
         ...
 
-    def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
+    def all_reduce(
+        self, value: Tensor, *, over: Sequence[int] | None = None,
+        reference: Tensor | None = None, part: Fragment | None = None,
+    ) -> Pending[Tensor]:  # fmt: skip
         """The mean over the living, added in order of rank, the same bits for everyone.
 
-        A member that dies is left out: the group is rebuilt over the survivors.
+        A member that dies is left out: the group is rebuilt over the survivors. Two hints are for
+        compression only, and ignored without it: `reference` is what all members hold already, so
+        that only the difference to it need travel, and `part` is the part of the flat vector that
+        this is, so that what was not sent stays with its own part.
         """
         ...
 

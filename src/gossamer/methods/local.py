@@ -25,11 +25,16 @@ async def _outer_loop(
 ) -> None:  # fmt: skip
     """In the first part of the run, the share `switch`, all workers average after every step. A
     meeting of fragments is waited for `delay` steps after it began."""
-    parts = parts or fragments_of(w.sizes, 1, "sequential")
+    parts = parts or fragments_of(w.layout, 1, "sequential")
     model = OuterModel(x, outer)
     # Of a meeting that a checkpoint interrupted there is what was sent, and it is sent again.
     sent = {name: value for name, value in x.memory.items() if name.startswith("sent ")}
-    flight = [(*_numbers(name), w.all_reduce(value)) for name, value in sent.items()]
+
+    def exchange(number: int, value: Tensor) -> Pending[Tensor]:
+        part = parts[number]
+        return w.all_reduce(value, reference=part.of(model.start), part=part)
+
+    flight = [(*found, exchange(found[1], sent[name])) for name in sent for found in [_numbers(name)]]
 
     async def meet(began: int, number: int, meeting: Pending[Tensor]) -> None:
         part, inner_rate = parts[number], x.learning_rate if by_rate else None
@@ -42,7 +47,7 @@ async def _outer_loop(
         meeting = range(len(parts)) if t < early else due(t - early, period, len(parts))
         for number in meeting:
             value = own_copy(x, parts[number])
-            flight.append((t, number, w.all_reduce(value)))
+            flight.append((t, number, exchange(number, value)))
             if delay:
                 x.memory[f"sent {t} {number}"] = value
         while flight and flight[0][0] + delay <= t:
@@ -112,5 +117,17 @@ async def diloco(
     `delay` steps a worker takes the result, of which it replaces the share `mix` by its own part.
     """
     outer = OuterOptimiser(outer_rate, outer_momentum, nesterov=True)
-    parts = fragments_of(w.sizes, fragments, by)
+    parts = fragments_of(w.layout, fragments, by)
     await _outer_loop(w, x, outer, period=period, parts=parts, delay=delay, mix=mix)
+
+
+async def sparse_loco(
+    w: Worker, x: Replica, *, period: int = 8, outer_rate: float = 1.0
+) -> None:
+    """Sarfi et al. 2025, SparseLoCo: local steps, then 1 of 64 numbers of the displacement.
+
+    What was not sent is added to the next displacement and decays by 0.95 a round, which stands in
+    for an outer momentum. The compressor does that; another one may be put in its place, as in
+    `sparse_loco+topk:share=0.03,bits=2,decay=0.95`.
+    """
+    await _outer_loop(w, x, OuterOptimiser(outer_rate, 0.0), period=period)

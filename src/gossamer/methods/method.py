@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gossamer.compression.pairing import EXCHANGES
 from gossamer.errors import ConfigurationError, Error, ProtocolError, RunFailed, unknown_name
 from gossamer.own_code import place_in, place_of, told
 
@@ -89,10 +90,15 @@ class Method:
     follows: Callable[[int, Options, Options], dict[str, Any]] = lambda workers, values, given: {}
     """Defaults that follow from the number of workers and from the other options, of which those in
     `given` are the user's own. The paper's values follow from nothing."""
+    compressor: str = ""
+    """The compressor that belongs to the method, unless the user names another one."""
     refuses: Callable[[int, Options], str] = lambda workers, values: ""
     """Why so many workers cannot run with these options; empty if they can."""
     paper_values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The paper's own values, chosen by the flag `paper`."""
+
+    exchange: str = ""
+    """What its workers exchange, of `EXCHANGES`, which decides what can be compressed."""
 
     about: str = ""
     """One line for those whose worker is a text shared by several methods."""
@@ -223,6 +229,8 @@ def check_row(row: Method) -> None:
     where = f"method {row.name} ({place_of(row.worker) or 'typed in'})"
     if row.promises.waits_for not in WAITS_FOR:
         raise unknown_name(f"waits_for of {where}:", row.promises.waits_for, WAITS_FOR)
+    if row.exchange and row.exchange not in EXCHANGES:
+        raise unknown_name(f"exchange of {where}:", row.exchange, EXCHANGES)
     if row.output not in OUTPUTS:
         raise unknown_name(f"output of {where}:", row.output, OUTPUTS)
     for role in filter(None, (row.worker, row.server)):

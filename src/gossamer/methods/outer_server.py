@@ -149,16 +149,8 @@ class MergedFragment:
 
 
 def parts_of(w: Worker, server: int, fragments: int, by: str) -> tuple[Fragment, ...]:
-    """The fragments of one server's range, as parts of the whole model."""
-    whole = w.slices[server]
-    held: list[int] = []
-    at = 0
-    for number, size in enumerate(w.sizes):
-        if whole.start <= at < whole.stop:
-            held.append(number)
-        at += size
-    own = fragments_of([w.sizes[number] for number in held], fragments, by)
-    return tuple(part.moved(whole.start) for part in own)
+    """The fragments of one server's range, as parts of that range."""
+    return fragments_of(w.layout.within(w.slices[server]), fragments, by)
 
 
 async def decoupled_diloco(
@@ -171,7 +163,7 @@ async def decoupled_diloco(
     of its steps; its optimiser's moments stay as they are.
     """
     places = [
-        (server, number, part)
+        (server, number, part.moved(w.slices[at].start))
         for at, server in enumerate(w.servers)
         for number, part in enumerate(parts_of(w, at, fragments, by))
     ]
@@ -214,8 +206,7 @@ async def syncer(
     seconds: a worker that never waits has no use for the result earlier. Displacements are taken
     from the present model and weighted by steps.
     """
-    own = w.slices[w.servers.index(w.rank)]
-    parts = [part.moved(-own.start) for part in parts_of(w, w.servers.index(w.rank), fragments, by)]
+    parts = parts_of(w, w.servers.index(w.rank), fragments, by)
     model = OuterModel(x, OuterOptimiser(outer_rate, outer_momentum, nesterov=True))
     held: list[dict[int, Message]] = [{} for _ in parts]
     ends: list[float | None] = [None] * len(parts)
@@ -261,7 +252,7 @@ def _merge(
         weights = [float(one.steps) for one in counted]
         shares = [weight / sum(weights) for weight in weights]
         mean = weighted_sum(list(zip(shares, ways, strict=True)))
-        way = radial_mean(ways, weights, part.sizes) if is_radial else mean
+        way = radial_mean(ways, weights, part.layout.sizes) if is_radial else mean
         adopt_(x, part, model.step(part, start - way))
     value = part.of(model.start).clone()
     number = ordered[0].payload.fragment

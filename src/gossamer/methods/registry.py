@@ -204,10 +204,12 @@ _ROWS = (
         ),
         trains_output=lambda options: True,
         balances=True,
+        exchange="gradients",
     ),
     Method(
         "d_psgd", "decentralised", "Lian et al. 2017", "mean", decentralised.d_psgd,
         Promises(True, "neighbours", "0", True, "degree", _degree, memory=_neighbours_models),
+        exchange="models",
     ),
     Method(
         "ad_psgd", "decentralised", "Lian et al. 2018, Algorithms 2-4", "mean",
@@ -220,6 +222,7 @@ _ROWS = (
         is_synchronous=lambda options: False,
         suits=_bipartite,
         paper_values={"topology": "bipartite_ring", "least": 0.0, "most": inf},
+        exchange="pairs",
     ),
     Method(
         "pull_gossip", "gossip", "Jin et al. 2016, Algorithm 3", "mean", gossip.pull_gossip,
@@ -227,6 +230,7 @@ _ROWS = (
             False, "peer's card", "0", True, "1 / period", lambda p, o: (p > 1) / o["period"]
         ),
         is_synchronous=lambda options: False,
+        exchange="models",
     ),
     Method(
         "push_gossip", "gossip", "Jin et al. 2016, Algorithm 4", "mean", gossip.push_gossip,
@@ -235,11 +239,13 @@ _ROWS = (
             memory=lambda p, o: (p > 1) * _MESSAGES,
         ),
         is_synchronous=lambda options: False,
+        exchange="models",
     ),
     Method(
         "push_sum", "gossip", "Assran et al. 2019, Algorithms 1-2", "mean", gossip.push_sum,
         Promises(True, "in-neighbours", "0", True, "out-degree", _degree, memory=_shares_of_mass),
         paper_values={"topology": "one_peer_exponential"},
+        exchange="models",
     ),
     Method(
         "easgd", "elastic", "Zhang, Choromanska & LeCun 2015", "centre", elastic.easgd,
@@ -251,6 +257,7 @@ _ROWS = (
         is_synchronous=lambda options: bool(options["synchronous"]),
         suits=lambda workers, steps: {"alpha": 0.9 / workers, "period": _period(steps, 4)},
         paper_values={"period": 10},
+        exchange="memory",
     ),
     Method(
         "eamsgd", "elastic", "Zhang, Choromanska & LeCun 2015", "centre", elastic.eamsgd,
@@ -263,6 +270,7 @@ _ROWS = (
         is_synchronous=lambda options: bool(options["synchronous"]),
         suits=lambda workers, steps: {"alpha": 0.9 / workers, "period": _period(steps, 4)},
         paper_values={"period": 10, "delta": 0.99},
+        exchange="memory",
     ),
     Method(
         "sync_server", "parameter server", "Chen et al. 2016", "server", server.client,
@@ -274,6 +282,7 @@ _ROWS = (
         balances=True,
         suits=lambda workers, steps: {"backups": 0, "decay": 0.0},
         about="Chen et al. 2016: a server that waits for a gradient of every worker (hardsync).",
+        exchange="server",
     ),
     Method(
         "backup_workers", "parameter server", "Chen et al. 2016", "moving average", server.client,
@@ -287,6 +296,7 @@ _ROWS = (
         },
         paper_values={"decay": 0.9999},
         about="Chen et al. 2016: the first N gradients make a step, late ones are dropped.",
+        exchange="server",
     ),
     Method(
         "ssp", "parameter server", "Ho et al. 2013", "server", server.ssp,
@@ -295,6 +305,7 @@ _ROWS = (
         has_server=True,
         leaves_out_momentum=True,
         is_synchronous=lambda options: options["bound"] == 0,
+        exchange="server",
     ),
     Method(
         "bounded_delay", "parameter server", "Li et al. 2014", "server", server.client,
@@ -304,6 +315,7 @@ _ROWS = (
         leaves_out_momentum=True,
         is_synchronous=lambda options: options["bound"] == 0,
         about="Li et al. 2014: step t starts when everyone has finished step t - bound - 1.",
+        exchange="server",
     ),
     Method(
         "softsync", "parameter server", "Gupta et al. 2016", "server", server.client,
@@ -312,6 +324,7 @@ _ROWS = (
         has_server=True,
         is_synchronous=lambda options: False,
         about="Gupta et al. 2016: an update after every c = p / n gradients, from anyone.",
+        exchange="server",
     ),
     Method(
         "staleness_aware", "parameter server", "Zhang et al. 2016", "server", server.client,
@@ -322,6 +335,7 @@ _ROWS = (
         is_synchronous=lambda options: False,
         suits=lambda workers, steps: {"n": workers, "damping": "inverse", "divide": False},
         about="Zhang et al. 2016: each gradient's step is divided by its own staleness.",
+        exchange="server",
     ),
     Method(
         "dc_asgd", "parameter server", "Zheng et al. 2017", "server", server.client,
@@ -331,6 +345,7 @@ _ROWS = (
         leaves_out_momentum=True,
         is_synchronous=lambda options: False,
         about="Zheng et al. 2017: each gradient is corrected for the way gone since its point.",
+        exchange="server",
     ),
     Method(
         "hogwild", "parameter server", "Recht et al. 2011", "server", server.hogwild,
@@ -338,6 +353,7 @@ _ROWS = (
         has_server=True,
         leaves_out_momentum=True,
         is_synchronous=lambda options: False,
+        exchange="memory",
     ),
     Method(
         "downpour", "parameter server", "Dean et al. 2012", "server", server.downpour,
@@ -352,12 +368,14 @@ _ROWS = (
         is_synchronous=lambda options: False,
         suits=lambda workers, steps: {"divide": workers > 1},
         paper_values={"divide": False},
+        exchange="server",
     ),
     Method(
         "local_sgd", "local updates", "Zinkevich et al. 2010; Lin et al. 2020", "mean",
         local.local_sgd, _outer(plain=True),
         suits=lambda workers, steps: {"period": _period(steps, 8)},
         paper_values={"period": 16, "switch": 0.5},
+        exchange="differences",
     ),
     Method(
         "bmuf", "local updates", "Chen & Huo 2016", "mean", local.bmuf, _outer(plain=False),
@@ -365,11 +383,13 @@ _ROWS = (
             "period": _period(steps, 8), "block_momentum": 1 - 1 / workers,
         },
         follows=_block_momentum,
+        exchange="differences",
     ),
     Method(
         "slowmo", "local updates", "Wang et al. 2020", "mean", local.slowmo, _outer(plain=False),
         suits=lambda workers, steps: {"period": _period(steps, 8)},
         paper_values={"period": 48},
+        exchange="differences",
     ),
     Method(
         "diloco", "local updates", "Douillard et al. 2023", "mean", local.diloco,
@@ -379,6 +399,19 @@ _ROWS = (
         refuses=_late,
         paper_values={"period": 500},
         about="Douillard et al. 2023; with fragments Streaming DiLoCo, 2025: an outer Nesterov step.",
+        exchange="differences",
+    ),
+    Method(
+        "sparse_loco", "local updates", "Sarfi et al. 2025", "mean", local.sparse_loco,
+        dataclasses.replace(
+            _outer(plain=False), traffic="(p-1) / 146 / period",
+            models_per_step=lambda p, o: (p - 1) * 0.21875 / 32 / o["period"],
+            memory=lambda p, o: 4.0,
+        ),
+        suits=lambda workers, steps: {"period": _period(steps, 30)},
+        paper_values={"period": 30},
+        exchange="differences",
+        compressor="topk:share=0.015625,bits=2,decay=0.95",
     ),
     Method(
         "async_diloco", "local updates", "Liu et al. 2024", "centre", outer_server.async_diloco,
@@ -394,6 +427,7 @@ _ROWS = (
         refuses=_too_early,
         paper_values={"period": 50},
         about="Liu et al. 2024: asynchronous local SGD with delayed Nesterov and dynamic steps.",
+        exchange="displacements",
     ),
     Method(
         "decoupled_diloco", "local updates", "Douillard et al. 2026", "centre",
@@ -410,6 +444,7 @@ _ROWS = (
         refuses=_too_many,
         paper_values={"period": 24},
         about="Douillard et al. 2026: learners never wait; a quorum's fragments are merged.",
+        exchange="models",
     ),
     Method(
         "noloco", "local updates", "Kolehmainen et al. 2025", "mean", gossip.noloco,
@@ -422,11 +457,13 @@ _ROWS = (
         follows=_pair_step,
         refuses=_unstable_pairs,
         paper_values={"period": 50},
+        exchange="models",
     ),
     Method(
         "ensemble", "independent", "Ben-Nun & Hoefler 2019", "ensemble", synchronous.ensemble,
         Promises(True, "nobody", "0", True, "0", lambda p, o: 0.0),
         is_synchronous=lambda options: False,
+        exchange="nothing",
     ),
 )  # fmt: skip
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from gossamer.compression import COMPRESSORS, Compressor, parse_compressor
+from gossamer.compression.pairing import refusal
 from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.methods.method import Method, Options, options_of
 from gossamer.methods.registry import METHODS
@@ -23,7 +25,7 @@ from gossamer.own_code import (
     place_of,
 )
 from gossamer.replica import DIVISIONS
-from gossamer.specs import bind, convert, print_spec
+from gossamer.specs import bind, convert, parse_spec, print_spec, split_suffix
 from gossamer.topology import make_topology
 
 
@@ -47,6 +49,8 @@ class MethodSpec:
     """Lower the server's explicit momentum by what asynchrony itself adds."""
     keep_momentum: bool = False
     """Keep SGD's momentum where it is left out otherwise."""
+    compressor: Compressor | None = None
+    """What makes the exchanges of the method smaller."""
 
     def __post_init__(self) -> None:
         """However a spec is made, what is wrong with its options is said before anything runs."""
@@ -58,6 +62,12 @@ class MethodSpec:
                 f"{self.name}: groups must be a number of groups or 'host', got {self.groups!r}"
             )
         self._check_balance()
+        if self.compressor is None and self.method.compressor:
+            object.__setattr__(self, "compressor", parse_compressor(self.method.compressor))
+        if self.compressor is not None:
+            reason = refusal(self.method.exchange, self.compressor)
+            if reason is not None:
+                raise ConfigurationError(f"{self.name} cannot use {self.compressor.name}: {reason}")
         _need_server(
             self.method, [k for k in _SERVER_SIDE if getattr(self, k) != getattr(MethodSpec, k)]
         )
@@ -108,7 +118,10 @@ class MethodSpec:
             shown["lower_momentum"] = True
         if self.keep_momentum:
             shown["keep_momentum"] = True
-        return print_spec(self.method.reference or self.name, shown)
+        text = print_spec(self.method.reference or self.name, shown)
+        own = self.method.compressor
+        is_own = self.compressor is None or (own and self.compressor == parse_compressor(own))
+        return text if is_own else f"{text}+{self.compressor}"
 
     def optimiser(self, asked: Optimiser, ends: int, *, is_synchronous: bool) -> Optimiser:
         """What the replicas of a run descend with, the workers' as well as the servers': the one
@@ -186,9 +199,15 @@ class MethodSpec:
 
 
 def parse_method(text: str | MethodSpec) -> MethodSpec:
-    """`name` or `name:key=value,...`; `name:paper` takes the paper's own values."""
+    """`name` or `name:key=value,...`; `name:paper` takes the paper's own values, and
+    `name+compressor:key=value,...` compresses what the method exchanges."""
     if isinstance(text, MethodSpec):
         return text
+    text, suffix = split_suffix(text, COMPRESSORS)
+    if suffix is None and not is_own(text):
+        head, plus, rest = text.partition("+")
+        if plus and head.partition(":")[0] in METHODS and not rest[:1].isdecimal():
+            raise unknown_name("compressor", parse_spec(rest, "compressor")[0], COMPRESSORS)
     name, given = parse_reference(text, "method")
     method = find_method(name)
     is_paper = given.pop("paper", "false") == "true"
@@ -198,7 +217,7 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
     _need_server(method, list(server_side))
     return MethodSpec(
         method, given, is_paper, int(groups) if groups.isdecimal() else groups, balance,
-        **server_side,
+        compressor=None if suffix is None else parse_compressor(suffix), **server_side,
     )  # fmt: skip
 
 

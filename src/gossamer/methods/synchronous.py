@@ -17,7 +17,9 @@ async def all_reduce(w: Worker, x: Replica, *, overlap: bool = True, stale: int 
     step applies the mean gradient of the step before, so that reducing overlaps with computing.
     """
     on_the_way: list[tuple[int, Pending[list[Tensor]]]] = [
-        (max(0, int(step) - stale), gather([w.all_reduce(sent)])) for step, sent in x.memory.items()
+        (max(0, int(step) - stale), gather([w.all_reduce(sent)]))
+        for step, sent in x.memory.items()
+        if step.isdecimal()
     ]
     for t in w.steps():
         read, gradient = x.version, w.gradient(x)
@@ -35,7 +37,8 @@ async def all_reduce(w: Worker, x: Replica, *, overlap: bool = True, stale: int 
             x.descend_(join_buckets(await mean), read=read)  # x(t+1) = x(t) + d(t)
     for read, mean in on_the_way:
         x.descend_(join_buckets(await mean), read=read)
-    x.memory.clear()  # all of them have been applied
+    for step in [step for step in x.memory if step.isdecimal()]:
+        del x.memory[step]  # all of them have been applied
 
 
 async def ensemble(w: Worker, x: Replica) -> None:

@@ -34,6 +34,7 @@ from gossamer.pending import Pending, gather
 from gossamer.real.driver import Driver
 from gossamer.real.transports.checked_values import numbers_from
 from gossamer.real.transports.transport import Stopped, StopToken, Transport, Window
+from gossamer.replica import NOWHERE, Layout
 from gossamer.worker import INBOX, Left, Message, Tag
 
 _HEADER = struct.Struct("<BiiqqH")
@@ -51,8 +52,8 @@ class Addresses:
     size: int
     slices: tuple[slice, ...] = ()
     """The range of the parameters that each server holds."""
-    sizes: tuple[int, ...] = ()
-    """The lengths of the model's parameters."""
+    layout: Layout = NOWHERE
+    """The place of each parameter in the flat vector."""
 
     @property
     def ends(self) -> int:

@@ -33,9 +33,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from gossamer.compression.compressed_worker import compressed
 from gossamer.errors import Error, Late, PeerLost
 from gossamer.groups import Grouping, Groups, even_groups, role_of
 from gossamer.methods import MethodSpec, for_role
+from gossamer.methods.method import Role
 from gossamer.observe.metrics import summary
 from gossamer.observe.run_observer import RunObserver
 from gossamer.optim.optimisers import Optimiser
@@ -51,7 +53,7 @@ from gossamer.real.replicas import Place, PublishedReplica
 from gossamer.real.router import Addresses, Router
 from gossamer.real.transports.transport import Stopped, StopToken, Store, Transport, Window
 from gossamer.real.worker import MakeGradient, Pace, RealWorker, Reduce
-from gossamer.replica import Replica, cut
+from gossamer.replica import Layout, Replica, cut
 
 _CPU = torch.device("cpu")
 _LOOK_S = 0.01
@@ -63,11 +65,11 @@ class Session:
     """One worker of a run, the servers in its process, and their connection to the others."""
 
     def __init__(
-        self, transport: Transport, spec: MethodSpec, observer: RunObserver, sizes: Sequence[int],
+        self, transport: Transport, spec: MethodSpec, observer: RunObserver, layout: Layout,
         *, seed: int, steps: int, options: Mapping[str, Any] | None = None,
         has_leavers: bool = False,
     ) -> None:  # fmt: skip
-        """`sizes` are the lengths of the model's parameters, at whose borders servers divide it.
+        """`layout` is that of the model's parameters, at whose borders servers divide it.
         `steps` is about how many steps each worker will make; the method's options are derived from
         it, unless a resumed run gives its `options`. `has_leavers` says that a worker may leave
         before the others, who then go on without it."""
@@ -87,8 +89,8 @@ class Session:
         self._stop = StopToken()
         self.driver = Driver(self._stop)
         self.driver.on_wait = partial(observer.waited, self.rank)
-        slices = cut(sizes, spec.servers) if self.method.has_server else ()
-        self.addresses = Addresses(self.size, slices, tuple(sizes))
+        slices = cut(layout.sizes, spec.servers) if self.method.has_server else ()
+        self.addresses = Addresses(self.size, slices, layout)
         self.router = Router(transport, self.addresses, self.driver)
         self.router.on_lost = lambda process: observer.lost(process, time.monotonic_ns())
         observer.callbacks.on_failure = self.driver.fail
@@ -166,7 +168,7 @@ class Session:
         it, the loss is raised."""
         for end in self.addresses.hosted_by(self.rank)[1:]:
             self._start_server(end, server_replica(end), pace)
-        role, options = self.method.worker, for_role(self.method.worker, self.options)
+        role, options = self._role(self.method.worker), for_role(self.method.worker, self.options)
         own = cast(Replica, replica)
         if not self.grouping.groups:
             self.main = role(worker, own, **options)
@@ -176,13 +178,17 @@ class Session:
             on_orphaned=on_orphaned,
         )  # fmt: skip
 
+    def _role(self, role: Role) -> Role:
+        """What an end runs, with its exchanges compressed where the user wants that."""
+        return compressed(role, self.spec.compressor, self.method.exchange)
+
     def _start_server(self, end: int, replica: PublishedReplica, pace: Pace) -> None:
         self.servers[end] = replica
         self.router.offer(f"output {end}", lambda: Contribution.of_server(replica))
         role = self.method.server
         if role is not None:
             worker, options = self.make_worker(end, pace), for_role(role, self.options)
-            task = role(worker, cast(Replica, replica), **options)
+            task = self._role(role)(worker, cast(Replica, replica), **options)
             self.driver.start(task, f"server {end}")
 
     def explain_itself(self) -> None:

@@ -21,7 +21,7 @@ from gossamer.real.router import Router
 from gossamer.real.silent_peers import Silence
 from gossamer.real.transports.buffers import joined
 from gossamer.real.transports.transport import StopToken, Transport
-from gossamer.replica import Replica
+from gossamer.replica import Fragment, Layout, Replica
 from gossamer.worker import Gradient, Left, Message, Tag, check_idle
 
 T = TypeVar("T")
@@ -124,8 +124,8 @@ class RealWorker:
         return self._router.addresses.slices
 
     @property
-    def sizes(self) -> Sequence[int]:
-        return self._router.addresses.sizes
+    def layout(self) -> Layout:
+        return self._router.addresses.layout
 
     @property
     def clients(self) -> frozenset[int]:
@@ -243,7 +243,10 @@ class RealWorker:
 
     # ------------------------------------------------------------------ collectives
 
-    def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
+    def all_reduce(
+        self, value: Tensor, *, over: Sequence[int] | None = None,
+        reference: Tensor | None = None, part: Fragment | None = None,
+    ) -> Pending[Tensor]:  # fmt: skip
         members = range(self.size) if over is None else over
         is_inside = bool(self._inside) and tuple(members) == self._inside
         # The buckets of a gradient are one exchange, and a group's mean is none.

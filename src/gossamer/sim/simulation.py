@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.compression.compressed_worker import compressed
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, ProtocolError, RunOver
 from gossamer.groups import Grouping, role_of
 from gossamer.methods import Method, MethodSpec, for_role
-from gossamer.methods.method import blamed_method
+from gossamer.methods.method import Role, blamed_method
 from gossamer.observe.callbacks import Callback
 from gossamer.observe.metrics import summary
 from gossamer.observe.observer import Observer
@@ -129,8 +130,13 @@ class Simulation:
         if method.server is not None:
             for end in range(world.size, world.ends):
                 own = for_role(method.server, options)
-                role = method.server(SimulatedWorker(world, end), world.replicas[end], **own)
+                text = self._compressed(method.server)
+                role = text(SimulatedWorker(world, end), world.replicas[end], **own)
                 world.kernel.spawn(role, end, is_main=False)
+
+    def _compressed(self, role: Role) -> Role:
+        spec = self.settings.method
+        return compressed(role, spec.compressor, spec.method.exchange)
 
     def _make_worker(self, rank: int) -> SimulatedWorker:
         return SimulatedWorker(self.world, rank)
@@ -138,13 +144,13 @@ class Simulation:
     async def _lifetime(self, worker: SimulatedWorker, options: dict[str, Any]) -> None:
         replica = self.world.replicas[worker.rank]
         own = for_role(self._method.worker, options)
-        ending = self.world.ending
+        ending, role = self.world.ending, self._compressed(self._method.worker)
 
         async def text(handle: Any, x: Any, **options: Any) -> None:
             """Run the method, and run it again if a dead worker has left samples."""
             while True:
                 try:
-                    await self._method.worker(handle, x, **options)
+                    await role(handle, x, **options)
                 except RunOver:
                     pass
                 if not ending.may_go_on or not await ending.goes_on(worker.rank):

@@ -15,7 +15,7 @@ from gossamer.errors import Late, ProtocolError, RunOver
 from gossamer.groups import mapped
 from gossamer.mailbox import Receive, Reply
 from gossamer.pending import Pending
-from gossamer.replica import Replica
+from gossamer.replica import Fragment, Layout, Replica
 from gossamer.rules import pair_delta
 from gossamer.sim.gradients import SimulatedGradient
 from gossamer.sim.kernel import SECOND
@@ -85,8 +85,8 @@ class SimulatedWorker:
         return self._world.slices
 
     @property
-    def sizes(self) -> Sequence[int]:
-        return self._world.sizes
+    def layout(self) -> Layout:
+        return self._world.layout
 
     @property
     def clients(self) -> frozenset[int]:
@@ -220,7 +220,10 @@ class SimulatedWorker:
 
     # ------------------------------------------------------------------ collectives
 
-    def all_reduce(self, value: Tensor, *, over: Sequence[int] | None = None) -> Pending[Tensor]:
+    def all_reduce(
+        self, value: Tensor, *, over: Sequence[int] | None = None,
+        reference: Tensor | None = None, part: Fragment | None = None,
+    ) -> Pending[Tensor]:  # fmt: skip
         return self._collective("all_reduce", value, over)
 
     def all_gather(

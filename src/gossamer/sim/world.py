@@ -50,6 +50,7 @@ class World:
         self._has_losses = settings.engine != "none"
         self.size = cluster.workers
         self.method = settings.method.method
+        self.layout = model.layout
         self.groups = split_groups(settings.method.groups, cluster)
         self.speakers: Sequence[int] = [group[0] for group in self.groups] or range(self.size)
         """The workers whose replicas count: all, or the leaders of the groups."""
@@ -65,7 +66,6 @@ class World:
         self.ended_ns = [0] * self.size
         self.members = Membership(self.size)
         """What the workers know of each other."""
-        self.sizes = model.layout.sizes
         self._plan_samples(settings, is_synchronous=self.method.is_synchronous(options))
         self._make_replicas(settings, options, model)
         self.batcher = self._make_source(engine, model)
@@ -120,7 +120,7 @@ class World:
         )
 
         def make_store(rows: int, part: slice) -> ReplicaStore:
-            own = optimiser.suited(model.layout.shapes_in(part))
+            own = optimiser.suited(model.layout.within(part).shapes)
             return ReplicaStore(
                 rows, model.initial[part], own, clip=settings.clip, kernel=self.kernel
             )

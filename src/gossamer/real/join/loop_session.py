@@ -45,7 +45,7 @@ class LoopSession:
         self._parts = cast("list[Any]", parts_of(optimizer))
         binding = self._binding = ModuleBinding(trainable(model))
         self.session = Session(
-            transport, spec, observer, binding.layout.sizes, seed=seed, steps=steps,
+            transport, spec, observer, binding.layout, seed=seed, steps=steps,
             has_leavers=True,
         )  # fmt: skip
         self.shared = ExchangedValues(self.session)
@@ -113,7 +113,9 @@ class LoopSession:
                 transport.window(end).copy_(own[session.addresses.slices[end - session.size]])
         # Nobody may change anything before everyone has read it.
         self._binding.let_gpu_finish()
-        cannot = torch.tensor([float(not can_send_buckets(self._binding, transport))])
+        # What is encoded is looked at, so it must be the whole gradient as the loop leaves it.
+        is_able = session.spec.compressor is None and can_send_buckets(self._binding, transport)
+        cannot = torch.tensor([float(not is_able)])
         agreed = transport.all_reduce([cannot], range(session.size))
         driver.wait(agreed, "beginning")
         agreed.result()

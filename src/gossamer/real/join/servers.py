@@ -72,7 +72,7 @@ def server_replica(
     place, part = session.place(end), session.addresses.slices[end - session.size]
     if session.spec.server_optimiser:
         rule = session.optimiser(make_optimiser(session.spec.server_optimiser))
-        rule = rule.suited(binding.layout.shapes_in(part))
+        rule = rule.suited(binding.layout.within(part).shapes)
         return WindowReplica(place, rule, lambda: worker.learning_rate)
     window, momentum = place.window, session.momentum
     own: list[tuple[str, nn.Parameter]] = []

@@ -66,7 +66,7 @@ class Training:
         self._evaluate_every = settings.epochs / settings.evaluations
         self._kept = WorkerState.read(request.checkpoint, self.rank) if request.checkpoint else None
         session = self.session = Session(
-            transport, settings.method, self._observer, self._model.layout.sizes,
+            transport, settings.method, self._observer, self._model.layout,
             seed=settings.seed, steps=settings.steps_per_worker,
             options=None if self._kept is None else self._kept.options,
         )  # fmt: skip
@@ -126,7 +126,7 @@ class Training:
         part, layout = slice(0, self._model.layout.total), self._model.layout
         if end >= self.session.size:
             part = self.session.addresses.slices[end - self.session.size]
-        optimiser = self._optimiser.suited(layout.shapes_in(part))
+        optimiser = self._optimiser.suited(layout.within(part).shapes)
         replica = WindowReplica(
             self.session.place(end), optimiser, self._learning_rate, self._settings.clip
         )

@@ -90,7 +90,7 @@ class VirtualSession:
         self.is_synchronous = self.method.is_synchronous(self.options)
         self.is_trained_itself = self.method.is_trained_itself(self.grouping.ends, self.options)
         slices = cut(layout.sizes, self.spec.servers) if self.method.has_server else ()
-        self.addresses = Addresses(self.size, slices, layout.sizes)
+        self.addresses = Addresses(self.size, slices, layout)
         self.memory = ModelMemory(MemoryPlan.from_json(told["plan"]), told.files[0])
 
     # ------------------------------------------------------------------ as on real workers

@@ -1,0 +1,138 @@
+"""Fewer bits for each number: halves, and whole numbers of 8, 4 and 2 bits with a scale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gossamer.compression.bits import as_bytes, from_bytes, pack, packed_bytes, sections, unpack
+from gossamer.compression.compressor import Compressor, MeanRound, Rounds, Stream
+from gossamer.compression.values import decode_values, encode_values, value_bytes
+from gossamer.errors import ConfigurationError
+from gossamer.replica import Layout
+
+
+@dataclass(frozen=True)
+class Half(Compressor):
+    """Numbers of 16 bits. They are summed on the way, and the sums have 32 bits."""
+
+    dtype: ClassVar[torch.dtype]
+
+    def encode(self, vector: Tensor, stream: Stream) -> Tensor:
+        return as_bytes(self._rounded(vector))
+
+    def decode(self, data: Tensor, stream: Stream) -> Tensor:
+        return from_bytes(data, self.dtype).float()
+
+    def rounds(self, vector: Tensor, stream: Stream) -> Rounds:
+        own = self._rounded(vector)
+        (mean,) = yield MeanRound(own)
+        return mean.float(), own.float()
+
+    def _rounded(self, vector: Tensor) -> Tensor:
+        """Beyond the range of 16 bits the largest number stands, because infinity would spread."""
+        most = torch.finfo(self.dtype).max
+        return (vector.clamp(-most, most) if self.dtype is torch.float16 else vector).to(self.dtype)
+
+    def size(self, layout: Layout) -> int:
+        return 2 * layout.total
+
+
+@dataclass(frozen=True)
+class Fp16(Half):
+    """IEEE's half precision: 11 bits of precision, numbers up to 65504."""
+
+    name = "fp16"
+    dtype = torch.float16
+
+
+@dataclass(frozen=True)
+class Bf16(Half):
+    """Brain floats: 8 bits of precision and the range of 32-bit numbers."""
+
+    name = "bf16"
+    dtype = torch.bfloat16
+
+    def contraction(self, layout: Layout) -> float:
+        return 1 - 2.0**-16
+
+
+@dataclass(frozen=True)
+class Blockwise(Compressor):
+    """Whole numbers in blocks, each with its largest magnitude as scale."""
+
+    width: ClassVar[int]
+    block: int = field(default=128, kw_only=True)
+    """So many numbers share a scale."""
+
+    def check(self) -> None:
+        if self.block < 1:
+            raise ConfigurationError(f"{self.name}: block must be at least 1, got {self.block}")
+
+    @property
+    def _levels(self) -> int:
+        """Above zero, and as many below."""
+        return 2 ** (self.width - 1) - 1
+
+    def encode(self, vector: Tensor, stream: Stream) -> Tensor:
+        rows = pad(vector, (0, -vector.numel() % self.block)).view(-1, self.block)
+        scales = rows.abs().amax(1).div_(self._levels)
+        # A block of zeros has no scale; zero divided by one is zero.
+        steps = rows / torch.where(scales > 0, scales, torch.ones_like(scales)).unsqueeze(1)
+        codes = steps.round_().add_(self._levels).to(torch.uint8).view(-1)[: vector.numel()]
+        return torch.cat([as_bytes(scales), pack(codes, self.width)])
+
+    def decode(self, data: Tensor, stream: Stream) -> Tensor:
+        count = stream.layout.total
+        blocks = -(-count // self.block)
+        scales, packed = sections(data, (4 * blocks, packed_bytes(count, self.width)))
+        codes = unpack(packed, self.width, count).float().sub_(self._levels)
+        rows = pad(codes, (0, -count % self.block)).view(-1, self.block)
+        return rows.mul_(from_bytes(scales, torch.float32).unsqueeze(1)).view(-1)[:count]
+
+    def size(self, layout: Layout) -> int:
+        return 4 * -(-layout.total // self.block) + packed_bytes(layout.total, self.width)
+
+
+@dataclass(frozen=True)
+class Int8(Blockwise):
+    """Whole numbers of 8 bits; blocks of 128 with their largest magnitude as scale."""
+
+    name = "int8"
+    width = 8
+
+
+@dataclass(frozen=True)
+class Int4(Blockwise):
+    """Whole numbers of 4 bits; blocks of 128 with their largest magnitude as scale."""
+
+    name = "int4"
+    width = 4
+
+
+@dataclass(frozen=True)
+class Int2(Compressor):
+    """Two bits: four bins of 1.5 standard deviations around the mean of each tensor.
+
+    The mean of each bin is sent along. So coarse a code needs feedback.
+    """
+
+    name = "int2"
+    feedback: bool = field(default=True, kw_only=True)
+
+    def encode(self, vector: Tensor, stream: Stream) -> Tensor:
+        pieces = vector.split(list(stream.layout.sizes))
+        return torch.cat([encode_values(piece, 2) for piece in pieces])
+
+    def decode(self, data: Tensor, stream: Stream) -> Tensor:
+        sizes = stream.layout.sizes
+        pieces = sections(data, [value_bytes(size, 2) for size in sizes])
+        parts = [decode_values(own, 2, size) for own, size in zip(pieces, sizes, strict=True)]
+        return torch.cat(parts)
+
+    def size(self, layout: Layout) -> int:
+        return sum(value_bytes(size, 2) for size in layout.sizes)

@@ -1,0 +1,53 @@
+"""What goes with what: which compressor suits which kind of exchange, and why others do not.
+
+Every method says in its row what it exchanges. A pair that is refused is refused by name, with the
+reason, before anything runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossamer.compression.compressor import Compressor
+
+
+@dataclass(frozen=True)
+class ExchangeKind:
+    """One kind of exchange."""
+
+    what: str
+    reason: str = ""
+    """Why nothing can be compressed there; empty where it can."""
+
+
+_MODELS = (
+    "it sends whole models, and what a compressor takes from a model would be lost to the mean; "
+    "use a method that sends gradients, or differences to what all know"
+)
+EXCHANGES = {
+    "gradients": ExchangeKind("gradients, averaged over all workers"),
+    "differences": ExchangeKind("the difference of a model to the last common one"),
+    "server": ExchangeKind("gradients to servers, and answers with parameters"),
+    "displacements": ExchangeKind("displacements to servers, and answers with parameters"),
+    "models": ExchangeKind("whole models, sent to neighbours", _MODELS),
+    "pairs": ExchangeKind("whole models, averaged in pairs", _MODELS),
+    "memory": ExchangeKind(
+        "memory that is read and added to",
+        "it reads and adds to memory that others change meanwhile, where nobody could decode; use "
+        "a server that answers, such as downpour",
+    ),
+    "nothing": ExchangeKind(
+        "nothing", "it exchanges nothing, so there is nothing to compress; leave the compressor out"
+    ),
+}
+"""By the name that a method's row gives."""
+
+
+def refusal(exchange: str, compressor: Compressor) -> str | None:
+    """Why a method that exchanges this cannot use the compressor; None if it can."""
+    if not exchange:
+        return (
+            "its row does not say what it exchanges; put exchange='gradients' there if it averages "
+            "gradients, or exchange='differences' if its all-reduces name a reference"
+        )
+    return EXCHANGES[exchange].reason or None
