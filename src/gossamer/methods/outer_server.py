@@ -93,35 +93,53 @@ async def delayed_nesterov_server(
 
     `early` is the part of the momentum that each of the others applies, at most 1 / N. With
     `dynamic`, a worker of speed v makes H v / max v steps, to the nearest, at least `fewest`: each
-    comes back after about the same time. Whoever arrives within `grace` seconds of another gets the
-    same model.
+    comes back after about the same time. Who is expected within `grace` seconds after another, by
+    its speed, is waited for, and both get the same model.
     """
     outer = DelayedNesterov(x.memory, outer_rate, outer_momentum, early)
     version = x.memory.setdefault("version", torch.tensor(0))
     speeds: dict[int, float] = {}
+    expected: dict[int, float] = {}
+    held: list[Message] = []
+    until = 0.0
+
+    def arrived(message: Message) -> None:
+        sent: Displacement | Left = message.payload
+        expected.pop(message.source, None)
+        if isinstance(sent, Left):
+            speeds.pop(message.source, None)
+        elif sent.way is not None:
+            x.add_(outer.step(sent.way, max(1, len(w.live))), -1.0)
+            w.observe("outer_staleness", int(version) - sent.read)
+            version.add_(1)
+            if sent.speed:
+                speeds[message.source] = sent.speed
+
+    def give(message: Message) -> None:
+        own = speeds.get(message.source, 0.0)
+        steps = period
+        if own and dynamic:
+            steps = max(min(fewest, period), round(period * own / max(speeds.values())))
+        if own:
+            expected[message.source] = w.now() + steps / own
+        w.reply(message, Given(x.snapshot(), int(version), steps))
+
     while True:
-        arrived = [await w.receive(INBOX)]
-        until = w.now() + grace
-        while grace and w.now() < until and len(arrived) < len(w.clients):
-            try:
-                arrived.append(await w.within(until - w.now(), w.receive(INBOX)))
-            except Late:
-                break
-        for message in arrived:
-            sent: Displacement | Left = message.payload
-            if isinstance(sent, Left):
-                speeds.pop(message.source, None)
-            elif sent.way is not None:
-                x.add_(outer.step(sent.way, max(1, len(w.live))), -1.0)
-                w.observe("outer_staleness", int(version) - sent.read)
-                version += 1
-                if sent.speed:
-                    speeds[message.source] = sent.speed
-        for message in arrived:
+        try:
+            arriving = w.receive(INBOX)
+            left = max(_INSTANT_S, until - w.now())
+            message = await (w.within(left, arriving) if held else arriving)
+            arrived(message)
             if message.reply_to:
-                own = speeds.get(message.source, 0.0) / max(speeds.values(), default=1.0)
-                steps = max(min(fewest, period), round(period * own)) if own and dynamic else period
-                w.reply(message, Given(x.snapshot(), int(version), steps))
+                until = until if held else w.now() + grace
+                held.append(message)
+        except Late:
+            pass
+        soon = [when for when in expected.values() if when < until + _INSTANT_S]
+        if not soon or until - w.now() < _INSTANT_S:
+            for one in held:
+                give(one)
+            held.clear()
 
 
 # ---------------------------------------------------------------------- decoupled
