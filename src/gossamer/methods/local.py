@@ -76,6 +76,24 @@ async def local_sgd(
     await _outer_loop(w, x, OuterOptimiser(1.0, 0.0), period=period, switch=switch, state=state)
 
 
+async def hierarchical_sgd(
+    w: Worker, x: Replica, *, period: int = 32, inner: int = 8, sites: int = 2
+) -> None:
+    """Lin et al. 2020, hierarchical local SGD: averages at two periods.
+
+    Workers of a site (consecutive ranks) average every `inner` steps, all workers every `period`
+    steps. Where both are the same it is local SGD.
+    """
+    site = w.rank * sites // w.size
+    own = [rank for rank in range(w.size) if rank * sites // w.size == site]
+    for t in w.steps():
+        x.descend_(await w.gradient(x))
+        if (t + 1) % period == 0:
+            x.assign_(await w.all_reduce(x.snapshot()))
+        elif (t + 1) % inner == 0:
+            x.assign_(await w.all_reduce(x.snapshot(), over=own))
+
+
 async def bmuf(
     w: Worker,
     x: Replica,

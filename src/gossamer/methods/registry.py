@@ -186,6 +186,31 @@ def _too_many(workers: int, values: Options) -> str:
     )
 
 
+def _two_levels(workers: int, options: Options) -> float:
+    """Meetings of everybody, and between them those of a site, which are of about equal size."""
+    period, inner, sites = options["period"], options["inner"], options["sites"]
+    sizes = [sum(rank * sites // workers == site for rank in range(workers)) for site in range(sites)]
+    inside = sum(size * _ring(size) for size in sizes) / workers
+    between = period // inner - (period % inner == 0)
+    return (_ring(workers) + between * inside) / period
+
+
+def _inner_period(workers: int, values: Options, given: Options) -> dict[str, Any]:
+    """A quarter of the outer one, which a long outer period forgives."""
+    return {"inner": given.get("inner", max(1, values["period"] // 4))}
+
+
+def _no_sites(workers: int, values: Options) -> str:
+    if values["sites"] > workers:
+        return f"{values['sites']} sites are more than the {workers} workers; choose fewer"
+    if values["inner"] > values["period"]:
+        return (
+            f"the inner period of {values['inner']} steps is longer than the outer one of "
+            f"{values['period']}; choose a shorter one"
+        )
+    return ""
+
+
 def _server(waits_for: str, staleness: str, *, bounded: bool = False) -> Promises:
     """A gradient up and the parameters down at every step, or at most that."""
     return Promises(
@@ -376,6 +401,16 @@ _ROWS = (
         suits=lambda workers, steps: {"period": _period(steps, 8)},
         paper_values={"period": 16, "switch": 0.5},
         exchange="differences",
+    ),
+    Method(
+        "hierarchical_sgd", "local updates", "Lin et al. 2020", "mean", local.hierarchical_sgd,
+        Promises(True, "everyone", "0", True, "2(s-1)/s / inner, 2(p-1)/p / period", _two_levels),
+        suits=lambda workers, steps: {
+            "period": _period(steps, 32), "sites": min(2, workers), "inner": _period(steps, 8),
+        },
+        follows=_inner_period,
+        refuses=_no_sites,
+        exchange="models",
     ),
     Method(
         "bmuf", "local updates", "Chen & Huo 2016", "mean", local.bmuf, _outer(plain=False),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import Any
 
 from gossamer.compression import COMPRESSORS, Compressor, parse_compressor
 from gossamer.compression.pairing import refusal
 from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.methods.changing import DROP, changing
 from gossamer.methods.method import Method, Options, options_of
 from gossamer.methods.registry import METHODS
 from gossamer.optim.momentum import explicit_momentum
@@ -203,6 +206,9 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
     `name+compressor:key=value,...` compresses what the method exchanges."""
     if isinstance(text, MethodSpec):
         return text
+    phases = _CHANGE.split(text)
+    if len(phases) > 1:
+        return _changing(text)
     text, suffix = split_suffix(text, COMPRESSORS)
     if suffix is None and not is_own(text):
         head, plus, rest = text.partition("+")
@@ -219,6 +225,21 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
         method, given, is_paper, int(groups) if groups.isdecimal() else groups, balance,
         compressor=None if suffix is None else parse_compressor(suffix), **server_side,
     )  # fmt: skip
+
+
+_CHANGE = re.compile(r"@([0-9.]+|drop)@")
+"""`first@0.5@second`: no shell and no list of methods takes any of it for something else, and
+neither `:`, `,` nor `+` of a phase can be mistaken for it."""
+
+
+@cache
+def _changing(text: str) -> MethodSpec:
+    """The same object for the same text, so that what was parsed twice is equal."""
+    parts = _CHANGE.split(text)
+    for at in parts[1::2]:
+        if at != DROP:
+            convert(at, float, f"method {text!r}: the share of the run")
+    return MethodSpec(changing([parse_method(part) for part in parts[::2]], parts[1::2]), {})
 
 
 GROUP = "gossamer.methods"
@@ -301,7 +322,10 @@ _CHOICES = {
     "by": DIVISIONS,
     "merge": ("radial", "mean"),
 }
-_AT_LEAST_ONE = ("period", "n_push", "n_fetch", "n", "pieces", "fragments", "fewest", "quorum")
+_AT_LEAST_ONE = (
+    "period", "n_push", "n_fetch", "n", "pieces", "fragments", "fewest", "quorum",
+    "inner", "sites",
+)
 _NOT_NEGATIVE = (
     "least", "most", "bound", "backups", "cap", "compensation", "strength", "outer_rate", "zeta", "delay",
     "grace", "patience",

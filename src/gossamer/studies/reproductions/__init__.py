@@ -4,6 +4,7 @@ from gossamer.studies.reproductions.ad_psgd import SLOW_WORKER, SPEED_UP
 from gossamer.studies.reproductions.ad_psgd_cifar10 import TABLE as AD_PSGD_CIFAR10
 from gossamer.studies.reproductions.ad_psgd_network import SHARED_NETWORK
 from gossamer.studies.reproductions.async_diloco_clock import TABLE as ASYNC_DILOCO_CLOCK
+from gossamer.studies.reproductions.averaging_period import TABLE as AVERAGING_PERIOD
 from gossamer.studies.reproductions.dc_asgd import TABLE as DC_ASGD
 from gossamer.studies.reproductions.delayed_gradients import ADAM, ADAM_FAR, SGD
 from gossamer.studies.reproductions.gossip_scaling import DIGITS as GOSSIP_SCALING_DIGITS
@@ -31,6 +32,7 @@ TABLES: dict[str, PublishedTable] = {
         GOSSIP_SCALING_DIGITS,
         STREAMING_DILOCO,
         ASYNC_DILOCO_CLOCK,
+        AVERAGING_PERIOD,
     )
 }
 

@@ -20,6 +20,7 @@ STEP_S = (0.58, 0.75, 1.51, 3.33)
 PERIOD, GRACE_S, EVERY = 20, 0.5, 800
 TIMES_S = (209.00, 406.40, 603.80, 801.40, 999.00, 1207.80, 1404.20, 1600.60, 1800.20, 1998.60)
 MEAN_STALENESS, MOST_STALENESS = 2.75, 14
+_TIME, _VALUE = "seconds", "updates"
 _READ = "read in the published notebook (google-deepmind/asyncdiloco)"
 
 
@@ -66,17 +67,19 @@ def _clock(seed: int, progress: Progress) -> list[PublishedCell]:
     for number, published in enumerate(TIMES_S, start=1):
         steps = EVERY * number
         ours = at_s[steps // PERIOD - 1]
-        cells.append(PublishedCell("seconds", f"after {steps} steps", published, ours, _READ))
+        cells.append(PublishedCell(f"after {steps} steps", _TIME, published, ours, _READ))
         progress(f"after {steps} local steps: {ours:.2f} s")
     mean = sum(staleness) / len(staleness)
-    cells.append(PublishedCell("staleness", "mean", MEAN_STALENESS, mean, _READ))
-    cells.append(PublishedCell("staleness", "greatest", MOST_STALENESS, max(staleness), _READ))
+    cells.append(PublishedCell("mean staleness", _VALUE, MEAN_STALENESS, mean, _READ))
+    cells.append(
+        PublishedCell("greatest staleness", _VALUE, MOST_STALENESS, max(staleness), _READ)
+    )
     progress(f"staleness: mean {mean:.4g}, greatest {max(staleness):g}")
     return cells
 
 
 def _verdict(cells: list[PublishedCell]) -> str:
-    times = [cell for cell in cells if cell.row == "seconds"]
+    times = [cell for cell in cells if cell.column == _TIME]
     exact = sum(abs(cell.ours - (cell.published or 0.0)) < 0.005 for cell in times)
     return f"{exact} of {len(times)} times agree to 0.01 s"
 

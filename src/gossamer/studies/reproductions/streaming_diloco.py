@@ -106,7 +106,7 @@ TABLE = PublishedTable(
     name="streaming-diloco",
     title="Bandwidth for a share of time spent computing, with streamed fragments and without",
     source="Douillard et al. 2025, Streaming DiLoCo with overlapping communication",
-    unit=" Gbit/s",
+    unit="Gbit/s",
     settings=(
         f"Two workers and one link; {PERIOD} steps between two meetings of a fragment of "
         f"{LAYERS_OF_FRAGMENT} layers, {STEPS} steps, 16 bits a number (4 in the last row of each "
