@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gossamer.errors import ConfigurationError, PeerLost, RunOver
 from gossamer.pending import Pending
-from gossamer.replica import Replica
+from gossamer.replica import Fragment, Replica
 from gossamer.worker import Gradient, Message, Tag, Worker
 
 Role = Callable[..., Coroutine[Any, Any, None]]
@@ -249,9 +249,11 @@ class GroupLeader:
 
     def all_reduce(
         self, value: Tensor, *, over: Sequence[int] | None = None,
-        reference: Tensor | None = None, part: slice | None = None,
+        reference: Tensor | None = None, part: Fragment | None = None,
     ) -> Pending[Tensor]:  # fmt: skip
-        return self._inner.all_reduce(value, over=self._members(over))
+        return self._inner.all_reduce(
+            value, over=self._members(over), reference=reference, part=part
+        )
 
     def all_gather(
         self, value: Tensor, *, over: Sequence[int] | None = None

@@ -165,3 +165,72 @@ def cut(sizes: Sequence[int], parts: int) -> tuple[slice, ...]:
         slices.append(slice(start, ends[chosen]))
         start, first = ends[chosen], chosen + 1
     return tuple(slices)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A part of a flat vector that is exchanged by itself: some of the tensors, in order."""
+
+    places: tuple[slice, ...]
+    """The ranges of the vector; neighbouring tensors are one range."""
+    layout: Layout
+    """Its tensors, one after the other."""
+
+    @staticmethod
+    def of_tensors(layout: Layout, numbers: Iterable[int]) -> Fragment:
+        ends, chosen = list(accumulate(layout.sizes)), sorted(numbers)
+        places: list[slice] = []
+        for number in chosen:
+            start, stop = ends[number] - layout.sizes[number], ends[number]
+            if places and places[-1].stop == start:
+                start = places.pop().start
+            places.append(slice(start, stop))
+        kept = [(layout.names[n], layout.shapes[n], layout.sizes[n]) for n in chosen]
+        names, shapes, sizes = zip(*kept, strict=True) if kept else ((), (), ())
+        return Fragment(tuple(places), Layout(names, shapes, sizes))
+
+    def moved(self, by: int) -> Fragment:
+        """The same tensors in a vector that begins so much earlier."""
+        places = tuple(slice(place.start + by, place.stop + by) for place in self.places)
+        return Fragment(places, self.layout)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Its numbers: the vector itself if they are all, a view where they lie together, otherwise
+        a copy."""
+        if len(self.places) > 1:
+            return torch.cat([flat[place] for place in self.places])
+        return flat if self.layout.total == flat.numel() else flat[self.places[0]]
+
+    def put_(self, flat: Tensor, value: Tensor) -> None:
+        """Write its numbers into a vector of the whole model."""
+        pieces = value.split([place.stop - place.start for place in self.places])
+        for place, piece in zip(self.places, pieces, strict=True):
+            flat[place].copy_(piece)
+
+
+DIVISIONS = ("balanced", "sequential", "strided")
+
+
+def fragments_of(layout: Layout, count: int, by: str) -> tuple[Fragment, ...]:
+    """The model as so many fragments of whole tensors, or one per tensor where there are fewer.
+
+    `balanced` gives each tensor, the largest first, to the fragment that is smallest so far;
+    `sequential` cuts the model into consecutive ranges; `strided` deals the tensors out in turn.
+    """
+    sizes = layout.sizes
+    count = min(count, len(sizes))
+    held: list[list[int]] = [[] for _ in range(count)]
+    if by == "sequential":
+        starts = [part.start for part in cut(sizes, count)]
+        for number, end in enumerate(accumulate(sizes)):
+            begin = end - sizes[number]
+            held[sum(start <= begin for start in starts) - 1].append(number)
+    elif by == "strided":
+        held = [list(range(first, len(sizes), count)) for first in range(count)]
+    else:
+        lengths = [0] * count
+        for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+            smallest = lengths.index(min(lengths))
+            held[smallest].append(number)
+            lengths[smallest] += sizes[number]
+    return tuple(Fragment.of_tensors(layout, numbers) for numbers in held)

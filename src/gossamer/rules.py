@@ -87,6 +87,50 @@ def mean_into(target: Tensor, values: Sequence[Tensor], divisor: float) -> None:
         target.copy_(total)
 
 
+def pair_growth(momentum: float, rate: float, workers: int) -> float:
+    """By what NoLoCo's disagreement without gradients grows a round, in the mean square.
+
+    In a random pairing x goes to its pair's mean P x, and E |x - P x|^2 = r |x|^2 for x without a
+    common part, with r = p / (2 (p - 1)), or 1/2 for odd p. So the means of |x|^2, of x v and of
+    |v|^2 obey a linear recursion, whose spectral radius this is.
+    """
+    if workers < 3:
+        return momentum  # one pair agrees at once
+    a, b = momentum, rate
+    r = 0.5 if workers % 2 else workers / (2 * (workers - 1))
+    v_from_x, v_from_xv = b * b * r, -2 * a * b * r
+    rows = [
+        [1 - 2 * b * r + v_from_x, 2 * a + v_from_xv, a * a],
+        [v_from_x - b * r, a + v_from_xv, a * a],
+        [v_from_x, v_from_xv, a * a],
+    ]
+    return float(torch.linalg.eigvals(torch.tensor(rows, dtype=torch.float64)).abs().max())
+
+
+def radial_mean(
+    ways: Sequence[Tensor], weights: Sequence[float], sizes: Sequence[int]
+) -> Tensor:  # fmt: skip
+    """Decoupled DiLoCo's merge: of each tensor the weighted mean of lengths, along the weighted
+    mean of directions. A mean is shorter than its parts by about the root of their number; this is
+    not. Where the directions cancel it is the plain weighted mean.
+    """
+    total = sum(weights)
+    merged: list[Tensor] = []
+    for pieces in zip(*(way.split(list(sizes)) for way in ways), strict=True):
+        lengths = [float(piece.norm()) for piece in pieces]
+        radius = sum(w * length for w, length in zip(weights, lengths, strict=True)) / total
+        mean = weighted_sum([(w / total, piece) for w, piece in zip(weights, pieces, strict=True)])
+        turned = [
+            (w / length / total, piece)
+            for w, length, piece in zip(weights, lengths, pieces, strict=True)
+            if length > 0
+        ]
+        direction = weighted_sum(turned) if turned else mean
+        size = float(direction.norm())
+        merged.append(direction * (radius / size) if size > 1e-6 else mean)
+    return torch.cat(merged)
+
+
 def join_buckets(buckets: Sequence[Tensor]) -> Tensor:
     """The flat gradient from its buckets, which backward finishes last layer first."""
     return buckets[0] if len(buckets) == 1 else torch.cat(list(reversed(buckets)))
@@ -123,3 +167,33 @@ class OuterOptimiser:
             direction = pseudo.add_(self.velocity, alpha=self.momentum)
         scale = self.rate if inner_rate is None else self.rate * inner_rate
         return start.sub(direction, alpha=scale)
+
+
+@dataclass
+class DelayedNesterov:
+    """Outer steps on displacements that arrive one by one (Liu et al. 2024), D / N of each at once.
+
+    The N-th arrival of a round also renews the momentum, m <- beta m + (the sum of the N) / N. Of
+    beta m each of the others applies the part `early`, and the N-th the rest, so a round applies it
+    once. With N = 1 this is Nesterov's step.
+    """
+
+    memory: dict[str, Tensor]
+    """Keeps `velocity`, and the `sum` and number of those that `arrived` in this round."""
+    rate: float
+    momentum: float
+    early: float = 0.0
+
+    def step(self, way: Tensor, workers: int) -> Tensor:
+        """How far to go along this displacement, with so many workers."""
+        memory = self.memory
+        velocity = memory.setdefault("velocity", torch.zeros_like(way))
+        total = memory.setdefault("sum", torch.zeros_like(way)).add_(way)
+        arrived = memory.setdefault("arrived", torch.tensor(0)).add_(1)
+        share, early = 1 / workers, min(self.early, 1 / workers)
+        if int(arrived) >= workers:
+            velocity.mul_(self.momentum).add_(total, alpha=share)
+            total.zero_()
+            arrived.zero_()
+            early = 1 - workers * early + early
+        return (way * share).add_(velocity, alpha=early * self.momentum).mul_(self.rate)

@@ -250,6 +250,15 @@ class Topology:
         return dict(sorted(row.items()))
 
 
+def paired(members: Collection[int], turn: int) -> dict[int, int]:
+    """Everyone's partner in a random pairing that all who know the members draw alike. Of an odd
+    number one has none."""
+    order = list(_ranks(members))
+    random.Random(f"pairs/{turn}").shuffle(order)
+    pairs = list(zip(order[::2], order[1::2], strict=False))
+    return dict(pairs) | {second: first for first, second in pairs}
+
+
 def make_topology(spec: str, members: int | Sequence[int], *, seed: int = 0) -> Topology:
     """A topology for a number of workers or for given ranks, from `name` or `name:option=value`.
 

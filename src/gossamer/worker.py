@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.errors import ProtocolError
 from gossamer.payload import payload
 from gossamer.pending import Pending
-from gossamer.replica import Layout, Replica
+from gossamer.replica import Fragment, Layout, Replica
 
 T = TypeVar("T")
 Tag = str | tuple[str, int]
@@ -167,14 +167,14 @@ class Worker(Protocol):
 
     def all_reduce(
         self, value: Tensor, *, over: Sequence[int] | None = None,
-        reference: Tensor | None = None, part: slice | None = None,
+        reference: Tensor | None = None, part: Fragment | None = None,
     ) -> Pending[Tensor]:  # fmt: skip
         """The mean over the living, added in order of rank, the same bits for everyone.
 
         A member that dies is left out: the group is rebuilt over the survivors. Two hints are for
         compression only, and ignored without it: `reference` is what all members hold already, so
-        that only the difference to it need travel, and `part` is the range of the flat vector that
-        this is, so that what was not sent stays with its own range.
+        that only the difference to it need travel, and `part` is the part of the flat vector that
+        this is, so that what was not sent stays with its own part.
         """
         ...
 

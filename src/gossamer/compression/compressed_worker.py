@@ -18,7 +18,7 @@ from torch import Tensor
 from gossamer.compression.compressor import Coder, Compressor, MeanRound, Stream
 from gossamer.errors import Error
 from gossamer.pending import Pending
-from gossamer.replica import Replica
+from gossamer.replica import Fragment, Replica
 from gossamer.worker import Left, Message, Tag, Worker
 
 _MEMORY = "compression"
@@ -89,15 +89,22 @@ class CompressedWorker:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def _coder(self, name: str, part: slice, compressor: Compressor | None = None) -> Coder:
+    def _coder(self, name: str, part: slice | Fragment, compressor: Compressor | None = None) -> Coder:
         coder = self._coders.get(name)
         if coder is None:
+            is_range = isinstance(part, slice)
+            layout = self._inner.layout.within(part) if is_range else part.layout
+            first = part.start if is_range else part.places[0].start
             stream = Stream(
-                self._inner.layout.within(part), name, f"{part.start}", self._seed,
+                layout, name, f"{first}", self._seed,
                 self._inner.expected_steps, Kept(self._x.memory, name),
             )  # fmt: skip
             coder = self._coders[name] = Coder(compressor or self._compressor, stream)
         return coder
+
+    def _coder_of_mean(self, part: slice | Fragment) -> Coder:
+        first = part.start if isinstance(part, slice) else part.places[0].start
+        return self._coder(f"mean {first}", part)
 
     def _in_turn(self, operation: str, peer: int | None = None) -> tuple[Pending[Any], Turn]:
         """A new operation, and the turn of its encoding. One end encodes one vector at a time."""
@@ -108,12 +115,11 @@ class CompressedWorker:
 
     def all_reduce(
         self, value: Tensor, *, over: Sequence[int] | None = None,
-        reference: Tensor | None = None, part: slice | None = None,
+        reference: Tensor | None = None, part: Fragment | None = None,
     ) -> Pending[Tensor]:  # fmt: skip
         if reference is None and self._exchange != "gradients":
             return self._inner.all_reduce(value, over=over)
-        place = part or self._place_of(value)
-        coder = self._coder(f"mean {place.start}", place)
+        coder = self._coder_of_mean(part or self._place_of(value))
         if reference is None:
             own = self._x.clipped(value.detach().clone())
             coder.at_rate(self._x.learning_rate)
@@ -243,9 +249,11 @@ class CompressedWorker:
             if value.numel() != part.stop - part.start:
                 return value
             coder = self._coder(f"up {server}", part)
-            coder.at_rate(rate)
+            if self._exchange == "server":
+                coder.at_rate(rate)
+                value = self._x.clipped(value)
             began = self._inner.now()
-            data = coder.encode(self._x.clipped(value))
+            data = coder.encode(value)
             self._coded(began)
             self._count(data.nbytes, value.nbytes)
             self._observe(coder)

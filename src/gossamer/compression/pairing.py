@@ -28,6 +28,7 @@ EXCHANGES = {
     "gradients": ExchangeKind("gradients, averaged over all workers"),
     "differences": ExchangeKind("the difference of a model to the last common one"),
     "server": ExchangeKind("gradients to servers, and answers with parameters"),
+    "displacements": ExchangeKind("displacements to servers, and answers with parameters"),
     "models": ExchangeKind("whole models, sent to neighbours", _MODELS),
     "pairs": ExchangeKind("whole models, averaged in pairs", _MODELS),
     "copies": ExchangeKind("differences to copies of models that all neighbours follow"),

@@ -1,9 +1,10 @@
-"""Gossip: pull, push and push-sum. Nobody waits for everybody."""
+"""Gossip: pull, push, push-sum and NoLoCo. Nobody waits for everybody."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost
@@ -12,6 +13,7 @@ from gossamer.payload import payload
 from gossamer.pending import Pending
 from gossamer.replica import Replica
 from gossamer.rules import mean_in_order
+from gossamer.topology import paired
 from gossamer.worker import Message, Worker
 
 
@@ -92,3 +94,35 @@ async def push_sum(
             keep(await pending)
         except PeerLost:
             pass
+
+
+async def noloco(
+    w: Worker, x: Replica, *, period: int = 8, outer_rate: float = 0.7, outer_momentum: float = 0.5
+) -> None:
+    """Kolehmainen et al. 2025, NoLoCo: local steps, then an outer step with one random partner.
+
+    v <- a v + b (mean of the pair's models - phi), phi <- phi + v, x <- phi. Promises: the mean of
+    phi is that of heavy-ball momentum on the mean displacement; a step waits for one partner. As in
+    the published runs b stands for both of the paper's rates, so a model is all that travels.
+    """
+    phi = x.memory.setdefault("start", x.snapshot())
+    velocity = x.memory.setdefault("velocity", torch.zeros_like(phi))
+    for t in w.steps():
+        x.descend_(await w.gradient(x))
+        if (t + 1) % period == 0:
+            velocity.mul_(outer_momentum)
+            velocity.add_(await _mean_of_pair(w, x.snapshot(), t) - phi, alpha=outer_rate)
+            x.assign_(phi.add_(velocity))
+
+
+async def _mean_of_pair(w: Worker, mine: Tensor, t: int) -> Tensor:
+    """The mean of this worker's model and its partner's; its own if there is none."""
+    partner = paired(w.live_at(t), t).get(w.rank)
+    if partner is None:
+        return mine
+    w.send(partner, mine, tag=("model", t))
+    try:
+        theirs = (await w.receive(("model", t), source=partner)).payload
+    except PeerLost:
+        return mine
+    return mean_in_order([mine, theirs] if w.rank < partner else [theirs, mine])

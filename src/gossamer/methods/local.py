@@ -6,40 +6,63 @@ Each worker makes `period` local steps; then all take one outer step from their 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
-from gossamer.replica import Replica
+from torch import Tensor
+
+from gossamer.methods.outer import OuterModel, adopt_, due, own_copy
+from gossamer.pending import Pending
+from gossamer.replica import Fragment, Replica, fragments_of
 from gossamer.rules import OuterOptimiser
 from gossamer.worker import Worker
 
 
 async def _outer_loop(
-    w: Worker,
-    x: Replica,
-    outer: OuterOptimiser,
-    *,
-    period: int,
-    switch: float = 0.0,
-    by_rate: bool = False,
-    state: str = "local",
-) -> None:
-    """In the first part of the run, the share `switch`, all workers average after every step."""
-    start = x.memory.setdefault("start", x.snapshot())
-    outer.velocity = x.memory.get("velocity")
+    w: Worker, x: Replica, outer: OuterOptimiser, *, period: int, switch: float = 0.0,
+    by_rate: bool = False, state: str = "local", parts: Sequence[Fragment] = (), delay: int = 0,
+    mix: float = 0.0,
+) -> None:  # fmt: skip
+    """In the first part of the run, the share `switch`, all workers average after every step. A
+    meeting of fragments is waited for `delay` steps after it began."""
+    parts = parts or fragments_of(w.layout, 1, "sequential")
+    model = OuterModel(x, outer)
+    # Of a meeting that a checkpoint interrupted there is what was sent, and it is sent again.
+    sent = {name: value for name, value in x.memory.items() if name.startswith("sent ")}
+
+    def exchange(number: int, value: Tensor) -> Pending[Tensor]:
+        part = parts[number]
+        return w.all_reduce(value, reference=part.of(model.start), part=part)
+
+    flight = [(*found, exchange(found[1], sent[name])) for name in sent for found in [_numbers(name)]]
+
+    async def meet(began: int, number: int, meeting: Pending[Tensor]) -> None:
+        part, inner_rate = parts[number], x.learning_rate if by_rate else None
+        adopt_(x, part, model.step(part, await meeting, inner_rate), mix)
+        x.memory.pop(f"sent {began} {number}", None)
+
     early = ceil(switch * w.expected_steps)
     for t in w.steps():
         x.descend_(await w.gradient(x))
-        if t < early or (t + 1 - early) % period == 0:
-            mean = await w.all_reduce(x.snapshot(), reference=start)
-            start = outer.step(start, mean, x.learning_rate if by_rate else None)
-            x.assign_(start)
-            x.memory["start"] = start
-            if outer.velocity is not None:
-                x.memory["velocity"] = outer.velocity
+        meeting = range(len(parts)) if t < early else due(t - early, period, len(parts))
+        for number in meeting:
+            value = own_copy(x, parts[number])
+            flight.append((t, number, exchange(number, value)))
+            if delay:
+                x.memory[f"sent {t} {number}"] = value
+        while flight and flight[0][0] + delay <= t:
+            await meet(*flight.pop(0))
             if state == "reset":
                 x.reset_optimiser_()
             elif state == "averaged":
                 x.load_optimiser_state_(await w.all_reduce(x.optimiser_state()))
+    for began, number, pending in flight:
+        await meet(began, number, pending)
+
+
+def _numbers(name: str) -> tuple[int, int]:
+    _, began, number = name.split()
+    return int(began), int(number)
 
 
 async def local_sgd(
@@ -51,6 +74,24 @@ async def local_sgd(
     happens to the momentum when models are averaged: local, averaged (twice the traffic) or reset.
     """
     await _outer_loop(w, x, OuterOptimiser(1.0, 0.0), period=period, switch=switch, state=state)
+
+
+async def hierarchical_sgd(
+    w: Worker, x: Replica, *, period: int = 32, inner: int = 8, sites: int = 2
+) -> None:
+    """Lin et al. 2020, hierarchical local SGD: averages at two periods.
+
+    Workers of a site (consecutive ranks) average every `inner` steps, all workers every `period`
+    steps. Where both are the same it is local SGD.
+    """
+    site = w.rank * sites // w.size
+    own = [rank for rank in range(w.size) if rank * sites // w.size == site]
+    for t in w.steps():
+        x.descend_(await w.gradient(x))
+        if (t + 1) % period == 0:
+            x.assign_(await w.all_reduce(x.snapshot()))
+        elif (t + 1) % inner == 0:
+            x.assign_(await w.all_reduce(x.snapshot(), over=own))
 
 
 async def bmuf(
@@ -83,14 +124,28 @@ async def slowmo(
 
 
 async def diloco(
-    w: Worker, x: Replica, *, period: int = 8, outer_rate: float = 0.7, outer_momentum: float = 0.9
-) -> None:
-    """Douillard et al. 2023, DiLoCo: an outer Nesterov step on the mean displacement.
+    w: Worker, x: Replica, *, period: int = 8, outer_rate: float = 0.7, outer_momentum: float = 0.9,
+    fragments: int = 1, by: str = "balanced", delay: int = 0, mix: float = 0.0,
+) -> None:  # fmt: skip
+    """Douillard et al. 2023, DiLoCo, and 2025, Streaming DiLoCo: an outer Nesterov step.
 
     The inner optimiser's state stays with its worker and is never reset. The paper's 0.9 is meant
     for hundreds of steps; unless they are given, rate and momentum depend on the period and the
-    number of workers.
+    number of workers. With `fragments`, parts of the model meet in turn, each once a period; after
+    `delay` steps a worker takes the result, of which it replaces the share `mix` by its own part.
     """
-    await _outer_loop(
-        w, x, OuterOptimiser(outer_rate, outer_momentum, nesterov=True), period=period
-    )
+    outer = OuterOptimiser(outer_rate, outer_momentum, nesterov=True)
+    parts = fragments_of(w.layout, fragments, by)
+    await _outer_loop(w, x, outer, period=period, parts=parts, delay=delay, mix=mix)
+
+
+async def sparse_loco(
+    w: Worker, x: Replica, *, period: int = 8, outer_rate: float = 1.0
+) -> None:
+    """Sarfi et al. 2025, SparseLoCo: local steps, then 1 of 64 numbers of the displacement.
+
+    What was not sent is added to the next displacement and decays by 0.95 a round, which stands in
+    for an outer momentum. The compressor does that; another one may be put in its place, as in
+    `sparse_loco+topk:share=0.03,bits=2,decay=0.95`.
+    """
+    await _outer_loop(w, x, OuterOptimiser(outer_rate, 0.0), period=period)

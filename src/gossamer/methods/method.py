@@ -21,6 +21,7 @@ WAITS_FOR = {
     "everyone": True,
     "neighbours": True,
     "in-neighbours": True,
+    "a partner in turn": True,
     "slowest beyond the bound": True,
     "the first p - backups": False,
     "partner": False,
@@ -92,6 +93,8 @@ class Method:
     follows: Callable[[int, Options, Options], dict[str, Any]] = lambda workers, values, given: {}
     """Defaults that follow from the number of workers and from the other options, of which those in
     `given` are the user's own. The paper's values follow from nothing."""
+    refuses: Callable[[int, Options], str] = lambda workers, values: ""
+    """Why so many workers cannot run with these options; empty if they can."""
     paper_values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The paper's own values, chosen by the flag `paper`."""
 

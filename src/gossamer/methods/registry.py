@@ -4,7 +4,7 @@ read the promises from here: a new method is a row, not a file of tests."""
 from __future__ import annotations
 
 import dataclasses
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from gossamer.methods import (
@@ -14,10 +14,12 @@ from gossamer.methods import (
     elastic,
     gossip,
     local,
+    outer_server,
     server,
     synchronous,
 )
 from gossamer.methods.method import Method, Options, Promises
+from gossamer.rules import pair_growth
 from gossamer.topology import make_topology
 
 
@@ -84,9 +86,12 @@ def _outer(*, plain: bool) -> Promises:
         return twice * _ring(workers) / options["period"]
 
     def start_and_velocity(workers: int, options: Options) -> float:
-        """Where the period began; with momentum also the velocity, and the mean."""
+        """Where the period began, with momentum also the velocity; of each fragment on its way what
+        was sent, and the mean that may have arrived."""
         momentum = [options.get(key, 0.0) for key in ("block_momentum", "beta", "outer_momentum")]
-        return 3.0 if any(momentum) else 1.0
+        count, delay = options.get("fragments", 1), options.get("delay", 0)
+        flying = ceil(delay * count / options["period"]) / count
+        return 1.0 + any(momentum) + 2.0 * flying
 
     return dataclasses.replace(
         _AVERAGED, models_per_step=traffic, is_plain_alone=plain, memory=start_and_velocity
@@ -112,9 +117,106 @@ def _block_momentum(workers: int, values: Options, given: Options) -> dict[str, 
 def _outer_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
     """Between local SGD's (1, 0), for short periods, and the paper's (0.7, 0.9): momentum pays by
     the noise that N workers average away, so its gain 1 / (1 - m) is at most N, as for BMUF."""
+    period = values["period"]
+    if "period" not in given:  # a result should be back before its fragment meets again
+        period = max(period, values.get("delay", 0) + 1)
     most = min(values["outer_momentum"], 1 - 1 / workers)
-    momentum = given.get("outer_momentum", min(most, _steady_momentum(values["period"])))
-    return {"outer_rate": 1 - momentum / 3, "outer_momentum": momentum}
+    momentum = given.get("outer_momentum", min(most, _steady_momentum(period)))
+    return {"period": period, "outer_rate": 1 - momentum / 3, "outer_momentum": momentum}
+
+
+def _late(workers: int, values: Options) -> str:
+    if values["delay"] < values["period"]:
+        return ""
+    return (
+        f"a delay of {values['delay']} steps is not shorter than the period of {values['period']}, "
+        "so a fragment would meet again before it is back; choose a smaller delay or a longer "
+        "period"
+    )
+
+
+def _arriving_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
+    """Half of what is stable where each displacement is a round old when it arrives.
+
+    With delayed Nesterov and many workers a displacement of g times the way to go is stable up to a
+    rate of about (1.6 - 1.3 m) / g, found by iterating the recursion; inner momentum makes g up to
+    1 + q (see `_steady_momentum`).
+    """
+    period = values["period"]
+    most = min(values["outer_momentum"], 1 - 1 / workers)
+    momentum = given.get("outer_momentum", min(most, _steady_momentum(period)))
+    beyond = 0.9 ** ((period - 1) / 2)
+    return {"outer_rate": (0.8 - 0.65 * momentum) / (1 + beyond), "outer_momentum": momentum}
+
+
+def _merged_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
+    """DiLoCo's outer step; half of it along a radial mean, which does not shrink what workers
+    disagree about (by up to the root of their number) and which may have come late."""
+    chosen = _outer_step(workers, values, given)
+    chosen["outer_rate"] *= 0.5 if values["merge"] == "radial" else 1.0
+    return chosen
+
+
+def _pair_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
+    """Between the mean of the pair (rate 1, momentum 0), for short periods, and the paper's step."""
+    most = min(values["outer_momentum"], _steady_momentum(values["period"]))
+    momentum = given.get("outer_momentum", most)
+    return {"outer_rate": 1 - 0.6 * momentum, "outer_momentum": momentum}
+
+
+def _unstable_pairs(workers: int, values: Options) -> str:
+    rate, momentum = values["outer_rate"], values["outer_momentum"]
+    growth = pair_growth(momentum, rate, workers)
+    if growth < 1:
+        return ""
+    return (
+        f"with outer_rate={rate:g} and outer_momentum={momentum:g} pairs of {workers} workers drift "
+        f"apart, by {growth:.2f} a round in the mean square; choose a momentum of 0.5 with a rate "
+        "of 0.7, or less of either"
+    )
+
+
+def _too_early(workers: int, values: Options) -> str:
+    if values["early"] * workers <= 1:
+        return ""
+    return (
+        f"early={values['early']:g} applies more than all of the momentum in a round of {workers} "
+        f"arrivals; choose at most {1 / workers:g}"
+    )
+
+
+def _too_many(workers: int, values: Options) -> str:
+    if values["quorum"] <= workers:
+        return ""
+    return (
+        f"a quorum of {values['quorum']} never meets among {workers} workers; choose at most "
+        f"{workers}"
+    )
+
+
+def _two_levels(workers: int, options: Options) -> float:
+    """Meetings of everybody, and between them those of a site, which are of about equal size."""
+    period, inner, sites = options["period"], options["inner"], options["sites"]
+    sizes = [sum(rank * sites // workers == site for rank in range(workers)) for site in range(sites)]
+    inside = sum(size * _ring(size) for size in sizes) / workers
+    between = period // inner - (period % inner == 0)
+    return (_ring(workers) + between * inside) / period
+
+
+def _inner_period(workers: int, values: Options, given: Options) -> dict[str, Any]:
+    """A quarter of the outer one, which a long outer period forgives."""
+    return {"inner": given.get("inner", max(1, values["period"] // 4))}
+
+
+def _no_sites(workers: int, values: Options) -> str:
+    if values["sites"] > workers:
+        return f"{values['sites']} sites are more than the {workers} workers; choose fewer"
+    if values["inner"] > values["period"]:
+        return (
+            f"the inner period of {values['inner']} steps is longer than the outer one of "
+            f"{values['period']}; choose a shorter one"
+        )
+    return ""
 
 
 def _server(waits_for: str, staleness: str, *, bounded: bool = False) -> Promises:
@@ -356,6 +458,16 @@ _ROWS = (
         exchange="differences",
     ),
     Method(
+        "hierarchical_sgd", "local updates", "Lin et al. 2020", "mean", local.hierarchical_sgd,
+        Promises(True, "everyone", "0", True, "2(s-1)/s / inner, 2(p-1)/p / period", _two_levels),
+        suits=lambda workers, steps: {
+            "period": _period(steps, 32), "sites": min(2, workers), "inner": _period(steps, 8),
+        },
+        follows=_inner_period,
+        refuses=_no_sites,
+        exchange="models",
+    ),
+    Method(
         "bmuf", "local updates", "Chen & Huo 2016", "mean", local.bmuf, _outer(plain=False),
         suits=lambda workers, steps: {
             "period": _period(steps, 8), "block_momentum": 1 - 1 / workers,
@@ -374,7 +486,9 @@ _ROWS = (
         _outer(plain=False),
         suits=lambda workers, steps: {"period": _period(steps, 8)},
         follows=_outer_step,
+        refuses=_late,
         paper_values={"period": 500},
+        about="Douillard et al. 2023; with fragments Streaming DiLoCo, 2025: an outer Nesterov step.",
         exchange="differences",
     ),
     Method(
@@ -387,6 +501,64 @@ _ROWS = (
         exchange="differences",
         default_compressor="sign",
         normalises=True,
+    ),
+    Method(
+        "sparse_loco", "local updates", "Sarfi et al. 2025", "mean", local.sparse_loco,
+        dataclasses.replace(
+            _outer(plain=False), traffic="(p-1) / 146 / period",
+            models_per_step=lambda p, o: (p - 1) * 0.21875 / 32 / o["period"],
+            memory=lambda p, o: 4.0,
+        ),
+        suits=lambda workers, steps: {"period": _period(steps, 30)},
+        paper_values={"period": 30},
+        exchange="differences",
+        default_compressor="topk:share=0.015625,bits=2,decay=0.95",
+    ),
+    Method(
+        "async_diloco", "local updates", "Liu et al. 2024", "centre", outer_server.async_diloco,
+        Promises(
+            False, "server", "0", True, "2 / steps between", lambda p, o: 2 / o["period"],
+            is_plain_alone=False, memory=lambda p, o: 2.0,
+        ),
+        server=outer_server.delayed_nesterov_server,
+        has_server=True,
+        is_synchronous=lambda options: False,
+        suits=lambda workers, steps: {"period": _period(steps, 8)},
+        follows=_arriving_step,
+        refuses=_too_early,
+        paper_values={"period": 50},
+        about="Liu et al. 2024: asynchronous local SGD with delayed Nesterov and dynamic steps.",
+        exchange="displacements",
+    ),
+    Method(
+        "decoupled_diloco", "local updates", "Douillard et al. 2026", "centre",
+        outer_server.decoupled_diloco,
+        Promises(
+            False, "nobody", "0", True, "2 / period", lambda p, o: 2 / o["period"],
+            is_plain_alone=False, memory=lambda p, o: 1.0,
+        ),
+        server=outer_server.syncer,
+        has_server=True,
+        is_synchronous=lambda options: False,
+        suits=lambda workers, steps: {"period": _period(steps, 24)},
+        follows=_merged_step,
+        refuses=_too_many,
+        paper_values={"period": 24},
+        about="Douillard et al. 2026: learners never wait; a quorum's fragments are merged.",
+        exchange="models",
+    ),
+    Method(
+        "noloco", "local updates", "Kolehmainen et al. 2025", "mean", gossip.noloco,
+        Promises(
+            True, "a partner in turn", "0", True, "1 / period",
+            lambda p, o: (p - p % 2) / p / o["period"], is_plain_alone=False,
+            memory=lambda p, o: 3.0,
+        ),
+        suits=lambda workers, steps: {"period": _period(steps, 8)},
+        follows=_pair_step,
+        refuses=_unstable_pairs,
+        paper_values={"period": 50},
+        exchange="models",
     ),
     Method(
         "ensemble", "independent", "Ben-Nun & Hoefler 2019", "ensemble", synchronous.ensemble,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf
 from typing import Any
 
 from gossamer.compression import COMPRESSORS, Compressor, parse_compressor
 from gossamer.compression.pairing import refusal
 from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.methods.changing import DROP, changing
 from gossamer.methods.method import Method, Options, options_of
 from gossamer.methods.registry import METHODS
 from gossamer.optim.momentum import explicit_momentum
@@ -25,6 +28,7 @@ from gossamer.own_code import (
     place_of,
 )
 from gossamer.pipeline.shape import SHAPE_OPTIONS, ReplicaShape, read_shape
+from gossamer.replica import DIVISIONS
 from gossamer.specs import bind, convert, parse_spec, print_spec, split_suffix
 from gossamer.topology import NEEDS, make_topology
 
@@ -128,7 +132,9 @@ class MethodSpec:
             shown["keep_momentum"] = True
         shown |= self.shape.options()
         text = print_spec(self.method.reference or self.name, shown)
-        return text if self.compressor is None else f"{text}+{self.compressor}"
+        own = self.method.default_compressor
+        is_own = self.compressor is None or (own and self.compressor == parse_compressor(own))
+        return text if is_own else f"{text}+{self.compressor}"
 
     def optimiser(self, asked: Optimiser, ends: int, *, is_synchronous: bool) -> Optimiser:
         """What the replicas of a run descend with, the workers' as well as the servers': the one
@@ -217,6 +223,8 @@ class MethodSpec:
             )
         if self.compressor is not None and self.method.exchange == "gradients":
             values |= {"overlap": False} if "overlap" in values else {}  # it is encoded as a whole
+        if reason := self.method.refuses(workers, values):
+            raise ConfigurationError(f"{self.name}: {reason}")
         if "topology" in values:
             graph, need = make_topology(values["topology"], workers), self.method.needs_topology
             if need and graph.name not in NEEDS[need]:
@@ -232,6 +240,9 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
     `name+compressor:key=value,...` compresses what the method exchanges."""
     if isinstance(text, MethodSpec):
         return text
+    phases = _CHANGE.split(text)
+    if len(phases) > 1:
+        return _changing(text)
     text, suffix = split_suffix(text, COMPRESSORS)
     if suffix is None and not is_own(text):
         head, plus, rest = text.partition("+")
@@ -250,6 +261,21 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
         compressor=None if suffix is None else parse_compressor(suffix), shape=shape,
         **server_side,
     )  # fmt: skip
+
+
+_CHANGE = re.compile(r"@([0-9.]+|drop)@")
+"""`first@0.5@second`: no shell and no list of methods takes any of it for something else, and
+neither `:`, `,` nor `+` of a phase can be mistaken for it."""
+
+
+@cache
+def _changing(text: str) -> MethodSpec:
+    """The same object for the same text, so that what was parsed twice is equal."""
+    parts = _CHANGE.split(text)
+    for at in parts[1::2]:
+        if at != DROP:
+            convert(at, float, f"method {text!r}: the share of the run")
+    return MethodSpec(changing([parse_method(part) for part in parts[::2]], parts[1::2]), {})
 
 
 GROUP = "gossamer.methods"
@@ -326,14 +352,23 @@ def _server_side(name: str, given: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-_CHOICES = {"state": ("local", "averaged", "reset"), "adapt": ("before", "after")}
-_AT_LEAST_ONE = ("period", "n_push", "n_fetch", "n", "pieces")
+_CHOICES = {
+    "state": ("local", "averaged", "reset"),
+    "adapt": ("before", "after"),
+    "by": DIVISIONS,
+    "merge": ("radial", "mean"),
+}
+_AT_LEAST_ONE = (
+    "period", "n_push", "n_fetch", "n", "pieces", "fragments", "fewest", "quorum",
+    "inner", "sites",
+)
 _NOT_NEGATIVE = (
-    "least", "most", "bound", "backups", "cap", "compensation", "strength", "outer_rate", "zeta",
+    "least", "most", "bound", "backups", "cap", "compensation", "strength", "outer_rate", "zeta", "delay",
+    "grace", "patience",
 )  # fmt: skip
 _SHARES = (
     "switch", "beta", "delta", "block_momentum", "outer_momentum", "alpha", "warm_start",
-    "introduce", "decay", "mean_square", "mu", "gamma", "warmup", "beta1", "beta2",
+    "introduce", "decay", "mean_square", "mu", "gamma", "warmup", "beta1", "beta2", "mix",
 )  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ State = Mapping[str, Tensor]
 """One [rows, parameters] matrix per slot."""
 Rate = float | Tensor
 """One learning rate for all rows, or a [rows, 1] tensor."""
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+"""Muon's factors, as published: they take small singular values quickly to about 1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,11 @@ class Optimiser(ABC):
         """The number that fills a state matrix before the first update."""
         assert slot in self.slots, f"{self} has no slot {slot!r}"
         return 0.0
+
+    def suited(self, shapes: Sequence[Sequence[int]]) -> Optimiser:
+        """This optimiser for flat vectors that hold tensors of these shapes one after the other;
+        most treat every number alike."""
+        return self
 
     def descend_(
         self, parameters: Tensor, gradients: Tensor, state: State, steps: Sequence[int], rate: Rate,
@@ -297,8 +305,86 @@ class YellowFinRows(Optimiser, Tuner):
         descend_rows_(self, [whole], scalars)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Muon(AdamW):
+    """Muon (Jordan et al., 2024): matrices move along their momentum, made nearly orthogonal, as
+    `torch.optim.Muon` computes it, and everything else moves by AdamW.
+
+    A matrix is a parameter with two dimensions; kernels of convolutions have four and belong to the
+    rest, as torch refuses them. The matrices of one shape, of all rows, are made orthogonal in one
+    call. `scale` multiplies the rate of an m x n matrix: `rms` by 0.2 sqrt(max(m, n)), with which
+    AdamW's rate suits matrices, too, and `original` by sqrt(max(1, m / n)).
+    """
+
+    name = "muon"
+    description = "matrices move along their orthogonalised momentum, everything else by AdamW"
+    own_rate = 0.02
+
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    nesterov: bool = True
+    iterations: int = 5
+    scale: Literal["rms", "original"] = "rms"
+    shapes: tuple[tuple[int, ...], ...] | None = dataclasses.field(
+        default=None, init=False, kw_only=False, compare=False
+    )
+    """Of the tensors in the flat vectors, one after the other; set by `suited`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("momentum", below=1.0)
+        if not 1 <= self.iterations < 100:
+            raise ConfigurationError(
+                f"muon: iterations must be from 1 to 99, got {self.iterations}; 5 are usual"
+            )
+
+    def suited(self, shapes: Sequence[Sequence[int]]) -> Optimiser:
+        own = dataclasses.replace(self)
+        object.__setattr__(own, "shapes", tuple(tuple(shape) for shape in shapes))
+        return own
+
+    def _update_(
+        self, parameters: Tensor, gradients: Tensor, state: State, steps: Sequence[int], rate: Rate
+    ) -> None:
+        if self.shapes is None:
+            raise ConfigurationError(
+                "muon must know which numbers are matrices; use it where a model is trained, or "
+                "choose adamw"
+            )
+        matrices: defaultdict[tuple[int, ...], list[slice]] = defaultdict(list)
+        at = 0
+        for shape in self.shapes:
+            place = slice(at, at + torch.Size(shape).numel())
+            at = place.stop
+            if len(shape) == 2 and min(shape) > 0:
+                matrices[shape].append(place)
+            else:
+                own = {slot: matrix[:, place] for slot, matrix in state.items()}
+                super()._update_(parameters[:, place], gradients[:, place], own, steps, rate)
+        for (height, width), places in matrices.items():
+            moved = torch.stack([
+                self._direction(state["first"][:, place], gradients[:, place]) for place in places
+            ])  # fmt: skip
+            flat = orthogonal(moved.view(-1, height, width), self.iterations)
+            factor = (
+                0.2 * max(height, width) ** 0.5
+                if self.scale == "rms"
+                else max(1.0, height / width) ** 0.5
+            )
+            for place, own in zip(places, flat.reshape(moved.shape).to(parameters), strict=True):
+                if isinstance(rate, Tensor):
+                    parameters[:, place].addcmul_(own, rate * factor, value=-1)
+                else:
+                    parameters[:, place].add_(own, alpha=-rate * factor)
+
+    def _direction(self, momentum: Tensor, gradients: Tensor) -> Tensor:
+        momentum.lerp_(gradients, 1 - self.momentum)
+        return gradients.lerp(momentum, self.momentum) if self.nesterov else momentum
+
+
 _CLASSES: dict[str, type[Optimiser]] = {
-    optimiser.name: optimiser for optimiser in (Sgd, Adam, AdamW, Adagrad, RMSprop, YellowFinRows)
+    optimiser.name: optimiser
+    for optimiser in (Sgd, Adam, AdamW, Muon, Adagrad, RMSprop, YellowFinRows)
 }
 
 OPTIMISERS: dict[str, str] = {name: made.description for name, made in _CLASSES.items()}
@@ -313,6 +399,20 @@ def make_optimiser(spec: str | Optimiser) -> Optimiser:
         raise unknown_name("optimiser", name, _CLASSES)
     options: dict[str, Any] = bind("optimiser", name, _CLASSES[name], given)
     return _CLASSES[name](**options)
+
+
+def orthogonal(matrices: Tensor, iterations: int) -> Tensor:
+    """Each matrix of a batch with singular values near 1, in bfloat16 (Newton and Schulz)."""
+    first, second, third = _QUINTIC
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    own = matrices.bfloat16()
+    own = own.mT if is_tall else own
+    own = own / own.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(iterations):
+        gram = own @ own.mT
+        gram = torch.baddbmm(gram, gram, gram, beta=second, alpha=third)
+        own = torch.baddbmm(own, gram, own, beta=first)
+    return own.mT if is_tall else own
 
 
 def clip_rows(gradients: Tensor, max_norm: float) -> Tensor:

@@ -21,7 +21,7 @@ from gossamer.real.router import Router
 from gossamer.real.silent_peers import Silence
 from gossamer.real.transports.buffers import joined
 from gossamer.real.transports.transport import StopToken, Transport
-from gossamer.replica import Layout, Replica
+from gossamer.replica import Fragment, Layout, Replica
 from gossamer.worker import Gradient, Left, Message, Tag, check_idle
 
 T = TypeVar("T")
@@ -245,7 +245,7 @@ class RealWorker:
 
     def all_reduce(
         self, value: Tensor, *, over: Sequence[int] | None = None,
-        reference: Tensor | None = None, part: slice | None = None,
+        reference: Tensor | None = None, part: Fragment | None = None,
     ) -> Pending[Tensor]:  # fmt: skip
         members = range(self.size) if over is None else over
         is_inside = bool(self._inside) and tuple(members) == self._inside

@@ -15,7 +15,7 @@ from gossamer.errors import Late, ProtocolError, RunOver
 from gossamer.groups import mapped
 from gossamer.mailbox import Receive, Reply
 from gossamer.pending import Pending
-from gossamer.replica import Layout, Replica
+from gossamer.replica import Fragment, Layout, Replica
 from gossamer.rules import pair_delta
 from gossamer.sim.gradients import SimulatedGradient
 from gossamer.sim.kernel import SECOND
@@ -231,7 +231,7 @@ class SimulatedWorker:
 
     def all_reduce(
         self, value: Tensor, *, over: Sequence[int] | None = None,
-        reference: Tensor | None = None, part: slice | None = None,
+        reference: Tensor | None = None, part: Fragment | None = None,
     ) -> Pending[Tensor]:  # fmt: skip
         return self._collective("all_reduce", value, over)
 

@@ -142,15 +142,16 @@ class World:
             self.slices = self._stages_of_servers or cut_evenly(
                 model.layout.sizes, settings.method.servers
             )
-        make_store = partial(
-            ReplicaStore,
-            optimiser=optimiser,
-            clip=settings.clip,
-            kernel=self.kernel,
-            clips_first=settings.method.clips_first,
-        )
-        self.workers = make_store(self.size, model.initial)
-        self.servers = tuple(make_store(1, model.initial[part]) for part in self.slices)
+
+        def make_store(rows: int, part: slice) -> ReplicaStore:
+            own = optimiser.suited(model.layout.within(part).shapes)
+            return ReplicaStore(
+                rows, model.initial[part], own, clip=settings.clip, kernel=self.kernel,
+                clips_first=settings.method.clips_first,
+            )  # fmt: skip
+
+        self.workers = make_store(self.size, slice(0, model.layout.total))
+        self.servers = tuple(make_store(1, part) for part in self.slices)
         self.ends = self.size + len(self.servers)
         self.schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=self.size)
         self._base_rate = settings.learning_rate

@@ -88,11 +88,6 @@ def predict(
         )
     if spec.shape.machines > 1:
         raise NoClosedForm(f"a replica of {spec} is spread over several machines; simulate it")
-    if spec.compressor is not None:
-        raise NoClosedForm(
-            f"{spec} has no closed form, because the bytes and the times of {spec.compressor.name} "
-            "are those that its encoder makes; simulate it"
-        )
     check_equal(cluster)
     compute = cluster.compute.at(workload.batch)
     case = case_of(arranged(spec, cluster, workload, steps), compute, cluster.network, workload)

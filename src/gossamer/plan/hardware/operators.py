@@ -144,7 +144,8 @@ def _counted(
     operators, peak = tally.watch(gradient)
     element = next(p for p in module.parameters() if p.requires_grad)
     numbers = size.model_bytes // element.element_size()
-    update, temporary = _update(numbers, optimiser, element)
+    shapes = [one.shape for one in module.parameters() if one.requires_grad]
+    update, temporary = _update(numbers, optimiser.suited(shapes), element)
     return StepWork(
         batch, size, operators, update,
         tensors=sum(one.requires_grad for one in module.parameters()),

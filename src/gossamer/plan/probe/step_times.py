@@ -40,6 +40,7 @@ class Stepper:
         self._model = FlatModel(task, torch.device("cpu"), seed=0)
         self._buffers = self._model.initial_buffers.clone()
         optimiser, rate = make_optimiser(inquiry.optimiser), inquiry.learning_rate
+        optimiser = optimiser.suited(self._model.layout.shapes)
         self._replica = WindowReplica(Place(self._model.initial.clone()), optimiser, lambda: rate)
         self.batch = inquiry.batch
         self.other_sizes = other_sizes(self.batch, len(task.train) // size)

@@ -51,6 +51,7 @@ def worker_replica(
     replica = LoopReplica(binding, place, optimizer)
     if session.spec.server_optimiser:
         rule = session.optimiser(make_optimiser(session.spec.server_optimiser))
+        rule = rule.suited(binding.layout.shapes)
         silent = Place(place.window, place.guard)
         replica.rule = WindowReplica(silent, rule, lambda: replica.learning_rate)
     elif session.method.leaves_out_momentum:
@@ -71,6 +72,7 @@ def server_replica(
     place, part = session.place(end), session.addresses.slices[end - session.size]
     if session.spec.server_optimiser:
         rule = session.optimiser(make_optimiser(session.spec.server_optimiser))
+        rule = rule.suited(binding.layout.within(part).shapes)
         return WindowReplica(place, rule, lambda: worker.learning_rate)
     window, momentum = place.window, session.momentum
     own: list[tuple[str, nn.Parameter]] = []

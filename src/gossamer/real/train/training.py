@@ -123,8 +123,12 @@ class Training:
         session.router.offer("output", self.own_output)
 
     def _replica(self, end: int) -> WindowReplica:
+        part, layout = slice(0, self._model.layout.total), self._model.layout
+        if end >= self.session.size:
+            part = self.session.addresses.slices[end - self.session.size]
+        optimiser = self._optimiser.suited(layout.within(part).shapes)
         replica = WindowReplica(
-            self.session.place(end), self._optimiser, self._learning_rate, self._settings.clip,
+            self.session.place(end), optimiser, self._learning_rate, self._settings.clip,
             self.session.spec.clips_first,
         )  # fmt: skip
         if self._kept is not None:

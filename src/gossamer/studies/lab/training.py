@@ -74,7 +74,7 @@ class GroupTraining:
         samples = len(model.task.train)
         self.steps = steps_of(grid.epochs, samples, group.batch)
         self.step = 0
-        self.optimiser = make_optimiser(group.optimiser)
+        self.optimiser = make_optimiser(group.optimiser).suited(model.layout.shapes)
         self.parameters = torch.stack([models.initial[point.seed] for point in points])
         self.buffers = model.initial_buffers.repeat(len(points), 1)
         self.state = {

@@ -3,6 +3,8 @@
 from gossamer.studies.reproductions.ad_psgd import SLOW_WORKER, SPEED_UP
 from gossamer.studies.reproductions.ad_psgd_cifar10 import TABLE as AD_PSGD_CIFAR10
 from gossamer.studies.reproductions.ad_psgd_network import SHARED_NETWORK
+from gossamer.studies.reproductions.async_diloco_clock import TABLE as ASYNC_DILOCO_CLOCK
+from gossamer.studies.reproductions.averaging_period import TABLE as AVERAGING_PERIOD
 from gossamer.studies.reproductions.dc_asgd import TABLE as DC_ASGD
 from gossamer.studies.reproductions.delayed_gradients import ADAM, ADAM_FAR, SGD
 from gossamer.studies.reproductions.gossip_scaling import DIGITS as GOSSIP_SCALING_DIGITS
@@ -10,6 +12,7 @@ from gossamer.studies.reproductions.gossip_scaling import TABLE as GOSSIP_SCALIN
 from gossamer.studies.reproductions.pipelines import TABLE as PIPELINES
 from gossamer.studies.reproductions.rudra import TABLE as RUDRA
 from gossamer.studies.reproductions.servers import BACKUP_WORKERS, SOFTSYNC_STALENESS
+from gossamer.studies.reproductions.streaming_diloco import TABLE as STREAMING_DILOCO
 from gossamer.studies.reproductions.table import PublishedCell, PublishedTable
 
 TABLES: dict[str, PublishedTable] = {
@@ -29,6 +32,9 @@ TABLES: dict[str, PublishedTable] = {
         AD_PSGD_CIFAR10,
         GOSSIP_SCALING,
         GOSSIP_SCALING_DIGITS,
+        STREAMING_DILOCO,
+        ASYNC_DILOCO_CLOCK,
+        AVERAGING_PERIOD,
     )
 }
 
