@@ -197,9 +197,9 @@ class Fragment:
     def of(self, flat: Tensor) -> Tensor:
         """Its numbers: the vector itself if they are all, a view where they lie together, otherwise
         a copy."""
-        if len(self.places) > 1:
-            return torch.cat([flat[place] for place in self.places])
-        return flat if self.layout.total == flat.numel() else flat[self.places[0]]
+        if len(self.places) == 1:
+            return flat if self.layout.total == flat.numel() else flat[self.places[0]]
+        return torch.cat([flat[place] for place in self.places])
 
     def put_(self, flat: Tensor, value: Tensor) -> None:
         """Write its numbers into a vector of the whole model."""

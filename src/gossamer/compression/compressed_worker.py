@@ -89,7 +89,9 @@ class CompressedWorker:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def _coder(self, name: str, part: slice | Fragment, compressor: Compressor | None = None) -> Coder:
+    def _coder(
+        self, name: str, part: slice | Fragment, compressor: Compressor | None = None
+    ) -> Coder:
         coder = self._coders.get(name)
         if coder is None:
             is_range = isinstance(part, slice)

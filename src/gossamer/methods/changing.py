@@ -1,4 +1,4 @@
-"""A method that changes during a run: gossip while the steps are large, all-reduce when they are small.
+"""A method that changes during a run: gossip while steps are large, all-reduce when they are small.
 
 Each phase is the text of another method, which runs over a handle whose steps end at the change. In
 between all workers meet once: models and optimiser states become their means, and everybody goes on
@@ -8,6 +8,7 @@ from the same number of a step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -154,12 +155,12 @@ def changing(specs: Sequence[MethodSpec], points: Sequence[str]) -> Method:
     """The row of a method that runs these one after the other."""
     _check(specs, points)
     rows = [spec.method for spec in specs]
-    roles = [compressed(spec.method.worker, spec.compressor, spec.method.exchange) for spec in specs]
+    roles = [
+        compressed(spec.method.worker, spec.compressor, spec.method.exchange) for spec in specs
+    ]
 
     def in_rounds(options: Options) -> list[bool]:
-        return [
-            row.is_synchronous(own) for row, own in zip(rows, options["phases"], strict=True)
-        ]  # fmt: skip
+        return [row.is_synchronous(own) for row, own in _phases(rows, options)]
 
     async def change(w: Worker, x: Replica, *, phases: Any = None) -> None:
         steps = _Steps(w)
@@ -181,44 +182,55 @@ def changing(specs: Sequence[MethodSpec], points: Sequence[str]) -> Method:
             x.memory.clear()
             x.memory[_KEPT] = torch.tensor([number + 1, steps.shift])
 
-    def shares() -> list[float]:
-        ends = [0.0, *(0.5 if at == DROP else float(at) for at in points), 1.0]
-        return [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    return Method(
+        _title(specs, points),
+        rows[-1].family,
+        "; ".join(dict.fromkeys(row.paper for row in rows)),
+        "mean",
+        change,
+        _promises(rows, points),
+        shares_replica=any(row.shares_replica for row in rows),
+        is_synchronous=lambda options: all(in_rounds(options)),
+        suits=lambda workers, length: {"phases": [spec.resolve(workers, length) for spec in specs]},
+        about=f"{specs[0].name} first; {', then '.join(spec.name for spec in specs[1:])} later.",
+    )
 
-    def models(workers: int, options: Options) -> float:
-        sent = [
-            row.promises.models_per_step(workers, own)
-            for row, own in zip(rows, options["phases"], strict=True)
-        ]
-        return sum(share * one for share, one in zip(shares(), sent, strict=True))
 
-    def memory(workers: int, options: Options) -> float:
-        return 2.0 + max(
-            row.promises.memory(workers, own)
-            for row, own in zip(rows, options["phases"], strict=True)
-        )
+def _phases(rows: Sequence[Method], options: Options) -> Iterator[tuple[Method, Options]]:
+    return zip(rows, options["phases"], strict=True)
 
-    waits = [row.promises.waits_for for row in rows]
+
+def _title(specs: Sequence[MethodSpec], points: Sequence[str]) -> str:
     parts = [str(specs[0])]
     for at, spec in zip(points, specs[1:], strict=True):
         parts += [at, str(spec)]
-    return Method(
-        "@".join(parts), rows[-1].family, "; ".join(dict.fromkeys(row.paper for row in rows)),
-        "mean", change,
-        Promises(
-            all(row.promises.keeps_mean for row in rows),
-            next((one for one in waits if WAITS_FOR[one]), waits[0]),
-            rows[0].promises.staleness, all(row.promises.survives_death for row in rows),
-            "first one, then the other", models,
-            is_plain_alone=all(row.promises.is_plain_alone for row in rows), memory=memory,
-        ),
-        shares_replica=any(row.shares_replica for row in rows),
-        is_synchronous=lambda options: all(in_rounds(options)),
-        suits=lambda workers, length: {
-            "phases": [spec.resolve(workers, length) for spec in specs]
-        },
-        about=f"{specs[0].name} first; {', then '.join(spec.name for spec in specs[1:])} later.",
-    )  # fmt: skip
+    return "@".join(parts)
+
+
+def _promises(rows: Sequence[Method], points: Sequence[str]) -> Promises:
+    """What all phases promise; traffic is their mean by length, memory that of the largest."""
+    ends = [0.0, *(0.5 if at == DROP else float(at) for at in points), 1.0]
+    shares = [end - start for start, end in pairwise(ends)]
+
+    def models(workers: int, options: Options) -> float:
+        sent = [row.promises.models_per_step(workers, own) for row, own in _phases(rows, options)]
+        return sum(share * one for share, one in zip(shares, sent, strict=True))
+
+    def memory(workers: int, options: Options) -> float:
+        held = [row.promises.memory(workers, own) for row, own in _phases(rows, options)]
+        return 2.0 + max(held)
+
+    waits = [row.promises.waits_for for row in rows]
+    return Promises(
+        all(row.promises.keeps_mean for row in rows),
+        next((one for one in waits if WAITS_FOR[one]), waits[0]),
+        rows[0].promises.staleness,
+        all(row.promises.survives_death for row in rows),
+        "first one, then the other",
+        models,
+        is_plain_alone=all(row.promises.is_plain_alone for row in rows),
+        memory=memory,
+    )
 
 
 def _check(specs: Sequence[MethodSpec], points: Sequence[str]) -> None:
@@ -239,7 +251,7 @@ def _check(specs: Sequence[MethodSpec], points: Sequence[str]) -> None:
                 f"{spec.name}: groups= and balance= hold for a whole run, so no phase of a method "
                 "that changes can have them; leave them out"
             )
-    for before, after in zip(specs, specs[1:], strict=False):
+    for before, after in pairwise(specs):
         is_free = not WAITS_FOR[before.method.promises.waits_for]
         if is_free and after.method.promises.waits_for in ("neighbours", "in-neighbours"):
             raise ConfigurationError(

@@ -34,7 +34,7 @@ async def _outer_loop(
         part = parts[number]
         return w.all_reduce(value, reference=part.of(model.start), part=part)
 
-    flight = [(*found, exchange(found[1], sent[name])) for name in sent for found in [_numbers(name)]]
+    flight = [(*_numbers(name), exchange(_numbers(name)[1], sent[name])) for name in sent]
 
     async def meet(began: int, number: int, meeting: Pending[Tensor]) -> None:
         part, inner_rate = parts[number], x.learning_rate if by_rate else None
@@ -139,9 +139,7 @@ async def diloco(
     await _outer_loop(w, x, outer, period=period, parts=parts, delay=delay, mix=mix)
 
 
-async def sparse_loco(
-    w: Worker, x: Replica, *, period: int = 8, outer_rate: float = 1.0
-) -> None:
+async def sparse_loco(w: Worker, x: Replica, *, period: int = 8, outer_rate: float = 1.0) -> None:
     """Sarfi et al. 2025, SparseLoCo: local steps, then 1 of 64 numbers of the displacement.
 
     What was not sent is added to the next displacement and decays by 0.95 a round, which stands in

@@ -25,7 +25,7 @@ _INSTANT_S = 1e-6
 
 @payload
 @dataclass(frozen=True, slots=True)
-class Displacement:
+class PseudoGradient:
     """How far a worker has gone from the model that it was given (nothing: a first pull), the
     version of that model, and the worker's steps per second."""
 
@@ -56,7 +56,7 @@ async def async_diloco(w: Worker, x: Replica, *, period: int = 8) -> None:
     async def exchange(way: Tensor | None) -> None:
         asked = [
             w.request(
-                server, Displacement(None if way is None else way[part], read, speed), tag=INBOX
+                server, PseudoGradient(None if way is None else way[part], read, speed), tag=INBOX
             )
             for server, part, read in zip(w.servers, w.slices, versions, strict=True)
         ]
@@ -103,7 +103,7 @@ async def delayed_nesterov_server(
     until = 0.0
 
     def arrived(message: Message) -> None:
-        sent: Displacement | Left = message.payload
+        sent: PseudoGradient | Left = message.payload
         expected.pop(message.source, None)
         if isinstance(sent, Left):
             speeds.pop(message.source, None)
@@ -220,7 +220,7 @@ async def syncer(
     """Merge a fragment when `quorum` workers have sent it and the others have had their time.
 
     That is `delay` steps of the fastest worker after the first had sent it, at most `patience`
-    seconds: a worker that never waits has no use for the result earlier. Displacements are taken
+    seconds: a worker that never waits has no use for the result earlier. PseudoGradients are taken
     from the present model and weighted by steps.
     """
     parts = parts_of(w, w.servers.index(w.rank), fragments, by)

@@ -14,13 +14,13 @@ from gossamer.methods import (
     elastic,
     gossip,
     local,
+    outer,
     outer_server,
     server,
     synchronous,
+    traffic,
 )
 from gossamer.methods.method import Method, Options, Promises
-from gossamer.rules import pair_growth
-from gossamer.topology import make_topology
 
 
 def _period(steps: int, most: int) -> int:
@@ -28,62 +28,18 @@ def _period(steps: int, most: int) -> int:
     return max(1, min(most, steps // 20))
 
 
-def _degree(workers: int, options: Options) -> float:
-    graph = make_topology(options["topology"], workers)
-    rounds = range(graph.period)
-    sent = sum(len(graph.out_neighbours(rank, t)) for rank in graph.members for t in rounds)
-    return sent / (workers * graph.period)
-
-
-def _ring(workers: int) -> float:
-    return 2 * (workers - 1) / workers
-
-
-def _warm_then_compressed(workers: int, options: Options) -> float:
-    """All-reduce of gradients, then everybody's compressed momentum to everybody."""
-    gathered = (workers - 1) * options.get("compressed", 1.0)
-    return options["warmup"] * _ring(workers) + (1 - options["warmup"]) * gathered
-
-
 def _bipartite(workers: int, steps: int) -> dict[str, Any]:
     even = workers % 2 == 0
     return {"topology": "bipartite_exponential" if even else "complete"}
 
 
-def _offers(workers: int, options: Options) -> float:
-    """An exchange is two models; on a bipartite graph half of the workers start one per step."""
-    if workers == 1:
-        return 0.0
-    return 1.0 if make_topology(options["topology"], workers).sides else 2.0
-
-
-def _neighbours_models(workers: int, options: Options) -> float:
-    """The own model as it was sent, and of each neighbour the last one and one that came early."""
-    return 2 * _most_neighbours(workers, options) + 1
-
-
-def _most_neighbours(workers: int, options: Options) -> int:
-    graph = make_topology(options["topology"], workers)
-    rounds = range(graph.period)
-    return max(len(graph.in_neighbours(rank, t)) for rank in graph.members for t in rounds)
-
-
-def _shares_of_mass(workers: int, options: Options) -> float:
-    """As many, the point of the gradient, and what may be on its way for so many steps longer."""
-    most = _most_neighbours(workers, options)
-    return 2 * most * (1 + options["overlap"]) + 2
-
-
-_MESSAGES = 6.0
-"""Models that wait for a worker which others push to at random: hardly ever more at one time."""
-
-_AVERAGED = Promises(True, "everyone", "0", True, "2(p-1)/p / period", lambda p, o: _ring(p))
+_AVERAGED = Promises(True, "everyone", "0", True, "2(p-1)/p / period", lambda p, o: traffic.ring(p))
 
 
 def _outer(*, plain: bool) -> Promises:
-    def traffic(workers: int, options: Options) -> float:
+    def means(workers: int, options: Options) -> float:
         twice = 2 if options.get("state") == "averaged" else 1
-        return twice * _ring(workers) / options["period"]
+        return twice * traffic.ring(workers) / options["period"]
 
     def start_and_velocity(workers: int, options: Options) -> float:
         """Where the period began, with momentum also the velocity; of each fragment on its way what
@@ -94,113 +50,8 @@ def _outer(*, plain: bool) -> Promises:
         return 1.0 + any(momentum) + 2.0 * flying
 
     return dataclasses.replace(
-        _AVERAGED, models_per_step=traffic, is_plain_alone=plain, memory=start_and_velocity
+        _AVERAGED, models_per_step=means, is_plain_alone=plain, memory=start_and_velocity
     )
-
-
-def _steady_momentum(period: int) -> float:
-    """The most Nesterov momentum m that an outer step over so many inner ones stands.
-
-    Inner steps with the usual momentum of 0.9 swing past their goal: after a period they stand up
-    to q = 0.9^((period - 1) / 2) of the way beyond it, a displacement of 1 + q. On a quadratic the
-    outer step diverges for displacements above (2 + 2 m) / (1 + 2 m); hence m <= (1 - q) / (2 q).
-    """
-    q = 0.9 ** ((period - 1) / 2)
-    return min(1.0, (1 - q) / (2 * q))
-
-
-def _block_momentum(workers: int, values: Options, given: Options) -> dict[str, Any]:
-    steady = _steady_momentum(values["period"])
-    return {"block_momentum": min(values["block_momentum"], steady)}
-
-
-def _outer_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
-    """Between local SGD's (1, 0), for short periods, and the paper's (0.7, 0.9): momentum pays by
-    the noise that N workers average away, so its gain 1 / (1 - m) is at most N, as for BMUF."""
-    period = values["period"]
-    if "period" not in given:  # a result should be back before its fragment meets again
-        period = max(period, values.get("delay", 0) + 1)
-    most = min(values["outer_momentum"], 1 - 1 / workers)
-    momentum = given.get("outer_momentum", min(most, _steady_momentum(period)))
-    return {"period": period, "outer_rate": 1 - momentum / 3, "outer_momentum": momentum}
-
-
-def _late(workers: int, values: Options) -> str:
-    if values["delay"] < values["period"]:
-        return ""
-    return (
-        f"a delay of {values['delay']} steps is not shorter than the period of {values['period']}, "
-        "so a fragment would meet again before it is back; choose a smaller delay or a longer "
-        "period"
-    )
-
-
-def _arriving_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
-    """Half of what is stable where each displacement is a round old when it arrives.
-
-    With delayed Nesterov and many workers a displacement of g times the way to go is stable up to a
-    rate of about (1.6 - 1.3 m) / g, found by iterating the recursion; inner momentum makes g up to
-    1 + q (see `_steady_momentum`).
-    """
-    period = values["period"]
-    most = min(values["outer_momentum"], 1 - 1 / workers)
-    momentum = given.get("outer_momentum", min(most, _steady_momentum(period)))
-    beyond = 0.9 ** ((period - 1) / 2)
-    return {"outer_rate": (0.8 - 0.65 * momentum) / (1 + beyond), "outer_momentum": momentum}
-
-
-def _merged_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
-    """DiLoCo's outer step; half of it along a radial mean, which does not shrink what workers
-    disagree about (by up to the root of their number) and which may have come late."""
-    chosen = _outer_step(workers, values, given)
-    chosen["outer_rate"] *= 0.5 if values["merge"] == "radial" else 1.0
-    return chosen
-
-
-def _pair_step(workers: int, values: Options, given: Options) -> dict[str, Any]:
-    """Between the mean of the pair (rate 1, momentum 0), for short periods, and the paper's step."""
-    most = min(values["outer_momentum"], _steady_momentum(values["period"]))
-    momentum = given.get("outer_momentum", most)
-    return {"outer_rate": 1 - 0.6 * momentum, "outer_momentum": momentum}
-
-
-def _unstable_pairs(workers: int, values: Options) -> str:
-    rate, momentum = values["outer_rate"], values["outer_momentum"]
-    growth = pair_growth(momentum, rate, workers)
-    if growth < 1:
-        return ""
-    return (
-        f"with outer_rate={rate:g} and outer_momentum={momentum:g} pairs of {workers} workers drift "
-        f"apart, by {growth:.2f} a round in the mean square; choose a momentum of 0.5 with a rate "
-        "of 0.7, or less of either"
-    )
-
-
-def _too_early(workers: int, values: Options) -> str:
-    if values["early"] * workers <= 1:
-        return ""
-    return (
-        f"early={values['early']:g} applies more than all of the momentum in a round of {workers} "
-        f"arrivals; choose at most {1 / workers:g}"
-    )
-
-
-def _too_many(workers: int, values: Options) -> str:
-    if values["quorum"] <= workers:
-        return ""
-    return (
-        f"a quorum of {values['quorum']} never meets among {workers} workers; choose at most "
-        f"{workers}"
-    )
-
-
-def _two_levels(workers: int, options: Options) -> float:
-    """Meetings of everybody, and between them those of a site, which are of about equal size."""
-    period, inner, sites = options["period"], options["inner"], options["sites"]
-    sizes = [sum(rank * sites // workers == site for rank in range(workers)) for site in range(sites)]
-    inside = sum(size * _ring(size) for size in sizes) / workers
-    between = period // inner - (period % inner == 0)
-    return (_ring(workers) + between * inside) / period
 
 
 def _inner_period(workers: int, values: Options, given: Options) -> dict[str, Any]:
@@ -233,7 +84,7 @@ _ROWS = (
         "all_reduce", "synchronous", "Jin et al. 2016, Algorithm 1", "mean",
         synchronous.all_reduce,
         Promises(
-            True, "everyone", "stale", True, "2(p-1)/p", lambda p, o: _ring(p),
+            True, "everyone", "stale", True, "2(p-1)/p", lambda p, o: traffic.ring(p),
             memory=lambda p, o: 2.0 * o["stale"] + 1,
         ),
         trains_output=lambda options: True,
@@ -242,14 +93,17 @@ _ROWS = (
     ),
     Method(
         "d_psgd", "decentralised", "Lian et al. 2017", "mean", decentralised.d_psgd,
-        Promises(True, "neighbours", "0", True, "degree", _degree, memory=_neighbours_models),
+        Promises(
+            True, "neighbours", "0", True, "degree", traffic.degree,
+            memory=traffic.neighbours_models,
+        ),
         exchange="models",
     ),
     Method(
         "ad_psgd", "decentralised", "Lian et al. 2018, Algorithms 2-4", "mean",
         decentralised.ad_psgd,
         Promises(
-            True, "partner", "none", True, "1 (2 where all offer)", _offers,
+            True, "partner", "none", True, "1 (2 where all offer)", traffic.offers,
             memory=lambda p, o: 1.0,
         ),
         shares_replica=True,
@@ -262,16 +116,16 @@ _ROWS = (
         "gradient_tracking", "decentralised", "Pu & Nedic 2021", "mean",
         differing_data.gradient_tracking,
         Promises(
-            True, "neighbours", "0", True, "2 x degree", lambda p, o: 2 * _degree(p, o),
-            memory=lambda p, o: 2 * _neighbours_models(p, o) + 1,
+            True, "neighbours", "0", True, "2 x degree", lambda p, o: 2 * traffic.degree(p, o),
+            memory=lambda p, o: 2 * traffic.neighbours_models(p, o) + 1,
         ),
         exchange="models",
     ),
     Method(
         "d2", "decentralised", "Tang et al. 2018", "mean", differing_data.d2,
         Promises(
-            True, "neighbours", "0", True, "degree", _degree,
-            memory=lambda p, o: _most_neighbours(p, o) + 4,
+            True, "neighbours", "0", True, "degree", traffic.degree,
+            memory=lambda p, o: traffic.most_neighbours(p, o) + 4,
         ),
         needs_topology="a fixed graph with links both ways",
         exchange="models",
@@ -279,8 +133,8 @@ _ROWS = (
     Method(
         "qg_dsgdm", "decentralised", "Lin et al. 2021", "mean", differing_data.qg_dsgdm,
         Promises(
-            True, "neighbours", "0", True, "degree", _degree, is_plain_alone=False,
-            memory=lambda p, o: _most_neighbours(p, o) + 3,
+            True, "neighbours", "0", True, "degree", traffic.degree, is_plain_alone=False,
+            memory=lambda p, o: traffic.most_neighbours(p, o) + 3,
         ),
         own_momentum="beta",
         exchange="models",
@@ -288,8 +142,8 @@ _ROWS = (
     Method(
         "relay_sgd", "decentralised", "Vogels et al. 2021", "mean", differing_data.relay_sgd,
         Promises(
-            False, "neighbours", "0", True, "2(p-1)/p", _degree,
-            memory=lambda p, o: 2 * _most_neighbours(p, o) + 2,
+            False, "neighbours", "0", True, "2(p-1)/p", traffic.degree,
+            memory=lambda p, o: 2 * traffic.most_neighbours(p, o) + 2,
         ),
         needs_topology="a tree",
         exchange="models",
@@ -298,7 +152,7 @@ _ROWS = (
         "choco_sgd", "decentralised", "Koloskova et al. 2019", "mean", compressed.choco_sgd,
         Promises(
             True, "neighbours", "0", True, "degree, compressed",
-            lambda p, o: _degree(p, o) * o.get("compressed", 1.0), memory=lambda p, o: 4.0,
+            lambda p, o: traffic.degree(p, o) * o.get("compressed", 1.0), memory=lambda p, o: 4.0,
         ),
         exchange="copies",
         default_compressor="sign",
@@ -315,14 +169,17 @@ _ROWS = (
         "push_gossip", "gossip", "Jin et al. 2016, Algorithm 4", "mean", gossip.push_gossip,
         Promises(
             False, "nobody", "0", True, "1 / period", lambda p, o: (p > 1) / o["period"],
-            memory=lambda p, o: (p > 1) * _MESSAGES,
+            memory=lambda p, o: (p > 1) * traffic.WAITING_MODELS,
         ),
         is_synchronous=lambda options: False,
         exchange="models",
     ),
     Method(
         "push_sum", "gossip", "Assran et al. 2019, Algorithms 1-2", "mean", gossip.push_sum,
-        Promises(True, "in-neighbours", "0", True, "out-degree", _degree, memory=_shares_of_mass),
+        Promises(
+            True, "in-neighbours", "0", True, "out-degree", traffic.degree,
+            memory=traffic.shares_of_mass,
+        ),
         paper_values={"topology": "one_peer_exponential"},
         exchange="models",
     ),
@@ -459,7 +316,10 @@ _ROWS = (
     ),
     Method(
         "hierarchical_sgd", "local updates", "Lin et al. 2020", "mean", local.hierarchical_sgd,
-        Promises(True, "everyone", "0", True, "2(s-1)/s / inner, 2(p-1)/p / period", _two_levels),
+        Promises(
+            True, "everyone", "0", True, "2(s-1)/s / inner, 2(p-1)/p / period",
+            traffic.two_levels,
+        ),
         suits=lambda workers, steps: {
             "period": _period(steps, 32), "sites": min(2, workers), "inner": _period(steps, 8),
         },
@@ -472,7 +332,7 @@ _ROWS = (
         suits=lambda workers, steps: {
             "period": _period(steps, 8), "block_momentum": 1 - 1 / workers,
         },
-        follows=_block_momentum,
+        follows=outer.block_momentum,
         exchange="differences",
     ),
     Method(
@@ -485,17 +345,17 @@ _ROWS = (
         "diloco", "local updates", "Douillard et al. 2023", "mean", local.diloco,
         _outer(plain=False),
         suits=lambda workers, steps: {"period": _period(steps, 8)},
-        follows=_outer_step,
-        refuses=_late,
+        follows=outer.outer_step,
+        refuses=outer.too_late,
         paper_values={"period": 500},
-        about="Douillard et al. 2023; with fragments Streaming DiLoCo, 2025: an outer Nesterov step.",
+        about="Douillard et al. 2023; Streaming DiLoCo, 2025 (fragments): an outer Nesterov step.",
         exchange="differences",
     ),
     Method(
         "one_bit_adam", "synchronous", "Tang et al. 2021", "mean", compressed.one_bit_adam,
         Promises(
             True, "everyone", "0", True, "2(p-1)/p, then compressed",
-            _warm_then_compressed, is_plain_alone=False, memory=lambda p, o: 6.0,
+            traffic.warm_then_compressed, is_plain_alone=False, memory=lambda p, o: 6.0,
         ),
         own_momentum="beta1",
         exchange="differences",
@@ -504,9 +364,9 @@ _ROWS = (
     ),
     Method(
         "sparse_loco", "local updates", "Sarfi et al. 2025", "mean", local.sparse_loco,
-        dataclasses.replace(
-            _outer(plain=False), traffic="(p-1) / 146 / period",
-            models_per_step=lambda p, o: (p - 1) * 0.21875 / 32 / o["period"],
+        Promises(
+            True, "everyone", "0", True, "(p-1) / 146 / period",
+            lambda p, o: (p - 1) * 0.21875 / 32 / o["period"], is_plain_alone=False,
             memory=lambda p, o: 4.0,
         ),
         suits=lambda workers, steps: {"period": _period(steps, 30)},
@@ -524,8 +384,8 @@ _ROWS = (
         has_server=True,
         is_synchronous=lambda options: False,
         suits=lambda workers, steps: {"period": _period(steps, 8)},
-        follows=_arriving_step,
-        refuses=_too_early,
+        follows=outer.arriving_step,
+        refuses=outer.too_early,
         paper_values={"period": 50},
         about="Liu et al. 2024: asynchronous local SGD with delayed Nesterov and dynamic steps.",
         exchange="displacements",
@@ -541,8 +401,8 @@ _ROWS = (
         has_server=True,
         is_synchronous=lambda options: False,
         suits=lambda workers, steps: {"period": _period(steps, 24)},
-        follows=_merged_step,
-        refuses=_too_many,
+        follows=outer.merged_step,
+        refuses=outer.too_many,
         paper_values={"period": 24},
         about="Douillard et al. 2026: learners never wait; a quorum's fragments are merged.",
         exchange="models",
@@ -555,8 +415,8 @@ _ROWS = (
             memory=lambda p, o: 3.0,
         ),
         suits=lambda workers, steps: {"period": _period(steps, 8)},
-        follows=_pair_step,
-        refuses=_unstable_pairs,
+        follows=outer.pair_step,
+        refuses=outer.unstable_pairs,
         paper_values={"period": 50},
         exchange="models",
     ),

@@ -359,12 +359,20 @@ _CHOICES = {
     "merge": ("radial", "mean"),
 }
 _AT_LEAST_ONE = (
-    "period", "n_push", "n_fetch", "n", "pieces", "fragments", "fewest", "quorum",
-    "inner", "sites",
+    "period",
+    "n_push",
+    "n_fetch",
+    "n",
+    "pieces",
+    "fragments",
+    "fewest",
+    "quorum",
+    "inner",
+    "sites",
 )
 _NOT_NEGATIVE = (
-    "least", "most", "bound", "backups", "cap", "compensation", "strength", "outer_rate", "zeta", "delay",
-    "grace", "patience",
+    "least", "most", "bound", "backups", "cap", "compensation", "strength", "outer_rate", "zeta",
+    "delay", "grace", "patience",
 )  # fmt: skip
 _SHARES = (
     "switch", "beta", "delta", "block_momentum", "outer_momentum", "alpha", "warm_start",

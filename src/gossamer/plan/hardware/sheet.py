@@ -81,9 +81,7 @@ def sheet(task: Task | None, cluster: Cluster, batch: int, chosen: SheetChoices)
     where = dataclasses.replace(cluster, compute=compute)
     if made_from is not None:
         source = device.title if device is not None else str(chosen.trace)
-        where = dataclasses.replace(
-            where, name="sheet", title=source, faults=()
-        )
+        where = dataclasses.replace(where, name="sheet", title=source, faults=())
     room = None
     if compute.memory and task is not None:
         if isinstance(made_from, Estimate):

@@ -71,9 +71,7 @@ def _clock(seed: int, progress: Progress) -> list[PublishedCell]:
         progress(f"after {steps} local steps: {ours:.2f} s")
     mean = sum(staleness) / len(staleness)
     cells.append(PublishedCell("mean staleness", _VALUE, MEAN_STALENESS, mean, _READ))
-    cells.append(
-        PublishedCell("greatest staleness", _VALUE, MOST_STALENESS, max(staleness), _READ)
-    )
+    cells.append(PublishedCell("greatest staleness", _VALUE, MOST_STALENESS, max(staleness), _READ))
     progress(f"staleness: mean {mean:.4g}, greatest {max(staleness):g}")
     return cells
 
