@@ -262,11 +262,11 @@ def test_methods_names_the_options_that_suit_the_run() -> None:
     for spec, suited in (
         ("ad_psgd:topology=complete", "topology"),
         ("backup_workers:backups=0", "backups, decay"),
-        ("staleness_aware:n=1", "n, divide, damping"),
+        ("staleness_aware:overlap=false,n=1", "n, divide, damping"),
         ("bmuf:period=8", "period, block_momentum"),
-        ("diloco:period=8", "period, outer_rate, outer_momentum"),
+        ("noloco:period=8", "period, outer_rate, outer_momentum"),
         ("sync_server:backups=0", ""),
-        ("softsync:n=1", ""),
+        ("softsync:overlap=false,n=1", ""),
     ):
         below = said.partition(f"  {spec}")[2].splitlines()[1].strip()
         named = below.partition("left out, chosen to suit the run: ")[2]

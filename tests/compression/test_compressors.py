@@ -170,7 +170,9 @@ def test_linear_ones_may_be_summed_on_the_way(name):
     assert torch.allclose(mean, of_mean, atol=1e-4, rtol=1e-4)
 
 
-EXACT = ("topk:share=0.05", "topk:scope=tensor", "randk:share=0.1", "threshold:factor=1")
+EXACT = (
+    "topk:share=0.05", "topk:scope=tensor", "randk:share=0.1,feedback=true", "threshold:factor=1",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("text", EXACT)

@@ -111,7 +111,8 @@ def test_what_does_not_go_together_is_refused(method: str, sentence: str) -> Non
         parse_method(method)
 
 
-def test_the_default_compressor_is_part_of_the_name() -> None:
-    """So that a stored run says what travelled."""
-    assert str(parse_method("choco_sgd")) == "choco_sgd+sign"
-    assert parse_method(str(parse_method("choco_sgd"))) == parse_method("choco_sgd")
+def test_the_compressor_that_a_method_has_by_default_is_left_out_of_its_name() -> None:
+    """As other defaults are; another one is said."""
+    assert str(parse_method("choco_sgd+sign")) == str(parse_method("choco_sgd")) == "choco_sgd"
+    assert parse_method("choco_sgd+sign") == parse_method("choco_sgd")
+    assert str(parse_method("choco_sgd+topk")) == "choco_sgd+topk"

@@ -150,13 +150,14 @@ def test_what_a_method_cannot_have_is_absent(name: str) -> None:
     result = simulation.run()
     method = METHODS[name]
     options = simulation.settings.method_options()
-    assert (result.mean_age is not None) == (method.family in ("decentralised", "gossip"))
+    meets_peers = method.family in ("decentralised", "gossip") or name == "noloco"
+    assert (result.mean_age is not None) == meets_peers
     assert (result.max_clock_gap is not None) == ("bound" in options)
     assert (result.max_queue is not None) == ("bound" in options or "cap" in options)
-    if name == "ensemble":
+    # What is gathered (always, or after a warm-up) is no all-reduce, and so no exchange.
+    if name in ("ensemble", "sparse_loco"):
         assert result.exchanges_per_step is None
     else:
-        # What is gathered after a warm-up is no all-reduce, and so no exchange.
         period = options.get("period", 1 / options.get("warmup", 1))
         least = 1 / (1 + options.get("bound", 0)) if name == "ssp" else 1 / period
         assert least - 0.1 <= result.exchanges_per_step <= 2 * least + 0.1

@@ -252,7 +252,76 @@ def diloco() -> Tensor:
     return plain.flat
 
 
+def async_diloco() -> Tensor:
+    """Each displacement is applied when it arrives: with one worker DiLoCo's step, also for the
+    steps after the last period."""
+    plain = Plain()
+    outer = nn.Parameter(plain.flat)
+    optimiser = torch.optim.SGD([outer], lr=0.6, momentum=0.8, nesterov=True)
+    for step, batch in plain.batches():
+        plain.step(batch)
+        if step % 4 == 3 or step == STEPS - 1:
+            outer.grad = outer.detach() - plain.flat
+            optimiser.step()
+            plain.flat = outer.detach()
+    return outer.detach()
+
+
+def decoupled_diloco() -> Tensor:
+    """The merged model arrives during the next step, and the learner takes it after that step."""
+    plain = Plain()
+    outer = nn.Parameter(plain.flat)
+    optimiser = torch.optim.SGD([outer], lr=0.6, momentum=0.8, nesterov=True)
+    for step, batch in plain.batches():
+        plain.step(batch)
+        if step % 4 == 3:
+            outer.grad = outer.detach() - plain.flat
+            optimiser.step()
+        elif step > 3 and step % 4 == 0:
+            plain.flat = outer.detach()
+    return outer.detach()
+
+
+def noloco() -> Tensor:
+    """Without a partner: v <- a v + b (x - phi), phi <- phi + v."""
+    plain = Plain()
+    phi = plain.flat
+    velocity = torch.zeros_like(phi)
+    for step, batch in plain.batches():
+        plain.step(batch)
+        if step % 4 == 3:
+            velocity = 0.5 * velocity + 0.7 * (plain.flat - phi)
+            phi = phi + velocity
+            plain.flat = phi
+    return plain.flat
+
+
+def sparse_loco() -> Tensor:
+    """A tenth of the displacement is applied; the rest, a little less of it, is kept for later."""
+    plain = Plain()
+    start = plain.flat
+    kept = torch.zeros_like(start)
+    for step, batch in plain.batches():
+        plain.step(batch)
+        if step % 4 == 3:
+            kept = 0.9 * kept + plain.flat - start
+            largest = kept.abs().topk(round(0.1 * len(kept))).indices
+            sent = torch.zeros_like(kept).index_copy(0, largest, kept[largest])
+            kept = kept - sent
+            start = start + 0.7 * sent
+            plain.flat = start
+    return plain.flat
+
+
 FORMS = {
+    "async_diloco": Alone("period=4,outer_rate=0.6,outer_momentum=0.8", async_diloco),
+    "decoupled_diloco": Alone(
+        "period=4,fragments=1,outer_rate=0.6,outer_momentum=0.8", decoupled_diloco
+    ),
+    "noloco": Alone("period=4,outer_rate=0.7,outer_momentum=0.5", noloco),
+    "sparse_loco": Alone(
+        "period=4,outer_rate=0.7+topk:share=0.1,scope=global,decay=0.9", sparse_loco
+    ),
     "one_bit_adam": Alone("warmup=1", adam),
     "qg_dsgdm": Alone("beta=0.8,mu=0.7", quasi_global),
     "easgd": Alone("alpha=0.4,period=3", easgd),

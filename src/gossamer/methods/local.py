@@ -36,9 +36,10 @@ async def _outer_loop(
 
     flight = [(*_numbers(name), exchange(_numbers(name)[1], sent[name])) for name in sent]
 
-    async def meet(began: int, number: int, meeting: Pending[Tensor]) -> None:
-        part, inner_rate = parts[number], x.learning_rate if by_rate else None
-        adopt_(x, part, model.step(part, await meeting, inner_rate), mix)
+    async def meet() -> None:
+        (began, number), inner_rate = flight[0][:2], x.learning_rate if by_rate else None
+        part = parts[number]
+        adopt_(x, part, model.step(part, await flight.pop(0)[2], inner_rate), mix)
         x.memory.pop(f"sent {began} {number}", None)
 
     early = ceil(switch * w.expected_steps)
@@ -50,14 +51,15 @@ async def _outer_loop(
             flight.append((t, number, exchange(number, value)))
             if delay:
                 x.memory[f"sent {t} {number}"] = value
+            del value  # what is sent is not held longer than its exchange
         while flight and flight[0][0] + delay <= t:
-            await meet(*flight.pop(0))
+            await meet()
             if state == "reset":
                 x.reset_optimiser_()
             elif state == "averaged":
                 x.load_optimiser_state_(await w.all_reduce(x.optimiser_state()))
-    for began, number, pending in flight:
-        await meet(began, number, pending)
+    while flight:
+        await meet()
 
 
 def _numbers(name: str) -> tuple[int, int]:

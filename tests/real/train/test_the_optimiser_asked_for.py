@@ -50,9 +50,14 @@ ALONE = {
     "easgd": "alpha=0", "eamsgd": "alpha=0,delta=0", "backup_workers": "backups=0,decay=0",
     "local_sgd": f"period={PERIOD}", "bmuf": f"period={PERIOD},block_momentum=0,state=local",
     "slowmo": f"period={PERIOD},beta=0", "diloco": f"period={PERIOD},outer_rate=1,outer_momentum=0",
+    "qg_dsgdm": "beta=0", "sparse_loco": f"period={PERIOD}+topk:share=1",
+    "async_diloco": f"period={PERIOD},outer_rate=1,outer_momentum=0",
+    "decoupled_diloco": f"period={STEPS + 1},fragments=1,outer_rate=1,outer_momentum=0",
 }  # fmt: skip
+# One-bit Adam descends by its own rule, whatever it is given: tests/sim/test_one_worker.py.
+DESCENDING = [name for name in METHODS if name != "one_bit_adam"]
 KEPT = [f"{name}:keep_momentum=true" for name, row in METHODS.items() if row.leaves_out_momentum]
-SPECS = [f"{name}:{ALONE[name]}" if name in ALONE else name for name in METHODS] + KEPT
+SPECS = [f"{name}:{ALONE[name]}" if name in ALONE else name for name in DESCENDING] + KEPT
 RESET = [f"{name}:{ALONE[name]},state=reset" for name in ("local_sgd", "slowmo")]
 RESET.append(f"bmuf:period={PERIOD},block_momentum=0")
 IN_STEP = [

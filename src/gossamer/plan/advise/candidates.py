@@ -58,9 +58,14 @@ MENU = (
     "d2",
     "qg_dsgdm",
     "relay_sgd",
-    # Made for compression.
+    # Made for compression, or for few bytes and slow links.
     "choco_sgd",
     "one_bit_adam",
+    "sparse_loco",
+    "noloco:period=8",
+    "hierarchical_sgd",
+    "async_diloco:period=8",
+    "decoupled_diloco",
     # Finer choices.
     "ad_psgd:topology=complete",
     "local_sgd:period=2",

@@ -55,6 +55,22 @@ def local(case: Case) -> StepParts:
     return split(pace.mean_s, latest_s, shared_s, latest_s + shared_s)
 
 
+def hierarchical(case: Case) -> StepParts:
+    """H local steps and an all-reduce of all workers, and every h steps between one of each site;
+    the largest site is waited for."""
+    period, inner, pace = case.options["period"], case.options["inner"], case.pace
+    if period % inner:
+        raise NoClosedForm(
+            f"hierarchical_sgd has no closed form where the inner period of {inner} steps does not "
+            f"divide the outer one of {period}; choose one that does, or simulate it"
+        )
+    largest = (case.ends + case.options["sites"] - 1) // case.options["sites"]
+    site_s = case.link.all_reduce_s(case.wires.collective, largest, case.model_bytes)
+    shared_s = site_s / inner + (case.all_reduce_s(case.model_bytes) - site_s) / period
+    latest_s = pace.latest_sum_s(case.ends, period) / period
+    return split(pace.mean_s, latest_s, shared_s, latest_s + shared_s, ignores_jitter=True)
+
+
 def ensemble(case: Case) -> StepParts:
     return StepParts(case.pace.mean_s)
 
@@ -172,6 +188,16 @@ def push_gossip(case: Case) -> StepParts:
     return StepParts(compute_s, backlog=load)
 
 
+def noloco(case: Case) -> StepParts:
+    """c + (L + B G) / period: both of a pair wait for the later one, and models cross."""
+    period, compute_s = case.options["period"], case.pace.mean_s
+    if case.ends == 1:
+        return StepParts(compute_s)
+    alone_s = case.link.message_s(case.model_bytes) / period
+    latest_s = case.pace.latest_sum_s(2, period) / period
+    return split(compute_s, latest_s, alone_s, latest_s + alone_s, ignores_jitter=True)
+
+
 # ---------------------------------------------------------------------- servers
 
 
@@ -285,6 +311,19 @@ def easgd(case: Case) -> StepParts:
     return _served(case, compute_s, 1, 2 * latency_s, period)
 
 
+def async_diloco(case: Case) -> StepParts:
+    """Per period: a displacement in and the model out, which delay others at the card only."""
+    period = case.options["period"]
+    return _served(case, period * case.pace.mean_s, 2, 2 * case.link.latency_s, period)
+
+
+def decoupled_diloco(case: Case) -> StepParts:
+    """c, as no learner waits; if the server's card cannot carry all models, a queue builds up."""
+    compute_s = case.pace.mean_s
+    load = case.ends * case.server_s / (case.options["period"] * compute_s)
+    return StepParts(compute_s, backlog=load)
+
+
 def _in_step(case: Case, steps: int, ways_s: float, *, ignores_jitter: bool = False) -> StepParts:
     """All workers compute this many steps, then wait for each other and for the server."""
     latest_s = case.pace.latest_sum_s(case.ends, steps) / steps
@@ -380,9 +419,13 @@ FORMS: dict[str, Form] = {
     "hogwild": hogwild,
     "downpour": downpour,
     "local_sgd": local,
+    "hierarchical_sgd": hierarchical,
     "bmuf": local,
     "slowmo": local,
     "diloco": local,
+    "async_diloco": async_diloco,
+    "decoupled_diloco": decoupled_diloco,
+    "noloco": noloco,
     "ensemble": ensemble,
 }
 """The closed form of each method; a method without one is simulated."""

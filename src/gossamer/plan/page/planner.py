@@ -38,7 +38,7 @@ Rows = Mapping[int, Mapping[str, Any]]
 
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """The numbers of workers of a page, besides those that were asked for."""
-_PERIODS = ("period", "n_push", "n_fetch")
+_PERIODS = ("period", "inner", "n_push", "n_fetch")
 """The options that say how many steps a worker works alone."""
 _WIRES = (
     "rack_latency", "oversubscription", "server_bandwidth", "collective",

@@ -187,13 +187,15 @@ class GpuArenas:
     def write_mean(
         self, kind: ReduceKind, values: Sequence[Tensor], tensors: Sequence[Tensor]
     ) -> None:
-        total = values[0].to(self.device, copy=True)
+        # As in main memory (`rules.mean_into`), numbers of 16 bits are added in 32.
+        wide = torch.float32 if kind.dtype.itemsize == 2 else kind.dtype
+        total = values[0].to(self.device, wide, copy=True)
         for value in values[1:]:
             total.add_(value.to(self.device))
         divisor = kind.divisor(len(values))
         if divisor != 1.0:
             # A tensor, because by a plain number torch divides less exactly on a GPU.
-            total.div_(torch.tensor(divisor, dtype=kind.dtype, device=self.device))
+            total.div_(torch.tensor(divisor, dtype=wide, device=self.device))
         cut = zip(total.split(kind.sizes), kind.shapes, strict=True)
         cast(Any, torch)._foreach_copy_(list(tensors), [one.view(shape) for one, shape in cut])
 
