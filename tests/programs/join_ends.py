@@ -32,16 +32,20 @@ def case_of_a_failing_loop(rank: int) -> dict[str, object]:
 
 
 def case_of_ctrl_c(rank: int) -> dict[str, object]:
-    """Worker 0 waits in step() for worker 1, which computes for ever."""
+    """Worker 0 is interrupted while it waits in step() for worker 1, which is in no hurry."""
     model = net(rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         with gossamer.join(model, optimizer) as worker:
             train(worker, 1)
             if rank == 1:
-                time.sleep(60)
+                # Worker 0 would no longer wait for somebody who has left before it.
+                until = time.monotonic() + 30
+                while 0 in worker.coupling.session.router.live and time.monotonic() < until:
+                    time.sleep(0.01)
+                signal.raise_signal(signal.SIGINT)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             train(worker, 1, 1)
         raise AssertionError("nobody interrupted")
     except KeyboardInterrupt:
