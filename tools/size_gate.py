@@ -48,7 +48,8 @@ BUDGETS = {
     "plan": 100,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
-    "plan/advise": 1850,
+    # Replicas of several machines among the candidates.
+    "plan/advise": 1900,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
