@@ -41,25 +41,24 @@ class Splits:
         self._knows_batches = bool(compute.per_sample)
 
     def rows(self, refusal: str) -> list[str]:
-        """The best shape with several methods, or nothing: `refusal` says why a whole model does
-        not fit on a machine, if it does not."""
+        """For each of several methods the best shape that fits, or nothing; `refusal` says why a
+        whole model does not fit on a machine, if it does not."""
         case = self._case
         if case is None or not (refusal or self._knows_batches):
             return []
-        priced = [self._priced(one) for one in self._divisions(case)]
-        has = case.cluster.compute.memory
-        fitting = [one for one in priced if not has or one.memory.total <= has]
-        if not fitting:
-            return []
-        best = max(fitting, key=lambda one: one.samples_per_second)
-        plain = self._priced(Division(case.cluster.workers))
-        if not refusal and best.samples_per_second < _CLEARLY * plain.samples_per_second:
-            return []
+        ranked = [self._priced(one) for one in self._divisions(case)]
+        ranked.sort(key=lambda one: -one.samples_per_second)
+        plain = self._priced(Division(case.cluster.workers)).samples_per_second
+        if not refusal:
+            ranked = [one for one in ranked if one.samples_per_second >= _CLEARLY * plain]
         found: list[str] = []
-        for method in _METHODS:
-            if method == "all_reduce" or best.division.data > 1:
-                shaped = dataclasses.replace(parse_method(method), shape=best.division.shape)
-                found.append(str(shaped))
+        for method in map(parse_method, _METHODS):
+            shaped = [
+                dataclasses.replace(method, shape=one.division.shape)
+                for one in ranked
+                if method.name == "all_reduce" or one.division.data > 1
+            ]
+            found += [str(spec) for spec in shaped if not self.refusal(spec)][:1]
         return found
 
     def _divisions(self, case: ParallelCase) -> Iterator[Division]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -24,7 +25,7 @@ _TALKS: dict[str, tuple[str, Any]] = {
     "gradients": ("#222222", "-"), "sums": ("#D55E00", "-"), "activations": ("#222222", ":"),
     "parameters": ("#666666", "--"),
 }  # fmt: skip
-_COLUMNS = 3
+_COLUMNS, _LETTERS = 3, 52
 _WIDE = 0.78
 """Of a machine's column."""
 
@@ -141,8 +142,8 @@ def _draw_panel(
     axes.set_xlim(-0.6, placed.machines - 0.4)
     axes.set_ylim(-0.24, 1.06)
     axes.axis("off")
-    size = min(9.0, 380 / max(1, len(panel.heading)))
-    axes.set_title(panel.heading, fontsize=size, color=figures.INK, loc="left")
+    heading = textwrap.fill(panel.heading, _LETTERS)
+    axes.set_title(heading, fontsize=9, color=figures.INK, loc="left")
     more = f"; {placed.left_out} more workers like these" if placed.left_out else ""
     servers = "; S: servers" if placed.servers else ""
     axes.text(
