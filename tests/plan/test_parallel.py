@@ -130,7 +130,7 @@ def test_a_division_costs_what_the_simulator_plays(method: str) -> None:
 
 
 def test_ways_to_divide_a_layer_have_the_bytes_of_the_survey() -> None:
-    """Copies send gradients of the parameters, columns all activations, Cannon's blocks of both;
+    """Replicas send gradients of the parameters, columns all activations, Cannon's blocks of both;
     computing twice sends less."""
     layer = Layer("fc", "linear", 1e6, 1_000_000, 1000, 1000, inside=1000, outside=1000)
     found = {way.name: way for way in ways(layer, 16, 32)}
@@ -171,13 +171,13 @@ def test_what_does_not_fit_is_out_and_named() -> None:
     found = search(own)
     assert found.best.memory.total <= 60e6
     assert found.best.division.machines > 1 or found.best.division.sharding
-    assert any("copies alone: does not fit" in reason for reason in found.reasons())
+    assert any("replicas alone: does not fit" in reason for reason in found.reasons())
     with pytest.raises(ConfigurationError, match="fits into no division of 4 workers"):
         search(case(blocks, 4, 16, memory=1e6))
 
 
 def test_the_best_division_follows_the_network() -> None:
-    """Fast links and many samples: copies. Few samples, a large model and a slow network between
+    """Fast links and many samples: replicas. Few samples, a large model and a slow network between
     machines: shares or stages inside a machine."""
     quick = search(case(chain(4), 4, 4096, Wires(bandwidth=1e12, latency=0.0)))
     assert quick.best.division == Division(4, microbatches=1)
@@ -199,7 +199,7 @@ def test_hybrids_are_where_they_were_published() -> None:
     assert str(found["resnet-50"]["plan"]) == "16"
     for name, pays in (("alexnet", True), ("resnet-50", False)):
         own = found[name]
-        assert (own["one"].step_s < own["copies"].step_s) is pays
+        assert (own["one"].step_s < own["replicas"].step_s) is pays
     assert {"AlexNet's", "DistBelief", "Project"} <= set(found["alexnet"])
     assert found["alexnet"]["Project"].sent_bytes < found["alexnet"]["DistBelief"].sent_bytes
 
@@ -227,7 +227,7 @@ def test_tables_of_splits_have_their_cells(name: str) -> None:
     by_place = {(cell.row.split(":")[0], cell.column): cell.ours for cell in cells}
     if name == "pipedream":
         where = "4 x 4 V100, 10 Gbit"
-        vgg, resnet = (by_place[f"{one}, {where}", "gain over copies"]
+        vgg, resnet = (by_place[f"{one}, {where}", "gain over replicas"]
                        for one in ("vgg-16", "resnet-50"))  # fmt: skip
         assert vgg > 2 > 1.1 > resnet
 
@@ -251,7 +251,7 @@ def test_the_command_says_the_best_and_why(tmp_path: Path) -> None:
     memory = [row["memory_bytes"] for row in told["over_microbatches"]]
     assert memory == sorted(memory, reverse=True)
     assert (tmp_path / "parallel.png").stat().st_size > 10_000
-    for words in ("best:", "not copies that share", "published: 61,000,000"):
+    for words in ("best:", "not replicas that share", "published: 61,000,000"):
         assert words in said.err
 
 
@@ -259,7 +259,7 @@ def test_python_gives_the_same_answer() -> None:
     costs = gossamer.cost("digits-mlp", cluster=Cluster(workers=4, compute=QUIET), parallel=True)
     assert isinstance(costs, ParallelCosts)
     assert costs.best.division.data * costs.best.division.machines == 4
-    assert next(row["kind"] for row in costs.table()) == "copies alone"
+    assert next(row["kind"] for row in costs.table()) == "replicas alone"
     assert "best:" in repr(costs)
 
 

@@ -170,9 +170,10 @@ class ParallelCosts(Answer):
             )
         elif best.division.machines > 1 and not best.division.sharding:
             batch = case.batch // best.division.data
+            kept = ", which keeps all activations" if best.division.recompute else ""
             said.append(
-                f"play it: gossamer simulate --task {network.title} --cluster {case.cluster.name} "
-                f"--batch {batch} --method {best.division.spec()}"
+                f"play it{kept}: gossamer simulate --task {network.title} --cluster "
+                f"{case.cluster.name} --batch {batch} --method {best.division.spec()}"
             )
         return said
 

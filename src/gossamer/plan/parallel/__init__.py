@@ -1,4 +1,4 @@
-"""How a model is divided over the machines of a cluster: copies, stages, and shares of layers.
+"""How a model is divided over the machines of a cluster: replicas, stages, and shares of layers.
 
 Closed forms alone: `layer.py` says what a layer computes, holds and sends, `networks.py` has the
 tables of published networks, `ways.py` divides one layer, `plan.py` prices a whole division in

@@ -1,4 +1,4 @@
-"""Published ways to combine copies, stages and shares, priced for a model and a cluster."""
+"""Published ways to combine replicas, stages and shares, priced for a model and a cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Hybrid:
 def hybrids(case: ParallelCase) -> list[Hybrid]:
     """Those that the model and the number of workers allow."""
     n = case.cluster.workers
-    found = [_copies(case)] if case.batch % n == 0 else []
+    found = [_replicas(case)] if case.batch % n == 0 else []
     first = _first_linear(case.blocks)
     if n > 1 and first:
         found.append(one_weird_trick(case, first))
@@ -55,12 +55,12 @@ def _parameters(blocks: Sequence[Block]) -> int:
     return sum(block.parameters for block in blocks)
 
 
-def _copies(case: ParallelCase) -> Hybrid:
+def _replicas(case: ParallelCase) -> Hybrid:
     division = Division(case.cluster.workers)
     cost = case.cost(division)
     n = division.data
     return Hybrid(
-        "copies alone", "", "every machine holds the whole model", cost.step_s,
+        "replicas alone", "", "every machine holds the whole model", cost.step_s,
         2 * (n - 1) / n * _parameters(case.blocks) * case.number_bytes, cost.memory.total,
         placement_of(division, (0, len(case.blocks))),
     )  # fmt: skip
@@ -79,7 +79,7 @@ def _first_linear(blocks: Sequence[Block]) -> int:
 
 def one_weird_trick(case: ParallelCase, first: int) -> Hybrid:
     """Krizhevsky 2014: the convolutions have most of the work and few parameters, so every machine
-    has a copy; the fully connected layers have the parameters, so every machine has a share.
+    has a replica; the fully connected layers have the parameters, so every machine has a share.
 
     The machines take turns in sending the activations of their samples to all others, while the
     samples of the one before are computed (the paper's scheme b): all but the first turn is hidden
@@ -114,7 +114,7 @@ def one_weird_trick(case: ParallelCase, first: int) -> Hybrid:
     ring = 2 * (n - 1) / n
     return Hybrid(
         "one weird trick", "Krizhevsky 2014",
-        "convolutions: copies; fully connected layers: shares",
+        "convolutions: replicas; fully connected layers: shares",
         ahead + max(now, done) + connected_s + update_s,
         ring * (small * size + n * sent_turn), held + kept,
         Placement(shown, n - shown, 1, tuple(holdings), talks),
@@ -127,7 +127,7 @@ def _towers(blocks: Sequence[Block]) -> bool:
 
 def _two_towers(case: ParallelCase) -> Hybrid:
     """Krizhevsky et al. 2012: half of the kernels on either device; a layer of two groups needs its
-    own half only, all others gather both halves, and copies of such pairs sum their gradients."""
+    own half only, all others gather both halves, and replicas of such pairs sum their gradients."""
     n, size = case.cluster.workers, case.number_bytes
     division = Division(n // 2, 1, 2)
     own = case.batch / division.data
@@ -159,7 +159,7 @@ def _two_towers(case: ParallelCase) -> Hybrid:
 
 
 def _with_servers(case: ParallelCase, stages: int, *, is_adam: bool) -> Hybrid:
-    """Dean et al. 2012: copies of several machines, none of which waits for another copy, and a
+    """Dean et al. 2012: replicas of several machines, none of which waits for another one, and a
     server for each stage, on a machine of its own. Chilimbi et al. 2014 send a fully connected
     layer's activations and errors instead of its gradient where these are fewer; the server
     multiplies them."""
@@ -179,7 +179,7 @@ def _with_servers(case: ParallelCase, stages: int, *, is_adam: bool) -> Hybrid:
                 told = min(told, own * (layer.inputs + layer.outputs))
             pushed[stage] += told * size
             fetched[stage] += layer.parameters * size
-    # Cards are full duplex: what all copies push goes in while what they fetch goes out.
+    # Cards are full duplex: what all replicas push goes in while what they fetch goes out.
     served_s = division.data * max(map(max, pushed, fetched)) / server
     alone_s = 2 * wires.latency + max(
         (up + down) / wires.bandwidth for up, down in zip(pushed, fetched, strict=True)
@@ -189,7 +189,7 @@ def _with_servers(case: ParallelCase, stages: int, *, is_adam: bool) -> Hybrid:
         name, "Chilimbi et al. 2014" if is_adam else "Dean et al. 2012",
         "as DistBelief; fully connected layers send activations and errors instead of gradients"
         if is_adam else
-        f"copies of {stages} machines that do not wait for each other; a server for each stage",
+        f"replicas of {stages} machines that do not wait for each other; a server for each stage",
         max(cost.pipeline_s + alone_s, served_s), max(pushed), cost.memory.total,
         with_servers(division, bounds),
     )  # fmt: skip
@@ -199,7 +199,7 @@ def _with_servers(case: ParallelCase, stages: int, *, is_adam: bool) -> Hybrid:
 
 
 def _hsdp(case: ParallelCase) -> Hybrid:
-    """Zhao et al. 2023: inside a machine the copies share parameters, gradients and optimiser."""
+    """Zhao et al. 2023: inside a machine the replicas share parameters, gradients and optimiser."""
     division = Division(case.cluster.workers, sharding="hsdp")
     cost = case.cost(division)
     inside = min(division.data, case.cluster.workers_per_machine)
@@ -214,7 +214,7 @@ def _hsdp(case: ParallelCase) -> Hybrid:
 
 
 def _pipedream(case: ParallelCase) -> Hybrid:
-    """Narayanan et al. 2019: consecutive stages, each with as many copies as it needs."""
+    """Narayanan et al. 2019: consecutive stages, each with as many replicas as it needs."""
     plan = plan_stages(case)
     shown = min(case.cluster.workers, 8)
     holdings: list[Holding] = []
@@ -223,7 +223,7 @@ def _pipedream(case: ParallelCase) -> Hybrid:
     starts: list[int] = []
     for number, stage in enumerate(plan.stages):
         left = len(plan.stages) - number - 1
-        many = max(1, min(round(stage.copies / scale), shown - first - left))
+        many = max(1, min(round(stage.replicas / scale), shown - first - left))
         starts.append(first)
         holdings += [Holding(first + at, stage.start, stage.end) for at in range(many)]
         if many > 1:
@@ -235,7 +235,7 @@ def _pipedream(case: ParallelCase) -> Hybrid:
         talks.append(Talk("activations", (here, there), end, end))
     return Hybrid(
         f"PipeDream {plan}", "Narayanan et al. 2019",
-        "stages with copies of their own; never emptied, so layers have ages",
+        "stages with replicas of their own; never emptied, so layers have ages",
         plan.step_s, plan.sent_bytes, plan.memory_bytes,
         Placement(first, case.cluster.workers - first, 1, tuple(holdings), tuple(talks)),
     )  # fmt: skip

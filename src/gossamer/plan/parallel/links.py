@@ -1,7 +1,7 @@
 """What groups of machines tell each other, on the cards and in the memory of a cluster.
 
 Workers are numbered as the simulator numbers them: those that hold a layer together follow each
-other, then the stages, then the copies. A group is every so manieth worker. What lies on one
+other, then the stages, then the replicas. A group is every so manieth worker. What lies on one
 machine goes through its memory; a card carries what all workers of its machine send at a time.
 """
 

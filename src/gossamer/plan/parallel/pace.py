@@ -43,8 +43,8 @@ class ClusterPassTimes:
             []
             if compute.per_sample
             else [
-                "a gradient takes as long on this cluster whatever its batch is, so few copies and "
-                "few micro-batches look cheap; [compute] per_sample or --hardware says more"
+                "a gradient takes as long on this cluster whatever its batch is, so few replicas "
+                "and few micro-batches look cheap; [compute] per_sample or --hardware says more"
             ]
         )
         work = [2 * block.macs + block.outputs for block in blocks]

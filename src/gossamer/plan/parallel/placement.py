@@ -18,14 +18,14 @@ from gossamer.report.pictures.placement_picture import (
 
 def placement_of(division: Division, bounds: Sequence[int]) -> Placement:
     """Where a division puts the blocks; `bounds` are those of its chunks."""
-    copy, tensor = division.machines, division.tensor
-    shown = max(1, min(division.data, MOST_SHOWN // copy)) if copy <= MOST_SHOWN else 1
+    replica, tensor = division.machines, division.tensor
+    shown = max(1, min(division.data, MOST_SHOWN // replica)) if replica <= MOST_SHOWN else 1
     places = places_of(division.pipeline, division.stages, division.chunks)
     holdings: list[Holding] = []
     talks: list[Talk] = []
-    most = min(copy, MOST_SHOWN)
+    most = min(replica, MOST_SHOWN)
     for number in range(shown):
-        first = number * copy
+        first = number * replica
         for (start, end), stage in zip(pairwise(bounds), places, strict=True):
             own = range(stage * tensor, min((stage + 1) * tensor, most))
             if division.sharding:
@@ -41,21 +41,21 @@ def placement_of(division: Division, bounds: Sequence[int]) -> Placement:
     if shown > 1:
         what: TalkKind = "parameters" if division.sharding else "gradients"
         blocks = bounds[-1]
-        talks.append(Talk(what, tuple(range(0, shown * copy, copy)), 0, blocks))
-    left_out = division.data * copy - shown * most
+        talks.append(Talk(what, tuple(range(0, shown * replica, replica)), 0, blocks))
+    left_out = division.data * replica - shown * most
     return Placement(shown * most, left_out, most, tuple(holdings), tuple(talks))
 
 
 def with_servers(division: Division, bounds: Sequence[int]) -> Placement:
-    """Copies of several stages, and for each stage a server that holds its parameters."""
+    """Replicas of several stages, and for each stage a server that holds its parameters."""
     plain = placement_of(division, bounds)
     holdings, talks = list(plain.holdings), [t for t in plain.talks if t.kind != "gradients"]
     for stage, (start, end) in enumerate(pairwise(bounds)):
         server = plain.machines + stage
         holdings.append(Holding(server, start, end))
-        talkers = range(stage * division.tensor, plain.machines, plain.copy)
+        talkers = range(stage * division.tensor, plain.machines, plain.replica)
         talks.append(Talk("parameters", (*talkers, server), start, end))
     return Placement(
-        plain.machines + division.stages, plain.left_out, plain.copy, tuple(holdings),
+        plain.machines + division.stages, plain.left_out, plain.replica, tuple(holdings),
         tuple(talks), division.stages,
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """A model divided over a cluster: the time of a step and the memory of a machine, in closed form.
 
-Copies of the model work on samples of their own (`data`), consecutive stages on consecutive layers
-(`stages`), and machines that hold each layer of a stage together have a share of it (`tensor`).
+Replicas of the model work on samples of their own (`data`), consecutive stages on consecutive
+layers (`stages`), and machines that hold each layer of a stage together have a share of it
+(`tensor`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from gossamer.quantities import counted, show_bytes
 from gossamer.specs import print_spec
 
 SHARDINGS = {
-    "": "every copy holds all of its parameters",
-    "fsdp": "the copies hold a share of parameters, gradients and optimiser each, and gather them",
+    "": "every replica holds all of its parameters",
+    "fsdp": "each holds a share of parameters, gradients and optimiser, and gathers the others",
     "hsdp": "the same inside a machine; between machines the shares are summed",
 }
 RECOMPUTING = {
@@ -37,7 +38,7 @@ RECOMPUTING = {
 
 @dataclass(frozen=True)
 class Division:
-    """How many copies, stages and shares there are, and the order of work."""
+    """How many replicas, stages and shares there are, and the order of work."""
 
     data: int = 1
     stages: int = 1
@@ -53,7 +54,7 @@ class Division:
 
     @property
     def machines(self) -> int:
-        """Of one copy."""
+        """Of one replica."""
         return self.stages * self.tensor
 
     @property
@@ -77,11 +78,11 @@ class Division:
         return print_spec(method, self.shape.options())
 
     def __str__(self) -> str:
-        parts = [counted(self.data, "copy", "copies")]
+        parts = [counted(self.data, "replica")]
         if self.stages > 1:
             parts.append(f"{self.stages} stages ({self.pipeline})")
         if self.tensor > 1:
-            parts.append(f"{self.tensor} shares")
+            parts.append(f"{self.tensor} tensor shares")
         said = " x ".join(parts)
         if self.microbatches > 1:
             said += f", {self.microbatches} micro-batches"
@@ -129,7 +130,7 @@ class DivisionCost:
     bubble_s: float
     """What it waits for in its pipeline."""
     exchange_s: float
-    """Between copies, as far as computing does not hide it."""
+    """Between replicas, as far as computing does not hide it."""
     update_s: float
     memory: MachineMemory
     chunk_passes: ChunkPasses
@@ -157,7 +158,7 @@ class ParallelCase:
     cluster: Cluster
     pace: PassTimes
     batch: int
-    """Samples of a step, of all copies together."""
+    """Samples of a step, of all replicas together."""
     slots: int = 1
     """The vectors of the optimiser's state."""
     number_bytes: int = 4
@@ -248,7 +249,7 @@ class ParallelCase:
         return self._known_sums[samples, tensor]
 
     def _exchange_s(self, division: Division, passes: ChunkPasses, samples: float) -> float:
-        """The gradients of the copies. With one stage they go while the backward pass of the last
+        """The gradients of the replicas. With one stage they go while the backward pass of the last
         micro-batch goes on, block by block; with several, when the pipeline is empty."""
         stride, size = division.machines, float(self.number_bytes)
         if self._sharers(division) > 1:
@@ -285,7 +286,7 @@ class ParallelCase:
         return m * hidden_s + 2 * edge_s + last_s
 
     def _shard_group(self, division: Division) -> tuple[int, int]:
-        """Copies that share the parameters, and such groups."""
+        """Replicas that share the parameters, and such groups."""
         if division.sharding == "hsdp":
             inside = max(1, self.cluster.workers_per_machine // division.machines)
             members = min(division.data, inside)

@@ -1,10 +1,10 @@
-"""PipeDream's planner: consecutive stages, each with copies of its own (Narayanan et al. 2019).
+"""PipeDream's planner: consecutive stages, each with replicas of its own (Narayanan et al. 2019).
 
     A(j, m) = min over i < j and m' < m of max(A(i, m - m'), send(i), T(i -> j, m'))
     T(i -> j, m) = max(compute(i -> j), exchange(i -> j, m)) / m
 
 A(j, m) is the time between two batches of the best pipeline of the first j blocks on m machines. A
-stage of m copies takes m batches in turn and then sums its gradients, while it computes. The sum
+stage of m replicas takes m batches in turn and then sums its gradients, while it computes. The sum
 is that of the cluster (a ring has 2 (m - 1) / m |w| / B), where the paper has 2 (m - 1) |w| / B.
 """
 
@@ -22,7 +22,7 @@ class ReplicatedStage:
 
     start: int
     end: int
-    copies: int
+    replicas: int
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class ReplicatedStages:
         return self.batch_s * self.workers
 
     def __str__(self) -> str:
-        """As the paper writes it: 15-1 is fifteen copies of the first stage and one of the last."""
-        return "-".join(str(stage.copies) for stage in self.stages)
+        """As the paper writes it: 15-1 is fifteen of the first stage and one of the last."""
+        return "-".join(str(stage.replicas) for stage in self.stages)
 
 
 def plan_stages(case: ParallelCase) -> ReplicatedStages:
-    """The stages and copies with the shortest time between two batches."""
+    """The stages and replicas with the shortest time between two batches."""
     workers, blocks = case.cluster.workers, len(case.blocks)
     own = case.batch / workers
     size = case.number_bytes
@@ -56,9 +56,9 @@ def plan_stages(case: ParallelCase) -> ReplicatedStages:
     send = [2 * case.links.send_s(1, workers, b.outputs * own * size) for b in case.blocks]
     links = case.links
 
-    def stage_s(start: int, end: int, copies: int) -> float:
-        exchange_s = links.all_reduce_s(copies, 1, (held[end] - held[start]) * size)
-        return max(compute[end] - compute[start], exchange_s) / copies
+    def stage_s(start: int, end: int, replicas: int) -> float:
+        exchange_s = links.all_reduce_s(replicas, 1, (held[end] - held[start]) * size)
+        return max(compute[end] - compute[start], exchange_s) / replicas
 
     # The best time of the first blocks on so many machines, and the last stage of that pipeline.
     best: dict[tuple[int, int], tuple[float, ReplicatedStage]] = {}
@@ -66,20 +66,20 @@ def plan_stages(case: ParallelCase) -> ReplicatedStages:
         for machines in range(1, workers + 1):
             found = stage_s(0, end, machines), ReplicatedStage(0, end, machines)
             for start in range(1, end):
-                for copies in range(1, machines):
-                    before = best[start, machines - copies][0]
-                    if before >= found[0] or send[start - 1] / copies >= found[0]:
+                for replicas in range(1, machines):
+                    before = best[start, machines - replicas][0]
+                    if before >= found[0] or send[start - 1] / replicas >= found[0]:
                         continue
-                    took = max(before, send[start - 1] / copies, stage_s(start, end, copies))
+                    took = max(before, send[start - 1] / replicas, stage_s(start, end, replicas))
                     if took < found[0]:
-                        found = took, ReplicatedStage(start, end, copies)
+                        found = took, ReplicatedStage(start, end, replicas)
             best[end, machines] = found
     stages: list[ReplicatedStage] = []
     end, left = blocks, workers
     while end:
         stage = best[end, left][1]
         stages.insert(0, stage)
-        end, left = stage.start, left - stage.copies
+        end, left = stage.start, left - stage.replicas
     return ReplicatedStages(
         tuple(stages), best[blocks, workers][0], workers, *_needs(case, stages, own)
     )
@@ -87,14 +87,14 @@ def plan_stages(case: ParallelCase) -> ReplicatedStages:
 
 def _needs(case: ParallelCase, stages: list[ReplicatedStage], own: float) -> tuple[float, float]:
     """Bytes that a machine sends for each of its batches and holds, at the most. The first stage
-    keeps as many batches and versions as fill the pipeline for each of its copies."""
+    keeps as many batches and versions as fill the pipeline for each of its replicas."""
     size, sent, memory = case.number_bytes, 0.0, 0.0
     for number, stage in enumerate(stages):
         blocks = case.blocks[stage.start : stage.end]
         parameters = sum(block.parameters for block in blocks)
-        behind = sum(one.copies for one in stages[number:])
-        versions = -(-behind // stage.copies)
-        ring = 2 * (stage.copies - 1) / stage.copies * parameters * size
+        behind = sum(one.replicas for one in stages[number:])
+        versions = -(-behind // stage.replicas)
+        ring = 2 * (stage.replicas - 1) / stage.replicas * parameters * size
         crossing = own * size * (blocks[-1].outputs if number + 1 < len(stages) else 0.0)
         sent = max(sent, ring + crossing)
         held = parameters * (case.state_bytes + (versions - 1) * size)

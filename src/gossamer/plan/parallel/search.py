@@ -85,12 +85,12 @@ class Found:
 def _slower(other: DivisionCost, best: DivisionCost) -> str:
     times = other.step_s / best.step_s
     parts = {
-        "the exchange between copies": other.exchange_s, "bubbles": other.bubble_s,
+        "the exchange between replicas": other.exchange_s, "bubbles": other.bubble_s,
         "sums inside layers": other.sums_s, "computing": other.work_s,
         "the optimiser": other.update_s,
     }  # fmt: skip
     own = {
-        "the exchange between copies": best.exchange_s, "bubbles": best.bubble_s,
+        "the exchange between replicas": best.exchange_s, "bubbles": best.bubble_s,
         "sums inside layers": best.sums_s, "computing": best.work_s, "the optimiser": best.update_s,
     }  # fmt: skip
     if times < _CLEAR:
@@ -101,10 +101,10 @@ def _slower(other: DivisionCost, best: DivisionCost) -> str:
 
 
 KINDS: dict[str, Callable[[Division], bool]] = {
-    "copies alone": lambda d: d.machines == 1 and not d.sharding,
-    "copies that share their parameters": lambda d: d.machines == 1 and bool(d.sharding),
-    "stages and copies": lambda d: d.stages > 1 and d.tensor == 1 and not d.is_asynchronous,
-    "shares of layers and copies": lambda d: d.tensor > 1 and d.stages == 1,
+    "replicas alone": lambda d: d.machines == 1 and not d.sharding,
+    "replicas that share their parameters": lambda d: d.machines == 1 and bool(d.sharding),
+    "stages and replicas": lambda d: d.stages > 1 and d.tensor == 1 and not d.is_asynchronous,
+    "tensor shares and replicas": lambda d: d.tensor > 1 and d.stages == 1,
     "all three": lambda d: d.stages > 1 and d.tensor > 1 and not d.is_asynchronous,
     "a pipeline that is never emptied": lambda d: d.is_asynchronous,
 }

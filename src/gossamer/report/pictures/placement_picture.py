@@ -63,8 +63,8 @@ class Placement:
     machines: int
     left_out: int
     """Machines that are like these and are not shown."""
-    copy: int
-    """Machines of one copy."""
+    replica: int
+    """Machines of one replica."""
     holdings: tuple[Holding, ...]
     talks: tuple[Talk, ...]
     servers: int = 0
@@ -133,8 +133,8 @@ def _draw_panel(
         _draw_holding(axes, one, tall, kinds)
     for number, talk in enumerate(placed.talks):
         _draw_talk(axes, talk, tall, number)
-    for first in range(placed.copy, workers, placed.copy):
-        if placed.copy > 1:
+    for first in range(placed.replica, workers, placed.replica):
+        if placed.replica > 1:
             axes.plot(
                 [first - 0.5] * 2, [-0.1, 1.0], color=figures.FAINT, linewidth=0.8,
                 linestyle=(0, (1, 2)),

@@ -1,4 +1,4 @@
-"""Krizhevsky 2014: copies of the convolutions and shares of the fully connected layers, on up to
+"""Krizhevsky 2014: replicas of the convolutions and shares of the fully connected layers, on up to
 eight GPUs of one machine."""
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def _one_weird_trick(seed: int, progress: Progress) -> list[PublishedCell]:
         sent = sum(block.parameters for block in case.blocks) * case.number_bytes
         serial_s = alone.pipeline_s + case.links.all_reduce_s(gpus, 1, sent)
         shares = case.cost(Division(tensor=gpus)).step_s
-        add("copies alone, 64 a GPU", gpus, told, speed_up(case, alone.step_s))
-        add("copies alone, sums not hidden", gpus, told, speed_up(case, serial_s))
+        add("replicas alone, 64 a GPU", gpus, told, speed_up(case, alone.step_s))
+        add("replicas alone, sums not hidden", gpus, told, speed_up(case, serial_s))
         add("shares alone, 64 a GPU", gpus, told, speed_up(case, shares))
     return cells
 

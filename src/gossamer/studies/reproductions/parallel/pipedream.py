@@ -1,4 +1,4 @@
-"""PipeDream's plans (Narayanan et al. 2019): which stages and copies its planner takes."""
+"""PipeDream's plans (Narayanan et al. 2019): which stages and replicas its planner takes."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def case_of(network: str, cluster: Cluster) -> ParallelCase:
 
 
 def gain(case: ParallelCase) -> tuple[str, float, float]:
-    """The plan as the paper writes it, and how many times as fast as copies alone it is: with
-    copies that overlap their sums with the backward pass, and with copies that do not."""
-    plan, copies = plan_stages(case), case.cost(Division(case.cluster.workers))
+    """The plan as the paper writes it, and how many times as fast as replicas alone it is: with
+    replicas that overlap their sums with the backward pass, and with replicas that do not."""
+    plan, replicas = plan_stages(case), case.cost(Division(case.cluster.workers))
     blocks = sum(block.parameters for block in case.blocks) * case.number_bytes
-    serial_s = copies.pipeline_s + case.links.all_reduce_s(case.cluster.workers, 1, blocks)
-    return str(plan), copies.step_s / plan.step_s, serial_s / plan.step_s
+    serial_s = replicas.pipeline_s + case.links.all_reduce_s(case.cluster.workers, 1, blocks)
+    return str(plan), replicas.step_s / plan.step_s, serial_s / plan.step_s
 
 
 def _pipedream(seed: int, progress: Progress) -> list[PublishedCell]:
@@ -59,8 +59,8 @@ def _pipedream(seed: int, progress: Progress) -> list[PublishedCell]:
         row = f"{network}, {where}: {stages}; ours {plan}"
         for column, published, ours in (
             ("stages", float(stages.count("-") + 1), float(plan.count("-") + 1)),
-            ("copies of the first stage", float(stages.split("-")[0]), float(plan.split("-")[0])),
-            ("gain over copies", faster, overlapped),
+            ("replicas of the first stage", float(stages.split("-")[0]), float(plan.split("-")[0])),
+            ("gain over replicas", faster, overlapped),
             ("gain, sums not hidden", faster, serial),
         ):
             cells.append(PublishedCell(row, column, published, ours, _QUOTED))
@@ -81,7 +81,7 @@ def verdict(cells: list[PublishedCell]) -> str:
 
 TABLE = PublishedTable(
     name="pipedream",
-    title="PipeDream's plans: stages, copies of the first, gain over data parallelism",
+    title="PipeDream's plans: stages, replicas of the first, gain over data parallelism",
     source="Narayanan et al. 2019, PipeDream: Generalized Pipeline Parallelism for DNN Training",
     unit="",
     settings=(
