@@ -28,7 +28,9 @@ class Replica(Protocol):
 
     memory: dict[str, Tensor]
     """What the method itself remembers from step to step, such as a velocity of its own.
-    Checkpoints keep it: a method resumes from its replica, its memory and the number of a step."""
+    Checkpoints keep it: a method resumes from its replica, its memory and the number of a step.
+    What was sent, while its answer is not applied, has a name that begins with "sent ".
+    """
 
     @property
     def version(self) -> int:

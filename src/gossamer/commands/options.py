@@ -216,6 +216,12 @@ class ClusterOptions:
     )
     slow_link: SlowLinkOption = None
     kill: KillOption = None
+    come_back: Texts = option(
+        None, "Let this worker, which has died, come back: 3@4s.", "--return", metavar="WORKER@TIME"
+    )
+    arrive: Texts = option(
+        None, "Let this worker take part from TIME on only: 5@2s.", metavar="WORKER@TIME"
+    )
     pause: PauseOption = None
     drop: Texts = option(
         None,
@@ -233,6 +239,7 @@ class ClusterOptions:
         """Load the cluster and apply what the command line changes."""
         described = ("cluster", "workers")
         texts = {name: value for name, value in vars(self).items() if name not in described}
+        texts["return"] = texts.pop("come_back")
         faults = parse_faults(**texts)
         return load_cluster(self.cluster).changed(workers=self.workers, faults=faults)
 

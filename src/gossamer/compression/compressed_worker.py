@@ -63,6 +63,16 @@ def is_compression(key: str, name: str = "") -> bool:
     return key.startswith(f"{_MEMORY} {name} " if name else f"{_MEMORY} ")
 
 
+def without_residuals(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of all that a replica remembers, for another worker to go on with. What the one has
+    not sent yet it will send itself."""
+    kept = {key: value.clone() for key, value in memory.items()}
+    for key in kept:
+        if is_compression(key) and key.endswith(" residual"):
+            kept[key].zero_()
+    return kept
+
+
 class CompressedWorker:
     """The `Worker` of a method whose exchanges are compressed.
 

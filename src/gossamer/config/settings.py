@@ -127,6 +127,8 @@ class Settings:
                 f"{self.task.name}; choose a smaller one"
             )
         self._check_shape()
+        if self.cluster.has_newcomers:
+            self.method.check_newcomers()
         # Whatever would fail when the run is built fails here, before anything is written.
         self.method.check_kind(isinstance(self.rule, Sgd), self.rule.name)
         make_schedule(self.schedule, epochs=self.epochs or 0.0, workers=self.replicas)

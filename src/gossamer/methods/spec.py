@@ -194,6 +194,20 @@ class MethodSpec:
                 f"({self.method.own_momentum}) and cannot use {name}; choose sgd, or another method"
             )
 
+    def check_newcomers(self) -> None:
+        """Refuse what no worker can come into while the run is under way."""
+        fixed = {
+            "groups": bool(self.groups),
+            "balance": bool(self.balance),
+            "stages or tensor": self.shape.machines > 1,
+            "a change of method": bool(_CHANGE.search(self.name)),
+        }
+        for what in [what for what, is_chosen in fixed.items() if is_chosen]:
+            raise ConfigurationError(
+                f"{self}: with {what} no worker can come during the run; leave it out, or the "
+                "arrivals, returns and repairs of the cluster"
+            )
+
     def resolve(self, workers: int, steps: int) -> dict[str, Any]:
         """All options for a run of that many workers and steps each."""
         values = self.method.values(workers, steps, self.options, is_paper=self.is_paper)

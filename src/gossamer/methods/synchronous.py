@@ -17,9 +17,9 @@ async def all_reduce(w: Worker, x: Replica, *, overlap: bool = True, stale: int 
     step applies the mean gradient of the step before, so that reducing overlaps with computing.
     """
     on_the_way: list[tuple[int, Pending[list[Tensor]]]] = [
-        (max(0, int(step) - stale), gather([w.all_reduce(sent)]))
-        for step, sent in x.memory.items()
-        if step.isdecimal()
+        (max(0, int(name.removeprefix("sent ")) - stale), gather([w.all_reduce(sent)]))
+        for name, sent in x.memory.items()
+        if name.startswith("sent ")
     ]
     for t in w.steps():
         read, gradient = x.version, w.gradient(x)
@@ -30,15 +30,15 @@ async def all_reduce(w: Worker, x: Replica, *, overlap: bool = True, stale: int 
             buckets = [w.all_reduce(await gradient)]
         on_the_way.append((read, gather(buckets)))
         if stale:
-            x.memory[str(t)] = (await gradient).clone()  # it is sent again if the run is resumed
-            x.memory.pop(str(t - stale), None)
+            x.memory[f"sent {t}"] = (await gradient).clone()  # again, if the run is resumed
+            x.memory.pop(f"sent {t - stale}", None)
         if len(on_the_way) > stale:
             read, mean = on_the_way.pop(0)
             x.descend_(join_buckets(await mean), read=read)  # x(t+1) = x(t) + d(t)
     for read, mean in on_the_way:
         x.descend_(join_buckets(await mean), read=read)
-    for step in [step for step in x.memory if step.isdecimal()]:
-        del x.memory[step]  # all of them have been applied
+    for name in [name for name in x.memory if name.startswith("sent ")]:
+        del x.memory[name]  # all of them have been applied
 
 
 async def ensemble(w: Worker, x: Replica) -> None:

@@ -49,12 +49,23 @@ class WorkerMetrics:
     """How long the worker took part, once it has ended."""
     gap: Span = (0, 0)
     """The longest time between the beginnings of two steps, since the first of all."""
+    absent_ns: int = 0
+    """How long it was dead, or not there yet."""
+    lost_ns: int = 0
+    """How long it computed gradients that were lost with its death."""
+    lost_samples: int = 0
+    """The samples of those gradients, which others have trained or it has trained later."""
     _steps_began: Span | None = None
     """When the first and the last step began."""
 
     @property
     def waited_ns(self) -> int:
         return sum(dict(self.waiting_ns).values())
+
+    def lost(self, computed_ns: int, samples: int) -> None:
+        """A gradient was lost with the worker."""
+        self.lost_ns += computed_ns
+        self.lost_samples += samples
 
     def began_step(self, now_ns: int) -> None:
         """A step begins, or the last step is over."""
@@ -208,6 +219,29 @@ class Metrics(Observer):
             self.histogram[int(missed)] += count
         for what, (count, total, most) in state["observed"].items():
             self.told.setdefault(what, Tally()).add(total, most, count)
+
+
+def time_shares(metrics: Metrics, duration_ns: int, usual_ns: float, apart_ns: float) -> Row:
+    """Where the time of all workers went, as shares of it that add up to 1.
+
+    `usual_ns` is how long machines on which nothing goes wrong compute what was trained, and
+    `apart_ns` what comes after each gradient and overlaps with nothing. `useful` is the goodput:
+    the samples trained per second over those that all machines could train, were nobody slow,
+    dead or waiting.
+    """
+    workers = metrics.workers.values()
+    whole = max(1, duration_ns) * len(workers)
+    computing = sum(own.computing_ns for own in workers)
+    shares = {
+        "useful": usual_ns / whole,
+        "slower": (computing - usual_ns - apart_ns) / whole,
+        "applying": apart_ns / whole,
+        "waiting": sum(own.waited_ns for own in workers) / whole,
+        "lost": sum(own.lost_ns for own in workers) / whole,
+        "absent": sum(own.absent_ns for own in workers) / whole,
+    }
+    # Pauses, gradients that the end of the run has cut off, and what comes after a worker's end.
+    return shares | {"other": 1.0 - sum(shares.values())}
 
 
 def _of_compression(metrics: Metrics, steps: int) -> Row:

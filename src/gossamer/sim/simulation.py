@@ -25,7 +25,7 @@ from gossamer.groups import Grouping, role_of
 from gossamer.methods import Method, MethodSpec, for_role
 from gossamer.methods.method import Role, blamed_method
 from gossamer.observe.callbacks import Callback
-from gossamer.observe.metrics import summary
+from gossamer.observe.metrics import summary, time_shares
 from gossamer.observe.observer import Observer
 from gossamer.observe.progress import Reporter, is_watched, progress_line, warn
 from gossamer.precision import rounding_as
@@ -125,9 +125,14 @@ class Simulation:
 
     def _spawn(self, options: dict[str, Any]) -> None:
         world, method = self.world, self._method
-        for rank in range(world.size):
+
+        def begin(rank: int) -> None:
             lifetime = self._lifetime(self._make_worker(rank), options)
             world.kernel.spawn(lifetime, rank, is_main=True)
+
+        world.newcomers.begin = begin
+        for rank in sorted(world.alive):
+            begin(rank)
         if method.server is not None:
             for end in range(world.size, world.ends):
                 own = for_role(method.server, options)
@@ -356,6 +361,8 @@ class Simulation:
         world, metrics = self.world, self.world.metrics
         for own, ended_ns in zip(metrics.workers.values(), world.ended_ns, strict=True):
             own.lasted_ns = ended_ns
+        for rank, since_ns in world.gone_ns.items():  # they have not come back
+            metrics.workers[rank].absent_ns += max(0, world.duration_ns - since_ns)
         weights = [world.replicas[r].weight for r in world.speakers if r in world.alive]
         return {
             **summary(metrics, sum(world.post.bytes_put)),
@@ -372,11 +379,27 @@ class Simulation:
             "mean_width": world.batcher.mean_width,
             "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),
+            **self._goodput(),
             "notices": [
                 *self.settings.notices(),
                 *([] if self.forecast is None else self.forecast.notices()),
                 *self.engine.notices,
+                *world.newcomers.notices(),
             ],
+        }
+
+    def _goodput(self) -> Row:
+        """What became of the workers' time, and of the samples that they have read."""
+        world, metrics, compute = self.world, self.world.metrics, self.settings.cluster.compute
+        samples = sum(own.samples for own in metrics.workers.values())
+        usual_s = compute.seconds * metrics.steps + compute.per_sample * samples
+        apart_s = compute.unoverlapped_seconds * metrics.steps
+        shares = time_shares(metrics, world.duration_ns, usual_s * SECOND, apart_s * SECOND)
+        return {
+            "goodput": shares["useful"],
+            "time_shares": shares,
+            "samples_read": world.samples_read,
+            "samples_lost": sum(own.lost_samples for own in metrics.workers.values()),
         }
 
 
