@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
@@ -89,7 +89,6 @@ specs = st.sampled_from(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(specs, st.floats(0, 0.4), st.floats(1, 100), st.floats(0, 2), st.floats(0, 2))
 def test_the_rate_rises_through_the_warm_up_and_never_after(spec, share, scale, one, other):
     """Monotone up to the end of the warm-up, monotone down from there, never above the scale."""

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from gossamer import Task
 from gossamer.commands.cli import app
 from gossamer.config.cluster import Cluster, Compute, load_cluster
-from gossamer.contract.held_copies import held_copies
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS, parse_method
 from gossamer.plan.hardware.chrome_trace import read_trace
@@ -25,6 +24,7 @@ from gossamer.plan.hardware.operators import PRECISIONS, step_work
 from gossamer.plan.hardware.roofline import step_seconds
 from gossamer.plan.hardware.room import Room
 from gossamer.tasks.flat_model import model_size
+from held_copies import held_copies
 from support import bowl, build, cluster_of
 from tiers import only, wide
 
@@ -44,7 +44,6 @@ def test_the_operations_of_a_step_are_those_of_its_products() -> None:
     first, second = 2 * 8 * 64 * 64, 2 * 8 * 64 * 4
     assert work.flops == 2 * first + 3 * second
     assert work.is_fake
-    assert {one.layer for one in work.gradient if one.kind == "matmul"} == {"0", "1"}
 
 
 def test_the_size_of_a_model_counts_parameters_slots_and_what_is_fixed() -> None:

@@ -26,8 +26,6 @@ class CompressorRow:
     worker receives grows with the number of workers."""
     is_unbiased: bool = False
     """Whether the expectation of what is decoded is the vector itself."""
-    needs_matrices: bool = False
-    """Whether it works on the matrices of the model, and leaves vectors as they are."""
     rounds: int = 1
     """How many exchanges one vector takes."""
 
@@ -56,7 +54,7 @@ _ROWS = (
     CompressorRow(TopK, "Stich et al. 2018"),
     CompressorRow(Threshold, "Strom 2015"),
     CompressorRow(Dgc, "Lin et al. 2018"),
-    CompressorRow(PowerSgd, "Vogels et al. 2019", is_linear=True, needs_matrices=True, rounds=2),
+    CompressorRow(PowerSgd, "Vogels et al. 2019", is_linear=True, rounds=2),
 )
 
 COMPRESSORS: dict[str, CompressorRow] = {row.name: row for row in _ROWS}

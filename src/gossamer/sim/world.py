@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -314,12 +314,6 @@ class World:
         return self._ordered[1]
 
     # ------------------------------------------------------------------ observing
-
-    def machines_of(self, ranks: Iterable[int]) -> list[int]:
-        """The ends of the network that stand for these workers: one each, or all of a replica."""
-        if self.lanes is None:
-            return list(ranks)
-        return [machine for rank in ranks for machine in self.lanes.members(rank)]
 
     def got_part(self, rank: int, payload: object) -> None:
         """A worker has got a part of a model from a server or a collective."""

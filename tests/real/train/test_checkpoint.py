@@ -35,8 +35,6 @@ from gossamer.tasks.split import Order
 from launching import wait_until
 from tiers import wide
 
-pytestmark = pytest.mark.timeout(120)
-
 MOMENTUM = {"epochs": 0.6, "evaluations": 1, "optimiser": "sgd:momentum=0.9"}
 COSINE = {**MOMENTUM, "schedule": "cosine"}
 SYNCHRONOUS = [
@@ -257,7 +255,7 @@ def run_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
         train_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment,
     )  # fmt: skip
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -269,7 +267,7 @@ def children_of(pid: int) -> list[int]:
 def kill_everything_at_a_checkpoint(process: subprocess.Popen[str], runs: Path) -> Path:
     """The launcher and its workers, by their ids, as soon as a checkpoint is whole."""
     whole = "*/checkpoint/*/manifest.json"
-    wait_until(lambda: process.poll() is not None or any(runs.glob(whole)), 90)
+    wait_until(lambda: process.poll() is not None or any(runs.glob(whole)))
     assert process.poll() is None, "it ended before it wrote a checkpoint"
     workers = children_of(process.pid)
     for pid in (*workers, process.pid):

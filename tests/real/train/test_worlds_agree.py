@@ -17,8 +17,6 @@ from real_mpi import needs_mpirun, train_under_mpirun
 from tiers import wide
 from train_groups import Group, Ran, run_groups
 
-pytestmark = pytest.mark.timeout(300)
-
 TASK = "digits-mlp"
 STEPS = 100
 # What makes a run of a method that can wait for everybody do so.

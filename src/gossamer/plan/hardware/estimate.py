@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 
 from gossamer.config.cluster import Cluster, Compute
@@ -11,11 +10,10 @@ from gossamer.plan.batch_line import BatchLine, batch_line, other_sizes
 from gossamer.plan.hardware.chrome_trace import TracedStep
 from gossamer.plan.hardware.device import Device
 from gossamer.plan.hardware.operators import StepWork, step_work
-from gossamer.plan.hardware.roofline import StepTime, host_seconds, operator_seconds, step_seconds
+from gossamer.plan.hardware.roofline import StepTime, step_seconds
+from gossamer.plan.probe.toml_text import comment
 from gossamer.quantities import show_bytes, show_percent, show_seconds
 from gossamer.tasks import Task
-
-_LINE = 96
 
 
 @dataclass(frozen=True)
@@ -74,54 +72,29 @@ def estimate(
     return Estimate(device, precision, work, time, line)
 
 
-@dataclass(frozen=True)
-class LayerTime:
-    """One layer of a step on a device."""
-
-    layer: str
-    flops: float
-    moved_bytes: float
-    seconds: float
-
-
-def layer_times(work: StepWork, device: Device, precision: str) -> list[LayerTime]:
-    """The layers of forward and backward, in order of execution; the host's time is not in it where
-    a GPU computes meanwhile."""
-    found: dict[str, LayerTime] = {}
-    for one in work.gradient:
-        took = operator_seconds(one, device, precision)
-        took += 0.0 if device.is_gpu else host_seconds([one], device)
-        before = found.get(one.layer, LayerTime(one.layer, 0.0, 0.0, 0.0))
-        found[one.layer] = LayerTime(
-            one.layer, before.flops + one.flops, before.moved_bytes + one.moved_bytes,
-            before.seconds + took,
-        )  # fmt: skip
-    return list(found.values())
-
-
 # ---------------------------------------------------------------------- the file
 
 
 def sheet_text(cluster: Cluster, made_from: Estimate | TracedStep, workload: str) -> str:
     """A cluster as a TOML file, with comments on where its figures come from."""
     compute, wires = cluster.compute, cluster.network
-    lines = _comment(f"Written by gossamer cost for {workload}. No machine was measured for it.")
+    lines = comment(f"Written by gossamer cost for {workload}. No machine was measured for it.")
     lines += [
         f'title = "{cluster.title}"', f"workers = {cluster.workers}",
         *_unless_default("workers_per_machine", cluster.workers_per_machine, 1),
         *_unless_default("machines_per_rack", cluster.machines_per_rack, 0), "", "[compute]",
     ]  # fmt: skip
     for sentence in made_from.sentences():
-        lines += _comment(f"{sentence[0].upper()}{sentence[1:]}.")
+        lines += comment(f"{sentence[0].upper()}{sentence[1:]}.")
     lines += [
         f"seconds = {compute.seconds:.4g}",
         *_unless_default("per_sample", compute.per_sample, 0.0),
         f"unoverlapped_seconds = {compute.unoverlapped_seconds:.4g}",
         f"forward_share = {compute.forward_share:.3f}",
         *_unless_default("memory", compute.memory, 0.0),
-        *_comment("Assumed: how much steps vary."),
+        *comment("Assumed: how much steps vary."),
         f"jitter = {compute.jitter:g}", "", "[network]",
-        *_comment("As given, not measured: what a method gets is often less (gossamer probe)."),
+        *comment("As given, not measured: what a method gets is often less (gossamer probe)."),
         f"bandwidth = {wires.bandwidth:.6g}", f"latency = {wires.latency:.4g}",
         f'collective = "{wires.collective}"',
         *_unless_default("memory_bandwidth", wires.memory_bandwidth, 0.0),
@@ -149,10 +122,3 @@ def _price(price: Price) -> list[str]:
 
 def _unless_default(key: str, value: float, default: float) -> list[str]:
     return [] if value == default else [f"{key} = {value:.6g}"]
-
-
-def _comment(text: str) -> list[str]:
-    return textwrap.wrap(
-        text, _LINE, initial_indent="# ", subsequent_indent="# ", break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
