@@ -102,6 +102,13 @@ class ReplicaShape:
         return self.microbatches
 
     @property
+    def steps_ahead(self) -> int:
+        """How many later steps begin before one ends."""
+        if not self.is_asynchronous:
+            return 0
+        return self.stages - 1 if self.pipeline in _WHOLE_BATCHES else 1
+
+    @property
     def has_split_points(self) -> bool:
         """Whether a backward pass is made with other weights than the forward pass."""
         return self.pipeline in _SPLIT and self.stages > 1

@@ -20,6 +20,7 @@ from gossamer.real.launch.environment import connect, discover
 from gossamer.real.lost_peer import server_lost
 from gossamer.real.train.replay import EventOrder
 from gossamer.real.train.request import TrainRequest
+from gossamer.real.train.stage_training import StageTraining
 from gossamer.real.train.training import Training
 from gossamer.real.train.worker_log import WorkerLog
 from gossamer.real.transports.local import LocalTransport
@@ -68,7 +69,8 @@ def run_worker(
     order = EventOrder(request.place, transport.rank) if request.is_recorded else None
     try:
         with blamed_method(request.settings.method.method, is_worker=True):
-            Training(request, transport, log, order).run()
+            kind = StageTraining if request.settings.method.shape.machines > 1 else Training
+            kind(request, transport, log, order).run()
     except (KeyboardInterrupt, Stopped):
         return INTERRUPTED
     except (Error, OSError) as error:
