@@ -6,7 +6,7 @@ and its messages are those of the worker, so that links, deaths and books are th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -73,7 +73,7 @@ class EmptiedPipeline:
     """The chunks of this process, and the schedule that runs them."""
 
     def __init__(
-        self, shape: ReplicaShape, microbatches: int, chunks: dict[int, nn.Module],
+        self, shape: ReplicaShape, microbatches: int, chunks: Mapping[int, nn.Module],
         borders: Sequence[Tensor], links: StageLinks, loss: Callable[[Any, Any], Tensor],
     ) -> None:  # fmt: skip
         """`borders` are a micro-batch as it enters the first chunk, and what each chunk makes of

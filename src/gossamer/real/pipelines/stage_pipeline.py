@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -125,7 +125,9 @@ class StagePipeline:
             self._emptied.close()
 
 
-def _count_passes(module: torch.nn.Module, microbatches: int, tell: Any) -> None:
+def _count_passes(
+    module: torch.nn.Module, microbatches: int, tell: Callable[[int], None]
+) -> None:  # fmt: skip
     """Tell the number of the micro-batch before each forward pass: schedules keep their order."""
     passes = 0
 

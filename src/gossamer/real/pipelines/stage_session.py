@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from gossamer.errors import ConfigurationError, PeerLost
+from gossamer.errors import PeerLost
 from gossamer.methods import MethodSpec
 from gossamer.methods.method import Role
 from gossamer.observe.run_observer import RunObserver
@@ -61,11 +61,6 @@ class StageSession(Session):
         totals = tuple(one.total for one in self._layouts)
         if not self.method.has_server:
             return StageAddresses(self.size, (), layout, totals)
-        if servers % stages:
-            raise ConfigurationError(
-                f"{self.spec}: on real workers every stage has servers of its own, so their number "
-                f"must be a multiple of the {stages} stages, got servers={servers}"
-            )
         ranges = [cut(one.sizes, servers // stages) for one in self._layouts]
         slices = tuple(ranges[number % stages][number // stages] for number in range(servers))
         return StageAddresses(self.size, slices, layout, totals)
@@ -96,4 +91,4 @@ class StageSession(Session):
         return role(self._view(worker, self.grouping.stage), replica, **options)
 
     def _seen_by_server(self, worker: RealWorker) -> Worker:
-        return self._view(worker, (worker.rank - self.size) % len(self._layouts))
+        return cast(Worker, self._view(worker, (worker.rank - self.size) % len(self._layouts)))

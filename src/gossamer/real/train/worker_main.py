@@ -20,7 +20,6 @@ from gossamer.real.launch.environment import connect, discover
 from gossamer.real.lost_peer import server_lost
 from gossamer.real.train.replay import EventOrder
 from gossamer.real.train.request import TrainRequest
-from gossamer.real.train.stage_training import StageTraining
 from gossamer.real.train.training import Training
 from gossamer.real.train.worker_log import WorkerLog
 from gossamer.real.transports.local import LocalTransport
@@ -69,8 +68,7 @@ def run_worker(
     order = EventOrder(request.place, transport.rank) if request.is_recorded else None
     try:
         with blamed_method(request.settings.method.method, is_worker=True):
-            kind = StageTraining if request.settings.method.shape.machines > 1 else Training
-            kind(request, transport, log, order).run()
+            _kind_of(request)(request, transport, log, order).run()
     except (KeyboardInterrupt, Stopped):
         return INTERRUPTED
     except (Error, OSError) as error:
@@ -87,6 +85,15 @@ def run_worker(
                 if kept is not None:
                     kept.close()
     return 0
+
+
+def _kind_of(request: TrainRequest) -> type[Training]:
+    if request.settings.method.shape.machines == 1:
+        return Training
+    # Imported here, because what it needs of PyTorch takes long to import.
+    from gossamer.real.train.stage_training import StageTraining
+
+    return StageTraining
 
 
 def _sentence(error: Error | OSError, request: TrainRequest, size: int) -> str:
