@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gossamer.config.cluster import Cluster, load_cluster
+from gossamer.consolidate.soup import Soup, soup
+from gossamer.consolidate.student import Distilled, distill, distillation_loss, distilled_task
 from gossamer.errors import (
     ConfigurationError,
     Error,
@@ -44,6 +46,7 @@ __all__ = [
     "ConfigurationError",
     "Data",
     "DelayedOptimizer",
+    "Distilled",
     "Error",
     "JoinedWorker",
     "Late",
@@ -54,6 +57,7 @@ __all__ = [
     "ProtocolError",
     "Result",
     "RunFailed",
+    "Soup",
     "Stalled",
     "StepCosts",
     "Task",
@@ -62,6 +66,9 @@ __all__ = [
     "advise",
     "compare",
     "cost",
+    "distill",
+    "distillation_loss",
+    "distilled_task",
     "join",
     "load_cluster",
     "make_task",
@@ -72,6 +79,7 @@ __all__ = [
     "rank",
     "simulate",
     "size",
+    "soup",
     "train",
 ]
 

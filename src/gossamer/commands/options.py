@@ -290,6 +290,9 @@ class RunOptions:
         "recomputed",
         "BatchNorm statistics of the output: recomputed, recomputed:BATCHES, averaged, local.",
     )
+    swa: float | None = option(
+        None, "From this share of the run on, the output is the mean of its evaluations: 0.75."
+    )
     width: int | None = option(
         None, "How many gradients are computed at once; default: as many as fit into memory."
     )

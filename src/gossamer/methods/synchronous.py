@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from torch import Tensor
 
 from gossamer.pending import Pending, gather
@@ -41,7 +43,13 @@ async def all_reduce(w: Worker, x: Replica, *, overlap: bool = True, stale: int 
         del x.memory[name]  # all of them have been applied
 
 
-async def ensemble(w: Worker, x: Replica) -> None:
-    """Ben-Nun & Hoefler 2019: models that never meet; their predictions are averaged."""
-    for _ in w.steps():
-        x.descend_(await w.gradient(x))
+async def ensemble(w: Worker, x: Replica, *, shared: float = 0.0) -> None:
+    """Ben-Nun & Hoefler 2019: models that never meet; their predictions are averaged.
+
+    In the first part of the run, the share `shared`, they are one model trained by all (the seed
+    phase of branch-train-merge, Li et al. 2022): members with a common past can be averaged.
+    """
+    apart_from = ceil(shared * w.expected_steps)
+    for t in w.steps():
+        gradient = await w.gradient(x)
+        x.descend_(await w.all_reduce(gradient) if t < apart_from else gradient)

@@ -42,7 +42,7 @@ from gossamer.sim.rounds import CompleteRound, Rounds
 from gossamer.sim.worker import SimulatedWorker
 from gossamer.sim.world import World
 from gossamer.tasks import Task
-from gossamer.tasks.evaluator import Evaluator, Held
+from gossamer.tasks.evaluator import Evaluator, Held, OutputAverage
 from gossamer.tasks.flat_model import FlatModel
 
 _ROWS_WITH_WORKERS = 20
@@ -107,8 +107,12 @@ class Simulation:
             self._pieces = Checkpoints(piece, self.world, apart, self._facts)
         self._evaluator = Evaluator(
             self.model, self._method.output, settings.buffers,
-            is_trained_itself=self._method.is_trained_itself(len(self.world.speakers), options),
+            is_trained_itself=self._method.is_trained_itself(len(self.world.speakers), options)
+            and settings.swa is None,
         )  # fmt: skip
+        if settings.swa is not None and settings.epochs is not None:
+            memory = self.world.replicas[self.world.speakers[0]].memory
+            self._evaluator.average = OutputAverage(memory, settings.swa * settings.epochs)
         self._spawn(options)
         self.history: list[Row] = []
         self._next_evaluation = 0.0
@@ -295,7 +299,8 @@ class Simulation:
         if self._past:
             # What is waiting in the stores is applied, as it was when the row was made.
             metrics.take_losses()
-            (self._held if found is None else partial(self._left, found))()
+            held = (self._held if found is None else partial(self._left, found))()
+            self._evaluator.reached(held, self._past[0]["epochs"])
             return self._past.popleft()
         workers = metrics.workers.values()
         row: Row = {
@@ -318,11 +323,12 @@ class Simulation:
         row["epochs"] = world.budget.epochs_of(row["samples"])
         if self.settings.engine != "none":
             every = -(-self.settings.evaluations // _ROWS_WITH_WORKERS)
+            held = self._held() if found is None else self._left(found)
+            self._evaluator.reached(held, row["epochs"])
             scores = self._evaluator.score(
-                self._held() if found is None else self._left(found),
-                has_workers=is_last or len(self.history) % every == 0,
+                held, has_workers=is_last or len(self.history) % every == 0
             )
-            row |= scores.row(self.settings.task)
+            row |= scores.row(self.settings.task) | {"output": self._evaluator.output}
         return row
 
     def _held(self) -> Held:

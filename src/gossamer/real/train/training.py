@@ -34,7 +34,7 @@ from gossamer.real.train.worker_log import WorkerLog
 from gossamer.real.transports.transport import Transport
 from gossamer.real.worker import tell_operations
 from gossamer.replica import Layout, Replica
-from gossamer.tasks.evaluator import Evaluator, Held
+from gossamer.tasks.evaluator import Evaluator, Held, OutputAverage
 from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.keyed import key_of
 from gossamer.worker import Gradient
@@ -74,7 +74,7 @@ class Training:
         self._optimiser = session.optimiser(make_optimiser(settings.optimiser))
         self._evaluator = Evaluator(
             self._model, session.method.output, settings.buffers,
-            is_trained_itself=session.is_trained_itself,
+            is_trained_itself=session.is_trained_itself and settings.swa is None,
         )  # fmt: skip
         self._gradients = 0
         self._reported = self._next_evaluation = 0.0
@@ -136,6 +136,9 @@ class Training:
             saved = {end: self._kept.value_of(end, session.size) for end in hosted}
         session.open(self._initial(), saved)
         self.replica = self._replica(self.rank)
+        swa, epochs = self._settings.swa, self._settings.epochs
+        if swa is not None and epochs is not None:
+            self._evaluator.average = OutputAverage(self.replica.memory, swa * epochs)
         session.router.offer("output", self.own_output)
 
     def _replica(self, end: int) -> WindowReplica:
@@ -313,11 +316,12 @@ class Training:
     def _evaluate(self, kind: str) -> None:
         assert self._log is not None
         held = self._held()
+        self._evaluator.reached(held, self._pace.epoch)
         self._log.write(kind, {
             "seconds": time.monotonic() - self._began,
             "epochs": self._pace.epoch,
             "samples": round(self._pace.epoch * len(self._settings.task.train)),
-            "output": self.session.method.output,
+            "output": self._evaluator.output,
             **self._evaluator.score(held).row(self._settings.task),
         })  # fmt: skip
         if kind == "result":
