@@ -45,8 +45,10 @@ BUDGETS = {
     # Data that differ, copies for compression, transfers beside computing at servers; the family of
     # outer loops with its servers, and methods that change during a run.
     "methods": 3500,
-    "observe": 1020,
-    "optim": 1340,
+    # The noise scale of gradients.
+    "observe": 1120,
+    # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
+    "optim": 1780,
     "plan": 100,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
@@ -84,7 +86,8 @@ BUDGETS = {
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
     "sim/script": 1620,
-    "sim": 4060,
+    # Gradients are shown to the noise scale; growing batches.
+    "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
     "sim/faults": 500,
     "sim/traces": 640,

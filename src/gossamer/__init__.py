@@ -20,6 +20,7 @@ from gossamer.methods import METHODS, MethodSpec, parse_method
 from gossamer.methods.method import method
 from gossamer.observe.callbacks import Callback
 from gossamer.optim.delayed import DelayedOptimizer
+from gossamer.optim.large_batch import Lamb, Lars
 from gossamer.optim.yellowfin import YellowFin
 from gossamer.real.join.joined_worker import JoinedWorker, join
 from gossamer.real.launch.environment import rank, size
@@ -49,6 +50,8 @@ __all__ = [
     "Distilled",
     "Error",
     "JoinedWorker",
+    "Lamb",
+    "Lars",
     "Late",
     "Measurement",
     "MethodSpec",

@@ -165,6 +165,7 @@ def shared_figures(summary: Mapping[str, Any]) -> tuple[Figures, Figures]:
         ("mean staleness", "mean_staleness", "{:.2f}".format),
         ("mean global staleness", "mean_global_staleness", "{:.2f}".format),
         ("consensus distance", "consensus_distance", "{:.4f}".format),
+        ("noise scale", "noise_scale", "{:.3g} samples".format),
     )
 
 

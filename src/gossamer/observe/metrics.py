@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gossamer.observe.noise_scale import NoiseScale, mean_of_sums, ratio
 from gossamer.observe.observer import SECOND, Observer, Row, Span, end_name
 
 
@@ -92,6 +93,10 @@ class Metrics(Observer):
         self.told: dict[str, Tally] = {}
         """The numbers that methods have reported, by name."""
         self._losses: list[Tensor] = []
+        self.noise = NoiseScale()
+        """Of the gradients computed here."""
+        self._noises: list[list[float]] = []
+        """Of those computed in other processes."""
 
     def computed(
         self, worker: int, span: Span, work_ns: int, samples: int, loss: Tensor | None
@@ -160,6 +165,11 @@ class Metrics(Observer):
         ]
         return sum(shares) / len(shares) if shares else None
 
+    @property
+    def noise_scale(self) -> float | None:
+        """In samples."""
+        return ratio(mean_of_sums([self.noise.sums, *self._noises]))
+
     def take_losses(self) -> list[Tensor]:
         """The losses since the last time."""
         losses, self._losses = self._losses, []
@@ -182,6 +192,7 @@ class Metrics(Observer):
             "steps": self.steps,
             "samples": sum(own.samples for own in self.workers.values()),
             "training_loss": float(torch.stack(losses).mean()) if losses else None,
+            "noise_scale": self.noise_scale,
             "mean_staleness": self.staleness.mean,
             "waits_for": max(causes, key=lambda cause: causes[cause], default=None),
         }
@@ -199,6 +210,7 @@ class Metrics(Observer):
             "observed": {
                 what: [tally.count, tally.total, tally.most] for what, tally in self.told.items()
             },
+            "noise": self.noise.sums,
             "longest_step_gap_seconds": (own.gap[1] - own.gap[0]) / SECOND,
             "longest_step_gap_at": own.gap[0] / SECOND,
         }
@@ -214,6 +226,7 @@ class Metrics(Observer):
             Counter(waited), state["exchanges"], round(state.get("seconds", 0.0) * SECOND),
             (gap_at, gap_at + gap),
         )  # fmt: skip
+        self._noises.append(state.get("noise", []))
         for missed, count in state["staleness"].items():
             self.staleness.add(int(missed) * count, int(missed), count)
             self.histogram[int(missed)] += count
@@ -269,6 +282,7 @@ def summary(metrics: Metrics, bytes_sent: int) -> Row:
         "exchanges_per_step": metrics.exchanges / steps or None,
         "waiting_fraction": metrics.waiting_fraction,
         "waiting_by_cause": metrics.waiting_by_cause,
+        "noise_scale": metrics.noise_scale,
         "mean_staleness": metrics.staleness.mean,
         "max_staleness": metrics.staleness.most,
         "max_clock_gap": metrics.told_of("clock_gap").most,

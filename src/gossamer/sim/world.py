@@ -181,7 +181,9 @@ class World:
 
     def _make_source(self, engine: Engine, model: FlatModel) -> GradientSource:
         buffers = model.initial_buffers.repeat(self.size, 1)
-        return GradientBatcher(engine, self.workers, buffers, has_losses=self._has_losses)
+        return GradientBatcher(
+            engine, self.workers, buffers, has_losses=self._has_losses, noise=self.metrics.noise
+        )
 
     def _make_buckets(
         self, settings: Settings, model: FlatModel, byte_scale: float

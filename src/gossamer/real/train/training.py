@@ -260,6 +260,7 @@ class Training:
         if self._balanced is not None:
             self._balanced.computed(len(batch), (ended - began) / SECOND)
         self._observer.computed(self.rank, (began, ended), ended - began, len(batch), loss)
+        self._metrics.noise.add(value.unsqueeze(0), len(batch))
         self._report()
         gradient.resolve(value if weight == 1.0 else value * weight)
 

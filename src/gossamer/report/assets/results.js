@@ -15,6 +15,7 @@ const FURTHER_COLUMNS = [
   ["mean_global_staleness", "updates of all meanwhile", showNumber],
   ["exchanges_per_step", "exchanges per step", showNumber],
   ["consensus_distance", "consensus distance", showNumber],
+  ["noise_scale", "noise scale in samples", showNumber],
   ["steps", "steps", showCount],
   ["wall_seconds", "took to compute", showSeconds],
 ];

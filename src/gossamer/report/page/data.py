@@ -18,7 +18,7 @@ class Curve(TypedDict):
     high: list[float] | None
 
 
-SCORES = ("metric", "accuracy", "loss", "training_loss", "consensus_distance")
+SCORES = ("metric", "accuracy", "loss", "training_loss", "consensus_distance", "noise_scale")
 Curves = dict[str, Curve | None]
 """A curve for each of `SCORES`, against time or against epochs; `metric` is the task's own."""
 
@@ -85,7 +85,7 @@ class TopologyData(TypedDict):
 FIGURES = (
     "metric", "accuracy", "loss", "seconds", "waiting_fraction", "mean_staleness", "max_staleness",
     "mean_global_staleness", "bytes_per_step", "consensus_distance", "exchanges_per_step", "steps",
-    "wall_seconds",
+    "wall_seconds", "noise_scale",
 )  # fmt: skip
 Figures = dict[str, float | None]
 """A value at the end for each of `FIGURES`: the mean over the seeds."""
