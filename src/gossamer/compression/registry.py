@@ -30,6 +30,9 @@ class CompressorRow:
     """Whether it works on the matrices of the model, and leaves vectors as they are."""
     rounds: int = 1
     """How many exchanges one vector takes."""
+    rate: float = 1.0
+    """Where gradients are averaged that SGD's momentum gathers afterwards: by what the rate should
+    be multiplied, because what is fed back comes late and momentum makes more of it."""
 
     @property
     def name(self) -> str:
@@ -47,7 +50,7 @@ _ROWS = (
     CompressorRow(Int8, "Dettmers 2016"),
     CompressorRow(Int4, "Dettmers 2016"),
     CompressorRow(Int2, "Sarfi et al. 2025, SparseLoCo"),
-    CompressorRow(Sign, "Karimireddy et al. 2019, EF-signSGD"),
+    CompressorRow(Sign, "Karimireddy et al. 2019, EF-signSGD", rate=0.3),
     CompressorRow(OneBit, "Seide et al. 2014"),
     CompressorRow(Qsgd, "Alistarh et al. 2017", is_unbiased=True),
     CompressorRow(TernGrad, "Wen et al. 2017", is_unbiased=True, rounds=2),
