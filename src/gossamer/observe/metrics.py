@@ -210,16 +210,17 @@ class Metrics(Observer):
             self.told.setdefault(what, Tally()).add(total, most, count)
 
 
-def _of_compression(metrics: Metrics, steps: int) -> Row:
-    """What compression did; nothing where there was none."""
-    encoded = metrics.told_of("encoded bytes")
-    if not encoded.total:
-        return {}
-    return {
-        "compression_ratio": metrics.told_of("plain bytes").total / encoded.total,
-        "coding_seconds_per_step": metrics.told_of("coding").total / steps,
-        "residual_norm": metrics.told_of("residual").mean,
-    }
+def _of_exchanges(metrics: Metrics, steps: int) -> Row:
+    """What compression did, and how alike workers moved; nothing where there was neither."""
+    encoded, cosine = metrics.told_of("encoded bytes"), metrics.told_of("cosine")
+    found: Row = {"displacement_cosine": cosine.mean} if cosine.count else {}
+    if encoded.total:
+        found |= {
+            "compression_ratio": metrics.told_of("plain bytes").total / encoded.total,
+            "coding_seconds_per_step": metrics.told_of("coding").total / steps,
+            "residual_norm": metrics.told_of("residual").mean,
+        }
+    return found
 
 
 def summary(metrics: Metrics, bytes_sent: int) -> Row:
@@ -240,5 +241,5 @@ def summary(metrics: Metrics, bytes_sent: int) -> Row:
         "max_clock_gap": metrics.told_of("clock_gap").most,
         "max_queue": metrics.told_of("queue").most,
         "dropped_gradients": metrics.told_of("dropped").count,
-        **_of_compression(metrics, steps),
+        **_of_exchanges(metrics, steps),
     }
