@@ -12,7 +12,8 @@ from support import build, cluster_of, pieces, rows, scatter, spread
 from tiers import only
 
 CHANGES = (
-    "d_psgd:topology=ring@0.5@all_reduce", "ad_psgd@0.5@all_reduce", "local_sgd:period=4@0.5@d_psgd",
+    "d_psgd:topology=ring@0.5@all_reduce", "ad_psgd@0.5@all_reduce",
+    "local_sgd:period=4@0.5@d_psgd",
     "pull_gossip@0.3@local_sgd:period=2@0.6@all_reduce", "push_sum@0.5@all_reduce+int8",
     "diloco:period=4+topk:share=0.2@0.5@all_reduce",
 )  # fmt: skip
@@ -21,9 +22,8 @@ CHANGES = (
 def run(method: str, workers: int = 4, steps: int = 24, **choices: object) -> Simulation:
     usual = {"optimiser": "sgd:momentum=0.9", "learning_rate": 0.02, "evaluations": 1,
              "engine": "loop"}  # fmt: skip
-    simulation = build(pieces(3, 2, 1), method, cluster_of(workers, jitter=0.4), steps=steps,
-                       **(usual | choices))  # fmt: skip
-    return simulation
+    return build(pieces(3, 2, 1), method, cluster_of(workers, jitter=0.4), steps=steps,
+                 **(usual | choices))  # fmt: skip
 
 
 @pytest.mark.parametrize("method", only(CHANGES[:3], CHANGES))

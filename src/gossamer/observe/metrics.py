@@ -185,11 +185,20 @@ class Metrics(Observer):
             "computing_seconds": own.computing_ns / SECOND,
             "waiting_seconds": {what: ns / SECOND for what, ns in dict(own.waiting_ns).items()},
             "staleness": {str(missed): count for missed, count in sorted(self.histogram.items())},
-            "observed": {
-                what: [tally.count, tally.total, tally.most] for what, tally in self.told.items()
-            },
+            "observed": self.tallies,
             "longest_step_gap_seconds": (own.gap[1] - own.gap[0]) / SECOND,
             "longest_step_gap_at": own.gap[0] / SECOND,
+        }
+
+    @property
+    def tallies(self) -> Row:
+        """What methods have told, for checkpoints."""
+        return {what: [tally.count, tally.total, tally.most] for what, tally in self.told.items()}
+
+    @tallies.setter
+    def tallies(self, state: Row) -> None:
+        self.told = {
+            what: Tally(count, total, most) for what, (count, total, most) in state.items()
         }
 
     def load(self, rank: int, state: Row) -> None:
