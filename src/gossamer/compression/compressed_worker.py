@@ -284,7 +284,8 @@ class CompressedWorker:
                 kept["value"] = value.clone()
             return value
         coder = self._coder(f"down {server}", self._range_of(server), self._compressor.answering())
-        kept["value"].add_(coder.decode(value))
+        if value.numel():
+            kept["value"].add_(coder.decode(value))
         return kept["value"].clone()
 
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
@@ -331,12 +332,18 @@ class CompressedWorker:
         client, part = message.source, self._range_of(self._inner.rank)
 
         def encoded(value: Tensor) -> Tensor:
-            """What the client lacks. All that was not sent before is in the next difference."""
-            kept = Kept(self._x.memory, f"known {client}")
-            if value.numel() != part.stop - part.start or "value" not in kept:
-                if value.numel() == part.stop - part.start:
-                    kept["value"] = value.clone()
+            """What the client lacks. All that was not sent before is in the next difference; who
+            asks again before anything has changed, as after a restart, is told nothing new."""
+            kept, version = Kept(self._x.memory, f"known {client}"), self._x.version
+            if value.numel() != part.stop - part.start:
                 return value
+            is_known, was = "value" in kept, kept.get("version")
+            kept["version"] = torch.tensor(version)
+            if not is_known:
+                kept["value"] = value.clone()
+                return value
+            if self._exchange == "server" and was is not None and int(was) == version:
+                return torch.empty(0, dtype=torch.uint8, device=value.device)
             coder = self._coder(f"down {client}", part, self._compressor.answering())
             began = self._inner.now()
             data = coder.encode(value - kept["value"])

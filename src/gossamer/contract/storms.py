@@ -29,6 +29,12 @@ class BrokenPromise(Error):
     """A method does not keep what its row says; the message says how that was seen."""
 
 
+def require(is_kept: bool, sentence: str) -> None:
+    """Break the promise with this sentence unless it is kept."""
+    if not is_kept:
+        raise BrokenPromise(sentence)
+
+
 def storm(seed: int, *, kills: int, heals: bool = True, comes: bool = False) -> Cluster:
     """A small cluster on which messages take about as long as it takes to notice a death."""
     workers = 6 if seed % 3 else 5

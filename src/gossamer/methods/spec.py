@@ -258,6 +258,10 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
     if len(phases) > 1:
         return _changing(text)
     text, suffix = split_suffix(text, COMPRESSORS)
+    if suffix is not None and split_suffix(suffix, COMPRESSORS)[1] is not None:
+        raise ConfigurationError(
+            f"{text} can have one compressor, got {suffix}; leave out all but one"
+        )
     if suffix is None and not is_own(text):
         head, plus, rest = text.partition("+")
         if plus and head.partition(":")[0] in METHODS and not rest[:1].isdecimal():

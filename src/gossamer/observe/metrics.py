@@ -207,12 +207,21 @@ class Metrics(Observer):
             "computing_seconds": own.computing_ns / SECOND,
             "waiting_seconds": {what: ns / SECOND for what, ns in dict(own.waiting_ns).items()},
             "staleness": {str(missed): count for missed, count in sorted(self.histogram.items())},
-            "observed": {
-                what: [tally.count, tally.total, tally.most] for what, tally in self.told.items()
-            },
+            "observed": self.tallies,
             "noise": self.noise.sums,
             "longest_step_gap_seconds": (own.gap[1] - own.gap[0]) / SECOND,
             "longest_step_gap_at": own.gap[0] / SECOND,
+        }
+
+    @property
+    def tallies(self) -> Row:
+        """What methods have told, for checkpoints."""
+        return {what: [tally.count, tally.total, tally.most] for what, tally in self.told.items()}
+
+    @tallies.setter
+    def tallies(self, state: Row) -> None:
+        self.told = {
+            what: Tally(count, total, most) for what, (count, total, most) in state.items()
         }
 
     def load(self, rank: int, state: Row) -> None:
@@ -257,16 +266,17 @@ def time_shares(metrics: Metrics, duration_ns: int, usual_ns: float, apart_ns: f
     return shares | {"other": 1.0 - sum(shares.values())}
 
 
-def _of_compression(metrics: Metrics, steps: int) -> Row:
-    """What compression did; nothing where there was none."""
-    encoded = metrics.told_of("encoded bytes")
-    if not encoded.total:
-        return {}
-    return {
-        "compression_ratio": metrics.told_of("plain bytes").total / encoded.total,
-        "coding_seconds_per_step": metrics.told_of("coding").total / steps,
-        "residual_norm": metrics.told_of("residual").mean,
-    }
+def _of_exchanges(metrics: Metrics, steps: int) -> Row:
+    """What compression did, and how alike workers moved; nothing where there was neither."""
+    encoded, cosine = metrics.told_of("encoded bytes"), metrics.told_of("cosine")
+    found: Row = {"displacement_cosine": cosine.mean} if cosine.count else {}
+    if encoded.total:
+        found |= {
+            "compression_ratio": metrics.told_of("plain bytes").total / encoded.total,
+            "coding_seconds_per_step": metrics.told_of("coding").total / steps,
+            "residual_norm": metrics.told_of("residual").mean,
+        }
+    return found
 
 
 def summary(metrics: Metrics, bytes_sent: int) -> Row:
@@ -288,5 +298,5 @@ def summary(metrics: Metrics, bytes_sent: int) -> Row:
         "max_clock_gap": metrics.told_of("clock_gap").most,
         "max_queue": metrics.told_of("queue").most,
         "dropped_gradients": metrics.told_of("dropped").count,
-        **_of_compression(metrics, steps),
+        **_of_exchanges(metrics, steps),
     }
