@@ -18,7 +18,7 @@ from torch import Tensor
 from gossamer.compression.compressor import Coder, Compressor, MeanRound, Stream
 from gossamer.errors import Error
 from gossamer.pending import Pending
-from gossamer.replica import Fragment, Replica
+from gossamer.replica import OF_RUN, Fragment, Replica
 from gossamer.worker import Left, Message, Tag, Worker
 
 _MEMORY = "compression"
@@ -64,9 +64,9 @@ def is_compression(key: str, name: str = "") -> bool:
 
 
 def without_residuals(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of all that a replica remembers, for another worker to go on with. What the one has
+    """Copies of all that a method remembers, for another worker to go on with. What the one has
     not sent yet it will send itself."""
-    kept = {key: value.clone() for key, value in memory.items()}
+    kept = {key: value.clone() for key, value in memory.items() if not key.startswith(OF_RUN)}
     for key in kept:
         if is_compression(key) and key.endswith(" residual"):
             kept[key].zero_()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.replica import OF_RUN
 from gossamer.rules import mean_of_models
 from gossamer.tasks.data import Data
 from gossamer.tasks.flat_model import FlatModel, blamed_on, checked_loss, drawing_from
@@ -26,7 +27,7 @@ _BATCHES = 8
 # Of the workers a sample is evaluated: they are there to see how far they lag behind the output.
 _MOST_WORKERS = 8
 _MOST_SAMPLES = 1000
-_COUNTED, _AVERAGE = "models in the average", "average of output models"
+_COUNTED, _AVERAGE = f"{OF_RUN}models in the average", f"{OF_RUN}average of output models"
 _ROUNDING = 1e-9
 
 

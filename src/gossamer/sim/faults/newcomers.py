@@ -29,6 +29,7 @@ from torch import Tensor
 
 from gossamer.compression.compressed_worker import without_residuals
 from gossamer.mailbox import Mailbox
+from gossamer.replica import forget
 
 if TYPE_CHECKING:
     from gossamer.sim.world import World
@@ -177,14 +178,15 @@ class Newcomers:
             del self._ready[rank]
             if self._are_equal:
                 state = self._state_of(opener)
-                world.replicas[rank].memory = without_residuals(world.replicas[opener].memory)
             self._admit(rank, step, state)
+            if self._are_equal:
+                known = without_residuals(world.replicas[opener].memory)
+                world.replicas[rank].memory.update(known)
 
     def _admit(self, rank: int, step: int, state: GivenState | None) -> None:
         world = self._world
         replica = world.replicas[rank]
-        if not (self._are_equal and world.working):
-            replica.memory = {}
+        forget(replica.memory)
         if state is not None:
             replica.assign_(state.model)
             replica.load_optimiser_state_(state.optimiser)
