@@ -328,7 +328,7 @@ class Muon(AdamW):
     shapes: tuple[tuple[int, ...], ...] | None = dataclasses.field(
         default=None, init=False, kw_only=False, compare=False
     )
-    """Of the tensors in the flat vectors, one after the other; set by `suited`."""
+    """The shapes of the tensors in the flat vectors, one after the other; set by `suited`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
