@@ -20,7 +20,7 @@ from gossamer.errors import Stalled
 from gossamer.methods import METHODS
 from gossamer.replica import Replica
 from gossamer.runs.result import Result
-from gossamer.sim.faults import SharedSlowness
+from gossamer.sim.faults.simulated_faults import SharedSlowness
 from gossamer.sim.kernel import SECOND
 from gossamer.worker import Worker
 from support import Role, bowl, build, only_here

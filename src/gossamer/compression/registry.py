@@ -28,6 +28,9 @@ class CompressorRow:
     """Whether the expectation of what is decoded is the vector itself."""
     rounds: int = 1
     """How many exchanges one vector takes."""
+    rate: float = 1.0
+    """Where gradients are averaged that SGD's momentum gathers afterwards: by what the rate should
+    be multiplied, because what is fed back comes late and momentum makes more of it."""
 
     @property
     def name(self) -> str:
@@ -45,7 +48,7 @@ _ROWS = (
     CompressorRow(Int8, "Dettmers 2016"),
     CompressorRow(Int4, "Dettmers 2016"),
     CompressorRow(Int2, "Sarfi et al. 2025, SparseLoCo"),
-    CompressorRow(Sign, "Karimireddy et al. 2019, EF-signSGD"),
+    CompressorRow(Sign, "Karimireddy et al. 2019, EF-signSGD", rate=0.3),
     CompressorRow(OneBit, "Seide et al. 2014"),
     CompressorRow(Qsgd, "Alistarh et al. 2017", is_unbiased=True),
     CompressorRow(TernGrad, "Wen et al. 2017", is_unbiased=True, rounds=2),

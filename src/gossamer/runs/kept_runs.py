@@ -24,7 +24,14 @@ from gossamer.runs.json_files import (
 from gossamer.runs.result import Row
 
 _FILES = ("config.json", "metrics.jsonl", "summary.json")
-_SCORES = ("loss", "accuracy", "worker_accuracy", "training_loss", "consensus_distance")
+_SCORES = (
+    "loss",
+    "accuracy",
+    "worker_accuracy",
+    "training_loss",
+    "consensus_distance",
+    "noise_scale",
+)
 _STATES = frozenset(
     {
         "finished",

@@ -43,6 +43,7 @@ SYNCHRONOUS = [
     Case("local_sgd:period=7", choices=COSINE),
     Case("sync_server", choices=COSINE),
     Case("push_sum", workers=3, choices=MOMENTUM),
+    Case("diloco:period=5+topk:share=0.1,bits=2", choices=COSINE),  # residuals are kept
 ]
 MORE_SYNCHRONOUS = [
     Case("all_reduce:stale=1", choices=COSINE),
@@ -50,6 +51,10 @@ MORE_SYNCHRONOUS = [
     Case("local_sgd:period=4,switch=0.5,state=averaged", choices=COSINE),
     *(Case(f"{name}:period=4", choices=COSINE) for name in ("diloco", "bmuf", "slowmo")),
     Case("sync_server:servers=2", choices=COSINE),
+    Case("all_reduce+topk:share=0.1", choices=COSINE),
+    Case("all_reduce+powersgd", choices=COSINE),
+    Case("sync_server+onebit", choices=COSINE),
+    Case("d_psgd@0.5@all_reduce+dgc", choices=COSINE),
     Case("ssp:bound=0", choices=MOMENTUM),
     Case("bounded_delay:bound=0", choices=MOMENTUM),
     Case("all_reduce", choices={**MOMENTUM, "optimiser": "adam", "split": "sharded"}),
