@@ -147,7 +147,7 @@ COMPRESSOR_TEXTS = st.sampled_from([
 ])  # fmt: skip
 
 
-@examples(max_examples=60, deadline=None)
+@examples(max_examples=60)
 @given(METHOD_TEXTS, COMPRESSOR_TEXTS)
 def test_a_compressed_method_is_printed_and_parsed_back(method: str, compressor: str) -> None:
     spec = parse_method(f"{method}+{compressor}")
@@ -156,7 +156,7 @@ def test_a_compressed_method_is_printed_and_parsed_back(method: str, compressor:
     assert str(parse_method(str(spec))) == str(spec)
 
 
-@examples(max_examples=30, deadline=None)
+@examples(max_examples=30)
 @given(st.lists(st.tuples(METHOD_TEXTS, COMPRESSOR_TEXTS), min_size=1, max_size=4))
 def test_lists_of_methods_keep_their_compressors(pairs: list[tuple[str, str]]) -> None:
     """A list is cut at blanks, and no compressor has any."""

@@ -55,7 +55,7 @@ def test_a_method_of_another_family_is_not_held_to_them() -> None:
 
 
 @given(st.integers(1, 200), st.integers(1, 24), st.integers(0, 30))
-@examples(max_examples=60, deadline=None)
+@examples(max_examples=60)
 def test_every_fragment_meets_once_a_period(period: int, fragments: int, turn: int) -> None:
     """In every stretch of so many steps, and at least floor(H / F) steps after the one before: with
     a smaller delay no two are on their way at once."""
@@ -133,7 +133,7 @@ def test_delayed_nesterov_with_one_worker_is_torchs_nesterov() -> None:
 
 
 @given(st.integers(1, 8), st.floats(0, 1), st.integers(0, 99))
-@examples(max_examples=30, deadline=None)
+@examples(max_examples=30)
 def test_the_direct_terms_of_a_round_are_the_mean_displacement(
     workers: int, part: float, seed: int
 ) -> None:
@@ -198,7 +198,7 @@ def test_learners_of_decoupled_diloco_never_wait(options: str) -> None:
 
 
 @given(st.integers(2, 7), st.sampled_from([(0.5, 0.7), (0.0, 1.0), (0.3, 0.4)]), st.integers(0, 99))
-@examples(max_examples=8, deadline=None, derandomize=True)
+@examples(max_examples=8)
 def test_the_mean_of_nolocos_replicas_follows_the_heavy_ball(
     workers: int, choice: tuple[float, float], seed: int
 ) -> None:

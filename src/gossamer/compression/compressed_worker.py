@@ -92,7 +92,7 @@ class CompressedWorker:
         self._seed = inner.rng.getrandbits(32)
         self._coders: dict[str, Coder] = {}
         self._left = 0
-        """Of a gradient that is reduced piece by piece, last layer first: where the rest ends."""
+        """Where the rest ends of a gradient that is reduced piece by piece, last layer first."""
         self._turn: Pending[None] = Pending.resolved("encode", None)
         """Ends when the exchange before has: all workers make theirs in the same order."""
 

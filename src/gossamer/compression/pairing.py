@@ -41,7 +41,7 @@ EXCHANGES = {
         "nothing", "it exchanges nothing, so there is nothing to compress; leave the compressor out"
     ),
 }
-"""By the name that a method's row gives."""
+"""The kinds of exchange, by the names that the rows of methods give them."""
 
 
 _TOO_FAR = "its error may be longer than the vector, so that copies would not come nearer"

@@ -40,7 +40,7 @@ class Compute:
     """How long one gradient takes, and what the device of a worker holds."""
 
     seconds: float = 0.010
-    """Of one gradient, however many samples it has."""
+    """The time that one gradient takes, however many samples it has."""
     per_sample: float = 0.0
     """What each sample of the batch adds to that."""
     distribution: str = "normal"
@@ -115,7 +115,7 @@ class Cluster:
     compression: Mapping[str, tuple[float, float]] = field(
         default_factory=dict[str, tuple[float, float]]
     )
-    """By compressor, the nanoseconds for each number to encode and to decode."""
+    """The nanoseconds that each number takes to be encoded and decoded, by compressor."""
     price: Price = field(default_factory=Price)
     failures: Failures = field(default_factory=Failures)
     failure_detection: float = 0.05

@@ -62,7 +62,7 @@ class Settings:
     engine: str = "vector"
     device: str = "cpu"
     precision: str | None = None
-    """Of gradients: fp32, tf32 or bf16. None: tf32 on a GPU that has it, else fp32."""
+    """Gradients are computed in fp32, tf32 or bf16. None: tf32 on a GPU that has it, else fp32."""
     threads: int = 1
     """The threads of torch on the CPU. Another number may change the last bits of a result."""
     compiled: bool | None = None

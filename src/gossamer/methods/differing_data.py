@@ -2,8 +2,8 @@
 
 D-PSGD then comes to rest away from the optimum, because each worker's gradient pulls to its own
 optimum while its model is mixed with few others. Each of these methods removes that error: it
-tracks the mean gradient, cancels the own pull, keeps the momentum of all, or relays every model to
-every worker.
+tracks the mean gradient, cancels the pull of the worker's own data, keeps the momentum of all, or
+relays every model to every worker.
 """
 
 from __future__ import annotations

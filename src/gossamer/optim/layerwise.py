@@ -27,7 +27,7 @@ class Layerwise(Optimiser):
     shapes: tuple[tuple[int, ...], ...] | None = dataclasses.field(
         default=None, init=False, kw_only=False, compare=False
     )
-    """Of the tensors in the flat vectors, one after the other; set by `suited`."""
+    """The shapes of the tensors in the flat vectors, one after the other; set by `suited`."""
 
     def suited(self, shapes: Sequence[Sequence[int]]) -> Optimiser:
         own = dataclasses.replace(self)

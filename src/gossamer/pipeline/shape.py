@@ -163,7 +163,7 @@ SHAPE_OPTIONS = tuple(one.name for one in fields(ReplicaShape))
 
 
 def read_shape(name: str, given: Mapping[str, str]) -> ReplicaShape:
-    """From text; `name` is the method's."""
+    """Read the shape from text; `name` is the method's."""
     kinds = {one.name: int if one.type == "int" else str for one in fields(ReplicaShape)}
     values: dict[str, Any] = {
         key: convert(text, kinds[key], f"{name}: {key}") for key, text in given.items()

@@ -108,7 +108,7 @@ class Budget:
         return self._shares_of[step]
 
     def weight(self, rank: int, step: int, living: Set[int]) -> float:
-        """By what a gradient is scaled, so that the mean is one over samples."""
+        """The factor of a gradient, with which the mean is one over samples."""
         if self._shares is None:
             return 1.0
         return self._shares.weight(rank, self._shares_of[step], living)

@@ -33,11 +33,11 @@ _GRAPH_BYTES = 128 << 20
 """Up to so many bytes of parameters a call is replayed as a CUDA graph. That copies parameters and
 gradients; where they are larger, so are the kernels, and starting them one by one costs nothing."""
 _COMPILED_SECONDS = 120.0
-"""Of gradients without a compiler, from which on one pays: it takes a minute and saves half."""
+"""A compiler pays if gradients take longer without it: it takes a minute and saves half."""
 _TRACED_RATE = 5e13
 """Operations per second of a traced model of some size on a large GPU."""
 _SHORTEST_SECONDS = 0.002
-"""Of the evaluation of a small model."""
+"""What the evaluation of a small model takes."""
 _COMPILER: dict[str, Any] = {"deterministic": True, "shape_padding": False}
 """No choices from measured times: the same seed gives the same bits. Shapes are padded by forms."""
 _WIDTHS = sorted({w for power in range(13) for w in (2**power, 3 * 2**power)})
@@ -237,7 +237,7 @@ def _replayed(function: Batched, arguments: tuple[Tensors, ...]) -> Batched:
 
 
 def _compiler_options() -> dict[str, Any]:
-    """Those that this torch knows."""
+    """The options that this torch knows."""
     from torch._inductor import config
 
     return {name: value for name, value in _COMPILER.items() if hasattr(config, name)}

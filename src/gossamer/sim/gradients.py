@@ -53,7 +53,7 @@ class SimulatedGradient(Gradient):
         self.key = key
         self.step = 0
         self.weight = 1.0
-        """By what its value is scaled."""
+        """The factor of its value."""
         self.read: Read = (0, 0)
         self.paused_ns = 0
         """How much later than planned it is delivered, because its worker was paused."""

@@ -64,7 +64,7 @@ class FlatModel:
         )
         self.device = device
         self.precision = precision
-        """Of gradients; a model is evaluated with the bits that its parameters have."""
+        """The precision of gradients; models are evaluated with the bits of their parameters."""
         named = trainable(self.module)
         self.layout = Layout.of(named)
         self.initial = self.layout.pack([tensor for _, tensor in named]).to(device)

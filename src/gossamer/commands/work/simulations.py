@@ -31,7 +31,7 @@ from gossamer.tasks.flat_model import FlatModel
 _DIVERGED = 100.0
 _NOTEBOOKS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
 _MUCH = 1_000_000_000
-"""From so many bytes on a command says what a run needs."""
+"""A command says what a run needs if it is at least so many bytes."""
 _SHOWN_STEPS = 25.0
 _SHOWN_STEPS_OF_THE_SLOWEST = 3.5
 Answer_co = TypeVar("Answer_co", covariant=True)

@@ -280,7 +280,7 @@ def kind_of(func: Any, name: str) -> str:
 
 
 def _flops(func: Any, args: tuple[Any, ...], given: dict[str, Any], made: Any) -> float:
-    """By torch's own formulas; attention on the CPU has none, and is counted as on GPUs."""
+    """Count by torch's own formulas; attention on the CPU has none, and is counted as on GPUs."""
     formula = flop_counter.flop_registry.get(func._overloadpacket)
     if formula is not None:
         return float(formula(*args, **given, out_val=made))

@@ -43,7 +43,7 @@ class SharedValues(ABC):
         self._rank, self._size = rank, size
         self._is_synchronous = is_synchronous
         self._number = 0
-        """Of this worker's last call, with a synchronous method."""
+        """The number of this worker's last call, with a synchronous method."""
         self._last: dict[tuple[str, str], dict[int, list[Any]]] = {}
         """What each worker last sent; all that it sent since the last look, for `any`."""
         self._places: dict[tuple[str, str], str] = {}
@@ -72,7 +72,7 @@ class SharedValues(ABC):
 
     @abstractmethod
     def _matched(self, own: SharedValue, place: str) -> Mapping[int, list[Any]]:
-        """By rank, what all workers say in the call of this number."""
+        """What all workers say in the call of this number, by rank."""
 
     def _check_words(self, own: SharedValue, others: Iterable[SharedValue]) -> None:
         for other in others:

@@ -147,7 +147,7 @@ class BalancedBatches(RoundBatches):
 
     @property
     def weight(self) -> float:
-        """By what this worker's gradient is scaled, so that the mean is one over samples."""
+        """The factor of this worker's gradient, with which the mean is one over samples."""
         return self._plan.weight(self._rank, self._present, self._live())
 
     def _agreed(self, step: int, members: frozenset[int]) -> dict[int, float]:

@@ -29,10 +29,10 @@ class RunCheckpoint:
     """A run between two events."""
 
     settings: Row
-    """As plain values, from which the settings can be made again."""
+    """Plain values, from which the settings can be made again."""
     events: int
     digest: str
-    """That of the events so far."""
+    """The digest of the events so far."""
     rows: list[Row]
     seconds: float
     """The wall time that the run has taken."""

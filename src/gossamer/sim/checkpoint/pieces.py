@@ -28,7 +28,7 @@ class RunPiece:
     seconds: float = math.inf
     """After so long the piece ends with a checkpoint."""
     events: float = math.inf
-    """Or after so many events of the whole run."""
+    """The piece also ends after so many events of the whole run."""
     resumes: bool = False
     """Whether it goes on from the checkpoint that is there."""
 

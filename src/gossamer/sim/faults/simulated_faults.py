@@ -147,7 +147,7 @@ class SimulatedFaults:
         return self.slow[rank] * self._shared[rank].at(self._world.kernel.now / SECOND)
 
     def _replica_of(self, worker: int) -> int:
-        """Whose replica stops when this worker of the cluster does."""
+        """The worker whose replica stops when this worker of the cluster does."""
         lanes = self._world.lanes
         return worker if lanes is None else lanes.replica_of(worker)
 

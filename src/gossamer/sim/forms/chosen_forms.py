@@ -34,7 +34,8 @@ from gossamer.sim.forms.operations import (
 from gossamer.sim.forms.table import FormTable, shipped_table
 
 _MANY_SCORES = 1 << 20
-"""From so many scores of all workers on, cross-entropy saves memory that matters."""
+"""The form of cross-entropy saves memory that matters where all workers together have so many
+scores."""
 
 _ALIGNED = 8
 _MANY_OUTPUTS = 512
