@@ -46,7 +46,7 @@ def printed(program: Path, workers: int, method: str) -> str:
     """What all workers of a program print."""
     started = subprocess.run(
         [sys.executable, "-m", "gossamer", "run", "-n", str(workers), str(program), method],
-        capture_output=True, text=True, timeout=110, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert started.returncode == 0, started.stdout + started.stderr

@@ -25,7 +25,7 @@ from gossamer.plan.cost.workload import Piece, workload_of, workload_of_bytes
 from gossamer.tasks import make_task
 
 TASK = make_task("digits-mlp")
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=40)
 names = st.sampled_from(sorted(FORMS))
 sizes = st.floats(1e4, 1e9)
 bandwidths = st.floats(1e6, 1e11)
@@ -136,7 +136,7 @@ def test_the_expected_largest_of_normal_numbers() -> None:
         assert expected_largest_normal(count) == pytest.approx(value, abs=2e-4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(1, 20), st.floats(0.01, 0.5))
 def test_known_order_statistics(count: int, jitter: float) -> None:
     """Exponential: harmonic numbers; uniform: equal distances; all sum to so many means."""

@@ -21,8 +21,6 @@ from gossamer.errors import ConfigurationError
 from real_mpi import finish, last_json, needs_mpirun, start, under_mpirun, under_torchrun
 from tiers import wide
 
-pytestmark = pytest.mark.timeout(200)
-
 REFUSED = {
     "-n 0": "-n must be at least 1, got 0",
     "--task digits-mpl": "unknown task 'digits-mpl'; did you mean 'digits-mlp'?",
@@ -180,7 +178,7 @@ def test_an_interrupted_probe_leaves_nothing(tmp_path: Path) -> None:
     """Ctrl-C: exit code 130, a sentence, no file, not even half of one."""
     with measuring(tmp_path / "cluster.toml", start=Program) as process:
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     assert err.strip().splitlines()[-1] == "interrupted; nothing was written"
     assert list(tmp_path.iterdir()) == []
@@ -195,7 +193,7 @@ def test_a_worker_that_dies_ends_the_probe(tmp_path: Path, transport: str) -> No
         for pid in map(int, listed.split()):
             if b"GOSSAMER_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes():
                 os.kill(pid, signal.SIGKILL)
-        _, err = process.communicate(timeout=40)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     last = err.strip().splitlines()[-1]
     assert last.startswith("the run ended: worker 1 is lost: it died while steps were measured")

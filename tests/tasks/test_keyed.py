@@ -14,7 +14,7 @@ from gossamer.errors import ConfigurationError
 from gossamer.tasks.keyed import KeyedDropout, fold, key_of, uniform, with_keyed_dropout
 
 integers = st.integers(min_value=-(2**63), max_value=2**63 - 1)
-quick = settings(max_examples=50, deadline=None)
+quick = settings(max_examples=50)
 
 
 def keys(count):

@@ -130,6 +130,12 @@ class Compressor:
         """The largest d so that E|C(u) - u|^2 <= (1 - d) |u|^2 for every u; 0 if there is none."""
         return 0.0
 
+    @property
+    def overshoots(self) -> bool:
+        """Whether its error may be longer than the vector. A copy that is told C(x - copy) again
+        and again then runs away from x instead of coming nearer."""
+        return False
+
 
 def mean_of(parts: list[Tensor]) -> Tensor:
     """The mean, added first to last."""

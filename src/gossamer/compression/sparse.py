@@ -145,7 +145,7 @@ class RandomK(Compressor):
     """
 
     name = "randk"
-    share: float = field(default=0.01, kw_only=True)
+    share: float = field(default=0.25, kw_only=True)
 
     def check(self) -> None:
         check_share(self.name, self.share)
@@ -190,7 +190,7 @@ class Threshold(Compressor):
 
     name = "threshold"
     feedback: bool = field(default=True, kw_only=True)
-    factor: float = field(default=3.0, kw_only=True)
+    factor: float = field(default=2.0, kw_only=True)
 
     def check(self) -> None:
         check_range(f"{self.name}: factor", self.factor, 0.0)

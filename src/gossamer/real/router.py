@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +97,8 @@ class Router:
         """The bytes of messages, one-sided operations and reductions together."""
         self.on_lost: Callable[[int], None] = lambda process: None
         """Called when a process is gone before all have read everything."""
+        self.dies_with: Callable[[int], Sequence[int]] = lambda process: (process,)
+        """The processes that are as good as dead when this one has died, itself among them."""
         self.device = torch.device("cpu")
         """Where tensors that arrive are put."""
         self.window_bytes: dict[int, int] = {}
@@ -217,12 +219,13 @@ class Router:
 
     def _lose(self, process: int) -> None:
         with self._lock:
-            is_news = self.members.died(process)
-        if not is_news:
+            gone = [one for one in self.dies_with(process) if self.members.died(one)]
+        if not gone:
             return  # the process has announced it itself
         is_over = self.drained.is_over
         self._fail_lost()
-        self._tell_servers(process)
+        for one in gone:
+            self._tell_servers(one)
         for milestone in self._milestones:
             milestone.consider()
         if not is_over:

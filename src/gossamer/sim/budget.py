@@ -61,6 +61,11 @@ class Budget:
         return samples / self._data_size
 
     @property
+    def rounds(self) -> int:
+        """How many rounds have been opened."""
+        return len(self._rounds)
+
+    @property
     def is_spent(self) -> bool:
         return self.processed >= self.samples
 

@@ -181,7 +181,8 @@ class VectorEngine:
 
     def _facts(self) -> tuple[object, ...]:
         """What decides beside the model and the shapes how gradients are recorded."""
-        return (self._forms and sorted(self._forms),)
+        own = () if self._model.microbatches == 1 else (self._model.microbatches,)
+        return (self._forms and sorted(self._forms), *own)
 
     def _traced_form(self, arguments: tuple[Tensors, ...], kept: Batched | None = None) -> Batched:
         """The batched computation as a list of operations; as it is where it cannot be recorded,

@@ -37,8 +37,6 @@ from real_mpi import (
 )
 from tiers import wide
 
-pytestmark = pytest.mark.timeout(200)
-
 
 def digest_without_interruption(method: str, workers: int, epochs: float = 1.0) -> str:
     cluster = Cluster(workers=workers)
@@ -244,7 +242,7 @@ def begin(command: list[str], runs: Path) -> tuple[subprocess.Popen[str], Path]:
     """Until it has a whole checkpoint; the run folder."""
     running = start([*command, "--runs", str(runs)])
     try:
-        wait_until(lambda: any(runs.glob("*/checkpoint/*/manifest.json")), 90)
+        wait_until(lambda: any(runs.glob("*/checkpoint/*/manifest.json")))
     except BaseException:
         end_session(running.pid)
         running.communicate()
@@ -311,7 +309,7 @@ def test_launchers_of_two_hosts_keep_one_run_and_resume_it(tmp_path: Path) -> No
     slow = ["--slow", "0=10", "--slow", "1=10"]
     second, node0 = on_two_hosts(*first, *slow, "--runs", str(tmp_path))
     try:
-        wait_until(lambda: any(tmp_path.glob("*/checkpoint/*/manifest.json")), 90)
+        wait_until(lambda: any(tmp_path.glob("*/checkpoint/*/manifest.json")))
     finally:
         for running in (second, node0):
             # Workers, which have sessions of their own, do not outlive their launcher.

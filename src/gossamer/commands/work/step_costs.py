@@ -162,11 +162,9 @@ class StepCosts(Answer):
         for name, row in found.items():
             cells = [_cell(row[int(count)], name in names) for count, names in best.items()]
             table.add_row(name, *cells)
-        most = [
-            max((one.samples_per_second for row in found.values()
-                 if isinstance(one := row[int(count)], Prediction)), default=0.0)
-            for count in best
-        ]  # fmt: skip
+        rows = [{at: one.samples_per_second for at, one in row.items()
+                 if isinstance(one, Prediction)} for row in found.values()]  # fmt: skip
+        most = [max(row.get(int(count), 0.0) for row in rows) for count in best]
         table.add_row("samples/s, fastest", *(f"{speed:,.0f}" for speed in most))
         if (alone := self._speed_alone()) is not None:
             table.add_row("times one worker", *(f"{speed / alone:.3g}" for speed in most))

@@ -77,7 +77,13 @@ def hierarchical(case: Case) -> StepParts:
 
 
 def ensemble(case: Case) -> StepParts:
-    return StepParts(case.pace.mean_s)
+    """c, and in the shared part of the run c + T."""
+    shared, pace = case.options.get("shared", 0.0), case.pace
+    if shared == 0.0:
+        return StepParts(pace.mean_s)
+    exchange_s = shared * case.all_reduce_s(case.model_bytes)
+    latest_s = shared * pace.latest_s(case.ends) + (1 - shared) * pace.mean_s
+    return split(pace.mean_s, latest_s, exchange_s, latest_s + exchange_s)
 
 
 def d_psgd(case: Case) -> StepParts:

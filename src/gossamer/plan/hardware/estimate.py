@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import textwrap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,11 +13,10 @@ from gossamer.plan.batch_line import BatchLine, batch_line, other_sizes
 from gossamer.plan.hardware.chrome_trace import TracedStep
 from gossamer.plan.hardware.device import Device
 from gossamer.plan.hardware.operators import StepWork, step_work
-from gossamer.plan.hardware.roofline import StepTime, host_seconds, operator_seconds, step_seconds
+from gossamer.plan.hardware.roofline import StepTime, step_seconds
+from gossamer.plan.probe.toml_text import comment
 from gossamer.quantities import show_bytes, show_percent, show_seconds
 from gossamer.tasks import Task
-
-_LINE = 96
 
 
 @dataclass(frozen=True)
@@ -79,38 +77,13 @@ def estimate(
     return Estimate(device, precision, work, time, line)
 
 
-@dataclass(frozen=True)
-class LayerTime:
-    """One layer of a step on a device."""
-
-    layer: str
-    flops: float
-    moved_bytes: float
-    seconds: float
-
-
-def layer_times(work: StepWork, device: Device, precision: str) -> list[LayerTime]:
-    """The layers of forward and backward, in order of execution; the host's time is not in it where
-    a GPU computes meanwhile."""
-    found: dict[str, LayerTime] = {}
-    for one in work.gradient:
-        took = operator_seconds(one, device, precision)
-        took += 0.0 if device.is_gpu else host_seconds([one], device)
-        before = found.get(one.layer, LayerTime(one.layer, 0.0, 0.0, 0.0))
-        found[one.layer] = LayerTime(
-            one.layer, before.flops + one.flops, before.moved_bytes + one.moved_bytes,
-            before.seconds + took,
-        )  # fmt: skip
-    return list(found.values())
-
-
 # ---------------------------------------------------------------------- the file
 
 
 def sheet_text(cluster: Cluster, made_from: Estimate | TracedStep, workload: str) -> str:
     """A cluster as a TOML file, with comments on where its figures come from."""
     told, usual = cluster.as_dict(), Cluster().as_dict()
-    lines = _comment(f"Written by gossamer cost for {workload}. No machine was measured for it.")
+    lines = comment(f"Written by gossamer cost for {workload}. No machine was measured for it.")
     lines += _keys(
         {key: value for key, value in told.items() if not isinstance(value, Mapping)}, usual,
         shown=("title", "workers"), left_out=("name",),
@@ -126,7 +99,7 @@ def sheet_text(cluster: Cluster, made_from: Estimate | TracedStep, workload: str
         if isinstance(table, Mapping):
             lines += ["", f"[{name}]"]
             for note in notes.get(name, []):
-                lines += _comment(note)
+                lines += comment(note)
             lines += _keys(
                 cast(Mapping[str, Any], table), usual.get(name, {}), shown=_SHOWN.get(name, ())
             )
@@ -161,10 +134,3 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, cast(list[Any], value)))}]"
     return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)
-
-
-def _comment(text: str) -> list[str]:
-    return textwrap.wrap(
-        text, _LINE, initial_indent="# ", subsequent_indent="# ", break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
