@@ -88,12 +88,13 @@ class Device:
     workspace: float = 0.0
     """What libraries take of the memory in the same allocator."""
 
+    def nearest(self, precision: str) -> str:
+        """This precision, or the next better one that the device multiplies in."""
+        better = PRECISIONS[PRECISIONS.index(precision) :: -1]
+        return next(one for one in better if one in self.flops)
+
     def peak(self, precision: str) -> float:
-        """The peak at this precision, or at the next better one that the device has."""
-        for one in PRECISIONS[PRECISIONS.index(precision) :: -1]:
-            if one in self.flops:
-                return self.flops[one]
-        raise ConfigurationError(f"device {self.name} has no peak for fp32")
+        return self.flops[self.nearest(precision)]
 
 
 # ---------------------------------------------------------------------- the table
