@@ -56,11 +56,9 @@ class ReplicaProcesses(Grouping):
     def lost(self, live: frozenset[int]) -> PeerLost:
         others = "the other replicas go on" if self.speaking(live) else "no other replica is left"
         members = ", ".join(map(str, self.group))
-        dead = next((rank for rank in self.group if rank not in live), self.group[0])
-        return PeerLost(
-            dead, f"it held a stage of the replica of workers {members}, which ends with it; "
-            f"{others}",
-        )  # fmt: skip
+        lost = PeerLost(self.group[0])
+        lost.args = (f"the replica of workers {members} has ended with one of them; {others}",)
+        return lost
 
 
 class StageWorker(WorkerAmong):
