@@ -31,7 +31,10 @@ def test_a_replica_ends_with_one_of_its_stages_and_the_others_go_on(method: str)
     assert ran.ends[2] == -9, ran.written
     assert ran.ends[:2] == [0, 0], ran.written
     assert ran.ends[3] == 0, ran.written
-    assert "the replica of workers 2, 3 has ended with one of them; the other replicas go on" in ran.written
+    assert (
+        "the replica of workers 2, 3 has ended with one of them; the other replicas go on"
+        in ran.written
+    )
     assert ran.summary["accuracy"] > 0.8
 
 

@@ -1,8 +1,8 @@
 """Which processes are a replica together, and the world of those that hold the same stage.
 
-    processes        0   1   2   3   4   5        with stages=2
-    replica          0───0   1───1   2───2        activations travel along a row of these
-    stage            0   1   0   1   0   1        a method couples 0, 2, 4 and, apart from them, 1, 3, 5
+processes        0   1   2   3   4   5        with stages=2
+replica          0───0   1───1   2───2        activations travel along a row of these
+stage            0   1   0   1   0   1        a method couples 0, 2, 4 and, apart from them, 1, 3, 5
 """
 
 from __future__ import annotations

@@ -68,6 +68,10 @@ class StageSession(Session):
         slices = tuple(ranges[number % stages][number // stages] for number in range(servers))
         return StageAddresses(self.size, slices, layout, totals)
 
+    @property
+    def first(self) -> int:
+        return self.grouping.stage
+
     def _lost(self, tell: Callable[[int], None]) -> Callable[[int], None]:
         def lost(process: int) -> None:
             tell(process)

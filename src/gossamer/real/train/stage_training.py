@@ -86,7 +86,9 @@ class StageTraining(Training):
         place, router = self.session.grouping, self.session.router
         replica = Grouping(place.number, place.ends)
         batches = self._batches_of(
-            replica, lambda: place.whole(router.live), lambda step: place.whole(router.live_at(step))
+            replica,
+            lambda: place.whole(router.live),
+            lambda step: place.whole(router.live_at(step)),
         )
         self._stage_batches = StageBatches(batches, self._shape.steps_ahead)
         return self._stage_batches
