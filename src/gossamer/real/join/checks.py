@@ -93,19 +93,21 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def check_alike(model: nn.Module, binding: ModuleBinding, store: Store) -> None:
-    """All models must have the same parameters and buffers, which are averaged by position."""
+def check_alike(model: nn.Module, binding: ModuleBinding, store: Store, first: int = 0) -> None:
+    """All models must have the same parameters and buffers, which are averaged by position; of a
+    sharded model those that begin with the same process, the `first`."""
+    key = f"model/{first}" if first else "model"
     parts = [f"{name} {tuple(shape)}" for name, shape in zip(
         binding.layout.names, binding.layout.shapes, strict=True
     )]  # fmt: skip
     parts += [f"{name} {tuple(buffer.shape)}" for name, buffer in model.named_buffers()]
     sizes = f"{binding.layout.total} trained numbers of {binding.dtype} and {len(parts)} tensors"
     digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
-    said = store.agree("model", json.dumps([digest, sizes]))
+    said = store.agree(key, json.dumps([digest, sizes]))
     try:
         agreed, theirs = json.loads(said)
     except (ValueError, TypeError):
-        raise broken_value("model", said, "what the first worker's model is like") from None
+        raise broken_value(key, said, "what the first worker's model is like") from None
     if agreed != digest:
         raise ConfigurationError(
             f"this worker's model is another than that of the first to come: it has {sizes}, that"

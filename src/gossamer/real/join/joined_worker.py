@@ -58,6 +58,7 @@ def join(
     transport: str | Transport | None = None,
     callbacks: Sequence[Callback] = (),
     statistics_batches: int = BATCHES,
+    mesh: Any = None,
 ) -> JoinedWorker:
     """Couple a training loop with those of the other workers.
 
@@ -73,6 +74,9 @@ def join(
     `statistics_batches` is how many of its batches each worker keeps, at most, to recompute
     BatchNorm's statistics for the output model, which is not the one that it trains; with 0 the
     output has the mean of the workers' statistics.
+
+    `mesh` is for a model that FSDP2 or a plan of DTensors has sharded: the device mesh of this
+    process's island, over which it is sharded. The islands are coupled then, shard by shard.
 
     `callbacks` hear of what happens in this process: its worker's steps, exchanges, stale and
     dropped gradients, the servers' that live here, deaths of other workers, and the end. Steps and
@@ -110,6 +114,12 @@ def join(
     if connected is None or is_alone or spec is None:
         alone = RunObserver(1, callbacks=callbacks)
         return JoinedWorker(model, optimizer, spec, None, given, alone)
+    if mesh is not None:
+        from gossamer.real.join.islands import joined_island
+
+        return joined_island(
+            connected, model, optimizer, spec, mesh, seed=given, steps=steps, callbacks=callbacks
+        )
     check_apart(trainable(model))
     return coupled(
         connected, model, optimizer, spec, seed=given, steps=steps, callbacks=callbacks,
