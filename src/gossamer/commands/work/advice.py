@@ -202,7 +202,8 @@ class PlannedSearch:
             runner = _runner(folder, pool, time.monotonic() + self._allowed)
             search = Search(self.base, self.candidates, self.plan, self.target, runner, watch)
             search.run(self._scenes)
-            alone = search.run_alone()
+            # What does not fit into every worker does not fit into one.
+            alone = None if "all_reduce" in self.left_out else search.run_alone()
         if folder is not None:
             for name in search.superfluous:
                 shutil.rmtree(folder.path / slug(name), ignore_errors=True)

@@ -16,6 +16,7 @@ from gossamer.commands.console import add_columns, plain_table, show_bytes
 from gossamer.commands.work.answer import Answer, new_folder, shows_progress
 from gossamer.commands.work.comparison import Methods, method_names
 from gossamer.commands.work.measurement import check_place, write
+from gossamer.commands.work.parallel_costs import ParallelCosts, parallel_cost
 from gossamer.commands.work.simulations import command_line
 from gossamer.config.cluster import Cluster, load_cluster
 from gossamer.config.settings import loaded_task
@@ -259,7 +260,9 @@ def cost(
     memory: str | float | None = None,
     progress: bool | None = None,
     data: Path | str | None = None,
-) -> StepCosts:
+    parallel: bool = False,
+    network: str | None = None,
+) -> StepCosts | ParallelCosts:
     """Predict the time of a step over the number of workers, by closed forms.
 
     Without a task `model_bytes` says all. `bandwidth`, `latency` and `compute` stand for those of
@@ -270,6 +273,8 @@ def cost(
     For machines that one does not have, `hardware` names a device (or the file of one) on which the
     task's steps are estimated at a `precision`, and `trace` a Chrome trace of one real step. What
     does not fit into the `memory` of a worker ("24GB") is left out.
+
+    With `parallel` the best way is looked for to divide the model, or a published `network`.
     """
     names = method_names(methods)
     if compute is not None and (hardware is not None or trace is not None):
@@ -277,13 +282,21 @@ def cost(
             "--compute says how long a gradient takes, and so do --hardware and --trace; give one "
             "of them"
         )
-    loaded = None if task is None or task == "none" else loaded_task(task, data)
+    loaded = None if task is None or task == "none" or network else loaded_task(task, data)
     where = _changed(load_cluster(cluster), bandwidth, latency, compute)
+    room = 0.0 if memory is None else float(size_in_bytes(memory, "--memory"))
+    chosen = SheetChoices(hardware, None if trace is None else Path(trace), precision, memory=room)
+    if network is not None and not parallel:
+        raise ConfigurationError("--network is a model for --parallel; give both")
+    if parallel:
+        own = [] if workers == COST_WORKERS else _counts(workers)
+        took = 0.0 if compute is None else seconds(compute, "--compute")
+        return parallel_cost(
+            loaded, network, where, own, batch=batch, chosen=chosen, compute_s=took
+        )
     what = _workload(loaded, model_bytes, batch)
     named = "none" if loaded is None else loaded.spec or loaded.name
     counts = _counts(workers)
-    room = 0.0 if memory is None else float(size_in_bytes(memory, "--memory"))
-    chosen = SheetChoices(hardware, None if trace is None else Path(trace), precision, memory=room)
     if len(counts) == 1:
         where = where.changed(workers=counts[0])
     given = cluster.name if isinstance(cluster, Cluster) else str(cluster)

@@ -181,6 +181,12 @@ _ROWS = (
         {"fp32": 82.6e12, "tf32": 82.6e12, "bf16": 165.2e12},
         1.008e12, 24e9, _GPU, workspace=17.0e6, host=_EAGER,
     ),
+    # NVIDIA V100 data sheet (SXM2, 16 GB): 15.7 TFLOP/s in FP32; its tensor units know neither TF32
+    # nor BF16.
+    Device(
+        "v100", "NVIDIA V100 SXM2 16 GB", {"fp32": 15.7e12}, 900e9, 16e9, _GPU, workspace=17.0e6,
+        host=_EAGER,
+    ),
     # NVIDIA T4 Tensor Core GPU data sheet: 8.1 TFLOP/s in FP32; its tensor units know neither TF32
     # nor BF16.
     Device(
