@@ -30,7 +30,7 @@ test: check
 	$(PYTEST) $(ON_TWO_CORES)
 
 test-all: check
-	$(PYTEST) $(ON_TWO_CORES) -m 'not slow and not hosts'
+	$(PYTEST) $(ON_TWO_CORES) --hypothesis-profile others -m 'not slow and not hosts'
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -40,7 +40,7 @@ check: $(READY)
 	$(BIN)/python tools/size_gate.py
 
 slow: $(READY)
-	$(PYTEST) $(ON_TWO_CORES) -m slow --timeout 3000
+	$(PYTEST) $(ON_TWO_CORES) --hypothesis-profile others -m slow --timeout 3000
 
 hosts: $(READY)
 	$(PYTEST) -m hosts tests/netns

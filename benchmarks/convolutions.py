@@ -10,7 +10,6 @@ as Markdown.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from figures import tell
 from torch import nn
 
 from gossamer import Data, Metric, Task
@@ -152,10 +152,7 @@ def main() -> None:
                 facts = {"workers": workers, "batch": arguments.batch, "threads": threads}
                 rows.append({"model": name, **facts, "milliseconds": found})
                 print(rows[-1], flush=True)
-    print(as_markdown(rows))
-    if arguments.write:
-        arguments.write.write_text(json.dumps(rows, indent=2) + "\n")
-        arguments.write.with_suffix(".md").write_text(as_markdown(rows))
+    tell(rows, as_markdown, arguments)
 
 
 if __name__ == "__main__":

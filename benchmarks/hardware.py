@@ -266,7 +266,7 @@ def compare(path: Path, hardware: str) -> int:
     """Print estimated beside measured, and how many models are within 30 % at every batch."""
     from gossamer.plan.hardware.device import find_device
     from gossamer.plan.hardware.operators import step_work
-    from gossamer.plan.hardware.roofline import memory_bytes, step_seconds
+    from gossamer.plan.hardware.roofline import step_seconds
 
     made = json.loads(path.read_text())
     device = find_device(hardware)
@@ -278,7 +278,7 @@ def compare(path: Path, hardware: str) -> int:
         task = MODELS[row["model"]]()
         work = step_work(task, row["batch"], precision=row["precision"])
         times = step_seconds(work, device, row["precision"])
-        took, needs = times.total_s, memory_bytes(work, device)
+        took, needs = times.total_s, work.peak_bytes + device.workspace
         error, apart = took / row["seconds"] - 1, needs / row["peak_bytes"] - 1
         key = row["model"], row["precision"]
         before = worst.get(key, (0.0, 0.0))

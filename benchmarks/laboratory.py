@@ -12,7 +12,6 @@ FILE keeps it, with the table as Markdown beside it.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import tell
 from timing import best_seconds, synchronise
 from torch import Tensor, nn
 
@@ -162,13 +162,7 @@ def main() -> None:
         "ratio": cases[0]["ratio"],
         "cases": cases,
     }
-    print(as_markdown(found))
-    if arguments.write:
-        arguments.write.parent.mkdir(parents=True, exist_ok=True)
-        arguments.write.write_text(json.dumps(found, indent=2) + "\n")
-        arguments.write.with_suffix(".md").write_text(as_markdown(found))
-    if arguments.json:
-        print(json.dumps(found))
+    tell(found, as_markdown, arguments)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import platform
 import statistics
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import tell
 from real_conductor import Group, Turns, Variant, awake, find_mpirun, together
 from real_report import as_markdown
 
@@ -301,13 +301,7 @@ def main() -> None:
     machine = f"{name}, {os.cpu_count()} cores, torch {torch.__version__}, 1 thread per worker"
     figures = {} if arguments.only else headline(found)
     found = {"machine": machine, **figures, **found}
-    print(as_markdown(found))
-    if arguments.write:
-        arguments.write.parent.mkdir(parents=True, exist_ok=True)
-        arguments.write.write_text(json.dumps(found, indent=2) + "\n")
-        arguments.write.with_suffix(".md").write_text(as_markdown(found))
-    if arguments.json:
-        print(json.dumps(found))
+    tell(found, as_markdown, arguments)
 
 
 if __name__ == "__main__":

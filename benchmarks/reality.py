@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import tell
 from namespaces import Hosts, hosts, why_not
 
 from gossamer import Cluster, make_task, simulate
@@ -293,13 +294,7 @@ def main() -> None:
     )  # fmt: skip
     with hosts(WORKERS, plan.mbit) as made:
         found = compare(made, plan, tuple(arguments.methods))
-    print("\n" + as_markdown(found))
-    if arguments.write:
-        arguments.write.parent.mkdir(parents=True, exist_ok=True)
-        arguments.write.write_text(json.dumps(found, indent=2) + "\n")
-        arguments.write.with_suffix(".md").write_text(as_markdown(found))
-    if arguments.json:
-        print(json.dumps(found))
+    tell(found, as_markdown, arguments)
 
 
 if __name__ == "__main__":

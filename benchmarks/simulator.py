@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import tell
 from timing import best_seconds
 from torch import nn
 
@@ -212,12 +213,7 @@ def main() -> None:
         print(many())
         return
     found = measure(arguments.quick)
-    print(as_markdown(found))
-    if arguments.write:
-        arguments.write.write_text(json.dumps(found, indent=2) + "\n")
-        arguments.write.with_suffix(".md").write_text(as_markdown(found))
-    if arguments.json:
-        print(json.dumps(found))
+    tell(found, as_markdown, arguments)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from figures import tell
 from namespaces import Hosts, hosts, why_not
 from real_loops import Ddp, Joined, Plain
 from real_models import Problem
@@ -129,10 +129,7 @@ def main() -> None:
             for variant, found in times.items()
         },
     }  # fmt: skip
-    print(as_markdown(found))
-    if arguments.write:
-        arguments.write.write_text(json.dumps(found, indent=2) + "\n")
-        arguments.write.with_suffix(".md").write_text(as_markdown(found))
+    tell(found, as_markdown, arguments)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import fork_server
 
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 os.environ["GOSSAMER_SECRET"] = "a secret of the tests alone"
 # A test neither writes into the user's cache nor depends on what is there.
 os.environ["GOSSAMER_CACHE"] = "off"
+# On a busy machine an example takes as long as it takes. `make test` looks at the same examples
+# every time, `make test-all` at others each time.
+settings.register_profile(
+    "others", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("same", settings.get_profile("others"), derandomize=True)
+settings.load_profile("same")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 from fork_server import Program
 from gossamer.real.launch.launcher import Launch, Launcher
 
-WAIT = "import time; time.sleep(60)"
+WAIT = "import time; time.sleep(600)"
 READY = "open(f'{here}/ready-{rank}', 'w').close()\n"
 
 
@@ -54,13 +55,16 @@ def pids(tmp_path: Path) -> list[int]:
 
 
 def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
+    """Below those that the system gives to connections, so that none takes it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as listening, contextlib.suppress(OSError):
+            listening.bind(("127.0.0.1", port))
+            return port
 
 
-def wait_until(is_true: Callable[[], bool], seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
+def wait_until(is_true: Callable[[], bool]) -> None:
+    until = time.monotonic() + 100
     while not is_true():
         assert time.monotonic() < until, "waited in vain"
         time.sleep(0.01)

@@ -46,7 +46,7 @@ def test_a_faster_worker_never_has_less(total: int, speeds: list[float]) -> None
         assert all(shares[rank] <= shares[o] for o, s in enumerate(speeds) if s > speed)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(batch=st.integers(1, 12), speeds=SPEEDS, dead=st.sets(st.integers(1, 8)))
 def test_the_weighted_mean_is_that_of_all_samples(
     batch: int, speeds: list[float], dead: set[int]

@@ -62,7 +62,7 @@ def lose(mailbox: Mailbox, *dead: int) -> None:
     mailbox.fail_lost(lambda receive: "it died" if receive.peer in dead else None)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["deliver", "receive", "any", "cancel", "lose"]), SENDERS),

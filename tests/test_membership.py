@@ -128,7 +128,7 @@ class Members(RuleBasedStateMachine):
 
 
 TestMembers = Members.TestCase
-TestMembers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMembers.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def tell(members: Membership, fact: str, rank: int) -> bool:
@@ -140,7 +140,6 @@ def tell(members: Membership, fact: str, rank: int) -> bool:
 FACTS = st.lists(st.tuples(st.sampled_from(["died", "left_loop", "closed", "joined"]), RANKS))
 
 
-@settings(max_examples=50, deadline=None)
 @given(FACTS)
 def test_who_is_told_the_same_facts_in_the_same_order_knows_the_same(
     facts: list[tuple[str, int]],
@@ -158,7 +157,6 @@ def test_who_is_told_the_same_facts_in_the_same_order_knows_the_same(
         assert versions[other.version] == (other.live, other.training)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 1), st.sampled_from(["ask", "died", "joined"]), RANKS), max_size=40

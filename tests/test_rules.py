@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gossamer.rules import mean_in_order, mean_into
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 5), st.sampled_from([0, 1, 1000, (1 << 16) + 3]), st.data(),
     st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),

@@ -36,15 +36,21 @@ BUDGETS = {
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
     "config": 1560,
+    # New: what becomes of several trained models.
+    "consolidate": 800,
+    "commands/models": 350,
     # New: compressors of what is exchanged, and the worker that uses them below every method.
     "compression": 1900,
-    "contract": 800,
+    # The laws of outer loops, in a file of their own.
+    "contract": 960,
     "integrations": 410,
     # Data that differ, copies for compression, transfers beside computing at servers; the family of
     # outer loops with its servers, and methods that change during a run.
     "methods": 3500,
-    "observe": 1020,
-    "optim": 1340,
+    # The noise scale of gradients.
+    "observe": 1120,
+    # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
+    "optim": 1780,
     "plan": 100,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
@@ -62,7 +68,9 @@ BUDGETS = {
     "plan/probe": 2070,
     "real": 2110,
     "real/faults": 670,
-    "real/join": 3990,
+    # New: checkpoints of a loop in two lines of it.
+    "real/join/checkpoints": 190,
+    "real/join": 4100,
     "real/join/virtual": 850,
     "real/launch": 1910,
     "real/train": 2760,
@@ -86,7 +94,10 @@ BUDGETS = {
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
     "sim/script": 1620,
-    "sim": 4010,
+    # Gradients are shown to the noise scale; growing batches.
+    "sim": 4120,
+    # New: workers that come and go, beside all else that goes wrong.
+    "sim/faults": 500,
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,
@@ -94,9 +105,12 @@ BUDGETS = {
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
     "studies/reproductions": 2680,
+    # A worker that comes late begins in the order of the others.
+    # The average of the output models of a run.
+    # With dropout that models ask of functions, and the accuracy of next words.
+    "tasks": 2920,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
-    "tasks": 2800,
 }
 ENTRY_POINTS = {
     "__main__",

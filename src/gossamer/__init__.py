@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gossamer.config.cluster import Cluster, load_cluster
+from gossamer.consolidate.soup import Soup, soup
+from gossamer.consolidate.student import Distilled, distill, distillation_loss, distilled_task
 from gossamer.errors import (
     ConfigurationError,
     Error,
@@ -18,6 +20,7 @@ from gossamer.methods import METHODS, MethodSpec, parse_method
 from gossamer.methods.method import method
 from gossamer.observe.callbacks import Callback
 from gossamer.optim.delayed import DelayedOptimizer
+from gossamer.optim.large_batch import Lamb, Lars
 from gossamer.optim.yellowfin import YellowFin
 from gossamer.real.join.joined_worker import JoinedWorker, join
 from gossamer.real.launch.environment import rank, size
@@ -44,8 +47,11 @@ __all__ = [
     "ConfigurationError",
     "Data",
     "DelayedOptimizer",
+    "Distilled",
     "Error",
     "JoinedWorker",
+    "Lamb",
+    "Lars",
     "Late",
     "Measurement",
     "MethodSpec",
@@ -54,6 +60,7 @@ __all__ = [
     "ProtocolError",
     "Result",
     "RunFailed",
+    "Soup",
     "Stalled",
     "StepCosts",
     "Task",
@@ -62,6 +69,9 @@ __all__ = [
     "advise",
     "compare",
     "cost",
+    "distill",
+    "distillation_loss",
+    "distilled_task",
     "join",
     "load_cluster",
     "make_task",
@@ -72,6 +82,7 @@ __all__ = [
     "rank",
     "simulate",
     "size",
+    "soup",
     "train",
 ]
 

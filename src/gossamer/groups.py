@@ -138,42 +138,39 @@ async def _follow(
     on_orphaned(lost)
 
 
-class GroupLeader:
-    """The `Worker` of a whole group: its rank is the group's number.
+class WorkerAmong:
+    """The `Worker` of a smaller world: its ranks number some of the inner worker's.
 
-    Operations that name no rank (`steps`, `start`, `within`, ...) are those of the leader's own
-    worker.
+    Operations that name no rank (`steps`, `start`, `within`, ...) are those of the inner worker.
     """
 
-    def __init__(
-        self, inner: Worker, groups: Groups, number: int, begin: Begin | None = None
-    ) -> None:
-        """`begin` starts the coroutine that resolves the gradient of the group; by default it is
-        one more task of the inner worker."""
-        self.rank = number
-        self._begin: Begin = begin or (lambda task, gradient: inner.start(task))
-        self.size = len(groups)
+    def __init__(self, inner: Worker, rank: int, members: Sequence[int]) -> None:
+        """`members` are the inner ranks of all workers of this world, in order."""
+        self.rank = rank
+        self.size = len(members)
         self.rng = inner.rng
         self._inner = inner
-        self._group = groups[number]
-        self._leaders = [group[0] for group in groups]
-        self._number = {leader: number for number, leader in enumerate(self._leaders)}
+        self._members = members
+        self._number = {member: number for number, member in enumerate(members)}
         self._live: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def _among(self, ranks: frozenset[int]) -> frozenset[int]:
-        """The groups whose leaders are among the ranks; the same object while nothing changes."""
+        """The numbers of those among the ranks; the same object while nothing changes."""
         if ranks is not self._live[0]:
-            numbers = frozenset(n for leader, n in self._number.items() if leader in ranks)
+            numbers = frozenset(n for member, n in self._number.items() if member in ranks)
             self._live = (ranks, numbers)
         return self._live[1]
 
     def _address(self, number: int) -> int:
         if number < self.size:
-            return self._leaders[number]
+            return self._members[number]
         return self._inner.servers[number - self.size]
+
+    def _number_of(self, address: int) -> int:
+        return self._number.get(address, self.size + address - self._inner.size)
 
     @property
     def live(self) -> frozenset[int]:
@@ -187,8 +184,8 @@ class GroupLeader:
         return self.answering(sorted(self.live - {self.rank}))
 
     def answering(self, peers: Sequence[int]) -> Sequence[int]:
-        leaders = [self._leaders[number] for number in peers]
-        return [self._number[leader] for leader in self._inner.answering(leaders)]
+        known = [self._members[number] for number in peers]
+        return [self._number[member] for member in self._inner.answering(known)]
 
     @property
     def servers(self) -> Sequence[int]:
@@ -197,6 +194,72 @@ class GroupLeader:
     @property
     def clients(self) -> frozenset[int]:
         return self._among(self._inner.clients)
+
+    def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
+        return self._inner.gradient(at, batch)
+
+    def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:
+        return self._inner.send(self._address(to), payload, tag=tag)
+
+    def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
+        origin = None if source is None else self._address(source)
+        return mapped(self._inner.receive(tag, source=origin), self._renumbered)
+
+    def _renumbered(self, message: Message) -> Message:
+        return Message(self._number_of(message.source), message.payload, message.reply_to)
+
+    def collect(self, tag: Tag) -> list[Message]:
+        return [self._renumbered(message) for message in self._inner.collect(tag)]
+
+    def request(self, to: int, payload: Any, *, tag: Tag) -> Pending[Any]:
+        return self._inner.request(self._address(to), payload, tag=tag)
+
+    def reply(self, message: Message, payload: Any) -> Pending[None]:
+        sender = Message(self._address(message.source), message.payload, message.reply_to)
+        return self._inner.reply(sender, payload)
+
+    def _addresses(self, over: Sequence[int] | None) -> Sequence[int]:
+        return self._members if over is None else [self._address(number) for number in over]
+
+    def all_reduce(
+        self, value: Tensor, *, over: Sequence[int] | None = None,
+        reference: Tensor | None = None, part: Fragment | None = None,
+    ) -> Pending[Tensor]:  # fmt: skip
+        return self._inner.all_reduce(
+            value, over=self._addresses(over), reference=reference, part=part
+        )
+
+    def all_gather(
+        self, value: Tensor, *, over: Sequence[int] | None = None
+    ) -> Pending[dict[int, Tensor]]:
+        gathered = self._inner.all_gather(value, over=self._addresses(over))
+        return mapped(gathered, lambda by: {self._number[rank]: v for rank, v in by.items()})
+
+    def broadcast(self, value: Tensor | None, *, root: int, over: Sequence[int]) -> Pending[Tensor]:
+        members = self._addresses(over)
+        return self._inner.broadcast(value, root=self._address(root), over=members)
+
+    def read(self, peer: int) -> Pending[Tensor]:
+        return self._inner.read(self._address(peer))
+
+    def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
+        return self._inner.accumulate(self._address(peer), delta, start=start)
+
+    def average(self, peer: int) -> Pending[None]:
+        return self._inner.average(self._address(peer))
+
+
+class GroupLeader(WorkerAmong):
+    """The `Worker` of a whole group: its rank is the group's number."""
+
+    def __init__(
+        self, inner: Worker, groups: Groups, number: int, begin: Begin | None = None
+    ) -> None:
+        """`begin` starts the coroutine that resolves the gradient of the group; by default it is
+        one more task of the inner worker."""
+        super().__init__(inner, number, [group[0] for group in groups])
+        self._begin: Begin = begin or (lambda task, gradient: inner.start(task))
+        self._group = groups[number]
 
     def gradient(self, at: Tensor | Replica, batch: Tensor | None = None) -> Gradient:
         gradient = Gradient("gradient")
@@ -221,57 +284,6 @@ class GroupLeader:
         """Tell the members that the run is over."""
         nothing = x.snapshot()[:0]
         return self._inner.broadcast(nothing, root=self._inner.rank, over=self._group)
-
-    def send(self, to: int, payload: Any, *, tag: Tag) -> Pending[None]:
-        return self._inner.send(self._address(to), payload, tag=tag)
-
-    def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
-        origin = None if source is None else self._address(source)
-        return mapped(self._inner.receive(tag, source=origin), self._from_group)
-
-    def _from_group(self, message: Message) -> Message:
-        beyond = message.source - self._inner.size
-        number = self._number.get(message.source, self.size + beyond)
-        return Message(number, message.payload, message.reply_to)
-
-    def collect(self, tag: Tag) -> list[Message]:
-        return [self._from_group(message) for message in self._inner.collect(tag)]
-
-    def request(self, to: int, payload: Any, *, tag: Tag) -> Pending[Any]:
-        return self._inner.request(self._address(to), payload, tag=tag)
-
-    def reply(self, message: Message, payload: Any) -> Pending[None]:
-        sender = Message(self._address(message.source), message.payload, message.reply_to)
-        return self._inner.reply(sender, payload)
-
-    def _members(self, over: Sequence[int] | None) -> Sequence[int]:
-        return self._leaders if over is None else [self._address(number) for number in over]
-
-    def all_reduce(
-        self, value: Tensor, *, over: Sequence[int] | None = None,
-        reference: Tensor | None = None, part: Fragment | None = None,
-    ) -> Pending[Tensor]:  # fmt: skip
-        return self._inner.all_reduce(
-            value, over=self._members(over), reference=reference, part=part
-        )
-
-    def all_gather(
-        self, value: Tensor, *, over: Sequence[int] | None = None
-    ) -> Pending[dict[int, Tensor]]:
-        gathered = self._inner.all_gather(value, over=self._members(over))
-        return mapped(gathered, lambda by: {self._number[rank]: v for rank, v in by.items()})
-
-    def broadcast(self, value: Tensor | None, *, root: int, over: Sequence[int]) -> Pending[Tensor]:
-        return self._inner.broadcast(value, root=self._address(root), over=self._members(over))
-
-    def read(self, peer: int) -> Pending[Tensor]:
-        return self._inner.read(self._address(peer))
-
-    def accumulate(self, peer: int, delta: Tensor, *, start: int = 0) -> Pending[None]:
-        return self._inner.accumulate(self._address(peer), delta, start=start)
-
-    def average(self, peer: int) -> Pending[None]:
-        return self._inner.average(self._address(peer))
 
 
 def mapped(

@@ -144,6 +144,11 @@ class Membership:
             self._seen[viewer] = self.live - self._cut_off[viewer]
         return self._seen[viewer]
 
+    @property
+    def last_round(self) -> int:
+        """The last round whose members are fixed; -1 if none is."""
+        return self._last_round
+
     def members_of_round(self, number: int) -> frozenset[int] | None:
         """The members of a synchronous round; None if nobody has fixed them yet."""
         if number > self._last_round:

@@ -16,6 +16,15 @@ from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
 
+OF_RUN = "run "
+"""How names in a replica's memory begin that belong to the run and not to the method."""
+
+
+def forget(memory: dict[str, Tensor]) -> None:
+    """Let a method begin anew: what it remembers is deleted, and what the run remembers stays."""
+    for name in [name for name in memory if not name.startswith(OF_RUN)]:
+        del memory[name]
+
 
 class Replica(Protocol):
     """Flat parameters with their own optimiser state beside them."""
@@ -28,7 +37,9 @@ class Replica(Protocol):
 
     memory: dict[str, Tensor]
     """What the method itself remembers from step to step, such as a velocity of its own.
-    Checkpoints keep it: a method resumes from its replica, its memory and the number of a step."""
+    Checkpoints keep it: a method resumes from its replica, its memory and the number of a step.
+    What was sent, while its answer is not applied, has a name that begins with "sent ".
+    """
 
     @property
     def version(self) -> int:

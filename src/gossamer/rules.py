@@ -88,7 +88,7 @@ def mean_into(target: Tensor, values: Sequence[Tensor], divisor: float) -> None:
 
 
 def pair_growth(momentum: float, rate: float, workers: int) -> float:
-    """By what NoLoCo's disagreement without gradients grows a round, in the mean square.
+    """How many times NoLoCo's disagreement without gradients grows in a round, in the mean square.
 
     In a random pairing x goes to its pair's mean P x, and E |x - P x|^2 = r |x|^2 for x without a
     common part, with r = p / (2 (p - 1)), or 1/2 for odd p. So the means of |x|^2, of x v and of

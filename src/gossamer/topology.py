@@ -153,7 +153,7 @@ class Topology:
 
     @cached_property
     def least_eigenvalue(self) -> float:
-        """Of W in the first round; it is real where links go both ways."""
+        """The least eigenvalue of W in the first round; it is real where links go both ways."""
         return float(np.linalg.eigvalsh(self.matrix())[0])
 
     def pair_rate(self) -> float:

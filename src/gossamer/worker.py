@@ -30,6 +30,9 @@ INBOX: Tag = "inbox"
 class Left:
     """A worker has ended or died, and no server needs to wait for it."""
 
+    life: int = 0
+    """Which of its lives is over; a worker may come back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

@@ -38,7 +38,7 @@ def run(finished: Path, tmp_path: Path) -> RunFolder:
 
 def get(page: LivePage, path: str, host: str | None = None, asks: str = "GET") -> tuple[int, str]:
     address = page.address.removeprefix("http://").rstrip("/")
-    connection = http.client.HTTPConnection(address, timeout=20)
+    connection = http.client.HTTPConnection(address, timeout=100)
     connection.request(asks, path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     text = answer.read().decode()
@@ -105,15 +105,17 @@ def test_only_this_machine_is_served() -> None:
             assert other.connect_ex(("127.0.0.2", port)) != 0
 
 
-def test_who_watches_is_told_of_the_end(run: RunFolder) -> None:
+def test_who_watches_is_told_of_the_end(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that asked lately may ask once more, and is answered: it is over."""
+    for wait in ("_FAREWELL_S", "_RECENT_S"):
+        monkeypatch.setattr(live, wait, 100.0)
     answers: list[dict[str, Any]] = []
     asked, over = threading.Event(), threading.Event()
 
     def watch(page: LivePage) -> None:
         get(page, "/data.json")
         asked.set()
-        over.wait(20)
+        over.wait(100)
         while not answers or answers[-1]["is_growing"]:
             answers.append(json.loads(get(page, "/data.json")[1]))
 
@@ -121,9 +123,9 @@ def test_who_watches_is_told_of_the_end(run: RunFolder) -> None:
         page.show(run)
         watcher = threading.Thread(target=watch, args=(page,))
         watcher.start()
-        assert asked.wait(20)
+        assert asked.wait(100)
         over.set()
-    watcher.join(20)
+    watcher.join(100)
     assert answers[-1]["is_growing"] is False
 
 
@@ -174,6 +176,7 @@ def test_a_wrong_port_is_an_error_of_the_caller() -> None:
         LivePage(-1)
 
 
+@pytest.mark.usefixtures("no_farewell")
 def test_the_head_of_the_page_can_be_asked_for(run: RunFolder) -> None:
     """As link checkers and watchers do: the same answer without its body."""
     with LivePage(0) as page:

@@ -354,7 +354,7 @@ def compressors(draw):
     return kind(**{name: draw(choices[name]) for name in chosen})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(compressors())
 def test_what_is_printed_is_parsed_back(compressor):
     assert parse_compressor(str(compressor)) == compressor

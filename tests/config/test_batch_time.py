@@ -18,7 +18,7 @@ from gossamer.tasks import make_task
 from support import bowl, build, cluster_of
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(DISTRIBUTIONS), st.integers(1, 256), st.integers(0, 99))
 def test_a_draw_for_a_batch_is_that_of_its_whole_time(kind: str, batch: int, seed: int) -> None:
     """fixed + per_sample * batch, to the bit what one fixed time of that length draws."""
@@ -75,7 +75,6 @@ def test_impossible_times_and_memories_are_one_sentence(
         load_cluster(path)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(1, 64), st.floats(1e-4, 1.0), st.floats(0, 1e-2))
 def test_the_line_over_the_batch_finds_a_line(batch: int, fixed: float, each: float) -> None:
     """Exactly where there is one; what it gives at its own batch is what was measured there."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.config.cluster import (
@@ -63,7 +63,6 @@ def plans(seed: int) -> list[Fault]:
     return [Fault("drop", amount=0.1), *random_faults(seed, 8, 3.0, kills=3)]
 
 
-@settings(max_examples=50, deadline=None)
 @given(FAULTS)
 def test_a_fault_reads_back_as_it_was_written(fault: Fault) -> None:
     """Exactly: a run can be repeated from its config.json."""

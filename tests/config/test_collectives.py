@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.config.collective_costs import (
@@ -53,7 +53,6 @@ def test_thirty_two_members_on_ten_gigabit_take_the_known_times(algorithm, size_
 
 
 @given(exponent=st.integers(0, 10), size=sizes, latency=latencies, rate=rates)
-@settings(max_examples=50, deadline=None)
 def test_powers_of_two_cost_the_textbook_forms(exponent, size, latency, rate):
     """For P = 2^k the four algorithms and their halves have the closed forms of the literature."""
     p = 2**exponent
@@ -73,7 +72,6 @@ def test_powers_of_two_cost_the_textbook_forms(exponent, size, latency, rate):
 
 
 @given(count=members, size=sizes, latency=latencies, rate=rates)
-@settings(max_examples=50, deadline=None)
 def test_members_beyond_a_power_of_two_cost_one_exchange_before_and_after(
     count, size, latency, rate
 ):
@@ -107,7 +105,6 @@ def test_butterfly_wins_for_small_vectors_and_ring_for_large_ones(exponent):
 
 
 @given(exponent=st.integers(1, 10), size=sizes, latency=latencies, rate=rates)
-@settings(max_examples=50, deadline=None)
 def test_halving_doubling_is_within_a_factor_two_of_both_lower_bounds(
     exponent, size, latency, rate
 ):
@@ -122,7 +119,6 @@ def test_halving_doubling_is_within_a_factor_two_of_both_lower_bounds(
 
 
 @given(count=members, size=sizes)
-@settings(max_examples=50, deadline=None)
 def test_every_algorithm_but_butterfly_carries_two_vectors_fewer_than_twice_the_members(
     count, size
 ):

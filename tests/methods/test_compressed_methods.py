@@ -14,7 +14,7 @@ from gossamer.methods import parse_method
 from gossamer.sim.simulation import Simulation
 from support import bowl, build, cluster_of, digits, rows, scatter, spread, total
 
-few = examples(max_examples=8, deadline=None, derandomize=True)
+few = examples(max_examples=8)
 
 
 def ended(method: str, workers: int, seed: int, **choices: object) -> Simulation:

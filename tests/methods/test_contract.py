@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gossamer.contract.laws import LAWS, check
+from gossamer.contract.outer_laws import OUTER_LAWS
 from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.methods import METHODS, Method, MethodSpec, parse_method
 from gossamer.methods.method import method
@@ -65,6 +66,41 @@ async def mourner(w: Worker, x: Replica) -> None:
         x.descend_(await w.gradient(x))
 
 
+OUTER: dict[str, Any] = {
+    "keeps_mean": True, "waits_for": "everyone", "models_per_step": 0.5, "staleness": "0",
+    "family": "local updates", "is_synchronous": True,
+}  # fmt: skip
+
+
+@method(**OUTER)
+async def backwards(w: Worker, x: Replica, *, period: int = 3, outer_rate: float = 1.0) -> None:
+    """An outer step of the wrong sign, away from the mean of the models."""
+    start = x.snapshot()
+    for t in w.steps():
+        x.descend_(await w.gradient(x))
+        if (t + 1) % period == 0:
+            start = start - outer_rate * (await w.all_reduce(x.snapshot()) - start)
+            x.assign_(start)
+
+
+@method(**OUTER)
+async def forgetful(w: Worker, x: Replica, *, period: int = 3, outer_rate: float = 1.0) -> None:
+    """Every worker goes half of the way from a model of its own."""
+    for t in w.steps():
+        x.descend_(await w.gradient(x))
+        if (t + 1) % period == 0:
+            x.mix_(await w.all_reduce(x.snapshot()), 0.5 * outer_rate)
+
+
+@method(**OUTER)
+async def outer_thief(w: Worker, x: Replica, *, period: int = 3) -> None:
+    """Takes from nobody what it adds to the mean."""
+    for t in w.steps():
+        x.descend_(await w.gradient(x))
+        if (t + 1) % period == 0:
+            x.assign_(1.01 * await w.all_reduce(x.snapshot()))
+
+
 _GAMBLER = random.Random()
 
 
@@ -93,8 +129,16 @@ BREAKS = {
     "gambler alone": (gambler, "plain training with one worker"),
     "smuggler": (smuggler, "what it applies is clipped"),
     "smuggler counted": (smuggler, "staleness"),
+    "backwards": (backwards, "moves the way its workers went"),
+    "backwards compared": (backwards, "local_sgd at rate 1"),
+    "backwards step by step": (backwards, "all_reduce at period 1"),
+    "forgetful": (forgetful, "one outer model after a meeting"),
+    "thief without gradients": (outer_thief, "nothing moves without gradients"),
 }
-QUICK = [promise for promise in LAWS if promise != "trains the digits on eight workers"]
+QUICK = [
+    promise for promise in LAWS
+    if promise != "trains the digits on eight workers" and promise not in OUTER_LAWS
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BREAKS)

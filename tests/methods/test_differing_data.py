@@ -34,7 +34,7 @@ from support import (
 from tiers import wide
 
 RATE = 0.05
-few = examples(max_examples=8, deadline=None, derandomize=True)
+few = examples(max_examples=8)
 seeds = st.integers(0, 999)
 
 

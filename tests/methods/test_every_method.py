@@ -172,7 +172,7 @@ WITH_SERVERS = [
 
 
 @pytest.mark.parametrize("spec", WITH_SERVERS)
-@examples(max_examples=6, deadline=None, derandomize=True)
+@examples(max_examples=6)
 @given(
     st.dictionaries(st.integers(0, 3), st.floats(0, 0.15), min_size=1, max_size=3),
     st.integers(0, 999),

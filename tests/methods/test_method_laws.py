@@ -39,7 +39,7 @@ from support import (
 
 RATE = 0.05
 PLAIN = "sgd"
-few = examples(max_examples=12, deadline=None, derandomize=True)
+few = examples(max_examples=12)
 seeds = st.integers(0, 999)
 a_topology = st.sampled_from(
     [
@@ -201,7 +201,7 @@ def test_a_vanishing_outer_momentum_tends_to_plain_averaging() -> None:
 
 
 @given(st.integers(2, 64), st.booleans())
-@examples(max_examples=30, deadline=None)
+@examples(max_examples=30)
 def test_block_momentum_gains_as_many_steps_as_workers(workers: int, nesterov: bool) -> None:
     """With eta_b = 1 - 1/N the steady progress of a block is N times its own displacement."""
     outer = OuterOptimiser(1.0, 1 - 1 / workers, nesterov)

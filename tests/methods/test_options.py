@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.errors import ConfigurationError
@@ -35,7 +35,6 @@ texts = st.recursive(
 specs = st.tuples(words, st.dictionaries(words, texts, max_size=4))
 
 
-@settings(max_examples=50, deadline=None)
 @given(specs)
 def test_what_is_printed_is_read_back(spec):
     """parse(print(x)) == x for every name and all texts whose parentheses match."""
@@ -43,7 +42,6 @@ def test_what_is_printed_is_read_back(spec):
     assert parse_spec(print_spec(name, options), "thing") == (name, options)
 
 
-@settings(max_examples=50, deadline=None)
 @given(specs, words)
 def test_a_printed_spec_is_a_value_of_another_spec(spec, key):
     """Specs nest: a spec given as an option comes back whole."""
@@ -52,7 +50,6 @@ def test_a_printed_spec_is_a_value_of_another_spec(spec, key):
     assert parse_spec(print_spec("outer", options), "thing") == ("outer", options)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.one_of(
         st.tuples(st.booleans(), st.just(bool)),

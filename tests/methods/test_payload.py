@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -76,14 +76,12 @@ def is_same(one: Any, other: Any) -> bool:
     return one == other
 
 
-@settings(max_examples=50, deadline=None)
 @given(PAYLOADS)
 def test_what_is_decoded_is_what_was_encoded(value: Any) -> None:
     """Bit for bit, of the same type and shape, in memory of its own."""
     assert is_same(decode(encode(value)), value)
 
 
-@settings(max_examples=50, deadline=None)
 @given(PAYLOADS)
 def test_the_network_charges_exactly_the_encoding(value: Any) -> None:
     """`wire_bytes` is the length of the encoding, known without encoding."""
@@ -160,7 +158,6 @@ def test_an_unknown_label_is_refused() -> None:
         decode(b"\x09\x00os.system")
 
 
-@settings(max_examples=50, deadline=None)
 @given(PAYLOADS, st.data())
 def test_a_damaged_message_is_refused_or_another_message(value: Any, data: st.DataObject) -> None:
     """Cut, lengthened or with a byte changed: one error of ours, never a crash."""

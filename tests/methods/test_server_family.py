@@ -32,7 +32,7 @@ from support import (
 )
 from tiers import every
 
-few = examples(max_examples=12, deadline=None, derandomize=True)
+few = examples(max_examples=12)
 seeds = st.integers(0, 999)
 LATE = Fault("drop", amount=0.3)
 
@@ -65,7 +65,7 @@ def gaps_at_each_start(simulation: Simulation) -> list[int]:
     return gaps
 
 
-@examples(max_examples=40, deadline=None, derandomize=True)
+@examples(max_examples=40)
 @given(
     st.sampled_from(["ssp", "bounded_delay"]),
     st.integers(0, 4),

@@ -38,7 +38,7 @@ from support import (
     unequal,
 )
 
-few = examples(max_examples=12, deadline=None, derandomize=True)
+few = examples(max_examples=12)
 seeds = st.integers(0, 999)
 
 
@@ -117,7 +117,7 @@ def round_robin_radius(workers: int, rate: float, alpha: float) -> float:
     return float(np.abs(np.linalg.eigvals(state.numpy())).max())
 
 
-@examples(max_examples=40, deadline=None)
+@examples(max_examples=40)
 @given(st.integers(1, 6), st.floats(0.05, 1.9))
 def test_round_robin_easgd_is_stable_up_to_its_edge(workers: int, rate: float) -> None:
     """Stable for alpha up to (4 - 2 eta) / (4 - eta) for any number of workers. That is the exact

@@ -39,7 +39,7 @@ def trained(method: str, cluster: Cluster, **choices: object) -> Simulation:
 # ---------------------------------------------------------------------- cutting
 
 
-@examples(max_examples=50, deadline=None)
+@examples(max_examples=50)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=12), st.data())
 def test_slices_cover_everything_and_end_where_parameters_end(
     sizes: list[int], data: st.DataObject

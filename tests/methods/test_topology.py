@@ -20,7 +20,7 @@ DEGREES = [f"random_regular:degree={degree}" for degree in (2, 6, 8)]
 INNER = ["complete", "star", "random_regular:degree=6"]
 SPECS = [*TOPOLOGIES, *DEGREES, *(f"matchings:graph={graph}" for graph in INNER)]
 
-few_examples = settings(max_examples=50, deadline=None)
+few_examples = settings(max_examples=50)
 specs = st.sampled_from(SPECS)
 counts = st.integers(1, 17)
 

@@ -14,7 +14,7 @@ from namespaces import Hosts
 
 from gossamer.config.cluster import Cluster, load_cluster
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.hosts
 
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 MBIT = 1e6 / 8

@@ -79,7 +79,7 @@ def by_hand(make: Callable[[Any], Optimizer], due: list[int], steps: int) -> Ten
 
 @every_optimiser
 @given(delay=delays, steps=st.integers(1, 12))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_step_t_applies_the_gradient_of_step_t_minus_d(
     make: Callable[[Any], Optimizer], delay: int, steps: int
 ) -> None:
@@ -109,7 +109,7 @@ def test_no_delay_is_the_wrapped_optimiser_bit_for_bit(make: Callable[[Any], Opt
 
 
 @given(seed=st.integers(0, 99), high=st.integers(0, 5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_drawn_delays_apply_what_is_due_in_order_of_computation(seed: int, high: int) -> None:
     """Each gradient d_t steps after its own, several in one step where several are due."""
     make, steps = OPTIMISERS["adam"], 15

@@ -20,7 +20,6 @@ CURVATURES = torch.logspace(0, 1, DIMENSIONS, base=0.25, dtype=torch.float64)
 WORKERS_AND_RATES = [(2, 0.6), (4, 0.3), (8, 0.15)]
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.floats(0, 0.999), st.integers(1, 64))
 def test_explicit_and_implicit_momentum_make_up_the_target(target, workers):
     """1 - total = (1 - explicit) (1 - implicit), unless asynchrony alone is too much already."""
@@ -39,7 +38,7 @@ def test_one_worker_is_not_asynchronous():
     assert explicit_momentum(0.9, 1) == pytest.approx(0.9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.floats(0, 0.95), st.floats(0.05, 0.5), st.integers(10, 40))
 def test_the_fit_finds_the_momentum_of_a_heavy_ball(momentum, rate, length):
     """Without any asynchrony, momentum and rate come back as they were set."""

@@ -190,7 +190,6 @@ def test_only_what_an_optimiser_remembers_has_a_slot():
     assert Adam().initial("second") == 0.0
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.builds(
         Sgd,
@@ -244,7 +243,7 @@ def test_a_spec_that_cannot_be_used_is_refused(spec, sentence):
     assert str(failure.value) == sentence
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 200), st.floats(0.01, 100), st.integers(0, 1000))
 def test_one_row_is_clipped_as_torch_clips_one_gradient(width, max_norm, seed):
     """Bit for bit, whether or not the gradient is too long."""

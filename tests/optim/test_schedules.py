@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
@@ -66,6 +66,7 @@ def test_whole_epochs_agree_with_torch(spec, make_scheduler):
         ("linear:warmup=64", 114.0, 0.5),
         ("constant:scale=3", 10.0, 3.0),
         ("constant:scale=workers", 10.0, 8.0),
+        ("constant:scale=square_root", 10.0, 8.0**0.5),
         ("constant:warmup=5", 0.0, 0.1),
         ("constant:warmup=5", 2.5, 0.55),
         ("constant:warmup=5,scale=0.5", 0.0, 0.05),
@@ -89,7 +90,6 @@ specs = st.sampled_from(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(specs, st.floats(0, 0.4), st.floats(1, 100), st.floats(0, 2), st.floats(0, 2))
 def test_the_rate_rises_through_the_warm_up_and_never_after(spec, share, scale, one, other):
     """Monotone up to the end of the warm-up, monotone down from there, never above the scale."""
@@ -139,10 +139,13 @@ def test_a_schedule_prints_the_spec_that_makes_it(spec):
             "linear:epochs=3",
             "unknown linear option 'epochs'; choose one of scale, start, warmup",
         ),
-        ("linear:scale=all", "linear: scale must be a number or workers, got 'all'"),
+        (
+            "linear:scale=all",
+            "linear: scale must be a number or one of workers, square_root, got 'all'",
+        ),
         (
             "linear:scale=0",
-            "linear: scale must be a finite number above 0 or workers, got 0.0",
+            "linear: scale must be a finite number above 0, workers or square_root, got 0.0",
         ),
         ("linear:start=0", "linear: start must be above 0 and at most 1, got 0.0"),
         ("linear:start=1.5", "linear: start must be above 0 and at most 1, got 1.5"),

@@ -9,7 +9,7 @@ from collections import deque
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -48,7 +48,6 @@ def train(optimiser: YellowFin, parameters: list[Tensor], gradients: Tensor) -> 
 magnitudes = st.floats(-4, 4).map(lambda exponent: 10.0**exponent)
 
 
-@settings(max_examples=50, deadline=None)
 @given(magnitudes, magnitudes, magnitudes)
 def test_the_cubic_solution_minimises_the_expected_distance(distance, variance, curvature):
     """No x of a dense scan gives a smaller x^2 D^2 + (1 - x)^4 C / h^2. Where noise or distance

@@ -30,7 +30,7 @@ def run_javascript(text: str, folder: Path) -> Any:
     if NODE is not None:
         place = folder / "script.js"
         place.write_text(f"{script}console.log(JSON.stringify(told));\n", encoding="utf-8")
-        done = subprocess.run([NODE, place], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([NODE, place], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
     from playwright.sync_api import sync_playwright

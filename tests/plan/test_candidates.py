@@ -11,8 +11,16 @@ from torch import nn
 from gossamer.config.cluster import Cluster, Compute
 from gossamer.config.network import Wires
 from gossamer.config.settings import Settings, make_settings
+from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS, parse_method
-from gossamer.plan.advise.candidates import MENU, NOT_ADVISED, Candidate, candidates, kind_of
+from gossamer.plan.advise.candidates import (
+    MENU,
+    NOT_ADVISED,
+    Candidate,
+    candidates,
+    kind_of,
+    menu_with,
+)
 from gossamer.sim.simulation import Simulation
 from gossamer.tasks import Task
 from support import cluster_of, digits
@@ -83,6 +91,13 @@ def test_a_pattern_with_too_many_messages_is_left_out_of_a_large_cluster() -> No
     """The nominal cost of a run does not hold for it."""
     assert "d_psgd:topology=complete" not in candidates(base(8), RATES)[1]
     assert "63 models a step" in candidates(base(64), RATES)[1]["d_psgd:topology=complete"]
+
+
+def test_the_choice_may_be_among_the_named_methods_only() -> None:
+    found, _ = candidates(base(8), RATES, **menu_with(["d_psgd", "all_reduce"], only=True))
+    assert {candidate.method for candidate in found} == {"d_psgd", "all_reduce"}
+    with pytest.raises(ConfigurationError, match="give at least one"):
+        menu_with([], only=True)
 
 
 def test_one_worker_has_nothing_to_choose() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gossamer.plan.advise.halving import Halving, HalvingStage, LearningCurve, Rung, curve, order
 
 GOAL = 0.9
-QUICK = settings(max_examples=50, deadline=None)
+QUICK = settings(max_examples=50)
 paces = st.floats(0.1, 10.0)
 RUNGS = (Rung(1 / 9, 4), Rung(1 / 3, 2), Rung(1.0, 1))
 

@@ -19,7 +19,6 @@ from support import digits
 COMMON = {"epochs": 20.0, "candidates": 114, "rates": 3, "kinds": 6, "scenes": 5}
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.floats(60.0, 1e5), st.floats(0.1, 20.0))
 def test_a_plan_costs_no_more_than_its_budget(budget: float, run: float) -> None:
     """By its own nominal cost; a budget too small for any plan is refused."""
@@ -47,7 +46,7 @@ def test_a_budget_that_pays_for_nothing_is_refused_with_one_that_would_do() -> N
         make_plan(5.0, 1.0, **COMMON)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.floats(0.01, 1e4), st.floats(0.05, 20.0), st.integers(1, 60), st.integers(1, 5),
     st.floats(1.0, 100.0), st.integers(0, 6),

@@ -16,7 +16,7 @@ from gossamer.config.cluster import Wires, load_cluster
 from gossamer.plan.probe import ProbeFindings, describe, to_toml
 from gossamer.plan.probe.description import notices, workers_per_machine
 
-LAW = settings(max_examples=30, deadline=None)
+LAW = settings(max_examples=30)
 FOUR = ["a", "b", "c", "d"]
 
 

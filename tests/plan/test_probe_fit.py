@@ -13,7 +13,7 @@ from gossamer.config.cluster import Compute
 from gossamer.plan.probe.fit import CONSTANT_BELOW, fit
 
 COUNT = 3000
-LAW = settings(max_examples=30, deadline=None)
+LAW = settings(max_examples=30)
 SEEDS = st.integers(0, 10_000)
 SCALES = st.floats(1e-5, 10.0)
 

@@ -19,7 +19,7 @@ from gossamer.plan.probe.links import (
     rounds,
 )
 
-LAW = settings(max_examples=40, deadline=None)
+LAW = settings(max_examples=40)
 HOSTS = st.lists(st.sampled_from("abcd"), min_size=2, max_size=10)
 
 

@@ -54,7 +54,7 @@ def read_back(findings: ProbeFindings, tmp_path: object) -> Cluster:
     sizes=st.lists(st.integers(2, 4), min_size=2, max_size=4), far=st.floats(20.0, 1000.0),
     thin=st.booleans(), noise=st.randoms(),
 )  # fmt: skip
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_hosts_are_grouped_by_distance_or_by_rate(sizes, far, thin, noise) -> None:
     """Whatever the sizes, with noise of 20 %, in whatever order the links were measured."""
     places = "".join(chr(97 + at) * size for at, size in enumerate(sizes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.config.cluster import load_cluster
@@ -47,7 +47,6 @@ def test_one_worker_has_no_scenes() -> None:
     assert scenes(cluster_of(1)) == []
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(1, 40))
 def test_faults_of_workers_that_are_gone_go_with_them(workers: int) -> None:
     """Whatever is left names workers that exist, or the cluster could not be made."""

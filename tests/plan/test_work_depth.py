@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -177,7 +177,6 @@ def test_the_chain_of_a_model_ends_in_a_gradient_by_weights() -> None:
     assert whole.depth == (4 + 1 + 3) + (2 + 1 + 6)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.floats(1, 1e12), st.floats(1, 1e3), st.integers(1, 10**6))
 def test_greedy_schedules_lie_between_their_bounds(work: float, depth: float, p: int) -> None:
     """max(W/p, D) <= W/p + D <= 2 max(W/p, D)."""

@@ -67,9 +67,9 @@ class Told:
     written: str
 
 
-def run_cases(cases: Sequence[Case], limit_s: float = 110.0) -> list[Told]:
+def run_cases(cases: Sequence[Case]) -> list[Told]:
     """In a process of its own, gone afterwards with all that it started."""
-    printed = run_program(__file__, json.dumps([asdict(case) for case in cases]), limit_s=limit_s)
+    printed = run_program(__file__, json.dumps([asdict(case) for case in cases]))
     return [Told(**answer) for answer in json.loads(printed)]
 
 

@@ -33,8 +33,8 @@ import join_several
 import join_words
 from gossamer.real.transports.conformance.group import store_apart, watch
 from gossamer.real.transports.shm import Segments, create_segments
+from programs import GROUP_LIMIT_S
 
-LIMIT_S = 30.0
 CASES = {
     name: case
     for cases in (
@@ -59,7 +59,7 @@ def become_worker(case: str, rank: int, environment: dict[str, str], folder: Pat
         with (folder / f"{rank}.txt").open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        faulthandler.dump_traceback_later(LIMIT_S - 5)  # a hang says where
+        faulthandler.dump_traceback_later(GROUP_LIMIT_S - 5)  # a hang says where
         os.environ.update(environment, GOSSAMER_RANK=str(rank), GOSSAMER_LOCAL_RANK=str(rank))
         torch.manual_seed(100 + rank)
         answer = CASES[case](rank)
@@ -95,7 +95,7 @@ def run(
             if pid == 0:
                 become_worker(case, rank, environment, folder)
             pids[pid] = rank
-        ends = watch(pids, LIMIT_S, told=lambda rank, _: segments.mark_dead(rank))
+        ends = watch(pids, GROUP_LIMIT_S, told=lambda rank, _: segments.mark_dead(rank))
     segments.close()
     answers = [folder / f"{rank}.json" for rank in range(size)]
     return {

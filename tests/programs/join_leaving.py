@@ -51,7 +51,7 @@ def case_of_means_by_messages(rank: int) -> dict[str, object]:
 
 
 def _wait_for(file: Path) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 100
     while not file.exists() and time.monotonic() < until:
         time.sleep(0.005)
 

@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 
 PROGRAMS = Path(__file__).parent
 """Where the programs are that tests start."""
+LIMIT_S = 500.0
+"""How long a program may take. Only a hang takes that long, also on a machine that is busy."""
+GROUP_LIMIT_S = 200.0
+"""How long one group of its workers may take."""
 
 
-def run_program(program: Path | str, *arguments: str, limit_s: float = 110.0) -> str:
+def run_program(program: Path | str, *arguments: str, limit_s: float = LIMIT_S) -> str:
     """What it prints; it must end well, and nobody whom it started is left."""
     running = Program(
         [sys.executable, str(program), *arguments],
@@ -46,9 +50,7 @@ def run_program(program: Path | str, *arguments: str, limit_s: float = 110.0) ->
     return printed
 
 
-def answers_of(
-    program: Path | str, *arguments: str, places: pytest.TempPathFactory, limit_s: float = 110.0
-) -> Any:
+def answers_of(program: Path | str, *arguments: str, places: pytest.TempPathFactory) -> Any:
     """What a program prints as JSON; it runs once, and processes of pytest-xdist share it."""
     base = places.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -57,7 +59,7 @@ def answers_of(
     with (base / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not answer.exists():
-            answer.write_text(run_program(program, *arguments, limit_s=limit_s))
+            answer.write_text(run_program(program, *arguments))
     return json.loads(answer.read_text())
 
 

@@ -20,6 +20,7 @@ from gossamer.config.settings import make_settings
 from gossamer.real.train.progress import TrainingProgress
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.worker_log import FileEntries
+from programs import LIMIT_S
 
 MPIRUN = Path(sys.executable).with_name("mpirun")
 needs_mpirun = pytest.mark.skipif(
@@ -41,10 +42,10 @@ def start(command: Sequence[str], variables: Mapping[str, str] = {}) -> subproce
     )  # fmt: skip
 
 
-def finish(running: subprocess.Popen[str], limit_s: float = 90.0) -> tuple[int, str, str]:
+def finish(running: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Its exit code and what it wrote; nothing of it is left."""
     try:
-        out, err = running.communicate(timeout=limit_s)
+        out, err = running.communicate(timeout=LIMIT_S)
     finally:
         end_session(running.pid)
     return running.returncode, out, err

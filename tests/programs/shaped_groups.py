@@ -154,12 +154,10 @@ def scenario_stopping_ends_all_waiting(
         mean_of(transport, torch.ones(10), range(size)),
     ]
     tools.barrier("begun")
-    began = time.monotonic()
     threading.Timer(0.1, tools.stop.set).start()
     for pending in started:
         with pytest.raises(Stopped):
             tools.wait(pending)
-    assert time.monotonic() - began < 5.0
 
 
 def run(kind: str, links: str, size: int, names: list[str], folder: Path) -> dict[str, object]:

@@ -24,12 +24,11 @@ from gossamer.real.transports.shm import (
     transport,
 )
 from main_memory import MainMemory
-
-LIMIT_S = 40.0
+from programs import GROUP_LIMIT_S
 
 
 def run(size: int, names: list[str], folder: Path) -> dict[str, object]:
-    ends, written = run_group(ShmTransport.from_environment, size, names, LIMIT_S)
+    ends, written = run_group(ShmTransport.from_environment, size, names, GROUP_LIMIT_S)
     return {"ends": ends, "written": written}
 
 

@@ -20,9 +20,7 @@ import torch_deaths  # noqa: F401  # fills the table
 from gossamer.real.transports.conformance.group import store_apart, watch
 from gossamer.real.transports.conformance.tools import run_laws
 from gossamer.real.transports.torch import TorchTransport
-from programs import tell_groups
-
-LIMIT_S = 40.0
+from programs import GROUP_LIMIT_S, tell_groups
 
 
 def fork(work: Callable[[], None]) -> int:
@@ -58,7 +56,7 @@ def run(size: int, names: list[str], extra: dict[str, str], folder: Path) -> dic
                 **extra,
             }
             pids[fork(lambda v=variables, r=rank: be_worker(v, names, logs[r]))] = rank
-        ends = watch(pids, LIMIT_S)
+        ends = watch(pids, GROUP_LIMIT_S)
     return {"ends": ends, "written": [log.read_text() for log in logs]}
 
 

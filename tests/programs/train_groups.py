@@ -35,9 +35,9 @@ from gossamer.real.transports.conformance.group import store_apart
 from gossamer.real.transports.death_notices import tell_dead
 from gossamer.real.transports.shm import create_segments
 from gossamer.real.transports.store import TcpStore
-from programs import run_program
+from programs import GROUP_LIMIT_S, LIMIT_S, run_program
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 100.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Group:
     reduction: str = "messages"
     per_host: int = 0
     """As if so many workers at a time were on a host of their own; 0 means all on one."""
-    limit_s: float = 40.0
+    limit_s: float = GROUP_LIMIT_S
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Ran:
     written: str
 
 
-def run_groups(groups: Sequence[Group], limit_s: float = 110.0) -> list[Ran]:
+def run_groups(groups: Sequence[Group], limit_s: float = LIMIT_S) -> list[Ran]:
     """In a process of its own, gone afterwards with all that it started."""
     printed = run_program(__file__, json.dumps([asdict(one) for one in groups]), limit_s=limit_s)
     return [Ran(**answer) for answer in json.loads(printed)]

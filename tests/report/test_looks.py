@@ -10,7 +10,7 @@ from gossamer.report.looks import COLOURS, places
 from gossamer.report.page.build import report_data
 from gossamer.report.pictures.figure import look
 
-few = settings(max_examples=50, deadline=None)
+few = settings(max_examples=50)
 labels = st.lists(st.sampled_from([*METHODS, "local_sgd:period=8", "a (rate 0.1)"]), unique=True)
 
 

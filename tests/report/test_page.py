@@ -85,7 +85,7 @@ def without_library(**changes: Any) -> str:
     return html_of(**{"methods": [], **changes}).replace(library, "")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.text(st.characters(codec="utf-8"), max_size=30), st.sampled_from(["", HOSTILE]))
 def test_no_text_escapes_from_where_it_stands(words, more):
     """Whatever a label, title or command says, the page has the same elements as ever."""

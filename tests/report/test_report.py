@@ -20,7 +20,7 @@ from histories import rows
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
 )
-few = settings(max_examples=50, deadline=None)
+few = settings(max_examples=50)
 ordinary = st.floats(-1e3, 1e3)
 
 

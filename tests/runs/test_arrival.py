@@ -11,7 +11,7 @@ from gossamer.runs.arrival import AROUND, RULE, arrival, evaluations, has_lasted
 from gossamer.runs.statistics import best_rate, beyond
 from histories import rows
 
-few = settings(max_examples=50, deadline=None)
+few = settings(max_examples=50)
 
 
 def noisy(looks: int, seed: int = 0, end: float = 0.97) -> list[dict]:

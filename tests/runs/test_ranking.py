@@ -12,7 +12,7 @@ from gossamer.runs.arrival import Arrival, seconds_to
 from gossamer.runs.ranking import LEVEL, LOOKS, Ranking, holm, probability_beyond, t_quantile
 from gossamer.runs.verdict import verdict
 
-few = settings(max_examples=50, deadline=None)
+few = settings(max_examples=50)
 README = {
     "ad_psgd": (0.54, 0.44, 0.65), "easgd": (0.79, 0.75, 0.78), "downpour": (1.00, 0.87, 0.76),
     "local_sgd": (2.54, 1.47, 1.64), "all_reduce": (2.17, 1.83, 1.74),

@@ -242,13 +242,13 @@ def interrupted(runs: Path, is_time: Callable[[], bool], *arguments: str) -> Sai
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 100
         while not is_time():
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < give_up, "the run never got that far"
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     return Said(process.returncode, out, err)

@@ -237,7 +237,7 @@ def test_ctrl_c_ends_all_processes(tmp_path: Path) -> None:
         assert command.poll() is None
     (server,) = scripts.children(command.pid)
     command.send_signal(signal.SIGINT)
-    rest = command.communicate(timeout=30)[1]
+    rest = command.communicate(timeout=300)[1]
     assert command.returncode == 130, rest
     assert not Path(f"/proc/{server}").exists()
 
@@ -258,7 +258,7 @@ def test_a_coordinator_that_is_killed_takes_its_processes_along(tmp_path: Path) 
     workers = scripts.children(int(server))
     command.kill()
     command.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while any(Path(f"/proc/{one}").exists() for one in [server, *workers]):
         assert time.monotonic() < deadline
         time.sleep(0.05)

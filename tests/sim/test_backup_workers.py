@@ -21,7 +21,7 @@ from support import (
     unequal,
 )
 
-few = examples(max_examples=12, deadline=None, derandomize=True)
+few = examples(max_examples=12)
 seeds = st.integers(0, 999)
 LATE = Fault("drop", amount=0.3)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer import Callback, simulate
@@ -156,7 +156,6 @@ def test_it_is_said_which_server_is_waited_for() -> None:
     assert causes == [{"reply from server 0"}] * 3
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=6),
     st.integers(0, 50), st.integers(1, 60),

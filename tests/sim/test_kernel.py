@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.errors import PeerLost, ProtocolError, RunFailed, Stalled
@@ -67,7 +67,6 @@ def test_every_order_of_a_tie_occurs() -> None:
     assert max(Counter(orders).values()) < 50
 
 
-@settings(max_examples=50, deadline=None)
 @given(SEEDS, st.lists(st.integers(0, 20), max_size=30))
 def test_time_never_goes_back(seed: int, delays: list[int]) -> None:
     """Whatever is asked for, events come in order of time and each exactly once."""
@@ -268,7 +267,6 @@ def digest(events: list[tuple[int, int, str]]) -> str:
     return whole.hexdigest()
 
 
-@settings(max_examples=50, deadline=None)
 @given(EVENTS, EVENTS)
 def test_a_digest_tells_events_apart(
     first: list[tuple[int, int, str]], second: list[tuple[int, int, str]]

@@ -22,7 +22,7 @@ def nothing() -> None:
 
 
 @given(senders=st.integers(1, 40), size=st.integers(1, 10**7))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_server_with_k_senders_takes_k_times_as_long(senders, size):
     """k equal transfers into one card all end at k B / bandwidth."""
     clock = HeapClock()

@@ -87,14 +87,14 @@ def play(script, seed: int | None = None):
 
 
 @given(script=scripts(), large=st.sampled_from([1, network_module.LARGE_COMPONENT]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_flows_end_when_an_exact_simulation_says(script, large):
     """Random starts, aborts and changes of capacity: ends to 1 ns, bytes to a few per flow."""
     assert_exact(script, large)
 
 
 @given(script=scripts(links=3), large=st.sampled_from([1, network_module.LARGE_COMPONENT]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_shared_links_and_caps_are_filled_as_an_exact_simulation_says(script, large):
     """Likewise where flows pass up to two links that others pass, too, and some have a cap."""
     assert_exact(script, large)
@@ -102,7 +102,7 @@ def test_shared_links_and_caps_are_filled_as_an_exact_simulation_says(script, la
 
 @wide
 @given(script=scripts(7, 30, links=4), large=st.sampled_from([1, 4, 1000]))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 def test_many_scripts_of_shared_links_and_caps_are_filled_exactly(script, large):
     """The same with more of everything."""
     assert_exact(script, large)
@@ -125,7 +125,7 @@ def assert_exact(script, large) -> None:
 
 
 @given(script=scripts(), seed=st.integers(0, 9))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_order_of_events_within_an_instant_does_not_matter(script, seed):
     """Ties shuffled by any seed give the same ends, as long as nothing is aborted or changed."""
     capacities, flows, _, *rest = script
@@ -135,14 +135,14 @@ def test_the_order_of_events_within_an_instant_does_not_matter(script, seed):
 
 
 @given(script=scripts())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_same_script_gives_the_same_run(script):
     """Bit for bit: ends and bytes."""
     assert play(script) == play(script)
 
 
 @given(script=scripts())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_bytes_sent_are_bytes_received_and_those_of_the_flows(script):
     """Sums over cards agree; finished flows count whole, aborted ones at most their size."""
     flows = script[1]
@@ -155,7 +155,7 @@ def test_bytes_sent_are_bytes_received_and_those_of_the_flows(script):
 
 
 @given(script=scripts(cards=8, flows=24), large=st.sampled_from([1, 4, 1000]), gone=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_flow_has_a_full_port_on_which_nobody_is_faster(script, large, gone):
     """The max-min property, after everyone has started and after some have been aborted."""
     capacities, flows = script[:2]
@@ -192,7 +192,7 @@ def assert_max_min(flows, outward, inward) -> None:
 
 
 @given(script=scripts(cards=8, flows=24), large=st.sampled_from([1, 4, 1000]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_caps_equal_to_the_rate_of_the_cards_change_no_bit(script, large):
     """On equal cards: the same ends, bytes and number of events."""
     capacities, flows, _, links, between = script

@@ -27,7 +27,13 @@ from support import cluster_of, digits, only_here
 from tiers import only
 
 FAULTS = ("slow 1=3", "kill 3@0.05s", "pause 2@0.03s+0.05s", "drop 0.05")
-FAST = ("ad_psgd", "diloco", "downpour")
+FAST = ("ad_psgd", "diloco", "downpour+onebit")
+COMPRESSED = (
+    "downpour+onebit", "all_reduce+powersgd", "all_reduce+topk:share=0.1",
+    "diloco:period=4,fragments=2,delay=1+topk:share=0.1,bits=2", "all_reduce+terngrad",
+    "all_reduce+dgc", "async_diloco:period=4+int4", "d_psgd@0.5@all_reduce+int2",
+)  # fmt: skip
+"""Residuals, momenta, the Q of PowerSGD, and what clients know are kept; a phase, too."""
 
 
 def settings_of(method: str, **choices: Any) -> Settings:
@@ -60,7 +66,7 @@ def random_cuts(name: str, events: int, count: int) -> list[int]:
     return sorted(random.Random(name).sample(range(1, events), count))
 
 
-@pytest.mark.parametrize("name", only(FAST, METHODS))
+@pytest.mark.parametrize("name", only(FAST, [*METHODS, *COMPRESSED]))
 def test_a_run_in_pieces_is_the_run_in_one(name: str, tmp_path: Path) -> None:
     """Events, parameters, rows and summary agree, wherever the run was cut."""
     settings = settings_of(name)

@@ -20,7 +20,7 @@ from gossamer.errors import Stalled
 from gossamer.methods import METHODS
 from gossamer.replica import Replica
 from gossamer.runs.result import Result
-from gossamer.sim.faults import SharedSlowness
+from gossamer.sim.faults.simulated_faults import SharedSlowness
 from gossamer.sim.kernel import SECOND
 from gossamer.worker import Worker
 from support import Role, bowl, build, only_here
@@ -261,7 +261,7 @@ def crossings(draw):
 
 
 @given(crossings())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_collectives_and_messages_share_cards_max_min_fairly(case) -> None:
     """Both end when exact progressive filling over the ring's flows and the messages says."""
     rates, floats, messages = case
@@ -373,7 +373,7 @@ SCALED = ("all_reduce", "local_sgd:period=2", "sync_server", "d_psgd", "push_sum
 
 @pytest.mark.parametrize("method", only(SCALED[:1], SCALED))
 @given(cluster=CLUSTERS, k=st.sampled_from([2.0, 5.0, 16.0]))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_everything_k_times_as_fast_takes_a_kth_of_the_time(
     method: str, cluster: Cluster, k: float
 ) -> None:
@@ -388,7 +388,7 @@ def test_everything_k_times_as_fast_takes_a_kth_of_the_time(
     rate=st.floats(1e6, 1e9), k=st.floats(1.0, 20.0), racks=st.sampled_from([0, 2]),
     collectives=st.sampled_from(["closed_form", "flows"]),
 )  # fmt: skip
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_more_bandwidth_for_all_never_slows_a_run(
     method: str, rate: float, k: float, racks: int, collectives: str
 ) -> None:

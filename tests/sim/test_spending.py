@@ -90,7 +90,7 @@ def test_spending_is_a_sum_over_the_events(method: str, sites: Sites) -> None:
 
 @wide
 @given(st.integers(0, 10_000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_spending_is_a_sum_whatever_breaks(seed: int) -> None:
     """A worker that is slow, paused or dead is paid for to the end."""
     storm = random_faults(seed, 4, 0.3)

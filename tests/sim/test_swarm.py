@@ -79,6 +79,24 @@ def test_who_makes_up_for_a_dead_worker_applies_every_gradient_once(stale: int) 
     assert [world.replicas[rank].version for rank in sorted(world.alive)] == steps
 
 
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(40),
+        pytest.param(range(40, 1000), marks=wide),
+        *(
+            pytest.param(range(at, at + 1000), marks=pytest.mark.slow)
+            for at in range(1000, 10_000, 1000)
+        ),
+    ],
+)
+def test_workers_that_come_and_go_weather_storms(seeds: range) -> None:
+    """Deaths, returns, arrivals and random failures. The seed draws the method, too."""
+    methods = [m for m in (*METHODS, *VARIANTS) if not parse_method(m).groups]
+    for seed in seeds:
+        weather(methods[seed % len(methods)], seed, kills=2, twice=seed % 4 == 0, comes=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
 def test_thousands_of_storms_with_two_deaths(method: str) -> None:

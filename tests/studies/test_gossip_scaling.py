@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from command_line import gossamer
@@ -53,7 +53,6 @@ def work_of(table: PublishedTable, quick: bool = False) -> list[CellTraining]:
 
 
 @given(numbers, numbers, margins)
-@settings(max_examples=50, deadline=None)
 def test_an_order_and_its_opposite_never_both_agree(
     one: float | None, other: float | None, margin: Margin
 ) -> None:
@@ -64,7 +63,6 @@ def test_an_order_and_its_opposite_never_both_agree(
 
 
 @given(numbers, numbers, margins)
-@settings(max_examples=50, deadline=None)
 def test_what_is_ordered_is_not_alike(
     one: float | None, other: float | None, margin: Margin
 ) -> None:

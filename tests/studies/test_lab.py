@@ -42,7 +42,6 @@ from tiers import every, only
 
 
 @given(delay=st.integers(0, 300))
-@settings(max_examples=50, deadline=None)
 def test_the_numerical_edge_is_the_closed_form_without_momentum(delay: int) -> None:
     """2 sin(pi / (2 (2d + 1)))."""
     closed = 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
@@ -68,7 +67,6 @@ def characteristic_roots(product: float, delay: int, momentum: float) -> Any:
 
 
 @given(delay=st.integers(0, 40), momentum=st.floats(0.0, 0.98))
-@settings(max_examples=50, deadline=None)
 def test_at_the_edge_a_root_of_the_recurrence_leaves_the_unit_circle(
     delay: int, momentum: float
 ) -> None:
@@ -197,7 +195,7 @@ def test_every_point_of_a_grid_is_what_it_would_be_alone(changes: dict[str, Any]
 
 
 @given(delays=st.lists(st.integers(0, 5), min_size=1, max_size=5), steps=st.integers(1, 15))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_ring_buffer_gives_each_row_what_it_wrote_d_steps_ago(
     delays: list[int], steps: int
 ) -> None:

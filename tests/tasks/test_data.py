@@ -13,7 +13,7 @@ from gossamer.tasks import make_task
 from gossamer.tasks.images import read_cifar10, read_mnist
 from gossamer.tasks.split import SPLITS, Order, make_sampler, shares
 
-quick = settings(max_examples=50, deadline=None)
+quick = settings(max_examples=50)
 seeds = st.integers(min_value=-(2**31), max_value=2**63)
 
 

@@ -24,6 +24,8 @@ from gossamer.commands.cost import cost
 from gossamer.commands.doctor import doctor
 from gossamer.commands.export import export
 from gossamer.commands.listing import clusters, methods, tasks
+from gossamer.commands.models.distill import distill
+from gossamer.commands.models.soup import soup
 from gossamer.commands.probe import probe
 from gossamer.commands.replay import replay_run
 from gossamer.commands.report import report
@@ -46,7 +48,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Training": (
         "--seed", "--seeds", "--epochs", "--samples", "--batch", "--lr", "--optimiser",
         "--schedule", "--clip", "--split", "--engine", "--device", "--threads", "--jobs",
-        "--compile", "--buffers", "--data",
+        "--compile", "--buffers", "--swa", "--data",
     ),
     "Output": (
         "--evaluations", "--record", "--checkpoint-every", "--resume", "--picture", "--output",
@@ -117,7 +119,7 @@ def options_of_all(
 
 
 for command in (
-    compare, simulate, train, advise, probe, cost, report, export, reproduce,
+    compare, simulate, train, advise, probe, cost, report, export, reproduce, soup, distill,
     methods, tasks, clusters, doctor,
 ):  # fmt: skip
     app.command(cls=GroupedCommand)(command)

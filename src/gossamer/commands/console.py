@@ -165,6 +165,11 @@ def shared_figures(summary: Mapping[str, Any]) -> tuple[Figures, Figures]:
         ("mean staleness", "mean_staleness", "{:.2f}".format),
         ("mean global staleness", "mean_global_staleness", "{:.2f}".format),
         ("consensus distance", "consensus_distance", "{:.4f}".format),
+        ("noise scale", "noise_scale", "{:.3g} samples".format),
+        ("times fewer bytes", "compression_ratio", "{:.1f}".format),
+        ("encoding, a step", "coding_seconds_per_step", "{:.2g} s".format),
+        ("norm not sent yet", "residual_norm", "{:.3g}".format),
+        ("cosine of workers", "displacement_cosine", "{:.2f}".format),
     )
 
 

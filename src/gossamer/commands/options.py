@@ -216,6 +216,12 @@ class ClusterOptions:
     )
     slow_link: SlowLinkOption = None
     kill: KillOption = None
+    come_back: Texts = option(
+        None, "Let this worker, which has died, come back: 3@4s.", "--return", metavar="WORKER@TIME"
+    )
+    arrive: Texts = option(
+        None, "Let this worker take part from TIME on only: 5@2s.", metavar="WORKER@TIME"
+    )
     pause: PauseOption = None
     drop: Texts = option(
         None,
@@ -233,6 +239,7 @@ class ClusterOptions:
         """Load the cluster and apply what the command line changes."""
         described = ("cluster", "workers")
         texts = {name: value for name, value in vars(self).items() if name not in described}
+        texts["return"] = texts.pop("come_back")
         faults = parse_faults(**texts)
         return load_cluster(self.cluster).changed(workers=self.workers, faults=faults)
 
@@ -282,6 +289,9 @@ class RunOptions:
     buffers: str = option(
         "recomputed",
         "BatchNorm statistics of the output: recomputed, recomputed:BATCHES, averaged, local.",
+    )
+    swa: float | None = option(
+        None, "From this share of the run on, the output is the mean of its evaluations: 0.75."
     )
     width: int | None = option(
         None, "How many gradients are computed at once; default: as many as fit into memory."

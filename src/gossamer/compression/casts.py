@@ -1,4 +1,4 @@
-"""Fewer bits for each number: halves, and whole numbers of 8, 4 and 2 bits with a scale."""
+"""Fewer bits for each number: 16-bit floats, and whole numbers of 8, 4 and 2 bits with a scale."""
 
 from __future__ import annotations
 

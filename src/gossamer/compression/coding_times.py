@@ -18,7 +18,7 @@ from gossamer.errors import ConfigurationError, unknown_name
 from gossamer.replica import Layout
 
 CodingTimes = Mapping[str, tuple[float, float]]
-"""By what is timed: nanoseconds for one number to encode, and to decode."""
+"""Nanoseconds that one number takes to be encoded and to be decoded, by what is timed."""
 
 TIMED = (*COMPRESSORS, "topk-global", "topk-tensor", "dgc-global", "dgc-tensor")
 """One entry for each compressor, with its usual options, and those scopes that differ much."""
@@ -61,7 +61,7 @@ def _is_time(value: object) -> bool:
 def seconds(
     compressor: Compressor, count: int, known: CodingTimes, *, decodes: bool = False
 ) -> float:
-    """To encode (or decode) so many numbers, on a cluster of which this is known."""
+    """The time to encode (or decode) so many numbers, on a cluster of which this is known."""
     entry = timed_as(compressor)
     return count * 1e-9 * known.get(entry, MEASURED[entry])[decodes]
 
@@ -128,4 +128,5 @@ MEASURED: CodingTimes = {
     "dgc-global": (24.88, 0.23),
     "dgc-tensor": (20.32, 0.38),
 }
-"""With one thread on an AMD EPYC, by `measure_all`; where a cluster says nothing."""
+"""What is used where a cluster says nothing: measured by `measure_all`, with one thread on an AMD
+EPYC."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from gossamer.compression.compressor import Coder, Compressor, MeanRound, Stream
 from gossamer.errors import Error
 from gossamer.pending import Pending
-from gossamer.replica import Fragment, Replica
+from gossamer.replica import OF_RUN, Fragment, Replica
 from gossamer.worker import Left, Message, Tag, Worker
 
 _MEMORY = "compression"
@@ -63,6 +63,16 @@ def is_compression(key: str, name: str = "") -> bool:
     return key.startswith(f"{_MEMORY} {name} " if name else f"{_MEMORY} ")
 
 
+def without_residuals(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of all that a method remembers, for another worker to go on with. What the one has
+    not sent yet it will send itself."""
+    kept = {key: value.clone() for key, value in memory.items() if not key.startswith(OF_RUN)}
+    for key in kept:
+        if is_compression(key) and key.endswith(" residual"):
+            kept[key].zero_()
+    return kept
+
+
 class CompressedWorker:
     """The `Worker` of a method whose exchanges are compressed.
 
@@ -82,7 +92,7 @@ class CompressedWorker:
         self._seed = inner.rng.getrandbits(32)
         self._coders: dict[str, Coder] = {}
         self._left = 0
-        """Of a gradient that is reduced piece by piece, last layer first: where the rest ends."""
+        """Where the rest ends of a gradient that is reduced piece by piece, last layer first."""
         self._turn: Pending[None] = Pending.resolved("encode", None)
         """Ends when the exchange before has: all workers make theirs in the same order."""
 
@@ -274,7 +284,8 @@ class CompressedWorker:
                 kept["value"] = value.clone()
             return value
         coder = self._coder(f"down {server}", self._range_of(server), self._compressor.answering())
-        kept["value"].add_(coder.decode(value))
+        if value.numel():
+            kept["value"].add_(coder.decode(value))
         return kept["value"].clone()
 
     def receive(self, tag: Tag, *, source: int | None = None) -> Pending[Message]:
@@ -321,12 +332,18 @@ class CompressedWorker:
         client, part = message.source, self._range_of(self._inner.rank)
 
         def encoded(value: Tensor) -> Tensor:
-            """What the client lacks. All that was not sent before is in the next difference."""
-            kept = Kept(self._x.memory, f"known {client}")
-            if value.numel() != part.stop - part.start or "value" not in kept:
-                if value.numel() == part.stop - part.start:
-                    kept["value"] = value.clone()
+            """What the client lacks. All that was not sent before is in the next difference; who
+            asks again before anything has changed, as after a restart, is told nothing new."""
+            kept, version = Kept(self._x.memory, f"known {client}"), self._x.version
+            if value.numel() != part.stop - part.start:
                 return value
+            is_known, was = "value" in kept, kept.get("version")
+            kept["version"] = torch.tensor(version)
+            if not is_known:
+                kept["value"] = value.clone()
+                return value
+            if self._exchange == "server" and was is not None and int(was) == version:
+                return torch.empty(0, dtype=torch.uint8, device=value.device)
             coder = self._coder(f"down {client}", part, self._compressor.answering())
             began = self._inner.now()
             data = coder.encode(value - kept["value"])

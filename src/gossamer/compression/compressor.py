@@ -49,7 +49,7 @@ class Stream:
     common: str = ""
     """The same at all ends; random numbers that they share are drawn from it."""
     seed: int = 0
-    """Of the random numbers that are this end's own."""
+    """The seed of the random numbers that are this end's own."""
     steps: int = 0
     """About how many vectors there will be; 0 if nobody knows."""
     state: MutableMapping[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -87,7 +87,7 @@ class Compressor:
     feedback: bool = field(default=False, kw_only=True)
     """Whether what was not sent is added to the next vector."""
     decay: float = field(default=1.0, kw_only=True)
-    """By what the residual is multiplied before that. Below 1 it forgets, as momentum does."""
+    """The residual is multiplied by this before. Below 1 it forgets, as momentum does."""
     down: bool = field(default=True, kw_only=True)
     """Whether what comes back from a server is compressed as well."""
 
@@ -129,6 +129,12 @@ class Compressor:
     def contraction(self, layout: Layout) -> float:
         """The largest d so that E|C(u) - u|^2 <= (1 - d) |u|^2 for every u; 0 if there is none."""
         return 0.0
+
+    @property
+    def overshoots(self) -> bool:
+        """Whether its error may be longer than the vector. A copy that is told C(x - copy) again
+        and again then runs away from x instead of coming nearer."""
+        return False
 
 
 def mean_of(parts: list[Tensor]) -> Tensor:
@@ -182,7 +188,7 @@ class Coder:
         return self.compressor.decode(data, self.stream)
 
     def rounds(self, vector: Tensor) -> Rounds:
-        """As `Compressor.rounds`. If a round fails, the residual is as it was."""
+        """Does the same as `Compressor.rounds`. If a round fails, the residual is as it was."""
         whole = self._with_residual(vector)
         mean, own = yield from self.compressor.rounds(whole, self.stream)
         if self.compressor.feedback:

@@ -54,7 +54,8 @@ class PowerSgd(Compressor):
             )
 
     def matrices(self, layout: Layout) -> list[_Matrix]:
-        """Those that become small enough; more than two dimensions are all but the first in one."""
+        """The matrices that become small enough. All dimensions of a tensor but the first are
+        joined."""
         found: list[_Matrix] = []
         start = 0
         for shape, size in zip(layout.shapes, layout.sizes, strict=True):

@@ -41,15 +41,10 @@ EXCHANGES = {
         "nothing", "it exchanges nothing, so there is nothing to compress; leave the compressor out"
     ),
 }
-"""By the name that a method's row gives."""
+"""The kinds of exchange, by the names that the rows of methods give them."""
 
 
 _TOO_FAR = "its error may be longer than the vector, so that copies would not come nearer"
-_NOT_COPIES = {
-    "qsgd": _TOO_FAR,
-    "terngrad": _TOO_FAR,
-    "dgc": "it corrects the momentum of gradients, and copies follow models",
-}
 
 
 def refusal(exchange: str, compressor: Compressor) -> str | None:
@@ -59,6 +54,10 @@ def refusal(exchange: str, compressor: Compressor) -> str | None:
             "its row does not say what it exchanges; put exchange='gradients' there if it averages "
             "gradients, or exchange='differences' if its all-reduces name a reference"
         )
-    if exchange == "copies" and compressor.name in _NOT_COPIES:
-        return f"{_NOT_COPIES[compressor.name]}; use sign, topk or int4"
+    if compressor.own_momentum and exchange in ("differences", "displacements", "copies"):
+        return "it corrects the momentum of gradients, which are not what is sent; use topk"
+    if exchange == "copies" and compressor.overshoots:
+        return f"{_TOO_FAR}; use sign, topk or int4"
+    if exchange in ("server", "displacements") and compressor.down and compressor.overshoots:
+        return f"{_TOO_FAR} to what a server answers; leave out down=true"
     return EXCHANGES[exchange].reason or None

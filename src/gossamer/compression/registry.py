@@ -26,10 +26,11 @@ class CompressorRow:
     worker receives grows with the number of workers."""
     is_unbiased: bool = False
     """Whether the expectation of what is decoded is the vector itself."""
-    needs_matrices: bool = False
-    """Whether it works on the matrices of the model, and leaves vectors as they are."""
     rounds: int = 1
     """How many exchanges one vector takes."""
+    rate: float = 1.0
+    """Where gradients are averaged that SGD's momentum gathers afterwards: by what the rate should
+    be multiplied, because what is fed back comes late and momentum makes more of it."""
 
     @property
     def name(self) -> str:
@@ -47,7 +48,7 @@ _ROWS = (
     CompressorRow(Int8, "Dettmers 2016"),
     CompressorRow(Int4, "Dettmers 2016"),
     CompressorRow(Int2, "Sarfi et al. 2025, SparseLoCo"),
-    CompressorRow(Sign, "Karimireddy et al. 2019, EF-signSGD"),
+    CompressorRow(Sign, "Karimireddy et al. 2019, EF-signSGD", rate=0.3),
     CompressorRow(OneBit, "Seide et al. 2014"),
     CompressorRow(Qsgd, "Alistarh et al. 2017", is_unbiased=True),
     CompressorRow(TernGrad, "Wen et al. 2017", is_unbiased=True, rounds=2),
@@ -56,7 +57,7 @@ _ROWS = (
     CompressorRow(TopK, "Stich et al. 2018"),
     CompressorRow(Threshold, "Strom 2015"),
     CompressorRow(Dgc, "Lin et al. 2018"),
-    CompressorRow(PowerSgd, "Vogels et al. 2019", is_linear=True, needs_matrices=True, rounds=2),
+    CompressorRow(PowerSgd, "Vogels et al. 2019", is_linear=True, rounds=2),
 )
 
 COMPRESSORS: dict[str, CompressorRow] = {row.name: row for row in _ROWS}

@@ -106,10 +106,15 @@ class TernGrad(Compressor):
     """
 
     name = "terngrad"
+    down: bool = field(default=False, kw_only=True)
     clip: float = field(default=2.5, kw_only=True)
 
     def check(self) -> None:
         check_range(f"{self.name}: clip", self.clip, 0.0)
+
+    @property
+    def overshoots(self) -> bool:
+        return True
 
     def encode(self, vector: Tensor, stream: Stream) -> Tensor:
         clipped, scales = self._clipped(vector, stream.layout)

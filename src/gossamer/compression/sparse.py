@@ -145,7 +145,7 @@ class RandomK(Compressor):
     """
 
     name = "randk"
-    share: float = field(default=0.01, kw_only=True)
+    share: float = field(default=0.25, kw_only=True)
 
     def check(self) -> None:
         check_share(self.name, self.share)
@@ -190,7 +190,7 @@ class Threshold(Compressor):
 
     name = "threshold"
     feedback: bool = field(default=True, kw_only=True)
-    factor: float = field(default=3.0, kw_only=True)
+    factor: float = field(default=2.0, kw_only=True)
 
     def check(self) -> None:
         check_range(f"{self.name}: factor", self.factor, 0.0)
@@ -218,7 +218,7 @@ class Threshold(Compressor):
         )
 
     def size(self, layout: Layout) -> int:
-        """Of normal numbers, which is an estimate."""
+        """An estimate: as many bytes as normally distributed numbers would need."""
         count = math.erfc(self.factor / math.sqrt(2)) * layout.total
         return math.ceil(count * (_bits(layout.total) + 32) / 8)
 
@@ -250,7 +250,7 @@ class Dgc(TopK):
             )
 
     def shares(self) -> list[float]:
-        """Those of the warm-up, and the last one."""
+        """The shares of the warm-up, and the last one."""
         found = [0.25]
         while found[-1] / 4 > self.share:
             found.append(found[-1] / 4)
@@ -292,5 +292,5 @@ class Dgc(TopK):
 
 
 def _bits(count: int) -> int:
-    """Of a place among so many."""
+    """The bits that the number of a place takes, among so many."""
     return max(1, (count - 1).bit_length())

@@ -23,6 +23,7 @@ class Qsgd(Compressor):
     """
 
     name = "qsgd"
+    down: bool = field(default=False, kw_only=True)
     levels: int = field(default=7, kw_only=True)
     bucket: int = field(default=512, kw_only=True)
 
@@ -33,6 +34,10 @@ class Qsgd(Compressor):
             )
         if self.bucket < 1:
             raise ConfigurationError(f"{self.name}: bucket must be at least 1, got {self.bucket}")
+
+    @property
+    def overshoots(self) -> bool:
+        return min(self.bucket / self.levels**2, self.bucket**0.5 / self.levels) >= 1
 
     @property
     def width(self) -> int:

@@ -1,4 +1,4 @@
-"""The values of sparse messages in fewer bits: halves, whole numbers with one scale, four bins."""
+"""The values of sparse messages in fewer bits: 16-bit floats, scaled whole numbers, bins."""
 
 from __future__ import annotations
 

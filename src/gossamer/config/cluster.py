@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gossamer.compression.coding_times import check_times
-from gossamer.config.faults import Fault, parse_fault, read_fault
+from gossamer.config.faults import Failures, Fault, check_lives, parse_fault, read_fault
 from gossamer.config.network import (
     FLOWS,
     Background,
@@ -40,7 +40,7 @@ class Compute:
     """How long one gradient takes, and what the device of a worker holds."""
 
     seconds: float = 0.010
-    """Of one gradient, however many samples it has."""
+    """The time that one gradient takes, however many samples it has."""
     per_sample: float = 0.0
     """What each sample of the batch adds to that."""
     distribution: str = "normal"
@@ -115,8 +115,9 @@ class Cluster:
     compression: Mapping[str, tuple[float, float]] = field(
         default_factory=dict[str, tuple[float, float]]
     )
-    """By compressor, the nanoseconds for each number to encode and to decode."""
+    """The nanoseconds that each number takes to be encoded and decoded, by compressor."""
     price: Price = field(default_factory=Price)
+    failures: Failures = field(default_factory=Failures)
     failure_detection: float = 0.05
     """How long it takes until the others learn of a death."""
     deadline: float = 10.0
@@ -144,6 +145,25 @@ class Cluster:
                     f"the fault '{fault}' names worker {max(ranks)}, but the {self.workers} "
                     f"workers are numbered 0 to {self.workers - 1}"
                 )
+
+        self.failures.check()
+        check_lives(self.faults)
+
+    @property
+    def absent_at_first(self) -> frozenset[int]:
+        """The workers that arrive later."""
+        return frozenset(fault.worker for fault in self.faults if fault.kind == "arrive")
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether workers come while a run is under way."""
+        is_listed = any(fault.kind in ("arrive", "return") for fault in self.faults)
+        return is_listed or self.failures.repair > 0
+
+    @property
+    def is_mortal(self) -> bool:
+        """Whether workers may die."""
+        return self.failures.are_there or any(fault.kind == "kill" for fault in self.faults)
 
     def changed(self, *, workers: int | None = None, faults: Sequence[Fault] = ()) -> Cluster:
         """The cluster with other workers and more faults. A lasting slow-down of a worker replaces
@@ -202,6 +222,7 @@ class Cluster:
             ("sites", Sites()),
             ("background", Background()),
             ("phases", Phases()),
+            ("failures", Failures()),
             ("compression", {}),
         ):
             if getattr(self, name) == unused:
@@ -272,6 +293,7 @@ def cluster_from(described: Mapping[str, Any], folder: Path | None = None) -> Cl
         "sites": read_sites(_table(top, "sites")), "price": read_price(_table(top, "price")),
         "background": _section(Background, background, "background"),
         "phases": _section(Phases, _table(top, "phases"), "phases"),
+        "failures": _section(Failures, _table(top, "failures"), "failures"),
         "compression": check_times(_table(top, "compression")),
     }  # fmt: skip
     return _section(Cluster, top | parts, "cluster")
@@ -288,6 +310,7 @@ _BANDWIDTHS = ("bandwidth", "memory_bandwidth", "server_bandwidth", "up", "down"
 _TIMES = (
     "latency", "rack_latency", "retransmission", "seconds", "per_sample", "unoverlapped_seconds",
     "pause_seconds", "failure_detection", "deadline", "every", "lasts", "repeat", "jitter_lasts",
+    "mtbf", "repair",
 )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
 """What can break in a cluster, simulated or real, and how a user writes it.
 
 kill 3@2.5s               worker 3 dies
+return 3@4s               worker 3, which has died, comes back
+arrive 5@2s               worker 5 is not there before
 pause 2@1s+0.5s           worker 2 stands still for half a second
 slow 0=10                 worker 0 computes ten times slower (from 1s for 2s: 0=10@1s+2s)
 slow-link 0=10            the network card of worker 0 is ten times slower
@@ -42,6 +44,8 @@ def _is_factor(amount: float) -> bool:
 
 _KINDS = {
     "kill": _Kind("3@2.5s", is_of_worker=True, is_moment=True),
+    "return": _Kind("3@4s", is_of_worker=True, is_moment=True),
+    "arrive": _Kind("5@2s", is_of_worker=True, is_moment=True),
     "pause": _Kind("2@1s+0.5s", is_of_worker=True, must_end=True),
     "slow": _Kind("0=10 or 0=10@1s+2s", is_of_worker=True, fits=_is_factor),
     "slow-link": _Kind("0=10 or 0=10@1s+2s", is_of_worker=True, fits=_is_factor),
@@ -111,6 +115,50 @@ class Fault:
         else:
             what = amount
         return f"{self.kind} {what}{when}"
+
+
+@dataclass(frozen=True)
+class Failures:
+    """How often workers die by themselves, and how long until they are back."""
+
+    mtbf: float = 0.0
+    """Mean seconds from the beginning of a life to its end, exponentially distributed; 0: they do
+    not die."""
+    repair: float = 0.0
+    """Seconds from a death until the worker starts again; 0: it does not come back."""
+    per: str = "worker"
+    """What dies: a worker, or a machine with all of its workers."""
+
+    @property
+    def are_there(self) -> bool:
+        return self.mtbf > 0
+
+    def check(self) -> None:
+        if self.per not in ("worker", "machine"):
+            raise unknown_name("unit of [failures] per", self.per, ("worker", "machine"))
+        for name in ("mtbf", "repair"):
+            if not 0 <= getattr(self, name) < FOREVER:
+                raise ConfigurationError(
+                    f"[failures] {name} must be a finite time, got {getattr(self, name):g} s"
+                )
+        if self.repair and not self.mtbf:
+            raise ConfigurationError(
+                "[failures] repair needs mtbf, the mean time between two deaths; give both"
+            )
+
+
+def check_lives(faults: Sequence[Fault]) -> None:
+    """Refuse a worker that comes back without having died, or arrives twice or where it lives."""
+    alive: dict[int, bool] = {fault.worker: False for fault in faults if fault.kind == "arrive"}
+    for fault in sorted(faults, key=lambda fault: fault.at):
+        if fault.kind not in ("kill", "return", "arrive"):
+            continue
+        if fault.kind != "kill" and alive.get(fault.worker, True):
+            raise ConfigurationError(
+                f"the fault '{fault}' cannot happen, because worker {fault.worker} is alive then; "
+                "kill it before, or let it arrive once"
+            )
+        alive[fault.worker] = fault.kind != "kill"
 
 
 def _kind_of(name: str) -> _Kind:

@@ -38,7 +38,7 @@ class Wires:
     memory_bandwidth: float = 0.0
     """Inside a machine; 0 means free."""
     server_bandwidth: float = 0.0
-    """Of a server's own card; 0 means: as a worker's."""
+    """What a server's own card carries per second; 0 means: as much as a worker's."""
     rack_latency: float = 0.0
     """Added when a message leaves its rack."""
     oversubscription: float = 1.0
@@ -50,7 +50,8 @@ class Wires:
     down: float = 0.0
     """What a worker's card receives per second; 0 means: `bandwidth`."""
     uplink: float = 0.0
-    """Of a rack, each way, shared by all that leaves or enters it; 0 means: it is never full."""
+    """What a rack's uplink carries per second each way, for all that leaves or enters the rack;
+    0 means: it is never full."""
     collectives: str = CLOSED_FORM
     """How collectives use the cards: each by its formula beside everything else, or as flows."""
     processor_share: float = 0.0
@@ -135,7 +136,7 @@ class Phases:
     """What slows a group of workers together."""
 
     shared_by: str = "rack"
-    """Whose workers are slow at the same time: worker, machine, rack, site or all."""
+    """Those whose workers are slow at the same time: worker, machine, rack, site or all."""
     every: float = 0.0
     """Mean seconds between two slow phases of a group, exponentially distributed; 0: none."""
     lasts: float = 0.0

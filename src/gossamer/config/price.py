@@ -32,9 +32,9 @@ class Price:
     egress_per_gb: float = 0.0
     """Dollars for 10^9 bytes that leave a site; without sites, that leave a machine."""
     watts: float = 0.0
-    """Of one worker while it computes."""
+    """The power of one worker while it computes."""
     idle_watts: float = 0.0
-    """Of one worker during the rest of the run."""
+    """The power of one worker during the rest of the run."""
 
     @property
     def spendings(self) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ _KINDS = (
         Integral,
         ("seed", "batch", "threads", "evaluations", "width", "model_bytes"),
     ),
-    ("a number", Real, ("epochs", "learning_rate", "clip")),
+    ("a number", Real, ("epochs", "learning_rate", "clip", "swa")),
     ("a text", str, ("optimiser", "schedule", "split", "engine", "device", "precision", "buffers")),
 )
 
@@ -62,7 +62,7 @@ class Settings:
     engine: str = "vector"
     device: str = "cpu"
     precision: str | None = None
-    """Of gradients: fp32, tf32 or bf16. None: tf32 on a GPU that has it, else fp32."""
+    """Gradients are computed in fp32, tf32 or bf16. None: tf32 on a GPU that has it, else fp32."""
     threads: int = 1
     """The threads of torch on the CPU. Another number may change the last bits of a result."""
     compiled: bool | None = None
@@ -70,6 +70,9 @@ class Settings:
     buffers: str = "recomputed"
     evaluations: int = 20
     """How often the models are evaluated during the run."""
+    swa: float | None = None
+    """From this share of the run on, the output is the mean of the output models of all evaluations
+    so far (stochastic weight averaging); None: the last one alone."""
     width: int | None = None
     """How many gradients are computed at once at most; None: as many as fit into memory."""
     model_bytes: int | None = None
@@ -116,6 +119,13 @@ class Settings:
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigurationError(f"{name} must be a finite number above 0, got {value}")
         check_range("evaluations", self.evaluations, 1)
+        if self.swa is not None:
+            check_range("swa", self.swa, 0.0, 1.0)
+            if self.method.method.output == "ensemble":
+                raise ConfigurationError(
+                    f"swa averages the output model, and {self.method} has as many as workers; "
+                    "average them by `gossamer soup`, or choose another method"
+                )
         if self.engine not in ENGINES:
             raise unknown_name("engine", self.engine, ENGINES)
         buffer_policy(self.buffers)
@@ -127,6 +137,8 @@ class Settings:
                 f"{self.task.name}; choose a smaller one"
             )
         self._check_shape()
+        if self.cluster.has_newcomers:
+            self.method.check_newcomers()
         # Whatever would fail when the run is built fails here, before anything is written.
         self.method.check_kind(isinstance(self.rule, Sgd), self.rule.name)
         make_schedule(self.schedule, epochs=self.epochs or 0.0, workers=self.replicas)

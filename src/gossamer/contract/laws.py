@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.config.faults import Fault
+from gossamer.contract.outer_laws import OUTER_LAWS
 from gossamer.contract.small_worlds import (
     Ones,
     bowl,
@@ -28,7 +29,7 @@ from gossamer.contract.small_worlds import (
     total,
     watch_end,
 )
-from gossamer.contract.storms import BrokenPromise, weather
+from gossamer.contract.storms import require, weather
 from gossamer.errors import Error
 from gossamer.methods import WAITS_FOR, MethodSpec
 from gossamer.sim.kernel import SECOND
@@ -40,16 +41,11 @@ SLOW = 20
 LEAST_ACCURACY = 0.93
 
 
-def _require(is_kept: bool, sentence: str) -> None:
-    if not is_kept:
-        raise BrokenPromise(sentence)
-
-
 def trains(spec: MethodSpec) -> str:
     """At its defaults, the output model gets 93 % of the test digits right on eight workers."""
     result = simulate(digits(), spec, "equal-8", seed=3, evaluations=1)
     found = f"{100 * result.accuracy:.1f} % of the test digits"
-    _require(result.accuracy >= LEAST_ACCURACY, f"{found}, expected at least 93 %")
+    require(result.accuracy >= LEAST_ACCURACY, f"{found}, expected at least 93 %")
     return found
 
 
@@ -60,11 +56,11 @@ def is_fixed_by_its_seed(spec: MethodSpec) -> str:
         result = build(bowl(), spec, racing(5), steps=8, seed=seed, engine="loop").run()
         return result.digest, result.parameters_digest
 
-    _require(
+    require(
         digests(1) == digests(1),
         "two runs with one seed differ; draw from w.rng, and take time from w.now()",
     )
-    _require(digests(1)[0] != digests(2)[0], "runs with two seeds have the same events")
+    require(digests(1)[0] != digests(2)[0], "runs with two seeds have the same events")
     return "the same bits twice"
 
 
@@ -83,7 +79,7 @@ def is_clipped(spec: MethodSpec) -> str:
         return float((holders(simulation) - before).abs().max())
 
     bound, free = moved(1e-7), moved(None)
-    _require(
+    require(
         bound < 1e-5 < 1e-3 < free,
         f"the models moved by {bound:.2g} with a clip of 1e-7 and by {free:.2g} without; apply "
         "gradients by x.descend_()",
@@ -103,13 +99,13 @@ def keeps_mean(spec: MethodSpec) -> str:
         change = float(((total(simulation) - before) / before).abs().max())
         largest = max(largest, change)
         if is_promised:
-            _require(
+            require(
                 change < 1e-5,
                 f"exchanges moved the mean by {100 * change:.2g} % (seed {seed}); add what the "
                 "other loses, and never assign a value computed from an old snapshot",
             )
         else:
-            _require(change > 1e-3, "the mean is kept although the row says it is not")
+            require(change > 1e-3, "the mean is kept although the row says it is not")
     return f"the mean moved by {100 * largest:.2g} %"
 
 
@@ -130,9 +126,9 @@ def puts_models_on_the_network(spec: MethodSpec) -> str:
     expected = promises.models_per_step(8, options)
     found = f"{sent:.3g} models a step, promised {expected:.3g}"
     if promises.is_traffic_a_bound:
-        _require(0.5 * expected <= sent <= 1.05 * expected, found)
+        require(0.5 * expected <= sent <= 1.05 * expected, found)
     else:
-        _require(abs(sent - expected) <= max(0.05 * expected, 1e-6), found)
+        require(abs(sent - expected) <= max(0.05 * expected, 1e-6), found)
     return found
 
 
@@ -150,9 +146,9 @@ def is_delayed_by_whom_it_waits_for(spec: MethodSpec) -> str:
         ratio = seconds(Fault("slow", worker=rank, amount=SLOW)) / equal
         found = f"one worker {SLOW} times slower: the run takes {ratio:.2f} times as long"
         if WAITS_FOR[said]:
-            _require(abs(ratio - SLOW) <= 0.1 * SLOW, f"{found}, though it waits for {said}")
+            require(abs(ratio - SLOW) <= 0.1 * SLOW, f"{found}, though it waits for {said}")
         else:
-            _require(1.0 < ratio < 1.25, f"{found}, though it waits for {said}")
+            require(1.0 < ratio < 1.25, f"{found}, though it waits for {said}")
     return f"{ratio:.2f} times as long with one {SLOW} times slower"
 
 
@@ -166,7 +162,7 @@ def survives_death(spec: MethodSpec, victim: int | None = None) -> str:
         own = [account.steps for account in simulation.world.metrics.workers.values()]
         more = budget.processed - budget.samples
         is_shared = own[one] < 20 and all(made > 40 for r, made in enumerate(own) if r != one)
-        _require(
+        require(
             result.living == 5 and is_shared and 0 <= more < 5 * budget.batch,
             f"after the death of worker {one}, {result.living} of 5 live and steps are {own}",
         )
@@ -183,12 +179,12 @@ def trains_exactly_its_samples(spec: MethodSpec, workers: int | None = None) -> 
             simulation = build(bowl(), spec, cluster, steps=8, seed=seed, engine="none")
             changed, begun, delivered = watch_end(simulation)
             result = simulation.run()
-            _require(
+            require(
                 result.steps == 8 * size and result.samples == simulation.settings.samples,
                 f"{size} workers made {result.steps} steps, expected {8 * size}",
             )
-            _require(max(begun) <= max(delivered), "a gradient begins after the last was there")
-            _require(
+            require(max(begun) <= max(delivered), "a gradient begins after the last was there")
+            require(
                 max(changed) <= round(result.virtual_seconds * SECOND),
                 "a replica changes after the end of the run",
             )
@@ -201,10 +197,10 @@ def counts_staleness(spec: MethodSpec) -> str:
     result = simulation.run()
     counted = sum(result.staleness.values())
     applied = result.steps - result.dropped_gradients
-    _require(counted == applied, f"{counted} gradients are counted as applied, expected {applied}")
+    require(counted == applied, f"{counted} gradients are counted as applied, expected {applied}")
     found = f"mean {result.mean_staleness:.2f}, greatest {result.max_staleness}"
     if spec.method.promises.staleness in ("0", "stale"):
-        _require(result.max_staleness == 0, f"{found}, promised 0")
+        require(result.max_staleness == 0, f"{found}, promised 0")
     return found
 
 
@@ -231,7 +227,7 @@ def is_plain_alone(spec: MethodSpec) -> str:
     plain: Tensor = nn.utils.parameters_to_vector(model.parameters()).detach()
     assert result.parameters is not None
     apart = float((result.parameters - plain).abs().max())
-    _require(
+    require(
         torch.equal(result.parameters, plain),
         f"with one worker it ends {apart:.2g} away from plain PyTorch; if its paper says so, "
         "promise is_plain_alone=False",
@@ -247,7 +243,7 @@ def runs_between_groups(spec: MethodSpec) -> str:
     result = simulation.run()
     own = [account.steps for account in simulation.world.metrics.workers.values()]
     is_even = own[:4] == [own[0]] * 4 and own[4:] == [own[4]] * 4
-    _require(
+    require(
         is_even and result.samples >= simulation.settings.samples,
         f"two groups of four made {own} steps and {result.samples} samples",
     )
@@ -295,6 +291,7 @@ LAWS: dict[str, Callable[[MethodSpec], str]] = {
     "runs between groups": runs_between_groups,
     "weathers storms of faults": weathers_storms,
     "outlives partitions": outlives_partitions,
+    **{promise: law for promise, (law, _) in OUTER_LAWS.items()},
 }
 _PROMISED: dict[str, Callable[[MethodSpec], bool]] = {
     "what it applies is clipped": lambda spec: not spec.method.normalises,
@@ -302,6 +299,7 @@ _PROMISED: dict[str, Callable[[MethodSpec], bool]] = {
     "weathers storms of faults": lambda spec: spec.method.promises.survives_death,
     "outlives partitions": lambda spec: spec.method.promises.survives_death,
     "plain training with one worker": lambda spec: spec.method.promises.is_plain_alone,
+    **{promise: holds for promise, (_, holds) in OUTER_LAWS.items()},
 }
 
 

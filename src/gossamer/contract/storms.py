@@ -8,10 +8,11 @@ nobody hangs, and the same seed tells the same story twice.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gossamer.config.cluster import Cluster, Compute, Wires
-from gossamer.config.faults import FOREVER, KINDS, Fault
+from gossamer.config.faults import FOREVER, KINDS, Failures, Fault
 from gossamer.contract.small_worlds import bowl, build
 from gossamer.errors import Error, PeerLost
 from gossamer.methods import MethodSpec
@@ -28,12 +29,21 @@ class BrokenPromise(Error):
     """A method does not keep what its row says; the message says how that was seen."""
 
 
-def storm(seed: int, *, kills: int, heals: bool = True) -> Cluster:
+def require(is_kept: bool, sentence: str) -> None:
+    """Break the promise with this sentence unless it is kept."""
+    if not is_kept:
+        raise BrokenPromise(sentence)
+
+
+def storm(seed: int, *, kills: int, heals: bool = True, comes: bool = False) -> Cluster:
     """A small cluster on which messages take about as long as it takes to notice a death."""
     workers = 6 if seed % 3 else 5
     faults = random_faults(seed, workers, HORIZON, kills=kills)
     if not heals:
         faults = [replace(f, lasts=FOREVER) if f.kind == "partition" else f for f in faults]
+    if comes:
+        faults += random_newcomers(seed, workers, HORIZON, faults)
+    has_failures = comes and seed % 4 == 0
     return Cluster(
         workers=workers,
         compute=Compute(seconds=SECONDS, jitter=0.2),
@@ -41,8 +51,30 @@ def storm(seed: int, *, kills: int, heals: bool = True) -> Cluster:
         failure_detection=0.005,
         # Without any patience nobody waits yet when the other side begins to count as lost.
         deadline=DEADLINE if heals else DEADLINE * (seed % 2),
+        failures=Failures(2 * HORIZON, 0.1 * HORIZON) if has_failures else Failures(),
         faults=tuple(faults),
     )
+
+
+def random_newcomers(
+    seed: int, workers: int, horizon_s: float, faults: Sequence[Fault]
+) -> list[Fault]:
+    """Most of the dead come back, some to die again; some workers arrive late, but not all."""
+    rng = random.Random(f"{seed}/newcomers")
+    killed = [fault for fault in faults if fault.kind == "kill"]
+    plan: list[Fault] = []
+    for death in killed:
+        at = death.at + rng.uniform(0.0, 0.5) * horizon_s
+        if rng.random() < 0.75:
+            plan.append(Fault("return", at, worker=death.worker))
+            if rng.random() < 0.4:
+                again = at + rng.uniform(0.0, 0.4) * horizon_s
+                plan.append(Fault("kill", again, worker=death.worker))
+                plan.append(Fault("return", again + 0.1 * horizon_s, worker=death.worker))
+    others = sorted(set(range(workers)) - {fault.worker for fault in killed})
+    for worker in rng.sample(others, rng.randint(0, min(2, len(others) - 1))):
+        plan.append(Fault("arrive", rng.uniform(0.0, horizon_s), worker=worker))
+    return plan
 
 
 def random_faults(seed: int, workers: int, horizon_s: float, *, kills: int = 1) -> list[Fault]:
@@ -50,7 +82,7 @@ def random_faults(seed: int, workers: int, horizon_s: float, *, kills: int = 1) 
     rng = random.Random(f"{seed}/faults")
     plan: list[Fault] = []
     for _ in range(rng.randint(1, 4)):
-        kind = rng.choice([kind for kind in KINDS if kind != "kill"])
+        kind = rng.choice([kind for kind in KINDS if kind not in ("kill", "return", "arrive")])
         at = rng.uniform(0.0, 0.5 * horizon_s)
         lasts = rng.uniform(0.02, 0.25) * horizon_s
         worker = rng.randrange(workers)
@@ -81,9 +113,10 @@ def weather(
     kills: int = 1,
     twice: bool = True,
     heals: bool = True,
+    comes: bool = False,
 ) -> None:
-    """One method in one storm, and where that is wanted a second time."""
-    cluster = storm(seed, kills=kills, heals=heals)
+    """One method in one storm, and where that is wanted a second time. Workers may come, too."""
+    cluster = storm(seed, kills=kills, heals=heals, comes=comes)
     try:
         first = _digest_of_run(method, seed, cluster)
         if twice and first != _digest_of_run(method, seed, cluster):
@@ -93,7 +126,7 @@ def weather(
         raise BrokenPromise(
             f"{method} with seed {seed} against {plan}: {type(error).__name__}: {error} (to see it "
             f"again: gossamer.contract.storms.weather({str(method)!r}, {seed}, kills={kills}, "
-            f"heals={heals}))"
+            f"heals={heals}, comes={comes}))"
         ) from error
 
 
@@ -143,9 +176,17 @@ def longest_cut(cluster: Cluster, pair: set[int]) -> float:
 def _check_end(simulation: Simulation) -> None:
     """Everybody who is alive has ended, and the samples were processed."""
     world = simulation.world
-    dead = {fault.worker for fault in world.cluster.faults if fault.kind == "kill"}
-    if not world.over or not set(range(world.size)) - world.alive <= dead:
+    mortal = {fault.worker for fault in world.cluster.faults if fault.kind in ("kill", "arrive")}
+    if world.cluster.failures.are_there:
+        mortal = set(range(world.size))
+    if not world.over or not set(range(world.size)) - world.alive <= mortal:
         raise BrokenPromise("somebody who lives has not ended, or somebody died unasked")
+    trained = world.budget.processed
+    if world.samples_read != trained + world.samples_aborted:
+        raise BrokenPromise(
+            f"{world.samples_read} samples were read, but {trained} trained and "
+            f"{world.samples_aborted} given back"
+        )
     if world.alive.isdisjoint(world.speakers):
         return  # nobody is left, or only groups without their leaders
     # To the sample, in whole rounds of who is alive and whole steps of groups.

@@ -18,7 +18,7 @@ from gossamer.compression.compressed_worker import compressed
 from gossamer.errors import ConfigurationError, PeerLost
 from gossamer.methods.method import WAITS_FOR, Method, Options, Promises, for_role
 from gossamer.pending import Pending
-from gossamer.replica import Replica
+from gossamer.replica import Replica, forget
 from gossamer.worker import Message, Tag, Worker
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def changing(specs: Sequence[MethodSpec], points: Sequence[str]) -> Method:
             except PeerLost:
                 pass
             await _meet(w, x, steps)
-            x.memory.clear()
+            forget(x.memory)
             x.memory[_KEPT] = torch.tensor([number + 1, steps.shift])
 
     return Method(

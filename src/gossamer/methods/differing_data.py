@@ -2,8 +2,8 @@
 
 D-PSGD then comes to rest away from the optimum, because each worker's gradient pulls to its own
 optimum while its model is mixed with few others. Each of these methods removes that error: it
-tracks the mean gradient, cancels the own pull, keeps the momentum of all, or relays every model to
-every worker.
+tracks the mean gradient, cancels the pull of the worker's own data, keeps the momentum of all, or
+relays every model to every worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.errors import PeerLost
 from gossamer.methods.neighbourhood import Inbox, Neighbourhood, exchange, mix, shares_of
 from gossamer.payload import payload
-from gossamer.replica import Replica
+from gossamer.replica import Replica, forget
 from gossamer.rules import weighted_sum
 from gossamer.topology import Topology
 from gossamer.worker import Worker
@@ -43,7 +43,7 @@ async def gradient_tracking(w: Worker, x: Replica, *, topology: str = "ring") ->
     for t in w.steps():
         now = graph.among(w.live_at(t))
         if graph.has_changed:
-            x.memory.clear()
+            forget(x.memory)
         if len(now.members) == 1:
             x.descend_(await w.gradient(x))
             continue
@@ -77,7 +77,7 @@ async def d2(w: Worker, x: Replica, *, topology: str = "ring") -> None:
     for t in w.steps():
         now = graph.among(w.live_at(t))
         if graph.has_changed:
-            x.memory.clear()
+            forget(x.memory)
         before = x.snapshot()
         x.descend_(await w.gradient(x))
         if len(now.members) > 1:
@@ -137,7 +137,7 @@ async def relay_sgd(w: Worker, x: Replica, *, topology: str = "binary_tree") -> 
     for t in w.steps():
         now = graph.among(w.live_at(t))
         if graph.has_changed:
-            x.memory.clear()  # the sums have the models of the dead, and other sides
+            forget(x.memory)  # the sums have the models of the dead, and other sides
         x.descend_(await w.gradient(x))
         if len(now.members) > 1:
             await _relay(w, x, now, t)
@@ -152,7 +152,7 @@ async def _relay(w: Worker, x: Replica, tree: Topology, t: int) -> None:
         relayed = Relayed(total, 1 + sum(other.count for other in others))
         w.send(peer, relayed, tag=("relay", t))
     inbox = [(peer, w.receive(("relay", t), source=peer)) for peer in peers]
-    x.memory.clear()
+    forget(x.memory)
     for peer, pending in inbox:
         try:
             theirs: Relayed = (await pending).payload

@@ -11,7 +11,7 @@ from math import ceil
 
 from torch import Tensor
 
-from gossamer.methods.outer import OuterModel, adopt_, due, own_copy
+from gossamer.methods.outer import OuterModel, adopt_, due, observe_agreement, own_copy
 from gossamer.pending import Pending
 from gossamer.replica import Fragment, Replica, fragments_of
 from gossamer.rules import OuterOptimiser
@@ -39,7 +39,10 @@ async def _outer_loop(
     async def meet() -> None:
         (began, number), inner_rate = flight[0][:2], x.learning_rate if by_rate else None
         part = parts[number]
-        adopt_(x, part, model.step(part, await flight.pop(0)[2], inner_rate), mix)
+        mean = await flight.pop(0)[2]
+        own = x.memory[f"sent {began} {number}"] if delay else part.of(x.snapshot())
+        observe_agreement(w, own, mean, part.of(model.start))
+        adopt_(x, part, model.step(part, mean, inner_rate), mix)
         x.memory.pop(f"sent {began} {number}", None)
 
     early = ceil(switch * w.expected_steps)

@@ -14,6 +14,7 @@ from torch import Tensor
 from gossamer.methods.method import Options
 from gossamer.replica import Fragment, Replica
 from gossamer.rules import OuterOptimiser, pair_growth
+from gossamer.worker import Worker
 
 
 def due(step: int, period: int, count: int) -> list[int]:
@@ -37,6 +38,17 @@ def adopt_(x: Replica, part: Fragment, value: Tensor, mix: float = 0.0) -> None:
         return
     part.put_(whole, own.lerp(value, 1 - mix) if mix else value)
     x.assign_(whole)
+
+
+def observe_agreement(w: Worker, own: Tensor, mean: Tensor, start: Tensor) -> None:
+    """Tell how alike workers have moved: the mean cosine between this worker's displacement and
+    another's, taken as equally long, from the mean of all n: (n d . mean d / |d|^2 - 1) / (n - 1).
+    """
+    way, others = own - start, len(w.peers)
+    square = 0.0 if way.is_meta else float(way @ way)
+    if square and others:
+        along = float(way @ (mean - start)) / square
+        w.observe("cosine", ((others + 1) * along - 1) / others)
 
 
 class OuterModel:

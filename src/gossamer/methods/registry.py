@@ -422,7 +422,9 @@ _ROWS = (
     ),
     Method(
         "ensemble", "independent", "Ben-Nun & Hoefler 2019", "ensemble", synchronous.ensemble,
-        Promises(True, "nobody", "0", True, "0", lambda p, o: 0.0),
+        Promises(
+            True, "nobody", "0", True, "0", lambda p, o: o.get("shared", 0.0) * traffic.ring(p)
+        ),
         is_synchronous=lambda options: False,
         exchange="nothing",
     ),

@@ -194,6 +194,20 @@ class MethodSpec:
                 f"({self.method.own_momentum}) and cannot use {name}; choose sgd, or another method"
             )
 
+    def check_newcomers(self) -> None:
+        """Refuse what no worker can come into while the run is under way."""
+        fixed = {
+            "groups": bool(self.groups),
+            "balance": bool(self.balance),
+            "stages or tensor": self.shape.machines > 1,
+            "a change of method": bool(_CHANGE.search(self.name)),
+        }
+        for what in [what for what, is_chosen in fixed.items() if is_chosen]:
+            raise ConfigurationError(
+                f"{self}: with {what} no worker can come during the run; leave it out, or the "
+                "arrivals, returns and repairs of the cluster"
+            )
+
     def resolve(self, workers: int, steps: int) -> dict[str, Any]:
         """All options for a run of that many workers and steps each."""
         values = self.method.values(workers, steps, self.options, is_paper=self.is_paper)
@@ -244,6 +258,10 @@ def parse_method(text: str | MethodSpec) -> MethodSpec:
     if len(phases) > 1:
         return _changing(text)
     text, suffix = split_suffix(text, COMPRESSORS)
+    if suffix is not None and split_suffix(suffix, COMPRESSORS)[1] is not None:
+        raise ConfigurationError(
+            f"{text} can have one compressor, got {suffix}; leave out all but one"
+        )
     if suffix is None and not is_own(text):
         head, plus, rest = text.partition("+")
         if plus and head.partition(":")[0] in METHODS and not rest[:1].isdecimal():

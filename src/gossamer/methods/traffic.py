@@ -52,11 +52,13 @@ def offers(workers: int, options: Options) -> float:
 
 
 def neighbours_models(workers: int, options: Options) -> float:
-    """The own model as it was sent, and of each neighbour the last one and one that came early."""
+    """A worker holds its own model as it was sent, and the last one of each neighbour and one that
+    came early."""
     return 2 * most_neighbours(workers, options) + 1
 
 
 def shares_of_mass(workers: int, options: Options) -> float:
-    """As many, the point of the gradient, and what may be on its way for so many steps longer."""
+    """One share for each neighbour, the point of the gradient, and what may be on its way for the
+    steps of the overlap."""
     most = most_neighbours(workers, options)
     return 2 * most * (1 + options["overlap"]) + 2

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gossamer.observe.noise_scale import NoiseScale, mean_of_sums, ratio
 from gossamer.observe.observer import SECOND, Observer, Row, Span, end_name
 
 
@@ -49,12 +50,23 @@ class WorkerMetrics:
     """How long the worker took part, once it has ended."""
     gap: Span = (0, 0)
     """The longest time between the beginnings of two steps, since the first of all."""
+    absent_ns: int = 0
+    """How long it was dead, or not there yet."""
+    lost_ns: int = 0
+    """How long it computed gradients that were lost with its death."""
+    lost_samples: int = 0
+    """The samples of those gradients, which others have trained or it has trained later."""
     _steps_began: Span | None = None
     """When the first and the last step began."""
 
     @property
     def waited_ns(self) -> int:
         return sum(dict(self.waiting_ns).values())
+
+    def lost(self, computed_ns: int, samples: int) -> None:
+        """A gradient was lost with the worker."""
+        self.lost_ns += computed_ns
+        self.lost_samples += samples
 
     def began_step(self, now_ns: int) -> None:
         """A step begins, or the last step is over."""
@@ -81,6 +93,10 @@ class Metrics(Observer):
         self.told: dict[str, Tally] = {}
         """The numbers that methods have reported, by name."""
         self._losses: list[Tensor] = []
+        self.noise = NoiseScale()
+        """Of the gradients computed here."""
+        self._noises: list[list[float]] = []
+        """Of those computed in other processes."""
 
     def computed(
         self, worker: int, span: Span, work_ns: int, samples: int, loss: Tensor | None
@@ -149,6 +165,11 @@ class Metrics(Observer):
         ]
         return sum(shares) / len(shares) if shares else None
 
+    @property
+    def noise_scale(self) -> float | None:
+        """In samples."""
+        return ratio(mean_of_sums([self.noise.sums, *self._noises]))
+
     def take_losses(self) -> list[Tensor]:
         """The losses since the last time."""
         losses, self._losses = self._losses, []
@@ -171,6 +192,7 @@ class Metrics(Observer):
             "steps": self.steps,
             "samples": sum(own.samples for own in self.workers.values()),
             "training_loss": float(torch.stack(losses).mean()) if losses else None,
+            "noise_scale": self.noise_scale,
             "mean_staleness": self.staleness.mean,
             "waits_for": max(causes, key=lambda cause: causes[cause], default=None),
         }
@@ -185,11 +207,21 @@ class Metrics(Observer):
             "computing_seconds": own.computing_ns / SECOND,
             "waiting_seconds": {what: ns / SECOND for what, ns in dict(own.waiting_ns).items()},
             "staleness": {str(missed): count for missed, count in sorted(self.histogram.items())},
-            "observed": {
-                what: [tally.count, tally.total, tally.most] for what, tally in self.told.items()
-            },
+            "observed": self.tallies,
+            "noise": self.noise.sums,
             "longest_step_gap_seconds": (own.gap[1] - own.gap[0]) / SECOND,
             "longest_step_gap_at": own.gap[0] / SECOND,
+        }
+
+    @property
+    def tallies(self) -> Row:
+        """What methods have told, for checkpoints."""
+        return {what: [tally.count, tally.total, tally.most] for what, tally in self.told.items()}
+
+    @tallies.setter
+    def tallies(self, state: Row) -> None:
+        self.told = {
+            what: Tally(count, total, most) for what, (count, total, most) in state.items()
         }
 
     def load(self, rank: int, state: Row) -> None:
@@ -203,6 +235,7 @@ class Metrics(Observer):
             Counter(waited), state["exchanges"], round(state.get("seconds", 0.0) * SECOND),
             (gap_at, gap_at + gap),
         )  # fmt: skip
+        self._noises.append(state.get("noise", []))
         for missed, count in state["staleness"].items():
             self.staleness.add(int(missed) * count, int(missed), count)
             self.histogram[int(missed)] += count
@@ -210,16 +243,40 @@ class Metrics(Observer):
             self.told.setdefault(what, Tally()).add(total, most, count)
 
 
-def _of_compression(metrics: Metrics, steps: int) -> Row:
-    """What compression did; nothing where there was none."""
-    encoded = metrics.told_of("encoded bytes")
-    if not encoded.total:
-        return {}
-    return {
-        "compression_ratio": metrics.told_of("plain bytes").total / encoded.total,
-        "coding_seconds_per_step": metrics.told_of("coding").total / steps,
-        "residual_norm": metrics.told_of("residual").mean,
+def time_shares(metrics: Metrics, duration_ns: int, usual_ns: float, apart_ns: float) -> Row:
+    """Where the time of all workers went, as shares of it that add up to 1.
+
+    `usual_ns` is how long machines on which nothing goes wrong compute what was trained, and
+    `apart_ns` what comes after each gradient and overlaps with nothing. `useful` is the goodput:
+    the samples trained per second over those that all machines could train, were nobody slow,
+    dead or waiting.
+    """
+    workers = metrics.workers.values()
+    whole = max(1, duration_ns) * len(workers)
+    computing = sum(own.computing_ns for own in workers)
+    shares = {
+        "useful": usual_ns / whole,
+        "slower": (computing - usual_ns - apart_ns) / whole,
+        "applying": apart_ns / whole,
+        "waiting": sum(own.waited_ns for own in workers) / whole,
+        "lost": sum(own.lost_ns for own in workers) / whole,
+        "absent": sum(own.absent_ns for own in workers) / whole,
     }
+    # Pauses, gradients that the end of the run has cut off, and what comes after a worker's end.
+    return shares | {"other": 1.0 - sum(shares.values())}
+
+
+def _of_exchanges(metrics: Metrics, steps: int) -> Row:
+    """What compression did, and how alike workers moved; nothing where there was neither."""
+    encoded, cosine = metrics.told_of("encoded bytes"), metrics.told_of("cosine")
+    found: Row = {"displacement_cosine": cosine.mean} if cosine.count else {}
+    if encoded.total:
+        found |= {
+            "compression_ratio": metrics.told_of("plain bytes").total / encoded.total,
+            "coding_seconds_per_step": metrics.told_of("coding").total / steps,
+            "residual_norm": metrics.told_of("residual").mean,
+        }
+    return found
 
 
 def summary(metrics: Metrics, bytes_sent: int) -> Row:
@@ -235,10 +292,11 @@ def summary(metrics: Metrics, bytes_sent: int) -> Row:
         "exchanges_per_step": metrics.exchanges / steps or None,
         "waiting_fraction": metrics.waiting_fraction,
         "waiting_by_cause": metrics.waiting_by_cause,
+        "noise_scale": metrics.noise_scale,
         "mean_staleness": metrics.staleness.mean,
         "max_staleness": metrics.staleness.most,
         "max_clock_gap": metrics.told_of("clock_gap").most,
         "max_queue": metrics.told_of("queue").most,
         "dropped_gradients": metrics.told_of("dropped").count,
-        **_of_compression(metrics, steps),
+        **_of_exchanges(metrics, steps),
     }

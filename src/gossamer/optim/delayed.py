@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.optim.wrapped_optimiser import WrappedOptimizer
 from gossamer.specs import bind, check_range, parse_spec
 
 Delay = int | str | Mapping[int, int] | Mapping[str, int]
@@ -104,7 +105,7 @@ class _Late(NamedTuple):
     gradients: Sequence[Tensor | None]
 
 
-class DelayedOptimizer(Optimizer):
+class DelayedOptimizer(WrappedOptimizer):
     """Wraps any optimiser of torch.optim and gives it each gradient `delay` steps late.
 
         optimizer = DelayedOptimizer(torch.optim.Adam(model.parameters(), lr=1e-3), delay=8)
@@ -124,40 +125,16 @@ class DelayedOptimizer(Optimizer):
             )
         if isinstance(optimizer, LBFGS):
             _refuse_closure("LBFGS evaluates the loss several times a step")
-        self.optimizer = optimizer
+        super().__init__(optimizer)
         self._draw = make_delay(delay)
         self._rng = random.Random(seed)
         self._steps = 0
         self._late: list[_Late] = []
-        # Optimizer.__init__ would copy the groups, but they must stay the wrapped optimiser's.
-        # __setstate__ makes the hooks and the profiling of `step` that every optimiser has.
-        super().__setstate__({})
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The wrapped optimiser's, so that a scheduler changes its rates."""
-        return self.optimizer.param_groups
-
-    @property
-    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The wrapped optimiser's."""
-        return self.optimizer.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The wrapped optimiser's."""
-        return self.optimizer.defaults
 
     @property
     def waiting(self) -> int:
         """How many gradients wait to be applied."""
         return len(self._late)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        self.optimizer.add_param_group(param_group)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.optimizer.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Keep the present gradients and apply those that are due, in order of computation."""

@@ -2,7 +2,8 @@
 
 The epoch is a real number: the samples that all workers have processed, over the size of the data
 set. So asynchronous workers agree on the rate without counting each other's steps. Every schedule
-has two more options. `scale` multiplies all rates, by a number or by the number of workers. With
+has two more options. `scale` multiplies all rates: by a number, by the number of `workers` (linear
+scaling, Goyal et al., 2017) or by its `square_root` (Krizhevsky, 2014; it suits Adam). With
 `warmup` the rate rises linearly over that many epochs from the fraction `start` of the full rate.
 Without `start` a scaled schedule rises from the base rate (Goyal et al., 2017) and any other one
 from a tenth of it. It never rises from zero, because some methods divide by the rate.
@@ -33,7 +34,7 @@ class Schedule(ABC):
     _: dataclasses.KW_ONLY
     warmup: float = 0.0
     start: float | None = None
-    scale: float | Literal["workers"] = 1.0
+    scale: float | Literal["workers", "square_root"] = 1.0
 
     def __post_init__(self) -> None:
         if not 0.0 < self.epochs < math.inf:
@@ -51,9 +52,10 @@ class Schedule(ABC):
             raise ConfigurationError(
                 f"{self.name}: start must be above 0 and at most 1, got {self.start}"
             )
-        if self.scale != "workers" and not 0.0 < self.scale < math.inf:
+        if isinstance(self.scale, int | float) and not 0.0 < self.scale < math.inf:
             raise ConfigurationError(
-                f"{self.name}: scale must be a finite number above 0 or workers, got {self.scale}"
+                f"{self.name}: scale must be a finite number above 0, workers or square_root, got "
+                f"{self.scale}"
             )
 
     def __str__(self) -> str:
@@ -62,13 +64,23 @@ class Schedule(ABC):
     def factor(self, epoch: float) -> float:
         """The factor on the base rate; after the end of the run it keeps its last value."""
         epoch = min(max(epoch, 0.0), self.epochs)
-        scale = float(self.workers) if self.scale == "workers" else self.scale
+        scale = self._scale
         if epoch >= self.warmup:
             return scale * self._shape(epoch)
         start = self.start
         if start is None:
             start = 1.0 / scale if scale > 1.0 else 0.1
         return scale * (start + (1.0 - start) * epoch / self.warmup)
+
+    @property
+    def _scale(self) -> float:
+        match self.scale:
+            case "workers":
+                return float(self.workers)
+            case "square_root":
+                return math.sqrt(self.workers)
+            case number:
+                return number
 
     @abstractmethod
     def _shape(self, epoch: float) -> float:

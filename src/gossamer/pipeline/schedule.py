@@ -198,7 +198,8 @@ def _gpipe(stage: int, microbatches: int) -> tuple[Action, ...]:
 
 
 def _one_f_one_b(stage: int, stages: int, microbatches: int) -> tuple[Action, ...]:
-    """As many forward passes ahead as there are stages behind, then one of each in turn."""
+    """A stage makes as many forward passes ahead as there are stages behind it, then one forward
+    and one backward pass in turn."""
     ahead = min(stages - 1 - stage, microbatches)
     actions = [Action(Pass.FORWARD, stage, number) for number in range(ahead)]
     for number in range(microbatches):

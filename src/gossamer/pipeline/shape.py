@@ -87,19 +87,26 @@ class ReplicaShape:
         """Into how many equal parts a batch is divided."""
         if self.pipeline in _WHOLE_BATCHES:
             return 1
-        if not self.microbatches:
-            return next(n for n in range(min(batch, 2 * self.stages), 0, -1) if batch % n == 0)
-        if batch % self.microbatches:
+        most = min(batch, 2 * self.stages)
+        found = self.microbatches or next(n for n in range(most, 0, -1) if batch % n == 0)
+        if batch % found:
             raise ConfigurationError(
-                f"a batch of {batch} samples cannot be divided into {self.microbatches} equal "
-                "micro-batches; choose microbatches that divide it"
+                f"a batch of {batch} samples cannot be divided into {found} equal micro-batches; "
+                "choose microbatches that divide it"
             )
-        if self.pipeline == "2bw" and self.microbatches < self.stages:
+        if self.pipeline == "2bw" and found < self.stages:
             raise ConfigurationError(
                 f"2bw needs at least as many micro-batches as the {self.stages} stages, got "
-                f"{self.microbatches}"
+                f"{found} of a batch of {batch}; choose others, or another batch"
             )
-        return self.microbatches
+        return found
+
+    @property
+    def steps_ahead(self) -> int:
+        """How many later steps begin before one ends."""
+        if not self.is_asynchronous:
+            return 0
+        return self.stages - 1 if self.pipeline in _WHOLE_BATCHES else 1
 
     @property
     def has_split_points(self) -> bool:
@@ -156,7 +163,7 @@ SHAPE_OPTIONS = tuple(one.name for one in fields(ReplicaShape))
 
 
 def read_shape(name: str, given: Mapping[str, str]) -> ReplicaShape:
-    """From text; `name` is the method's."""
+    """Read the shape from text; `name` is the method's."""
     kinds = {one.name: int if one.type == "int" else str for one in fields(ReplicaShape)}
     values: dict[str, Any] = {
         key: convert(text, kinds[key], f"{name}: {key}") for key, text in given.items()

@@ -45,7 +45,7 @@ class StageCut:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of the whole work, by chunk."""
+        """The share of the whole work that each chunk has."""
         work = [sum(part.work for part in chunk) for chunk in self.chunks]
         return tuple(one / sum(work) for one in work)
 

@@ -14,7 +14,7 @@ class BatchLine:
     times: dict[int, float]
     """What it was drawn through, by size of the batch."""
     error: float
-    """By how much it misses the worst of them."""
+    """How far the line is from the worst of them."""
 
 
 def batch_line(batch: int, seconds: float, others: Mapping[int, float]) -> BatchLine | None:
@@ -32,5 +32,5 @@ def batch_line(batch: int, seconds: float, others: Mapping[int, float]) -> Batch
 
 
 def other_sizes(batch: int, most: int) -> list[int]:
-    """Of the batch: fewer samples and more, from which the time of one more sample follows."""
+    """A smaller and a larger batch, from which the time of one more sample follows."""
     return sorted({max(1, batch // 4), max(1, min(2 * batch, most))} - {batch})

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,10 @@ class Addresses:
         """Servers live in the workers' processes in turn, so nobody launches them by hand."""
         return end if end < self.size else (end - self.size) % self.size
 
+    def serves(self, server: int, rank: int) -> bool:
+        """Whether the server at this address has to do with this worker."""
+        return True
+
     def hosted_by(self, process: int) -> list[int]:
         return [end for end in range(self.ends) if self.process_of(end) == process]
 
@@ -97,6 +101,8 @@ class Router:
         """The bytes of messages, one-sided operations and reductions together."""
         self.on_lost: Callable[[int], None] = lambda process: None
         """Called when a process is gone before all have read everything."""
+        self.dies_with: Callable[[int], Sequence[int]] = lambda process: (process,)
+        """The processes that are as good as dead when this one has died, itself among them."""
         self.device = torch.device("cpu")
         """Where tensors that arrive are put."""
         self.window_bytes: dict[int, int] = {}
@@ -217,12 +223,13 @@ class Router:
 
     def _lose(self, process: int) -> None:
         with self._lock:
-            is_news = self.members.died(process)
-        if not is_news:
+            gone = [one for one in self.dies_with(process) if self.members.died(one)]
+        if not gone:
             return  # the process has announced it itself
         is_over = self.drained.is_over
         self._fail_lost()
-        self._tell_servers(process)
+        for one in gone:
+            self._tell_servers(one)
         for milestone in self._milestones:
             milestone.consider()
         if not is_over:
@@ -256,7 +263,9 @@ class Router:
     def announce_end(self, steps: int | None = None) -> None:
         """The worker of this process has made its last step; it goes on answering."""
         for end in range(self.addresses.size, self.addresses.ends):
-            if self.addresses.process_of(end) != self.rank:
+            if self.addresses.process_of(end) != self.rank and self.addresses.serves(
+                end, self.rank
+            ):
                 try:
                     # Like the end of a connection, it arrives after earlier pushes.
                     self.post(end, INBOX, Message(self.rank, Left()))
@@ -308,7 +317,7 @@ class Router:
 
     def _tell_servers(self, rank: int) -> None:
         for end, mailbox in self.mailboxes.items():
-            if end >= self.addresses.size:
+            if end >= self.addresses.size and self.addresses.serves(end, rank):
                 mailbox.deliver(INBOX, Message(rank, Left()))
 
     # ------------------------------------------------------------------ remote calls

@@ -54,6 +54,7 @@ from gossamer.real.router import Addresses, Router
 from gossamer.real.transports.transport import Stopped, StopToken, Store, Transport, Window
 from gossamer.real.worker import MakeGradient, Pace, RealWorker, Reduce
 from gossamer.replica import Layout, Replica, cut
+from gossamer.worker import Worker
 
 _CPU = torch.device("cpu")
 _LOOK_S = 0.01
@@ -73,16 +74,11 @@ class Session:
         `steps` is about how many steps each worker will make; the method's options are derived from
         it, unless a resumed run gives its `options`. `has_leavers` says that a worker may leave
         before the others, who then go on without it."""
-        if spec.shape.machines > 1:
-            raise ConfigurationError(
-                f"{spec}: replicas of several machines exist in virtual time; leave out stages= "
-                "and tensor=, or use gossamer simulate"
-            )
         self.rank, self.size = transport.rank, transport.size
         self.transport = transport
         self.spec, self.method = spec, spec.method
         self.observer, self.metrics = observer, observer.metrics
-        self.grouping = _grouping(spec.groups, transport)
+        self.grouping = self._found_grouping()
         self.group = self.grouping.group if self.grouping.groups else ()
         """This worker and those it computes with, step by step; empty without groups."""
         resolved = spec.resolve(self.grouping.ends, steps) if options is None else options
@@ -94,8 +90,7 @@ class Session:
         self._stop = StopToken()
         self.driver = Driver(self._stop)
         self.driver.on_wait = partial(observer.waited, self.rank)
-        slices = cut(layout.sizes, spec.servers) if self.method.has_server else ()
-        self.addresses = Addresses(self.size, slices, layout)
+        self.addresses = self._found_addresses(layout)
         self.router = Router(transport, self.addresses, self.driver)
         self.router.on_lost = lambda process: observer.lost(process, time.monotonic_ns())
         observer.callbacks.on_failure = self.driver.fail
@@ -105,9 +100,26 @@ class Session:
         self.main: Coroutine[Any, Any, None] | None = None
         """The worker's coroutine, once it is made."""
 
+    def _found_grouping(self) -> Grouping:
+        if self.spec.shape.machines > 1:
+            raise ConfigurationError(
+                f"{self.spec}: a loop of your own trains on one worker per replica; leave out "
+                "stages= and tensor=, or use gossamer train"
+            )
+        return _grouping(self.spec.groups, self.transport)
+
+    def _found_addresses(self, layout: Layout) -> Addresses:
+        slices = cut(layout.sizes, self.spec.servers) if self.method.has_server else ()
+        return Addresses(self.size, slices, layout)
+
     @property
     def store(self) -> Store:
         return self.transport.store
+
+    @property
+    def first(self) -> int:
+        """The process with whose model this one begins."""
+        return 0
 
     @property
     def is_lowest(self) -> bool:
@@ -174,14 +186,21 @@ class Session:
         for end in self.addresses.hosted_by(self.rank)[1:]:
             self._start_server(end, server_replica(end), pace)
         role, options = self._role(self.method.worker), for_role(self.method.worker, self.options)
-        own = cast(Replica, replica)
-        if not self.grouping.groups:
-            self.main = role(worker, own, **options)
-            return
-        self.main = role_of(
-            worker, own, role, options, self.grouping, begin=self.driver.begin,
+        self.main = self._coupled(worker, cast(Replica, replica), role, options, on_orphaned)
+
+    def _coupled(
+        self, worker: RealWorker, replica: Replica, role: Role, options: Mapping[str, Any],
+        on_orphaned: Callable[[PeerLost], None] | None,
+    ) -> Coroutine[Any, Any, None]:  # fmt: skip
+        """What the worker of this process runs."""
+        return role_of(
+            worker, replica, role, options, self.grouping, begin=self.driver.begin,
             on_orphaned=on_orphaned,
         )  # fmt: skip
+
+    def _seen_by_server(self, worker: RealWorker) -> Worker:
+        """The worker that the role of a server gets."""
+        return worker
 
     def _role(self, role: Role) -> Role:
         """What an end runs, with its exchanges compressed where the user wants that."""
@@ -192,7 +211,8 @@ class Session:
         self.router.offer(f"output {end}", lambda: Contribution.of_server(replica))
         role = self.method.server
         if role is not None:
-            worker, options = self.make_worker(end, pace), for_role(role, self.options)
+            worker = self._seen_by_server(self.make_worker(end, pace))
+            options = for_role(role, self.options)
             task = self._role(role)(worker, cast(Replica, replica), **options)
             self.driver.start(task, f"server {end}")
 

@@ -24,6 +24,8 @@ from gossamer.runs.verdict import verdict
 _FIGURES = (
     "loss", "accuracy", "virtual_seconds", "wall_seconds", "waiting_fraction", "mean_staleness",
     "mean_global_staleness", "bytes_per_step", "consensus_distance", "exchanges_per_step",
+    "noise_scale",
+    "compression_ratio", "coding_seconds_per_step", "residual_norm", "displacement_cosine",
 )  # fmt: skip
 
 

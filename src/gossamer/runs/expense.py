@@ -81,7 +81,7 @@ def expenses(
     target: float,
     key: str,
 ) -> list[Expense]:
-    """Of all methods in the order of their ranking; empty where some runs tell nothing."""
+    """What all methods spend, in the order of their ranking; empty where some runs tell nothing."""
     found = [expense(place, histories[place.label], target, key) for place in places]
     known = [one for one in found if one is not None]
     return known if len(known) == len(found) else []

@@ -21,10 +21,17 @@ from gossamer.runs.json_files import (
     text,
     texts,
 )
-from gossamer.runs.result import Result, Row
+from gossamer.runs.result import Row
 
 _FILES = ("config.json", "metrics.jsonl", "summary.json")
-_SCORES = ("loss", "accuracy", "worker_accuracy", "training_loss", "consensus_distance")
+_SCORES = (
+    "loss",
+    "accuracy",
+    "worker_accuracy",
+    "training_loss",
+    "consensus_distance",
+    "noise_scale",
+)
 _STATES = frozenset(
     {
         "finished",
@@ -109,16 +116,6 @@ class Run:
         if not failure and self.status == "failed" and ended not in _STATES:
             failure = ended
         return [*said, *([f"it failed: {failure}"] if failure else [])]
-
-
-def run_of(result: Result, *, is_in_grid: bool = True) -> Run:
-    """A run that was just simulated, as its folder would tell it."""
-    summary = {**result.summary, "staleness_histogram": result.staleness}
-    settings = result.settings
-    rows = [row for row in map(_timed, result.history) if row is not None]
-    return Run(
-        str(settings.method), settings.as_dict(), summary, rows, is_in_grid=is_in_grid
-    )  # fmt: skip
 
 
 @dataclass

@@ -327,7 +327,7 @@ def end_fork(status: int) -> NoReturn:
 
 
 def _threads_left() -> list[threading.Thread]:
-    """Those that the interpreter would wait for."""
+    """The threads that the interpreter would wait for."""
     own = threading.main_thread()
     return [one for one in threading.enumerate() if one is not own and not one.daemon]
 

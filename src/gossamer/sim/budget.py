@@ -61,6 +61,11 @@ class Budget:
         return samples / self._data_size
 
     @property
+    def rounds(self) -> int:
+        """How many rounds have been opened."""
+        return len(self._rounds)
+
+    @property
     def is_spent(self) -> bool:
         return self.processed >= self.samples
 
@@ -103,7 +108,7 @@ class Budget:
         return self._shares_of[step]
 
     def weight(self, rank: int, step: int, living: Set[int]) -> float:
-        """By what a gradient is scaled, so that the mean is one over samples."""
+        """The factor of a gradient, with which the mean is one over samples."""
         if self._shares is None:
             return 1.0
         return self._shares.weight(rank, self._shares_of[step], living)

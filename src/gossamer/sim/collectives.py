@@ -47,6 +47,8 @@ class Collective:
     size_bytes: int = 0
     is_running: bool = False
     since_ns: int = 0
+    step: int = 0
+    """In which round of its members it happens, where they step in rounds."""
     timer: Timer | None = None
     queued: QueuedCollective | None = None
     """Where collectives are flows: its place among those of its members."""
@@ -79,26 +81,35 @@ class Collectives:
     def __init__(self, world: World) -> None:
         self._world = world
         self._open: dict[Key, Collective] = {}
-        self._counts: dict[tuple[int, object], int] = {}
+        self._counts: dict[tuple[int, object, int], int] = {}
         self._busy_until: dict[int, int] = {}
         self._queue = CollectiveQueue() if world.cluster.has_flows else None
 
     def join(
         self, kind: str, rank: int, value: Tensor | None, size_bytes: int,
-        over: tuple[int, ...] | None, root: int | None = None,
+        over: tuple[int, ...] | None, root: int | None = None, step: int = 0,
     ) -> Pending[Any]:  # fmt: skip
-        """The n-th call of a member meets the n-th call of the others."""
-        count = self._counts.get((rank, over), 0)
-        self._counts[rank, over] = count + 1
-        key = (over, count)
+        """The n-th call of a member meets the n-th call of the others; with `step`, the n-th call
+        in this step."""
+        count = self._counts.get((rank, over, step), 0)
+        self._counts[rank, over, step] = count + 1
+        if step:
+            self._counts.pop((rank, over, step - 2), None)
+        key = (over, step, count)
         collective = self._open.get(key)
         if collective is None:
-            collective = self._open[key] = Collective(kind, over, root)
+            collective = self._open[key] = Collective(kind, over, root, step=step)
         pending: Pending[Any] = Pending(kind, root if root != rank else None)
         collective.arrived[rank] = (value, pending)
         collective.size_bytes = max(collective.size_bytes, size_bytes)
         self._consider(key, collective)
         return pending
+
+    def forget(self, rank: int) -> None:
+        """A worker comes back; what it gave in an earlier life is left out, as it was by then."""
+        for collective in self._open.values():
+            if collective.root != rank:
+                collective.arrived.pop(rank, None)
 
     def reconsider(self) -> None:
         """A worker died, ended, became reachable or counts as lost: what waited may continue."""
@@ -139,12 +150,17 @@ class Collectives:
         """Whether the number alone says that members are missing, so that nobody looks at each."""
         world = self._world
         size = world.size if collective.members is None else len(collective.members)
-        return len(collective.arrived) < size - len(world.members.dead) - len(world.ended)
+        later = world.newcomers.came_after(collective.step)
+        return len(collective.arrived) < size - len(world.members.dead) - len(world.ended) - later
 
     def _expected(self, collective: Collective) -> list[int]:
         world = self._world
         candidates = range(world.size) if collective.members is None else collective.members
-        return [r for r in candidates if r not in world.members.dead and r not in world.ended]
+        return [
+            r for r in candidates
+            if r not in world.members.dead and r not in world.ended
+            and world.newcomers.takes_part(r, collective.step)
+        ]  # fmt: skip
 
     def _consider(self, key: Key, collective: Collective) -> None:
         """Start the transfer if every expected member has arrived."""

@@ -246,7 +246,9 @@ class Delivery:
         connection.is_busy = bool(connection.queue)
         if not connection.queue:
             # Any two workers may exchange once, so the number of idle connections would grow.
-            self._connections.pop((connection.source, connection.target), None)
+            ends = connection.source, connection.target
+            if self._connections.get(ends) is connection:
+                del self._connections[ends]
         else:
             wait = connection.queue[0].ready_at - self._kernel.now
             if wait > 0:
@@ -293,10 +295,15 @@ class Delivery:
     def bury(self, end: int) -> None:
         """An end has died. All messages from it or to it that have not arrived are lost."""
         self._dead.add(end)
-        for connection in self._connections.values():
-            if end in (connection.source, connection.target):
-                connection.queue.clear()
-                connection.is_busy = False
-                if connection.flow is not None:
-                    self.abort(connection.flow)
-                    connection.flow = None
+        for ends in [ends for ends in self._connections if end in ends]:
+            # If the end comes back, timers of the old connection find nothing in its queue.
+            connection = self._connections.pop(ends)
+            connection.queue.clear()
+            connection.is_busy = False
+            if connection.flow is not None:
+                self.abort(connection.flow)
+                connection.flow = None
+
+    def unbury(self, end: int) -> None:
+        """An end can be reached again."""
+        self._dead.discard(end)

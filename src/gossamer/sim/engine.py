@@ -14,6 +14,7 @@ from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -33,11 +34,11 @@ _GRAPH_BYTES = 128 << 20
 """Up to so many bytes of parameters a call is replayed as a CUDA graph. That copies parameters and
 gradients; where they are larger, so are the kernels, and starting them one by one costs nothing."""
 _COMPILED_SECONDS = 120.0
-"""Of gradients without a compiler, from which on one pays: it takes a minute and saves half."""
+"""A compiler pays if gradients take longer without it: it takes a minute and saves half."""
 _TRACED_RATE = 5e13
 """Operations per second of a traced model of some size on a large GPU."""
 _SHORTEST_SECONDS = 0.002
-"""Of the evaluation of a small model."""
+"""What the evaluation of a small model takes."""
 _COMPILER: dict[str, Any] = {"deterministic": True, "shape_padding": False}
 """No choices from measured times: the same seed gives the same bits. Shapes are padded by forms."""
 _WIDTHS = sorted({w for power in range(13) for w in (2**power, 3 * 2**power)})
@@ -126,7 +127,9 @@ class VectorEngine:
             forms = ChosenForms(
                 len(points), model.precision, only=self._forms, is_compiled=compiled
             )
-            with _without_fallback_warnings(), forms:
+            # A model that asks whether it is traced then looks at no values, such as a mask's.
+            told = patch.object(torch.compiler, "is_compiling", lambda: True)
+            with _without_fallback_warnings(), told, forms:
                 return gradients(points, buffers, inputs, targets, keys)
 
         return batched
@@ -181,11 +184,12 @@ class VectorEngine:
 
     def _facts(self) -> tuple[object, ...]:
         """What decides beside the model and the shapes how gradients are recorded."""
-        return (self._forms and sorted(self._forms),)
+        own = () if self._model.microbatches == 1 else (self._model.microbatches,)
+        return (self._forms and sorted(self._forms), *own)
 
     def _traced_form(self, arguments: tuple[Tensors, ...], kept: Batched | None = None) -> Batched:
         """The batched computation as a list of operations; as it is where it cannot be recorded,
-        because the model looks at values while it computes, as those of `transformers` do."""
+        because the model looks at values while it computes."""
         try:
             function = kept or self._cache.keep(
                 record(self._batched, arguments), arguments, *self._facts()
@@ -236,7 +240,7 @@ def _replayed(function: Batched, arguments: tuple[Tensors, ...]) -> Batched:
 
 
 def _compiler_options() -> dict[str, Any]:
-    """Those that this torch knows."""
+    """The options that this torch knows."""
     from torch._inductor import config
 
     return {name: value for name, value in _COMPILER.items() if hasattr(config, name)}

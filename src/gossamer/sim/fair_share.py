@@ -94,7 +94,7 @@ class Lane:
     """Flows of equal rate, ordered by the bytes left."""
 
     ports: tuple[Port, ...]
-    """Those that are tight."""
+    """The ports that are tight."""
     limit: float
     """What caps and loose ports allow."""
     seats: int

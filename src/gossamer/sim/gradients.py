@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gossamer.observe.noise_scale import NoiseScale
 from gossamer.pending import Pending
 from gossamer.sim.engine import Engine
 from gossamer.sim.kernel import SECOND
@@ -52,7 +53,7 @@ class SimulatedGradient(Gradient):
         self.key = key
         self.step = 0
         self.weight = 1.0
-        """By what its value is scaled."""
+        """The factor of its value."""
         self.read: Read = (0, 0)
         self.paused_ns = 0
         """How much later than planned it is delivered, because its worker was paused."""
@@ -173,10 +174,12 @@ class GradientBatcher:
     """Keeps the gradients under way and evaluates all of them when the first value is needed."""
 
     def __init__(
-        self, engine: Engine, store: ReplicaStore, buffers: Tensor, *, has_losses: bool = True
-    ) -> None:
-        """Without losses nobody is told any, because the run computes none."""
-        self._has_losses = has_losses
+        self, engine: Engine, store: ReplicaStore, buffers: Tensor, *, has_losses: bool = True,
+        noise: NoiseScale | None = None,
+    ) -> None:  # fmt: skip
+        """Without losses nobody is told any, because the run computes none. `noise` is shown all
+        gradients."""
+        self._has_losses, self._noise = has_losses, noise
         self.buffers = buffers
         """BatchNorm statistics, one row per worker."""
         self.under_way: dict[int, list[SimulatedGradient]] = {}
@@ -231,9 +234,12 @@ class GradientBatcher:
         batches = torch.from_numpy(np.stack([gradient.batch for gradient in ordered])).to(device)
         keys = torch.tensor([gradient.key for gradient in ordered], device=device)
         result = self.engine.evaluate(points, self._statistics_of(ordered), batches, keys)
+        width = self._store.parameters.shape[1]
+        if self._noise is not None and self._has_losses:
+            self._noise.add(result.gradients[:, :width], len(ordered[0].batch))
         for row, gradient in enumerate(ordered):
             # A point of a pipeline may be two vectors; the gradient is by the first.
-            value = result.gradients[row][: self._store.parameters.shape[1]]
+            value = result.gradients[row][:width]
             gradient.value = value if gradient.weight == 1.0 else value * gradient.weight
             gradient.loss = result.losses[row] if self._has_losses else None
             gradient.statistics = result.buffers[row]

@@ -82,7 +82,11 @@ class Rounds:
         world = self._world
         while self._open:
             step, left = next(iter(self._open.items()))
-            if any(rank in world.working and rank not in left for rank in world.speakers):
+            if any(
+                rank in world.working and rank not in left
+                and world.newcomers.takes_part(rank, step)
+                for rank in world.speakers
+            ):  # fmt: skip
                 return
             alive = [rank for rank in world.speakers if rank in world.alive]
             del self._open[step]

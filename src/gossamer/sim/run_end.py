@@ -25,8 +25,7 @@ class RunEnd:
         self.between: set[int] = set()
         """The workers that have opened a step and not yet begun its gradient."""
         self._at_the_end: dict[int, Pending[bool]] = {}
-        is_mortal = any(fault.kind == "kill" for fault in world.cluster.faults)
-        self.may_go_on = is_mortal and world.budget.promises
+        self.may_go_on = world.cluster.is_mortal and world.budget.promises
         """Whether a worker may die and leave samples that the waiting workers must process."""
 
     def progressed(self) -> None:

@@ -25,7 +25,7 @@ from gossamer.groups import Grouping, role_of
 from gossamer.methods import Method, MethodSpec, for_role
 from gossamer.methods.method import Role, blamed_method
 from gossamer.observe.callbacks import Callback
-from gossamer.observe.metrics import summary
+from gossamer.observe.metrics import summary, time_shares
 from gossamer.observe.observer import Observer
 from gossamer.observe.progress import Reporter, is_watched, progress_line, warn
 from gossamer.precision import rounding_as
@@ -42,7 +42,7 @@ from gossamer.sim.rounds import CompleteRound, Rounds
 from gossamer.sim.worker import SimulatedWorker
 from gossamer.sim.world import World
 from gossamer.tasks import Task
-from gossamer.tasks.evaluator import Evaluator, Held
+from gossamer.tasks.evaluator import Evaluator, Held, OutputAverage
 from gossamer.tasks.flat_model import FlatModel
 
 _ROWS_WITH_WORKERS = 20
@@ -75,11 +75,12 @@ class Simulation:
         device = torch.device(settings.device)
         self.model = (
             model_kind(settings)(
-                settings.task, device, seed=settings.seed, precision=settings.precision or "fp32"
+                settings.task, device, seed=settings.seed, precision=settings.precision or "fp32",
+                microbatches=microbatches_of(settings),
             )
             if model is None
             else model
-        )
+        )  # fmt: skip
         self._resumed = resumed = None if piece is None else piece.checkpoint()
         if piece is not None and resumed is not None:
             self.settings = settings = resumed.settings_for(settings, piece.path)
@@ -106,8 +107,12 @@ class Simulation:
             self._pieces = Checkpoints(piece, self.world, apart, self._facts)
         self._evaluator = Evaluator(
             self.model, self._method.output, settings.buffers,
-            is_trained_itself=self._method.is_trained_itself(len(self.world.speakers), options),
+            is_trained_itself=self._method.is_trained_itself(len(self.world.speakers), options)
+            and settings.swa is None,
         )  # fmt: skip
+        if settings.swa is not None and settings.epochs is not None:
+            memory = self.world.replicas[self.world.speakers[0]].memory
+            self._evaluator.average = OutputAverage(memory, settings.swa * settings.epochs)
         self._spawn(options)
         self.history: list[Row] = []
         self._next_evaluation = 0.0
@@ -125,9 +130,14 @@ class Simulation:
 
     def _spawn(self, options: dict[str, Any]) -> None:
         world, method = self.world, self._method
-        for rank in range(world.size):
+
+        def begin(rank: int) -> None:
             lifetime = self._lifetime(self._make_worker(rank), options)
             world.kernel.spawn(lifetime, rank, is_main=True)
+
+        world.newcomers.begin = begin
+        for rank in sorted(world.alive):
+            begin(rank)
         if method.server is not None:
             for end in range(world.size, world.ends):
                 own = for_role(method.server, options)
@@ -289,7 +299,8 @@ class Simulation:
         if self._past:
             # What is waiting in the stores is applied, as it was when the row was made.
             metrics.take_losses()
-            (self._held if found is None else partial(self._left, found))()
+            held = (self._held if found is None else partial(self._left, found))()
+            self._evaluator.reached(held, self._past[0]["epochs"])
             return self._past.popleft()
         workers = metrics.workers.values()
         row: Row = {
@@ -312,11 +323,12 @@ class Simulation:
         row["epochs"] = world.budget.epochs_of(row["samples"])
         if self.settings.engine != "none":
             every = -(-self.settings.evaluations // _ROWS_WITH_WORKERS)
+            held = self._held() if found is None else self._left(found)
+            self._evaluator.reached(held, row["epochs"])
             scores = self._evaluator.score(
-                self._held() if found is None else self._left(found),
-                has_workers=is_last or len(self.history) % every == 0,
+                held, has_workers=is_last or len(self.history) % every == 0
             )
-            row |= scores.row(self.settings.task)
+            row |= scores.row(self.settings.task) | {"output": self._evaluator.output}
         return row
 
     def _held(self) -> Held:
@@ -356,6 +368,8 @@ class Simulation:
         world, metrics = self.world, self.world.metrics
         for own, ended_ns in zip(metrics.workers.values(), world.ended_ns, strict=True):
             own.lasted_ns = ended_ns
+        for rank, since_ns in world.gone_ns.items():  # they have not come back
+            metrics.workers[rank].absent_ns += max(0, world.duration_ns - since_ns)
         weights = [world.replicas[r].weight for r in world.speakers if r in world.alive]
         return {
             **summary(metrics, sum(world.post.bytes_put)),
@@ -372,17 +386,40 @@ class Simulation:
             "mean_width": world.batcher.mean_width,
             "lost_mass": len(world.speakers) - sum(weights),
             "living": len(world.alive),
+            **self._goodput(),
             "notices": [
                 *self.settings.notices(),
                 *([] if self.forecast is None else self.forecast.notices()),
                 *self.engine.notices,
+                *world.newcomers.notices(),
             ],
+        }
+
+    def _goodput(self) -> Row:
+        """What became of the workers' time, and of the samples that they have read."""
+        world, metrics, compute = self.world, self.world.metrics, self.settings.cluster.compute
+        samples = sum(own.samples for own in metrics.workers.values())
+        usual_s = compute.seconds * metrics.steps + compute.per_sample * samples
+        apart_s = compute.unoverlapped_seconds * metrics.steps
+        shares = time_shares(metrics, world.duration_ns, usual_s * SECOND, apart_s * SECOND)
+        return {
+            "goodput": shares["useful"],
+            "time_shares": shares,
+            "samples_read": world.samples_read,
+            "samples_lost": sum(own.lost_samples for own in metrics.workers.values()),
         }
 
 
 def model_kind(settings: Settings) -> type[FlatModel]:
     """How gradients are taken: at one point, or with a forward pass at another."""
     return SplitPointModel if settings.method.shape.has_split_points else FlatModel
+
+
+def microbatches_of(settings: Settings) -> int:
+    """Into how many parts the batch of a gradient is divided; a replica on one machine takes it
+    whole."""
+    shape = settings.method.shape
+    return 1 if shape.machines == 1 else shape.microbatches_of(settings.batch or 1)
 
 
 def simulate(
@@ -429,4 +466,6 @@ def simulate(
             if on_row is not None:
                 on_row(row)
 
-        return Simulation(settings, on_row=shown, callbacks=callbacks, piece=piece).run()
+        result = Simulation(settings, on_row=shown, callbacks=callbacks, piece=piece).run()
+        reporter.finished(str(settings.method))
+        return result

@@ -35,15 +35,16 @@ class SimulatedWorker:
         self.rank = rank
         self.size = world.size if rank < world.size else len(world.speakers)
         self.rng = world.stream("worker", rank)
-        self.step = 0
-        self._next = 0
+        life = world.members.life_of(rank) if rank < world.size else 0
+        self._next = self.step = world.newcomers.first_step.get(rank, 0)
         self._world = world
-        self._compute_rng = world.stream("compute", rank)
-        self._requests = 0
+        self._compute_rng = world.stream("compute", rank, *([life] if life else []))
+        # No late answer to an earlier life is taken for one to this life.
+        self._requests = life << 32
         self._peers: tuple[frozenset[int], Sequence[int]] = (frozenset(), [])
         self._clients: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
         self._to_itself: deque[tuple[Tag, Message, Pending[None]]] = deque()
-        self._gradients = 0
+        self._gradients = world.steps_of(rank) if rank < world.size else 0
         self._idle = 0
         self._seen: int | None = None
         """The number of all updates when the parameters of a server were last read."""
@@ -112,7 +113,11 @@ class SimulatedWorker:
 
     def steps(self) -> Iterator[int]:
         world = self._world
-        while (epoch := world.budget.open_step(self._next)) is not None:
+        while True:
+            if world.budget.is_synchronous and self._next == world.budget.rounds:
+                world.newcomers.open_round(self.rank, self._next)
+            if (epoch := world.budget.open_step(self._next)) is None:
+                return
             world.epochs[self.rank] = epoch
             world.ending.between.add(self.rank)
             self.step = self._next
@@ -120,6 +125,7 @@ class SimulatedWorker:
             yield self.step
             self._idle = self._idle + 1 if self._gradients == before else 0
             check_idle(self.rank, self._idle)
+            world.newcomers.ended_step(self.rank, self.step)
             world.on_step_end(self.rank, self.step)
             self._next += 1
 
@@ -139,6 +145,7 @@ class SimulatedWorker:
         if not world.budget.begin(self.rank):
             raise RunOver
         indices = world.sampler.next(self.rank) if batch is None else np.asarray(batch)
+        world.samples_read += len(indices)
         key = key_of(world.seed, self.rank, self._gradients)
         self._gradients += 1
         gradient = SimulatedGradient(self.rank, point, indices, key)
@@ -248,7 +255,8 @@ class SimulatedWorker:
     ) -> Pending[Any]:
         size = 0 if value is None else self._world.post.wire_size(value)
         members = None if over is None else tuple(over)
-        return self._world.collectives.join(kind, self.rank, value, size, members, root)
+        step = self.step if self._world.newcomers.are_in_rounds else 0
+        return self._world.collectives.join(kind, self.rank, value, size, members, root, step)
 
     # ------------------------------------------------------------------ one-sided
 
@@ -271,12 +279,12 @@ class SimulatedWorker:
             size = world.post.wire_size(value)
             world.post.carry(peer, self.rank, size, lambda: arrived(value), "read")
 
-        step = self._steps_of(peer) if peer < self.size else 0
+        step = self._world.steps_of(peer) if peer < self.size else 0
         asked_ns = world.kernel.now
 
         def arrived(value: Tensor) -> None:
             if peer < self.size:
-                self._exchanged(self.rank, peer, self._steps_of(peer) - step)
+                self._exchanged(self.rank, peer, self._world.steps_of(peer) - step)
             else:
                 world.got_part(self.rank, value)
             world.post.moved(answer, asked_ns)
@@ -312,22 +320,19 @@ class SimulatedWorker:
             replica = world.replicas[peer]
             theirs = replica.snapshot()
             size = world.post.wire_size(theirs)
-            answer = partial(answered, theirs, self._steps_of(peer))
+            answer = partial(answered, theirs, self._world.steps_of(peer))
             world.post.carry(peer, self.rank, size, answer, "average, back")
             replica.add_(pair_delta(theirs, mine))
             self._exchanged(peer, self.rank, self.step - step)
 
         def answered(theirs: Tensor, since: int) -> None:
             own.add_(pair_delta(mine, theirs))
-            self._exchanged(self.rank, peer, self._steps_of(peer) - since)
+            self._exchanged(self.rank, peer, self._world.steps_of(peer) - since)
             world.post.moved(done, asked_ns)
             done.resolve(None)
 
         world.post.carry(self.rank, peer, world.post.wire_size(mine), asked, "average")
         return done
-
-    def _steps_of(self, rank: int) -> int:
-        return self._world.metrics.workers[rank].steps
 
     def _exchanged(self, receiver: int, giver: int, age: int) -> None:
         self._world.observer.exchanged(receiver, giver, self._world.kernel.now, age=age)

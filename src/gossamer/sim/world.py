@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,8 @@ from gossamer.sim.budget import Budget
 from gossamer.sim.collectives import Collectives
 from gossamer.sim.delivery import Delivery, cards_of
 from gossamer.sim.engine import Engine
-from gossamer.sim.faults import SimulatedFaults
+from gossamer.sim.faults.newcomers import Newcomers
+from gossamer.sim.faults.simulated_faults import SimulatedFaults
 from gossamer.sim.gradients import (
     GradientBatcher,
     GradientSource,
@@ -73,14 +74,21 @@ class World:
         self.metrics = self.observer.metrics
         self.kernel = Kernel(self.seed)
         self.kernel.on_resume = self._resumed
-        self.alive = set(range(self.size))
+        absent = cluster.absent_at_first
+        self.alive = set(range(self.size)) - absent
         """The workers whose processes run. The others learn of a death a little later."""
-        self.working = set(range(self.size))
+        self.working = set(self.alive)
         """Those of them that have not ended."""
         self.ended: set[int] = set()
+        self.samples_read = self.samples_aborted = 0
+        """Of gradients that were begun, and of those that nobody has got."""
         self.ended_ns = [0] * self.size
         self.members = Membership(self.size)
         """What the workers know of each other."""
+        for rank in absent:
+            self.members.died(rank)
+        self.gone_ns = dict.fromkeys(absent, 0)
+        """Since when each worker that is not there has not been."""
         self._plan_samples(settings, is_synchronous=self.method.is_synchronous(options))
         self._make_replicas(settings, options, model)
         self.batcher = self._make_source(engine, model)
@@ -89,7 +97,10 @@ class World:
         self.buckets = self._make_buckets(settings, model, byte_scale)
         self.post = self._make_post(settings, byte_scale, is_observed=bool(observers))
         self.post.share_with_others(self.stream)
+        for rank in absent:
+            self.post.bury(rank)
         self.mailboxes = [Mailbox() for _ in range(self.ends)]
+        self.newcomers = Newcomers(self)
         self.collectives = Collectives(self)
         self.on_progress: Callable[[], None] = lambda: None
         """Called after each gradient that was delivered."""
@@ -98,7 +109,7 @@ class World:
         self.on_step_end: Callable[[int, int], None] = lambda rank, step: None
         """Called with the rank and the number of a step that the worker has completed."""
         self.ending = RunEnd(self)
-        self._clients = [frozenset(self.speakers)] * len(self.servers)
+        self._clients = [frozenset(self.speakers) - absent] * len(self.servers)
         """For each server, the workers of whose end or death it has not read."""
         self._ordered: tuple[frozenset[int], tuple[int, ...]] = (frozenset(), ())
         self.faults = SimulatedFaults(self)
@@ -170,7 +181,9 @@ class World:
 
     def _make_source(self, engine: Engine, model: FlatModel) -> GradientSource:
         buffers = model.initial_buffers.repeat(self.size, 1)
-        return GradientBatcher(engine, self.workers, buffers, has_losses=self._has_losses)
+        return GradientBatcher(
+            engine, self.workers, buffers, has_losses=self._has_losses, noise=self.metrics.noise
+        )
 
     def _make_buckets(
         self, settings: Settings, model: FlatModel, byte_scale: float
@@ -198,12 +211,17 @@ class World:
         self.on_departure()
         for server in range(self.size, self.ends):
             # As the end of a connection does, this arrives after the pushes sent before it.
-            self.post.carry(rank, server, 0, partial(self._tell_server, server, rank))
+            life = self.members.life_of(rank)
+            self.post.carry(rank, server, 0, partial(self._tell_server, server, rank, life))
 
     def _stop_working(self, rank: int) -> None:
         self.working.remove(rank)
         self.ended_ns[rank] = self.kernel.now
-        self.budget.give_back(rank, self.metrics.workers[rank].steps)
+        self.budget.give_back(rank, self.newcomers.rounds_made(rank, self.steps_of(rank)))
+
+    def steps_of(self, rank: int) -> int:
+        """How many gradients a worker has computed, in all its lives."""
+        return self.metrics.workers[rank].steps
 
     @property
     def duration_ns(self) -> int:
@@ -222,16 +240,23 @@ class World:
     def kill(self, rank: int) -> None:
         """Its process is gone at once; the others learn of it after the time of detection."""
         if rank not in self.alive:
+            self.newcomers.died(rank)
             return
         self.alive.discard(rank)
+        self.gone_ns[rank] = self.kernel.now
         self.kernel.end_tasks(rank)
         self.post.bury(rank)
-        self.abort_gradients(rank)
+        for gradient in self.abort_gradients(rank):
+            self.metrics.workers[rank].lost(
+                self.kernel.now - gradient.began_ns, len(gradient.batch)
+            )
         if rank in self.working:
             self._stop_working(rank)
+        self.newcomers.died(rank)
         self.ending.reconsider()
         self.on_departure()
-        self.kernel.at(round(self.cluster.failure_detection * SECOND), self._announce_death, rank)
+        detected = round(self.cluster.failure_detection * SECOND)
+        self.kernel.at(detected, self._announce_death, rank, self.members.life_of(rank))
 
     def abort_gradients(self, rank: int) -> list[SimulatedGradient]:
         """Discard the gradients that a worker computes; others will use their batches."""
@@ -240,22 +265,44 @@ class World:
             self.pipelines[rank].cancel()
         for gradient in aborted:
             self.sampler.give_back(rank, gradient.batch)
+            self.samples_aborted += len(gradient.batch)
         return aborted
 
-    def _announce_death(self, rank: int) -> None:
-        self.members.died(rank)
+    def _announce_death(self, rank: int, life: int) -> None:
+        if not self.members.died(rank, life):
+            return  # it has come back, and this was known before
         self.observer.lost(rank, self.kernel.now)
         self.members.fail_lost()
         self.collectives.reconsider()
         for server in range(self.size, self.ends):
-            self._tell_server(server, rank)
+            self._tell_server(server, rank, life)
 
-    def _tell_server(self, server: int, rank: int) -> None:
-        self.mailboxes[server].deliver(INBOX, Message(rank, Left()))
+    def _tell_server(self, server: int, rank: int, life: int) -> None:
+        self.mailboxes[server].deliver(INBOX, Message(rank, Left(life)))
+
+    def reach_again(self, rank: int) -> None:
+        """A worker that was dead starts anew. It is no member yet, but others may write to it."""
+        self._announce_death(rank, self.members.life_of(rank))
+        self.post.unbury(rank)
+
+    def admit(self, rank: int, step: int) -> None:
+        """A worker takes part from this step on, as a new member."""
+        self.members.joined(rank)
+        if self.members.is_parted:
+            others = range(self.size)
+            self.members.cut_off(rank, (r for r in others if self.post.are_separated(rank, r)))
+        self.metrics.workers[rank].absent_ns += self.kernel.now - self.gone_ns.pop(rank)
+        self.alive.add(rank)
+        self.working.add(rank)
+        self.collectives.forget(rank)
+        self.sampler.begin(rank, step)
+        self._clients = [own | {rank} for own in self._clients]
+        self.observer.happened(rank, "takes part", self.kernel.now)
 
     def received(self, server: int, message: Message) -> None:
         """A server has read this message. It knows of an end only after reading of it."""
-        if isinstance(message.payload, Left):
+        left = message.payload
+        if isinstance(left, Left) and left.life == self.members.life_of(message.source):
             self._clients[server - self.size] -= {message.source}
 
     def clients_of(self, server: int) -> frozenset[int]:
@@ -269,12 +316,6 @@ class World:
         return self._ordered[1]
 
     # ------------------------------------------------------------------ observing
-
-    def machines_of(self, ranks: Iterable[int]) -> list[int]:
-        """The ends of the network that stand for these workers: one each, or all of a replica."""
-        if self.lanes is None:
-            return list(ranks)
-        return [machine for rank in ranks for machine in self.lanes.members(rank)]
 
     def got_part(self, rank: int, payload: object) -> None:
         """A worker has got a part of a model from a server or a collective."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.replica import OF_RUN
 from gossamer.rules import mean_of_models
 from gossamer.tasks.data import Data
 from gossamer.tasks.flat_model import FlatModel, blamed_on, checked_loss, drawing_from
@@ -26,6 +27,8 @@ _BATCHES = 8
 # Of the workers a sample is evaluated: they are there to see how far they lag behind the output.
 _MOST_WORKERS = 8
 _MOST_SAMPLES = 1000
+_COUNTED, _AVERAGE = f"{OF_RUN}models in the average", f"{OF_RUN}average of output models"
+_ROUNDING = 1e-9
 
 
 def buffer_policy(text: str) -> tuple[str, int]:
@@ -158,8 +161,39 @@ def _mean(values: Sequence[float], answers: Answers) -> float:
     return sum(v * n for v, n in zip(values, counts, strict=True)) / sum(counts)
 
 
+class OutputAverage:
+    """Stochastic weight averaging (Izmailov et al. 2018): the running mean of the output models of
+    all evaluations from some epoch on is the output instead of the last one.
+
+    It is kept in the memory of a replica, which checkpoints keep.
+    """
+
+    def __init__(self, memory: dict[str, Tensor], from_epoch: float) -> None:
+        self._memory = memory
+        self._from_epoch = from_epoch
+
+    def add(self, model: Tensor, epoch: float) -> None:
+        """Take one more model into the mean, if it is time."""
+        if epoch < self._from_epoch - _ROUNDING:
+            return
+        count = self._memory.setdefault(_COUNTED, torch.zeros(1))
+        count += 1
+        known = self._memory.get(_AVERAGE)
+        if known is None:
+            self._memory[_AVERAGE] = model.clone()
+        else:
+            known += (model - known) / count.to(known)
+
+    @property
+    def model(self) -> Tensor | None:
+        """The mean; None before the first model."""
+        return self._memory.get(_AVERAGE)
+
+
 class Evaluator:
-    """Evaluates the model that the method declares as its output."""
+    """Evaluates the model that the method declares as its output, or the mean of its moments."""
+
+    average: OutputAverage | None = None
 
     def __init__(
         self, model: FlatModel, output: str, buffers: str, *, is_trained_itself: bool = False
@@ -177,7 +211,22 @@ class Evaluator:
 
     def output_parameters(self, held: Held) -> Tensor:
         """The output model as a flat vector; an ensemble has none, so its mean stands in."""
+        averaged = None if self.average is None else self.average.model
+        return self._present(held) if averaged is None else averaged
+
+    @property
+    def output(self) -> str:
+        """What the model is that the scores are about."""
+        is_averaged = self.average is not None and self.average.model is not None
+        return f"averaged {self._output}" if is_averaged else self._output
+
+    def _present(self, held: Held) -> Tensor:
         return output_parameters(self._output, held.workers, held.weights, held.servers)
+
+    def reached(self, held: Held, epoch: float) -> None:
+        """Hear of the moment of an evaluation, at which the output model may join an average."""
+        if self.average is not None:
+            self.average.add(self._present(held), epoch)
 
     def score(self, held: Held, *, has_workers: bool = True) -> Scores:
         """Measure the output model and, unless told otherwise, some workers' own models."""

@@ -21,8 +21,8 @@ from gossamer.own_code import blamed
 from gossamer.precision import autocasting
 from gossamer.replica import Layout, trainable
 from gossamer.tasks.calibration import layers_with_statistics, recompute_
-from gossamer.tasks.data import Data, Tensors, arguments
-from gossamer.tasks.keyed import key_of, with_keyed_dropout
+from gossamer.tasks.data import Data, Tensors, arguments, mapped
+from gossamer.tasks.keyed import KeyedFunctions, fold, key_of, with_keyed_dropout
 from gossamer.tasks.task import Task
 
 _SAMPLES = 128
@@ -49,18 +49,24 @@ class FlatModel:
     """Parameters, statistics (BatchNorm) and random keys enter; loss and new statistics leave."""
 
     def __init__(
-        self, task: Task, device: torch.device, *, seed: int, precision: str = "fp32"
-    ) -> None:
+        self, task: Task, device: torch.device, *, seed: int, precision: str = "fp32",
+        microbatches: int = 1,
+    ) -> None:  # fmt: skip
+        """A gradient is the mean over so many equal parts of the batch, one after the other; so
+        statistics are those of a part, and each part has randomness of its own."""
+        self.microbatches = microbatches
         with drawing_from(seed, torch.device("cpu")), blamed_on(task):
             self.module: nn.Module = made_model(task)
         self.key_names = with_keyed_dropout(self.module)
+        self._has_keyed_functions = True
+        """Until the first pass shows that the model asks no function for dropout."""
         self.module.to(device)
         self.task = dataclasses.replace(
             task, train=task.train.to(device), test=task.test.to(device)
         )
         self.device = device
         self.precision = precision
-        """Of gradients; a model is evaluated with the bits that its parameters have."""
+        """The precision of gradients; models are evaluated with the bits of their parameters."""
         named = trainable(self.module)
         self.layout = Layout.of(named)
         self.initial = self.layout.pack([tensor for _, tensor in named]).to(device)
@@ -90,15 +96,44 @@ class FlatModel:
         key: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The training loss of one batch, and the statistics after it."""
+        losses: list[Tensor] = []
+        for part, wanted, own_key in self._parts_of(inputs, targets, key):
+            loss, buffers = self._part_loss(parameters, buffers, part, wanted, own_key)
+            losses.append(loss)
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean(), buffers
+
+    def _parts_of(
+        self, inputs: Tensors, targets: Tensors, key: Tensor
+    ) -> Iterator[tuple[Tensors, Tensors, Tensor]]:
+        """The micro-batches of a batch, and what each draws from."""
         if self.task.augment is not None:
             inputs = self.task.augment(inputs, key)
+        if self.microbatches == 1:
+            yield inputs, targets, key
+            return
+        for number in range(self.microbatches):
+
+            def part(whole: Tensor, number: int = number) -> Tensor:
+                return whole.chunk(self.microbatches)[number]
+
+            yield mapped(inputs, part), mapped(targets, part), fold(key, number)
+
+    def _part_loss(
+        self, parameters: Mapping[str, Tensor], buffers: Tensor, inputs: Tensors,
+        targets: Tensors, key: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         statistics = {name: v.clone() for name, v in self.buffer_layout.unpack(buffers).items()}
         state = {**parameters, **statistics, **dict.fromkeys(self.key_names, key)}
         # Counters are advanced in place by BatchNorm: give it copies, nobody needs them.
         state.update({name: tensor.clone() for name, tensor in self._counters.items()})
-        with autocasting(self.precision, self.device):
+        functions = KeyedFunctions(key)
+        with (
+            autocasting(self.precision, self.device),
+            functions if self._has_keyed_functions else nullcontext(),
+        ):
             output = self._call(state, inputs, targets)
             loss = checked_loss(self.task, output, targets)
+        self._has_keyed_functions = functions.calls > 0
         packed = self.buffer_layout.pack(statistics.values()) if statistics else buffers
         return loss.to(torch.promote_types(loss.dtype, torch.float32)), packed
 
@@ -125,12 +160,22 @@ class FlatModel:
         # A model with randomness of its own draws from the key too.
         with drawing_from(key, flat.device), blamed_on(self.task):
             keyed = torch.tensor(key, device=flat.device)
-            loss, packed = self.loss(parameters, buffers, inputs, targets, keyed)
-            # A parameter that the loss does not depend on stays where it is.
-            pieces = torch.autograd.grad(
-                loss, list(parameters.values()), allow_unused=True, materialize_grads=True
-            )
-        return self.layout.pack(pieces), loss.detach(), packed.detach()
+            total, losses = torch.zeros(0), list[Tensor]()
+            for part, wanted, own_key in self._parts_of(inputs, targets, keyed):
+                loss, buffers = self._part_loss(parameters, buffers, part, wanted, own_key)
+                if not loss.requires_grad:
+                    raise untrained(self.task)
+                # A parameter that the loss does not depend on stays where it is.
+                pieces = torch.autograd.grad(
+                    loss, list(parameters.values()), allow_unused=True, materialize_grads=True
+                )
+                packed = self.layout.pack(pieces)
+                total = total + packed if losses else packed
+                losses.append(loss.detach())
+        count = len(losses)
+        if count == 1:
+            return total, losses[0], buffers.detach()
+        return total / count, torch.stack(losses).mean(), buffers.detach()
 
     def predict(self, flat: Tensor, buffers: Tensor, inputs: Tensors, targets: Tensors) -> Any:
         """Outputs in evaluation mode; the caller has put the module into it."""
@@ -221,6 +266,14 @@ def made_model(task: Task) -> nn.Module:
             "with requires_grad"
         )
     return model
+
+
+def untrained(task: Task) -> ConfigurationError:
+    """What is wrong with a loss that moves no parameter."""
+    return ConfigurationError(
+        f"the loss of task {task.name} ({task.place}) does not depend on the model: its gradient "
+        "is 0 everywhere; compute the loss from the model's output, without detach"
+    )
 
 
 def checked_loss(task: Task, output: Any, targets: Tensors) -> Tensor:

@@ -113,6 +113,10 @@ class Sampler(Protocol):
         """Go on as if the worker had asked so many times; where all share, the sum counts."""
         ...
 
+    def begin(self, worker: int, step: int) -> None:
+        """The worker takes part from this step on; it has made none of those before."""
+        ...
+
 
 class SharedSampler:
     """Whoever asks gets the next batch of the shared order."""
@@ -132,6 +136,9 @@ class SharedSampler:
     def resume(self, worker: int, batches: int) -> None:
         """The order goes on behind those batches."""
         self._order.skip(batches)
+
+    def begin(self, worker: int, step: int) -> None:
+        """Nobody has a part of the order."""
 
 
 class ShardedSampler:
@@ -163,6 +170,10 @@ class ShardedSampler:
     def resume(self, worker: int, batches: int) -> None:
         """So many rounds have been."""
         self._rounds[worker] = batches
+
+    def begin(self, worker: int, step: int) -> None:
+        """Its slices of earlier rounds are skipped."""
+        self._rounds[worker] = step
 
 
 class BalancedSampler:
@@ -201,6 +212,10 @@ class BalancedSampler:
         """So many rounds have been."""
         self._rounds[worker] = batches
 
+    def begin(self, worker: int, step: int) -> None:
+        """Its slices of earlier rounds are skipped."""
+        self._rounds[worker] = step
+
 
 class OwnSampler:
     """Each worker cycles through its own share, in an order of its own."""
@@ -223,6 +238,9 @@ class OwnSampler:
     def resume(self, worker: int, batches: int) -> None:
         """The worker's own order goes on behind those batches."""
         self._orders[worker].skip(batches)
+
+    def begin(self, worker: int, step: int) -> None:
+        """Its share waited for it."""
 
 
 def _labels(targets: Tensor) -> Indices:

@@ -229,3 +229,11 @@ def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
     scores = output.to(torch.promote_types(output.dtype, torch.float32))
     chosen = scores.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     return (scores.logsumexp(-1) - chosen).mean()
+
+
+def soft_cross_entropy(output: Tensor, teachers: Tensor) -> Tensor:
+    """Mean cross-entropy against probabilities of the classes, as `cross_entropy` is against one
+    class; at its least where the softmax of the output has these probabilities."""
+    scores = output.to(torch.promote_types(output.dtype, torch.float32))
+    expected = (teachers * scores).sum(-1)
+    return (scores.logsumexp(-1) * teachers.sum(-1) - expected).mean()

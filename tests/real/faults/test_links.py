@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from command_line import gossamer
@@ -39,7 +39,6 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(plan=PLANS)
 def test_workers_read_what_the_launcher_was_asked_for(plan: FaultPlan) -> None:
     """Every number comes out of the environment as it went in."""
@@ -54,7 +53,6 @@ def test_a_slow_worker_alone_shapes_no_links() -> None:
     assert [plan.slow_factor(rank) for rank in range(2)] == [4.0, 1.0]
 
 
-@settings(max_examples=50, deadline=None)
 @given(plan=PLANS, members=st.integers(1, 4), size=st.integers(0, 10**9))
 def test_a_sum_takes_as_long_as_in_the_simulator(plan: FaultPlan, members: int, size: int) -> None:
     """Both worlds have one formula for a ring, with the slowest card among the members."""
@@ -134,9 +132,9 @@ def test_a_timer_thread_keeps_the_order_of_time() -> None:
         timer.at(now + after, lambda name=name: done.append((name, time.monotonic() - now)))
     timer.at(now + 0.06, over.set)
     timer.start()
-    assert over.wait(10.0)
+    assert over.wait(100)
     timer.close()
-    timer.join(10.0)
+    timer.join(100)
     assert [name for name, _ in done] == ["a", "b", "c", "d"]
     assert all(at >= due[name] for name, at in done)
 
@@ -148,5 +146,5 @@ def test_a_timer_thread_ends_with_its_run() -> None:
     timer.at(time.monotonic() + 1000.0, lambda: None)
     timer.start()
     stop.set()
-    timer.join(10.0)
+    timer.join(100)
     assert not timer.is_alive()

@@ -17,8 +17,6 @@ from gossamer.real.transports.local import LocalTransport
 from programs import PROGRAMS, answers_of
 from tiers import looks_at, only
 
-pytestmark = pytest.mark.timeout(150)
-
 ABOUT_TIME = [
     "scenario_a_slow_card_slows_its_own_reads_only",
     "scenario_messages_of_one_worker_queue_on_its_card",
@@ -55,7 +53,7 @@ def answers(
     wide_ones = [group for group in GROUPS[request.param] if group[-1] == LEFT]
     groups = looks_at(request, wide_ones, GROUPS[request.param])
     program = PROGRAMS / "shaped_groups.py"
-    found = answers_of(program, json.dumps(groups), places=tmp_path_factory, limit_s=140)
+    found = answers_of(program, json.dumps(groups), places=tmp_path_factory)
     return {
         name: answer
         for (*_, names), answer in zip(groups, found, strict=True)

@@ -37,7 +37,7 @@ def made(machine: Machine, factor: float, patch: pytest.MonkeyPatch) -> Slowness
     return Slowness(factor)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(factor=st.floats(1.2, 20.0), step_s=st.sampled_from([1e-4, 5e-4, 5e-3, 0.05, 2.0]))
 def test_the_mean_step_is_the_factor_times_its_own_time(factor: float, step_s: float) -> None:
     """Also where a sleep lasts longer than was asked for: the next one is shorter by that."""

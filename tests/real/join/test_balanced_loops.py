@@ -12,8 +12,6 @@ from join_cases import loss_of, net
 from programs import PROGRAMS, answers_of
 from tiers import looks_at, wide
 
-pytestmark = pytest.mark.timeout(150)
-
 SIZE = 3
 BALANCED = "all_reduce:balance=speed"
 METHODS = ["sync_server:balance=speed", "sync_server:servers=2,balance=speed",
@@ -39,7 +37,7 @@ def found(
 ) -> dict[tuple[str, ...], dict]:
     """All of them one after the other, in one program that imports torch once."""
     program, runs = PROGRAMS / "join_groups.py", looks_at(request, WIDE, RUNS)
-    told = answers_of(program, json.dumps(runs), places=tmp_path_factory, limit_s=140)
+    told = answers_of(program, json.dumps(runs), places=tmp_path_factory)
     return dict(zip(runs, told, strict=True))
 
 

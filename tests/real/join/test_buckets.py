@@ -16,8 +16,6 @@ from join_buckets import PARTS, STEPS
 from programs import PROGRAMS, answers_of
 from tiers import looks_at, only
 
-pytestmark = pytest.mark.timeout(200)
-
 EARLY, LATE = "all_reduce", "all_reduce:overlap=false"
 ALWAYS = ["parts", "parts_with_adam", "a_combined_clip", "accumulating", "no_numbers"]
 """Loops that leave their gradients alone between backward and step."""
@@ -60,7 +58,7 @@ def found(
 ) -> dict[tuple[str, int, str, str], Any]:
     """All groups, one after the other, in one program that imports torch once."""
     program, groups = PROGRAMS / "join_bucket_groups.py", looks_at(request, WIDE, GROUPS)
-    answers = answers_of(program, json.dumps(groups), places=tmp_path_factory, limit_s=180)
+    answers = answers_of(program, json.dumps(groups), places=tmp_path_factory)
     return dict(zip(groups, answers, strict=True))
 
 

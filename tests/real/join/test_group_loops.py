@@ -10,8 +10,6 @@ import pytest
 from programs import PROGRAMS, answers_of
 from tiers import looks_at, wide
 
-pytestmark = pytest.mark.timeout(200)
-
 EXACT = [
     "all_reduce:groups=2", "all_reduce:groups=1", "all_reduce:groups=host", "local_sgd:groups=1",
     "sync_server:groups=2", "sync_server:groups=2,servers=3",
@@ -49,7 +47,7 @@ def found(
 ) -> dict[tuple[str, int, str], dict]:
     """All of them one after the other, in one program that imports torch once."""
     program, runs = PROGRAMS / "group_loops.py", looks_at(request, WIDE, RUNS)
-    told = answers_of(program, json.dumps(runs), places=tmp_path_factory, limit_s=180)
+    told = answers_of(program, json.dumps(runs), places=tmp_path_factory)
     return dict(zip(runs, told, strict=True))
 
 

@@ -10,8 +10,6 @@ import pytest
 from programs import PROGRAMS, answers_of
 from tiers import looks_at, only
 
-pytestmark = pytest.mark.timeout(200)
-
 LOOKING = "case_of_looking_after_every_step"
 LOOKED_AT = [
     (3, "all_reduce"),
@@ -42,7 +40,7 @@ def groups(
 ) -> dict[tuple[str | int, ...], Any]:
     """What became of all of them."""
     program, asked = PROGRAMS / "output_groups.py", looks_at(request, WIDE, GROUPS)
-    found = answers_of(program, json.dumps(asked), places=tmp_path_factory, limit_s=190)
+    found = answers_of(program, json.dumps(asked), places=tmp_path_factory)
     return dict(zip(asked, found, strict=True))
 
 

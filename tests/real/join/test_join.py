@@ -14,8 +14,6 @@ from join_cases import batch, loss_of, net, optimizer_of
 from programs import PROGRAMS, answers_of
 from tiers import looks_at, only
 
-pytestmark = pytest.mark.timeout(280)
-
 STEADY = "case_of_a_steady_point"
 STEADY_GROUPS = [
     (2, "ad_psgd"),
@@ -102,7 +100,7 @@ _found: dict[tuple[str | int, ...], dict] = {}
 def run_groups(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
     """All groups, one after the other, in one program that imports torch once."""
     program, groups = PROGRAMS / "join_groups.py", looks_at(request, WIDE, GROUPS)
-    found = answers_of(program, json.dumps(groups), places=tmp_path_factory, limit_s=270)
+    found = answers_of(program, json.dumps(groups), places=tmp_path_factory)
     _found.update(zip(groups, found, strict=True))
 
 

@@ -17,8 +17,6 @@ from gossamer.real.join.checks import check_apart
 from gossamer.replica import trainable
 from programs import PROGRAMS, answers_of
 
-pytestmark = pytest.mark.timeout(200)
-
 OTHER_MODELS = "case_of_other_models"
 MOVED = [
     "all_reduce",
@@ -68,7 +66,7 @@ _found: dict[tuple[str | int, ...], dict] = {}
 def run_groups(tmp_path_factory: pytest.TempPathFactory) -> None:
     """All groups, one after the other, in one program that imports torch once."""
     program = PROGRAMS / "join_groups.py"
-    found = answers_of(program, json.dumps(GROUPS), places=tmp_path_factory, limit_s=180)
+    found = answers_of(program, json.dumps(GROUPS), places=tmp_path_factory)
     _found.update(zip(GROUPS, found, strict=True))
 
 

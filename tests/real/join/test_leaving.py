@@ -37,14 +37,14 @@ class Network:
             for source in range(SIZE)
             for to in range(SIZE)
         }
-        self.together = threading.Barrier(SIZE, timeout=20.0)
+        self.together = threading.Barrier(SIZE, timeout=100)
         self.is_holding = False
         self.asked = threading.Event()
 
     def deliver(self, source: int, to: int, listener: Listener) -> None:
         while (frame := self.frames[source, to].get()) is not None:
             if (source, to) == LATE and self.is_holding:
-                self.asked.wait(20.0)
+                self.asked.wait(100)
             listener.frame(source, memoryview(frame))
             if (source, to) == (1, 0) and frame.endswith(ABOUT_THE_SERVER):
                 self.asked.set()
@@ -124,7 +124,7 @@ def test_every_worker_leaves_with_what_the_slowest_message_brought(method: str) 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20.0)
+        thread.join(100)
     first = found[0][0]
     assert all(torch.equal(first, found[rank][0]) for rank in range(SIZE))
     assert [summary["torn_updates"] for _, summary in found.values()] == [2] * SIZE

@@ -109,7 +109,7 @@ def test_nobody_holds_the_gradients_of_a_step_after_it() -> None:
     assert all(grad() is None for grad in held)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=6))
 def test_a_mean_awaited_in_a_later_step_is_that_of_its_own_gradient(
     steps: list[tuple[bool, bool]],

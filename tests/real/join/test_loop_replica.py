@@ -21,7 +21,7 @@ from gossamer.worker import Gradient
 decays = st.sampled_from([0.0, 0.25, 0.5])
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 @given(decays, decays, st.booleans())
 def test_each_group_of_parameters_has_its_own_weight_decay(
     first: float, second: float, is_used: bool

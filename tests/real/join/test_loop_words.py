@@ -12,8 +12,6 @@ from gossamer.errors import ConfigurationError
 from join_cases import batch, loss_of, net
 from programs import PROGRAMS, answers_of
 
-pytestmark = pytest.mark.timeout(200)
-
 MATCHED, LATEST = "case_of_matched_values", "case_of_values_that_nobody_waits_for"
 DEATH, STOPPING = "case_of_a_death_that_some_have_heard", "case_of_stopping_together"
 OPENING, DRIVEN = "case_of_opening_and_closing", "case_of_a_driven_optimizer"
@@ -37,7 +35,7 @@ _found: dict[tuple[str | int, ...], dict] = {}
 def run_groups(tmp_path_factory: pytest.TempPathFactory) -> None:
     """All groups, one after the other, in one program that imports torch once."""
     program = PROGRAMS / "join_groups.py"
-    found = answers_of(program, json.dumps(GROUPS), places=tmp_path_factory, limit_s=190)
+    found = answers_of(program, json.dumps(GROUPS), places=tmp_path_factory)
     _found.update(zip(GROUPS, found, strict=True))
 
 

@@ -97,7 +97,7 @@ def test_what_other_threads_exchange_is_not_this_worker_s_time(run: Run) -> None
     assert run.moments == [(0.0, 0.5, "computing", "")]
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from("cew "), st.integers(1, 500)), min_size=1, max_size=400))
 def test_the_moments_follow_each_other_without_gap_or_overlap(
     parts: list[tuple[str, int]],

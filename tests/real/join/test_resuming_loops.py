@@ -14,11 +14,19 @@ from gossamer.real.join.joined_worker import JoinedWorker, coupled
 from gossamer.real.transports.local import LocalTransport
 
 STEPS = 6
-METHODS = [
-    f"{method}:synchronous=true,alpha=0.3,period={period}"
-    for method in ("easgd", "eamsgd")
-    for period in (1, 2)
-] + ["all_reduce", "sync_server", "local_sgd:period=2", "push_sum"]
+METHODS = (
+    [
+        f"{method}:synchronous=true,alpha=0.3,period={period}"
+        for method in ("easgd", "eamsgd")
+        for period in (1, 2)
+    ]
+    + ["all_reduce", "sync_server", "local_sgd:period=2", "push_sum"]
+    + [
+        "diloco:period=2,outer_rate=0.7,outer_momentum=0.5+topk:share=0.3",
+        "sync_server+onebit",
+        "all_reduce+topk:share=0.3",
+    ]
+)
 
 
 def loop_of(method: str, seed: int = 0, *, is_adam: bool = False) -> JoinedWorker:

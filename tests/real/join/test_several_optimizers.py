@@ -22,8 +22,6 @@ from join_several import (
 )
 from programs import PROGRAMS, answers_of
 
-pytestmark = pytest.mark.timeout(200)
-
 PAIR, MODELS = "case_of_muon_and_adamw", "case_of_two_models"
 SCALED = "case_of_a_scaler"
 MOVING = "case_of_methods_that_move_all"
@@ -42,7 +40,7 @@ _found: dict[tuple[str | int, ...], dict] = {}
 def run_groups(tmp_path_factory: pytest.TempPathFactory) -> None:
     """All groups, one after the other, in one program that imports torch once."""
     program = PROGRAMS / "join_groups.py"
-    found = answers_of(program, json.dumps(GROUPS), places=tmp_path_factory, limit_s=190)
+    found = answers_of(program, json.dumps(GROUPS), places=tmp_path_factory)
     _found.update(zip(GROUPS, found, strict=True))
 
 

@@ -15,8 +15,6 @@ import pytest
 from fork_server import popen
 from tiers import wide
 
-pytestmark = pytest.mark.timeout(240)
-
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "examples" / "ddp"
 README = ROOT / "README.md"
@@ -56,7 +54,7 @@ def end_of(command: list[str]) -> tuple[int, str, str]:
         start_new_session=True,
     )  # fmt: skip
     try:
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=300)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ import socket
 from dataclasses import asdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.errors import ConfigurationError
@@ -117,7 +117,6 @@ NAMES = sorted({*GOSSAMER, *TORCHRUN, *OPENMPI, *MPICH, *SRUN, "GOSSAMER_TRANSPO
 VALUES = st.sampled_from(["", "0", "1", "2", "-1", "x", "host:1", "4(x2)", "n[1-2]", "99999999999"])
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES))
 def test_whatever_is_set_the_answer_is_consistent_or_refused(
     variables: dict[str, str],
@@ -232,7 +231,6 @@ def test_tasks_on_this_host(listed: str, node: str, expected: int) -> None:
     assert slurm_local_size(found, 9) == expected
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**9), st.integers(0, 1000))
 def test_all_tasks_of_a_step_derive_the_same_address(job: int, step: int) -> None:
     """Whatever their own rank; the port is a user's one, below those the system gives away."""

@@ -22,7 +22,6 @@ from gossamer.replica import trainable
 from gossamer.tasks.split import Order
 from launching import script, wait_until
 
-pytestmark = pytest.mark.timeout(60)
 NOBODY = 65534
 
 

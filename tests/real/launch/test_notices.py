@@ -11,8 +11,6 @@ from gossamer.real.transports.death_notices import DeathWatch, tell_dead
 from gossamer.real.transports.secret import own_secret
 from gossamer.real.transports.store import TcpStore, serve
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def test_each_death_is_noticed_once() -> None:
     """Also one that was written down before anybody looked; and nobody else is named."""
@@ -22,10 +20,10 @@ def test_each_death_is_noticed_once() -> None:
     notices = DeathWatch(lambda: TcpStore.connect("127.0.0.1", engine.port), (1, 2, 3), died.put)
     notices.start()
     try:
-        assert died.get(timeout=20) == 3
+        assert died.get(timeout=100) == 3
         tell_dead(told, 3, "its host is gone")
         tell_dead(told, 1, "ended with exit code 1")
-        assert died.get(timeout=20) == 1
+        assert died.get(timeout=100) == 1
     finally:
         notices.stop()
     assert died.empty()

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.real.launch.console import ConsoleOutput, Lines
@@ -23,7 +23,6 @@ def lines_of(*pieces: bytes, clock: float = 0.0) -> list[str]:
     return found
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.text(alphabet="aä→\n", max_size=60), st.lists(st.integers(0, 120), max_size=6))
 def test_lines_do_not_depend_on_how_the_bytes_come(text: str, cuts: list[int]) -> None:
     """Also where a cut goes through a character; a last line without an end counts."""
@@ -33,7 +32,6 @@ def test_lines_do_not_depend_on_how_the_bytes_come(text: str, cuts: list[int]) -
     assert lines_of(*pieces) == text.removesuffix("\n").split("\n") * bool(text)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.text(alphabet="ab\r\n", max_size=40), st.lists(st.integers(0, 40), max_size=6))
 def test_carriage_returns_do_not_depend_on_it_either(text: str, cuts: list[int]) -> None:
     data = text.encode()

@@ -15,8 +15,6 @@ from gossamer.commands import doctor
 from gossamer.real.transports.shm import system
 from launching import pids, script
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from gossamer.real.transports.store import OwnStore, Stranger, TcpStore, serve
 from gossamer.real.transports.store_server import Keeper
 from gossamer.real.transports.torch import rendezvous
 
-pytestmark = pytest.mark.timeout(60)
 SECRET = b"a secret of the tests alone"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.real.train import checkpoint as checkpointing
@@ -56,7 +56,6 @@ class Workers:
                     self.step(rank)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     every=st.integers(1, 30),
     size=st.integers(1, 4),

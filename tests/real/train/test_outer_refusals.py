@@ -18,8 +18,6 @@ from gossamer.real.train.request import TrainRequest
 from gossamer.real.transports.local import LocalStore, LocalTransport
 from gossamer.runs.folder import RunFolder
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_a_disk_that_fails_worker_0_ends_the_wait_of_the_others(tmp_path: Path) -> None:
     """Where the job is written, and where the folder is marked."""

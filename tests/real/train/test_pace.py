@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.real.train.batches import LeasedBatches, RoundBatches
@@ -42,7 +42,6 @@ class DyingStore(LocalStore):
         return found
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     workers=st.integers(2, 4),
     batches=st.integers(1, 40),

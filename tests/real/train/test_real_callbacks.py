@@ -22,8 +22,6 @@ from join_cases import batch, loss_of, net
 from launching import WAIT, script
 from programs import PROGRAMS, answers_of
 
-pytestmark = pytest.mark.timeout(120)
-
 STEPS = 12
 METHODS = {
     "all_reduce": 2, "pull_gossip": 3, "push_gossip": 3, "ad_psgd": 2, "d_psgd": 3,

@@ -30,8 +30,6 @@ from real_mpi import (
 )
 from tiers import only, wide
 
-pytestmark = pytest.mark.timeout(200)
-
 command = importlib.import_module("gossamer.commands.train")
 
 REFUSED = {
@@ -119,7 +117,7 @@ class Running:
         )  # fmt: skip
 
     def wait_for_a_row(self) -> None:
-        wait_until(lambda: bool(list(self.runs.glob("*/metrics.jsonl"))), 90)
+        wait_until(lambda: bool(list(self.runs.glob("*/metrics.jsonl"))))
 
     def workers(self) -> list[int]:
         """Its children, which have sessions of their own."""
@@ -127,7 +125,7 @@ class Running:
         return [int(pid) for pid in listed.split()]
 
     def finish(self) -> tuple[int, str]:
-        _, err = self.process.communicate(timeout=60)
+        _, err = self.process.communicate(timeout=300)
         return self.process.returncode, err
 
     def __enter__(self) -> Running:

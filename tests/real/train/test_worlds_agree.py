@@ -17,8 +17,6 @@ from real_mpi import needs_mpirun, train_under_mpirun
 from tiers import wide
 from train_groups import Group, Ran, run_groups
 
-pytestmark = pytest.mark.timeout(300)
-
 TASK = "digits-mlp"
 STEPS = 100
 # What makes a run of a method that can wait for everybody do so.
@@ -53,6 +51,12 @@ def adds_in_arrival_order(method: str) -> bool:
 BITWISE = [m for m in timing_independent(3) if not adds_in_arrival_order(m)]
 TO_ROUNDING = [m for m in timing_independent(3) if adds_in_arrival_order(m)]
 VARIANTS = ["all_reduce:stale=1", "sync_server:servers=2", "d_psgd:adapt=before"]
+COMPRESSED = [
+    "all_reduce+powersgd", "diloco:period=5+topk:share=0.1,bits=2", "sync_server:servers=2+onebit",
+    "diloco:period=6,fragments=2,delay=2,mix=0.5+int4", "all_reduce+terngrad",
+    "d_psgd@0.5@all_reduce+topk:share=0.1",
+]  # fmt: skip
+"""Also a method that changes. Random numbers and residuals are part of the bits."""
 GROUPED = [
     "all_reduce:groups=2", "d_psgd:groups=2", "push_sum:groups=2", "local_sgd:groups=2",
     "sync_server:groups=2", "sync_server:groups=2,servers=3", "ssp:bound=0,groups=2",
@@ -95,7 +99,7 @@ def test_the_list_of_methods_is_not_empty_by_accident() -> None:
 
 def test_shared_memory_gives_the_simulators_bits() -> None:
     """Three processes and three workers of virtual time end with equal parameters."""
-    groups = [Group(method, 3, choices=SHORT) for method in BITWISE + VARIANTS]
+    groups = [Group(method, 3, choices=SHORT) for method in BITWISE + VARIANTS + COMPRESSED]
     check_bits(groups, run_groups(groups))
 
 

@@ -35,7 +35,7 @@ def conformance(folder: Path, *arguments: str) -> tuple[int, str, str]:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SOURCE}:{folder}"},
     )  # fmt: skip
-    out, err = program.communicate(timeout=100)
+    out, err = program.communicate(timeout=300)
     return program.returncode, out, err
 
 

@@ -12,12 +12,11 @@ import pytest
 
 import gossamer
 from gossamer.real.transports.conformance.group import SCENARIOS, Scenario
-from programs import PROGRAMS
+from programs import LIMIT_S, PROGRAMS
 from tiers import wide
 
 SOURCE = Path(gossamer.__file__).parents[1]
 MPIRUN = Path(sys.executable).with_name("mpirun")
-LIMIT_S = 100
 TOGETHER = [law.name for law in SCENARIOS.values() if not law.apart]
 APART = [law for law in SCENARIOS.values() if law.apart and not law.victims]
 # Of deaths there is no law here: MPI ends the whole job when a process dies (test_deaths.py).

@@ -79,7 +79,6 @@ def pair() -> Iterator[tuple[Segments, list[ShmTransport], list[FrameRecorder]]]
 Pair = tuple[Segments, list[ShmTransport], list[FrameRecorder]]
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 5_000), max_size=30), st.data())
 def test_room_is_never_given_twice(lengths: list[int], data: st.DataObject) -> None:
     """What is taken never overlaps, stays inside, and what is given back serves again."""
@@ -117,7 +116,7 @@ def no_large_frame(notice: memoryview) -> memoryview:
     raise AssertionError(bytes(notice))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 3 * RING_BYTES // 2), max_size=4), st.integers(0, 1000))
 def test_a_ring_delivers_the_frames_that_were_written(lengths: list[int], seed: int) -> None:
     """However writer and reader take turns, across the seam, longer than the ring itself."""
@@ -139,7 +138,6 @@ def test_a_ring_delivers_the_frames_that_were_written(lengths: list[int], seed: 
     assert arrived == frames
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 2)), max_size=8))
 def test_nothing_in_a_layout_overlaps(sizes: list[tuple[int, int]]) -> None:
     """Rings, cells, locks, windows and the memory for reductions each have their own bytes."""

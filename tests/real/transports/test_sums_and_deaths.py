@@ -21,8 +21,6 @@ from gossamer.real.transports.torch.wire import PIECE, SLOT
 from gossamer.real.transports.transport import StopToken
 from gossamer.rules import mean_in_order
 
-pytestmark = pytest.mark.timeout(20)
-
 SHORT = 10
 LONG = 9 * PIECE // 4
 """Elements of which each of three owners has three pieces."""
@@ -302,7 +300,7 @@ LENGTHS = [SHORT, SLOT, 1 << 17, 3 * PIECE // 8]
 """By each, by one owner or by parts, in one piece or two."""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.integers(2, 4), st.lists(st.sampled_from(LENGTHS), min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11), st.integers(1, 6)), max_size=40),

@@ -51,7 +51,7 @@ def places(gpus: list[str], neighbours: int = 1) -> list[ReductionPlace]:
     return [ReductionPlace(gpu, neighbours) for gpu in gpus]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(GPUS | ALIKE, st.integers(1, 4))
 def test_the_best_that_all_have_is_used(gpus: list[str], neighbours: int) -> None:
     """Two of NCCL's processes on one GPU would hang, and without a GPU there is nothing to use;
@@ -141,7 +141,7 @@ def test_all_workers_choose_alike_once_all_have_spoken() -> None:
     thread.join(0.05)
     assert chosen == []
     store.agree("place/2", "3 GPU-b")
-    thread.join(5.0)
+    thread.join(100)
     assert chosen == ["messages"]
 
 

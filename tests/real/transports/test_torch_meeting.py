@@ -17,8 +17,8 @@ from gossamer.real.transports.store import TcpStore, serve
 from gossamer.real.transports.torch import TorchTransport
 from gossamer.real.transports.torch.rendezvous import Meeting, meet
 from gossamer.real.transports.transport import StopToken, Window
+from launching import free_port
 
-pytestmark = pytest.mark.timeout(30)
 SECRET = b"a secret of the tests alone"
 
 
@@ -26,12 +26,6 @@ def by_hand(rank: int, port: int) -> Meeting:
     """What variables set without a launcher say."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return Meeting.from_environment({"RANK": str(rank), "WORLD_SIZE": "2", **place})
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def as_another_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from gossamer.real.transports.torch.departures import Departure, DepartureLog
 from gossamer.real.transports.torch.reduce_state import contributors_of, parts_of
 from gossamer.real.transports.torch.rendezvous import Meeting
 from gossamer.real.transports.transport import StopToken
-from programs import PROGRAMS, answers_of
+from programs import LIMIT_S, PROGRAMS, answers_of
 from tiers import looks_at, only, wide
 
 TOGETHER = [law.name for law in SCENARIOS.values() if not law.apart]
@@ -58,7 +58,6 @@ WIDE = [
     *(in_memory(law) for law in OF_SUMS if law not in few(OF_SUMS, FEW_OF_SUMS)),
 ]
 TOGETHER_OR_FEW = [law for law in SCENARIOS.values() if alone(law) not in WIDE]
-LIMIT_S = 110
 
 
 def run(command: Sequence[str], variables: dict[str, str]) -> tuple[int, str]:

@@ -93,7 +93,8 @@ def test_weights_and_biases_offline(simulated: Path, tmp_path: Path) -> None:
     )
     subprocess.run(
         [sys.executable, "-c", program, str(simulated), str(tmp_path / "out")],
-        env={**kept, **quiet, "HOME": str(tmp_path / "home")}, cwd=tmp_path, check=True, timeout=90,
+        env={**kept, **quiet, "HOME": str(tmp_path / "home")}, cwd=tmp_path, check=True,
+        timeout=300,
     )  # fmt: skip
     assert len(list((tmp_path / "out").glob("wandb/offline-run-*/run-*.wandb"))) == 1
     assert files(tmp_path / "home") == set()

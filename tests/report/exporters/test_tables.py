@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer import Result, simulate
@@ -36,7 +36,6 @@ def listened(path: Path, **choices: Any) -> Result:
     return simulate("digits-logistic", "ad_psgd", callbacks=[CsvExporter(path)], **short)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(max_size=4), JSON, max_size=4))
 def test_whatever_a_row_holds_becomes_plain_values(row: dict[str, Any]) -> None:
     """Texts, truths and finite numbers under texts; nothing else, and never an error."""
@@ -46,7 +45,6 @@ def test_whatever_a_row_holds_becomes_plain_values(row: dict[str, Any]) -> None:
         assert not isinstance(value, float) or math.isfinite(value)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9))
 def test_a_list_over_workers_becomes_its_mean_least_and_largest(values: list[float]) -> None:
     """The same for a list and for an object by worker."""
@@ -156,7 +154,6 @@ def test_parquet_holds_the_same_table_with_types(tmp_path: Path, run: Run) -> No
         assert isinstance(found[0]["steps"], int)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.lists(
         st.dictionaries(

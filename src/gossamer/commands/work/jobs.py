@@ -334,7 +334,7 @@ class _PoolProcess:
     job: Job[Any] | None = None
     place: int = 0
     is_told: bool = False
-    """That its job shall end early."""
+    """Whether it has been told that its job shall end early."""
 
     @staticmethod
     def fork(server: ForkServer) -> _PoolProcess:

@@ -113,10 +113,17 @@ class Candidate:
         ).resolved()
 
 
-def menu_with(own: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """What `candidates` needs to try the user's methods first; unknown ones are refused."""
+def menu_with(own: Sequence[str], *, only: bool = False) -> dict[str, tuple[str, ...]]:
+    """What `candidates` needs to try the user's methods first, or no others; unknown ones are
+    refused."""
     for method in own:
         parse_method(method)
+    if only:
+        if not own:
+            raise ConfigurationError(
+                "--only tries no methods but those of --method; give at least one"
+            )
+        return {"menu": tuple(dict.fromkeys(own))}
     return {"menu": tuple(dict.fromkeys((*own, *MENU)))} if own else {}
 
 

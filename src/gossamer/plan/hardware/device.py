@@ -25,7 +25,7 @@ class Efficiency:
     """How operators of one kind use a device."""
 
     share: float
-    """Of the peak, or of the bandwidth where an operator moves memory, that large ones get."""
+    """What large operators get of the peak, or of the bandwidth where an operator moves memory."""
     half_side: float = 0.0
     """An operator whose smallest side has this length gets half of that."""
     half_flops: float = 0.0
@@ -49,8 +49,8 @@ class Curves:
     start_s: float
     """What the device takes for the smallest operator."""
     error: float
-    """Of the steps of six models that were measured, nine in ten took at most so much more or less
-    than estimated, in shares of the time that they took (docs/cost.md)."""
+    """Nine of ten measured steps of six models took at most so much more or less than estimated, as
+    a share of the time that they took (docs/cost.md)."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,13 @@ class Device:
     workspace: float = 0.0
     """What libraries take of the memory in the same allocator."""
 
+    def nearest(self, precision: str) -> str:
+        """This precision, or the next better one that the device multiplies in."""
+        better = PRECISIONS[PRECISIONS.index(precision) :: -1]
+        return next(one for one in better if one in self.flops)
+
     def peak(self, precision: str) -> float:
-        """The peak at this precision, or at the next better one that the device has."""
-        for one in PRECISIONS[PRECISIONS.index(precision) :: -1]:
-            if one in self.flops:
-                return self.flops[one]
-        raise ConfigurationError(f"device {self.name} has no peak for fp32")
+        return self.flops[self.nearest(precision)]
 
 
 # ---------------------------------------------------------------------- the table

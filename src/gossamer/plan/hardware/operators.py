@@ -58,7 +58,6 @@ class Operator:
     kind: str
     """matmul, convolution, attention, move, one that takes longer than a move (batch norm, layer
     norm, softmax, function), or view, which moves nothing."""
-    layer: str
     is_backward: bool
     flops: float
     smallest: int
@@ -170,7 +169,7 @@ def _update(numbers: int, optimiser: Optimiser, like: Tensor) -> tuple[tuple[Ope
             # Its few scalars are read back, which tensors without numbers cannot do: a descent
             # reads and writes each of its vectors once.
             moved = 2.0 * (len(optimiser.slots) + 1) * numbers * like.element_size()
-            return (Operator("tuned", "move", "optimiser", True, 0.0, 0, moved),), 0
+            return (Operator("tuned", "move", True, 0.0, 0, moved),), 0
         tally = StepTally([parameters, gradients, *state.values()])
         operators, peak = tally.watch(
             lambda: optimiser.descend_(parameters, gradients, state, [1], 0.1)
@@ -255,15 +254,12 @@ class StepTally(TorchDispatchMode):
         kind = kind_of(func, name)
         flops = _flops(func, args, given, made)
         moved = 0.0 if kind == "view" else sum(map(_touched, (*inputs, *outputs)))
-        layer = max(self._tracker.parents - {"Global"}, key=len, default="")
         is_half = any(one.dtype in (torch.bfloat16, torch.float16) for one in inputs)
         for part, share, smallest in _parts(name, args, outputs):
+            done, touched = flops * share, moved * share
             self.operators.append(
-                Operator(
-                    part, kind, layer.partition(".")[2] or layer, self._tracker.is_bw,
-                    flops * share, smallest, moved * share, is_half,
-                )
-            )  # fmt: skip
+                Operator(part, kind, self._tracker.is_bw, done, smallest, touched, is_half)
+            )
 
 
 def kind_of(func: Any, name: str) -> str:
@@ -284,7 +280,7 @@ def kind_of(func: Any, name: str) -> str:
 
 
 def _flops(func: Any, args: tuple[Any, ...], given: dict[str, Any], made: Any) -> float:
-    """By torch's own formulas; attention on the CPU has none, and is counted as on GPUs."""
+    """Count by torch's own formulas; attention on the CPU has none, and is counted as on GPUs."""
     formula = flop_counter.flop_registry.get(func._overloadpacket)
     if formula is not None:
         return float(formula(*args, **given, out_val=made))

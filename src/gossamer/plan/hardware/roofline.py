@@ -89,8 +89,3 @@ def step_seconds(work: StepWork, device: Device, precision: str) -> StepTime:
         update_s=update_s,
         host_share=(gradient_host_s + update_host_s) / (gradient_s + update_s),
     )
-
-
-def memory_bytes(work: StepWork, device: Device) -> float:
-    """What a step needs at most, without a method's own copies."""
-    return work.peak_bytes + device.workspace

@@ -149,7 +149,7 @@ class _Scope:
         )
 
     def function(self, node: ast.FunctionDef, *, is_method: bool = False) -> str:
-        """From the parenthesis to the closing brace."""
+        """The text of a function from the parenthesis to the closing brace."""
         given = node.args
         if given.vararg or given.kwarg:
             raise self.refused(node, "it takes any number of arguments")

@@ -64,7 +64,7 @@ def flood(post: ProbeChannel, peer: int, seconds: float, size: int) -> float:
     counted_from, until = began + _WARM_UP * seconds, began + seconds
     bulk = bytes(size)
     under_way, passed, first = 0, 0, began
-    while time.monotonic() < until:
+    while time.monotonic() < until or not passed:
         while under_way < _IN_FLIGHT:
             post.start_transfer(peer, bulk)
             under_way += 1

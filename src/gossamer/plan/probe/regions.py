@@ -17,7 +17,7 @@ from gossamer.plan.probe.findings import Crowd, MeasuredLink, ProbeFindings
 SITE_GAP = 3.0
 """Another site is this many times as far, or has as many times fewer bytes per second."""
 SITE_S = 0.5e-3
-"""And at least this much farther, if distance is what tells it."""
+"""Where distance tells sites apart, another site is at least this much farther."""
 RACK_GAP = 1.4
 """Another rack is this many times as far."""
 FULL = 0.8

@@ -41,7 +41,7 @@ def to_toml(cluster: Cluster, findings: ProbeFindings) -> str:
     if cluster.workers_per_machine > 1:
         lines.append(f"workers_per_machine = {cluster.workers_per_machine}")
     if cluster.machines_per_rack:
-        lines += _comment("Hosts that are near each other, as the shortest round trips show.")
+        lines += comment("Hosts that are near each other, as the shortest round trips show.")
         lines.append(f"machines_per_rack = {cluster.machines_per_rack}")
     lines += ["", "[compute]", *_compute(cluster, findings), "", "[network]"]
     lines += _network(cluster, findings)
@@ -79,13 +79,21 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def comment(text: str) -> list[str]:
+    """A sentence as lines of a comment."""
+    return textwrap.wrap(
+        text, _LINE, initial_indent="# ", subsequent_indent="# ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
 # ---------------------------------------------------------------------------------- the parts
 
 
 def _header(findings: ProbeFindings) -> list[str]:
     inquiry = findings.inquiry
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(findings.began))
-    lines = _comment(
+    lines = comment(
         f"Measured by gossamer probe on {when}, in {findings.seconds:.0f} s: task {inquiry.task}, "
         f"batch {inquiry.batch}, {inquiry.optimiser}, {counted(inquiry.threads, 'thread')} of "
         "torch in each worker."
@@ -93,9 +101,9 @@ def _header(findings: ProbeFindings) -> list[str]:
     for host in findings.host_names[:_MOST_LINES]:
         ranks = [str(rank) for rank, there in enumerate(findings.hosts) if there == host]
         word = "worker" if len(ranks) == 1 else "workers"
-        lines += _comment(f"{_name(host)}: {word} {', '.join(ranks)}.")
+        lines += comment(f"{_name(host)}: {word} {', '.join(ranks)}.")
     for notice in notices(findings):
-        lines += _comment(f"Note: {notice}.")
+        lines += comment(f"Note: {notice}.")
     return lines
 
 
@@ -107,7 +115,7 @@ def _name(host: str) -> str:
 def _compute(cluster: Cluster, findings: ProbeFindings) -> list[str]:
     compute, speeds = cluster.compute, speeds_of(findings)
     total = sum(steps.count for steps in findings.steps)
-    lines = _comment(
+    lines = comment(
         f"{counted(total, 'step')} after warming up, all workers at once. A gradient's median, and "
         "from where to where nine of ten lie:"
     )
@@ -122,7 +130,7 @@ def _compute(cluster: Cluster, findings: ProbeFindings) -> list[str]:
     line = measured_line(findings)
     if line is not None:
         sizes = ", ".join(f"{size}: {show_time(took)}" for size, took in line.times.items())
-        lines += _comment(
+        lines += comment(
             f"Medians by size of the batch: {sizes}. The line seconds + per_sample * batch misses "
             f"them by at most {100 * line.error:.0f} %."
         )
@@ -133,13 +141,13 @@ def _compute(cluster: Cluster, findings: ProbeFindings) -> list[str]:
         f"jitter = {compute.jitter:.4f}",
     ]
     others = [statistics.fmean(steps.other) for steps in findings.steps]
-    lines += _comment(
+    lines += comment(
         f"Copying the parameters and applying the optimiser: means from {show_time(min(others))} "
         f"to {show_time(max(others))} among the workers."
     )
     lines.append(f'unoverlapped_seconds = "{show_time(compute.unoverlapped_seconds)}"')
     if compute.pause_probability > 0:
-        lines += _comment("Steps much longer than the others.")
+        lines += comment("Steps much longer than the others.")
         lines.append(f"pause_probability = {_plain(compute.pause_probability)}")
         lines.append(f'pause_seconds = "{show_time(compute.pause_seconds)}"')
     return lines
@@ -156,21 +164,21 @@ def _network(cluster: Cluster, findings: ProbeFindings) -> list[str]:
     ]  # fmt: skip
     if not links:
         return [
-            *_comment("Not measured: there was one worker only. These are the defaults."), *values,
+            *comment("Not measured: there was one worker only. These are the defaults."), *values,
         ]  # fmt: skip
     near = "near hosts" if len(described_regions(findings)) > 1 else "hosts"
     where = f"between {near}" if between(findings) else "inside the host"
-    lines = _comment(
+    lines = comment(
         f"Messages over {findings.transport} {where}, {len(links)} directions of pairs, alone:"
     )
     lines += [f"#   {line}" for line in _spreads(links)]
     lines += [*_crowds(findings), *values]
     if wires.memory_bandwidth > 0:
         if between(findings):
-            lines += _comment("Inside a host, alone:")
+            lines += comment("Inside a host, alone:")
             lines += [f"#   {line}" for line in _spreads(inside(findings))]
         else:
-            lines += _comment(
+            lines += comment(
                 "Workers of one machine reach each other through memory: these bytes per second, "
                 "those of a crowd if they are fewer; the simulator takes their latency as 1us."
             )
@@ -183,7 +191,7 @@ def _racks(wires: Wires) -> list[str]:
     if wires.rack_latency:
         lines.append(f'rack_latency = "{show_time(wires.rack_latency)}"')
     if wires.uplink:
-        lines += _comment("All hosts of a rack together, to those of the next.")
+        lines += comment("All hosts of a rack together, to those of the next.")
         lines.append(f'uplink = "{show_rate(wires.uplink)}"')
     return lines
 
@@ -193,16 +201,16 @@ def _sites(sites: Sites, findings: ProbeFindings) -> list[str]:
     groups = described_regions(findings)
     lines: list[str] = []
     for name, group in zip(sites.names, groups, strict=True):
-        lines += _comment(f"{name}: {', '.join(map(_name, group[:_MOST_LINES]))}.")
+        lines += comment(f"{name}: {', '.join(map(_name, group[:_MOST_LINES]))}.")
     lines.append(f"names = {json.dumps(list(sites.names))}")
     lines.append(f"machines = {list(sites.machines)}")
-    lines += _comment("From the row's site to the column's; 0 means: as the cards.")
+    lines += comment("From the row's site to the column's; 0 means: as the cards.")
     if found := list(flows_across(findings, groups)):
         whole = "; ".join(
             f"{show_rate(one.alone)} alone, {show_rate(one.together)} together for {one.flows}"
             for one in found
         )
-        lines += _comment(f"One flow, and one from each host at once: {whole}.")
+        lines += comment(f"One flow, and one from each host at once: {whole}.")
     rates = [[show_rate(rate) if rate else 0 for rate in row] for row in sites.bandwidth]
     times = [[show_time(time) for time in row] for row in sites.latency]
     for what, matrix in (("bandwidth", rates), ("latency", times)):
@@ -239,11 +247,3 @@ def _crowds(findings: ProbeFindings) -> list[str]:
             f"together, the least of them {show_rate(min(crowd.rates.values()))}"
         )
     return ["# At once:", *(f"#   {line}" for line in lines)] if lines else []
-
-
-def _comment(text: str) -> list[str]:
-    """A sentence as lines of a comment."""
-    return textwrap.wrap(
-        text, _LINE, initial_indent="# ", subsequent_indent="# ", break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip

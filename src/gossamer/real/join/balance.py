@@ -53,7 +53,7 @@ class BalancedPositions(Positions):
         """The round of the batch that the loop has, or had last."""
         self._members = everyone
         self.samples = 0
-        """Of all workers in the present pass."""
+        """How many samples all workers have taken in the present pass."""
 
     @property
     def shares(self) -> Mapping[int, int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gossamer.errors import ConfigurationError
+from gossamer.optim.wrapped_optimiser import WrappedOptimizer
 from gossamer.real.join.several_optimizers import parts_of
 
 
@@ -22,7 +23,7 @@ class ScaledGradients:
     parts: Sequence[Optimizer]
     """The user's."""
     scaled: Sequence[Optimizer]
-    """Those of them whose gradients are still to be unscaled."""
+    """The user's optimisers whose gradients are still to be unscaled."""
     scale: Tensor | None
     found_inf: Tensor
 
@@ -70,35 +71,19 @@ MakeStep = Callable[[Optimizer, ScaledGradients | None], None]
 is there if they come from a gradient scaler, so they may be infinite."""
 
 
-class JoinedOptimizer(Optimizer):
+class JoinedOptimizer(WrappedOptimizer):
     """Stands for the user's optimiser in schedulers, scalers and frameworks. Its groups, its state
     and its defaults are the user's; only its step is the coupled one."""
 
     def __init__(
         self, optimizer: Optimizer, make_step: MakeStep, *, is_coupled: bool
     ) -> None:  # fmt: skip
-        self.optimizer = optimizer
-        """The user's own."""
+        super().__init__(optimizer)
         self.family: Sequence[JoinedOptimizer] = (self,)
         """All that stand for an optimiser of this loop. Whatever the loop unscales one of them by
         is unscaled in the others."""
         self._make_step = make_step
         self._is_coupled = is_coupled
-        # Optimizer.__init__ would copy the groups. __setstate__ makes the hooks and the profiling
-        # of `step` that every optimiser has.
-        super().__setstate__({})
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.optimizer.param_groups
-
-    @property
-    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.optimizer.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.optimizer.defaults
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -117,18 +102,6 @@ class JoinedOptimizer(Optimizer):
         names = [part, *(one for one in self.family if part in parts_of(one.optimizer))]
         seen = [states[id(one)]["stage"].name for one in names if id(one) in states]
         return "UNSCALED" in seen
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        self.optimizer.add_param_group(param_group)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.optimizer.zero_grad(set_to_none)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state_dict)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A step of the method. A closure is called once, before it, and its value is returned."""

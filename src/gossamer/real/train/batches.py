@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -147,7 +147,7 @@ class BalancedBatches(RoundBatches):
 
     @property
     def weight(self) -> float:
-        """By what this worker's gradient is scaled, so that the mean is one over samples."""
+        """The factor of this worker's gradient, with which the mean is one over samples."""
         return self._plan.weight(self._rank, self._present, self._live())
 
     def _agreed(self, step: int, members: frozenset[int]) -> dict[int, float]:
@@ -372,7 +372,26 @@ class LeasedBatches:
             self._leased = range(start, self._batches(number).stop)
 
 
-Batches = RoundBatches | LeasedBatches
+class Batches(Protocol):
+    """The batches of one worker, step by step."""
+
+    @property
+    def epoch(self) -> float: ...
+
+    @property
+    def expected_steps(self) -> int: ...
+
+    def open_step(self, step: int) -> bool:
+        """Whether this step is to be made."""
+        ...
+
+    def next_batch(self) -> Indices: ...
+
+    def state(self) -> State:
+        """For a checkpoint."""
+        ...
+
+    def resume(self, own: State, everyone: Sequence[State]) -> None: ...
 
 
 def make_batches(

@@ -24,7 +24,7 @@ from gossamer.real.launch.console import say
 from gossamer.real.replicas import PublishedReplica
 from gossamer.real.session import Session
 from gossamer.real.train import checkpoint_files
-from gossamer.real.train.batches import Batches, LeasedBatches, RoundBatches
+from gossamer.real.train.batches import Batches, LeasedBatches
 from gossamer.real.train.checkpoint_files import Checkpoint, Facts
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.transports.checked_values import number_from, numbers_from
@@ -307,7 +307,7 @@ class CheckpointWriter:
         every, store = Every.parse(self._request.checkpoint_every), self._router.transport.store
         start = self._request.checkpoint
         begin = 0 if start is None else int(start.name)
-        if isinstance(batches, RoundBatches):
+        if not isinstance(batches, LeasedBatches):
             timer = SynchronousTimer(every, store, begin)
         else:
             router = self._router

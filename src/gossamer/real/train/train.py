@@ -13,8 +13,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from gossamer.config.cluster import Cluster
-from gossamer.config.settings import make_settings
+from gossamer.config.settings import Settings, make_settings
 from gossamer.errors import ConfigurationError, RunFailed
 from gossamer.files import replace_text
 from gossamer.methods import MethodSpec, parse_method
@@ -112,6 +114,7 @@ def check(request: TrainRequest) -> None:
     """Refuse a run that could not be started, replayed or kept, before anything is written."""
     if request.is_recorded:
         _check_recordable(request)
+    _check_stages(request.settings)
     here = launcher_job()
     if here is None:
         _launch_of(request)
@@ -137,6 +140,8 @@ def _check_recordable(request: TrainRequest) -> None:
         reason = "hogwild updates land in pieces without any order; use another method"
     elif method.balance:
         reason = "its batches follow the times of the day; leave out balance="
+    elif method.shape.machines > 1:
+        reason = "the passes of a pipeline have no recorded order; leave out stages="
     elif method.groups:
         reason = "a group computes its gradients outside of the recorded order; leave out groups="
     elif request.transport not in (None, "shm"):
@@ -157,6 +162,45 @@ def _check_recordable(request: TrainRequest) -> None:
         raise ConfigurationError(f"this run cannot be recorded: {reason}")
 
 
+def _check_stages(settings: Settings) -> None:
+    """Refuse what replicas of several real processes cannot do, before anything starts."""
+    shape, task = settings.method.shape, settings.task
+    if shape.machines == 1:
+        return
+    microbatches = shape.microbatches_of(settings.batch or 1)
+    reason = None
+    if shape.tensor > 1:
+        reason = (
+            "tensor= is played in virtual time; on real workers split the layers by PyTorch's own "
+            "plans and give the mesh to gossamer.join"
+        )
+    elif shape.has_split_points:
+        reason = (
+            f"pipeline={shape.pipeline} is played in virtual time; real workers stash weights, so "
+            "choose pipedream, vertical_sync or 2bw"
+        )
+    elif shape.pipeline == "1f1b" and microbatches < shape.stages:
+        reason = (
+            f"1f1b needs at least as many micro-batches as the {shape.stages} stages, got "
+            f"{microbatches}; choose microbatches or a batch that give more, or pipeline=gpipe"
+        )
+    elif settings.clip is not None:
+        reason = "no stage knows the norm of the whole gradient; leave out --clip"
+    elif task.train.labels_as or not isinstance(task.train.targets, Tensor):
+        reason = (
+            f"a pipeline hands one tensor to the model of {task.name} and one to its loss, and "
+            "this task has more; leave out stages="
+        )
+    elif settings.method.method.has_server and settings.method.servers % shape.stages:
+        reason = (
+            "every stage has servers of its own, so their number must be a multiple of the "
+            f"{shape.stages} stages, got servers={settings.method.servers}; choose "
+            f"servers={shape.stages}"
+        )
+    if reason is not None:
+        raise ConfigurationError(f"{settings.method} cannot run on real workers: {reason}")
+
+
 def _check_checkpoints(request: TrainRequest) -> None:
     every = request.checkpoint_every
     if request.is_recorded and request.folder is None:
@@ -172,8 +216,22 @@ def _check_checkpoints(request: TrainRequest) -> None:
         reason = "a recorded run is replayed from its beginning; leave out --record"
     elif request.settings.method.groups:
         reason = "the members of a group have no steps of their own to cut at; leave out groups="
+    elif request.settings.method.shape.is_asynchronous:
+        reason = (
+            "a pipeline that is never emptied has batches under way between any two steps; choose "
+            "pipeline=1f1b, or leave out --checkpoint-every"
+        )
+    elif request.settings.method.shape.machines > 1 and not _is_synchronous(request.settings):
+        reason = (
+            "the stages of a replica must be cut at the same step, which only a synchronous method "
+            "says; leave out --checkpoint-every, or choose such a method"
+        )
     if reason is not None:
         raise ConfigurationError(f"checkpoints cannot be kept: {reason}")
+
+
+def _is_synchronous(settings: Settings) -> bool:
+    return settings.method.method.is_synchronous(settings.method_options())
 
 
 def launch(request: TrainRequest, listener: RunListener | None = None) -> Result:

@@ -7,7 +7,7 @@ on timing ends with the same bits in both worlds.
 from __future__ import annotations
 
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import PeerLost, ProtocolError
+from gossamer.groups import Grouping
 from gossamer.observe.observer import SECOND
 from gossamer.observe.run_observer import RunObserver
 from gossamer.observe.strip import Strip
@@ -26,14 +27,14 @@ from gossamer.real.launch.console import say
 from gossamer.real.output_model import Contribution
 from gossamer.real.replicas import WindowReplica
 from gossamer.real.session import Session
-from gossamer.real.train.batches import BalancedBatches, make_batches
+from gossamer.real.train.batches import BalancedBatches, Batches, make_batches
 from gossamer.real.train.checkpoint import CheckpointWriter, WorkerCounts, WorkerState, save
 from gossamer.real.train.request import TrainRequest
 from gossamer.real.train.worker_log import WorkerLog
 from gossamer.real.transports.transport import Transport
 from gossamer.real.worker import tell_operations
-from gossamer.replica import Replica
-from gossamer.tasks.evaluator import Evaluator, Held
+from gossamer.replica import Layout, Replica
+from gossamer.tasks.evaluator import Evaluator, Held, OutputAverage
 from gossamer.tasks.flat_model import FlatModel
 from gossamer.tasks.keyed import key_of
 from gossamer.worker import Gradient
@@ -61,26 +62,41 @@ class Training:
         self._log = log
         self._model = FlatModel(settings.task, torch.device("cpu"), seed=settings.seed)
         self._buffers = self._model.initial_buffers.clone()
-        self._schedule = make_schedule(settings.schedule, epochs=settings.epochs, workers=size)
+        self._schedule = make_schedule(
+            settings.schedule, epochs=settings.epochs, workers=settings.replicas
+        )
         self._rate = settings.learning_rate
         self._evaluate_every = settings.epochs / settings.evaluations
         self._kept = WorkerState.read(request.checkpoint, self.rank) if request.checkpoint else None
-        session = self.session = Session(
-            transport, settings.method, self._observer, self._model.layout,
-            seed=settings.seed, steps=settings.steps_per_worker,
-            options=None if self._kept is None else self._kept.options,
-        )  # fmt: skip
+        options = None if self._kept is None else self._kept.options
+        session = self.session = self._make_session(transport, options)
         session.driver.turns = turns or Free()
         self._optimiser = session.optimiser(make_optimiser(settings.optimiser))
         self._evaluator = Evaluator(
             self._model, session.method.output, settings.buffers,
-            is_trained_itself=session.is_trained_itself,
+            is_trained_itself=session.is_trained_itself and settings.swa is None,
         )  # fmt: skip
         self._gradients = 0
         self._reported = self._next_evaluation = 0.0
         self._checkpoints = CheckpointWriter(request, session, self._save)
         self._awaited: Pending[Any] | None = None
         self.has_ended = False
+
+    def _make_session(self, transport: Transport, options: Mapping[str, Any] | None) -> Session:
+        settings = self._settings
+        return Session(
+            transport, settings.method, self._observer, self._model.layout, seed=settings.seed,
+            steps=settings.steps_per_worker, options=options,
+        )  # fmt: skip
+
+    @property
+    def _layout(self) -> Layout:
+        """The parameters that this process trains."""
+        return self._model.layout
+
+    def _initial(self) -> Tensor:
+        """Their values at the beginning."""
+        return self._model.initial
 
     # ------------------------------------------------------------------ the run
 
@@ -118,12 +134,15 @@ class Training:
         if self._kept is not None:
             hosted = session.addresses.hosted_by(self.rank)
             saved = {end: self._kept.value_of(end, session.size) for end in hosted}
-        session.open(self._model.initial, saved)
+        session.open(self._initial(), saved)
         self.replica = self._replica(self.rank)
+        swa, epochs = self._settings.swa, self._settings.epochs
+        if swa is not None and epochs is not None:
+            self._evaluator.average = OutputAverage(self.replica.memory, swa * epochs)
         session.router.offer("output", self.own_output)
 
     def _replica(self, end: int) -> WindowReplica:
-        part, layout = slice(0, self._model.layout.total), self._model.layout
+        part, layout = slice(0, self._layout.total), self._layout
         if end >= self.session.size:
             part = self.session.addresses.slices[end - self.session.size]
         optimiser = self._optimiser.suited(layout.within(part).shapes)
@@ -138,14 +157,7 @@ class Training:
     def start(self) -> None:
         """Make the coroutines. Servers run until they wait; the worker's own has not begun."""
         session = self.session
-        self._pace = make_batches(
-            self._settings, session.store, session.grouping,
-            live=lambda: session.router.live, live_at=session.router.live_at,
-            is_synchronous=session.is_synchronous,
-            on_repeat=lambda samples: self._observer.observed(
-                self.rank, "repeated", samples, time.monotonic_ns()
-            ),
-        )  # fmt: skip
+        self._pace = self._make_pace()
         self._balanced = self._pace if isinstance(self._pace, BalancedBatches) else None
         pace = self._checkpoints.between_steps(self._pace)
         self.worker = session.make_worker(self.rank, pace, self._gradient)
@@ -155,6 +167,23 @@ class Training:
         self._began = time.monotonic() - (self._kept.counts.seconds if self._kept else 0.0)
         self._strip.begin(time.monotonic_ns())
         tell_operations(self.worker, self._observer)
+
+    def _make_pace(self) -> Batches:
+        router = self.session.router
+        return self._batches_of(self.session.grouping, lambda: router.live, router.live_at)
+
+    def _batches_of(
+        self, place: Grouping, live: Callable[[], frozenset[int]],
+        live_at: Callable[[int], frozenset[int]],
+    ) -> Batches:  # fmt: skip
+        """The batches of one end among those that take batches."""
+        return make_batches(
+            self._settings, self.session.store, place, live=live, live_at=live_at,
+            is_synchronous=self.session.is_synchronous,
+            on_repeat=lambda samples: self._observer.observed(
+                self.rank, "repeated", samples, time.monotonic_ns()
+            ),
+        )  # fmt: skip
 
     def _orphaned(self, lost: PeerLost) -> None:
         """This worker has nothing more to do, but goes on answering."""
@@ -231,6 +260,7 @@ class Training:
         if self._balanced is not None:
             self._balanced.computed(len(batch), (ended - began) / SECOND)
         self._observer.computed(self.rank, (began, ended), ended - began, len(batch), loss)
+        self._metrics.noise.add(value.unsqueeze(0), len(batch))
         self._report()
         gradient.resolve(value if weight == 1.0 else value * weight)
 
@@ -280,14 +310,19 @@ class Training:
         servers = [Contribution.of_server(replicas[end]) for end in sorted(replicas)]
         return self._evaluator.output_parameters(_held(found, servers))
 
+    def _held(self) -> Held:
+        """What the living workers and the servers hold."""
+        return _held(*self.session.contributions(self._speaking))
+
     def _evaluate(self, kind: str) -> None:
         assert self._log is not None
-        held = _held(*self.session.contributions(self._speaking))
+        held = self._held()
+        self._evaluator.reached(held, self._pace.epoch)
         self._log.write(kind, {
             "seconds": time.monotonic() - self._began,
             "epochs": self._pace.epoch,
             "samples": round(self._pace.epoch * len(self._settings.task.train)),
-            "output": self.session.method.output,
+            "output": self._evaluator.output,
             **self._evaluator.score(held).row(self._settings.task),
         })  # fmt: skip
         if kind == "result":

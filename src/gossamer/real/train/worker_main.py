@@ -68,7 +68,7 @@ def run_worker(
     order = EventOrder(request.place, transport.rank) if request.is_recorded else None
     try:
         with blamed_method(request.settings.method.method, is_worker=True):
-            Training(request, transport, log, order).run()
+            _kind_of(request)(request, transport, log, order).run()
     except (KeyboardInterrupt, Stopped):
         return INTERRUPTED
     except (Error, OSError) as error:
@@ -85,6 +85,15 @@ def run_worker(
                 if kept is not None:
                     kept.close()
     return 0
+
+
+def _kind_of(request: TrainRequest) -> type[Training]:
+    if request.settings.method.shape.machines == 1:
+        return Training
+    # Imported here, because what it needs of PyTorch takes long to import.
+    from gossamer.real.train.stage_training import StageTraining
+
+    return StageTraining
 
 
 def _sentence(error: Error | OSError, request: TrainRequest, size: int) -> str:

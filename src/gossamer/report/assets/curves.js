@@ -5,6 +5,7 @@ const MEASURES = {
   loss: { title: "Test loss", isLog: true, show: showNumber, isLowerBetter: true },
   training_loss: { title: "Training loss", isLog: true, show: showNumber, isLowerBetter: true },
   consensus_distance: { title: "Consensus distance", isLog: true, show: showNumber, isLowerBetter: true },
+  noise_scale: { title: "Noise scale in samples", isLog: true, show: showNumber, isLowerBetter: false },
   // A metric of the task's own, by its own name.
   metric: { get title() { return `Test ${state.data.score}`; }, isLog: false, show: showNumber, get isLowerBetter() { return Boolean(state.data.lower_is_better); } },
 };
@@ -78,7 +79,7 @@ function valueAxis(colours, curves, key, target) {
   // A run that diverged may leave at the top; it must not flatten all the others.
   const first = Math.max(...curves.map((one) => one.points[0].y));
   const best = curves.map((one) => Math.min(...one.points.map((point) => point.y)));
-  const positive = values.filter((value) => value > 0 && (key === "consensus_distance" || value <= Math.max(first, ...best)));
+  const positive = values.filter((value) => value > 0 && (key === "consensus_distance" || key === "noise_scale" || value <= Math.max(first, ...best)));
   const found = span([...positive, isNumber(target) && target > 0 ? target : null]);
   if (!found) return linearAxis(colours, null, null);
   if (key === "consensus_distance") found[0] = Math.max(found[0], found[1] * ROUNDING_DISTANCE);
@@ -204,6 +205,7 @@ const MEASURE_WORDS = {
   loss: "Loss still differs between methods where accuracy is flat; a line that turns up is overfitting or diverging.",
   training_loss: "The loss on the training batches. If it is low and the test loss is high, the model overfits.",
   consensus_distance: "How far the workers' models are from their mean, relative to it. A rising line means that workers drift apart.",
+  noise_scale: "The batch, of all workers together, from which on a larger one hardly saves steps; it grows as training goes on. Missing where the gradient is lost in noise.",
 };
 
 function curveFigure(key, along) {

@@ -47,7 +47,7 @@ function raceSection() {
 }
 
 function learningSection() {
-  const others = ["accuracy", "loss", "training_loss"].filter((key) => key !== scoreKey());
+  const others = ["accuracy", "loss", "training_loss", "noise_scale"].filter((key) => key !== scoreKey());
   return section("learning", allMethods().length > 1 ? "How they learn" : "How it learns", "", others.map(curvePair));
 }
 

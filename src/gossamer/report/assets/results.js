@@ -15,6 +15,11 @@ const FURTHER_COLUMNS = [
   ["mean_global_staleness", "updates of all meanwhile", showNumber],
   ["exchanges_per_step", "exchanges per step", showNumber],
   ["consensus_distance", "consensus distance", showNumber],
+  ["noise_scale", "noise scale in samples", showNumber],
+  ["compression_ratio", "times fewer bytes", showNumber],
+  ["coding_seconds_per_step", "encoding and decoding a step", showSeconds],
+  ["residual_norm", "not sent yet (norm)", showNumber],
+  ["displacement_cosine", "cosine of displacements", showNumber],
   ["steps", "steps", showCount],
   ["wall_seconds", "took to compute", showSeconds],
 ];

@@ -114,6 +114,10 @@ def _sentence(fault: Fault) -> str:
     match fault.kind:
         case "kill":
             return f"{worker} dies at {show_seconds(fault.at)}"
+        case "return":
+            return f"{worker} comes back at {show_seconds(fault.at)}"
+        case "arrive":
+            return f"{worker} arrives at {show_seconds(fault.at)}"
         case "pause":
             return f"{worker} stands still{_when(fault)}"
         case "slow":

@@ -18,7 +18,7 @@ class Curve(TypedDict):
     high: list[float] | None
 
 
-SCORES = ("metric", "accuracy", "loss", "training_loss", "consensus_distance")
+SCORES = ("metric", "accuracy", "loss", "training_loss", "consensus_distance", "noise_scale")
 Curves = dict[str, Curve | None]
 """A curve for each of `SCORES`, against time or against epochs; `metric` is the task's own."""
 
@@ -84,8 +84,9 @@ class TopologyData(TypedDict):
 
 FIGURES = (
     "metric", "accuracy", "loss", "seconds", "waiting_fraction", "mean_staleness", "max_staleness",
-    "mean_global_staleness", "bytes_per_step", "consensus_distance", "exchanges_per_step", "steps",
-    "wall_seconds",
+    "mean_global_staleness", "bytes_per_step", "consensus_distance", "exchanges_per_step",
+    "noise_scale", "compression_ratio", "coding_seconds_per_step", "residual_norm",
+    "displacement_cosine", "steps", "wall_seconds",
 )  # fmt: skip
 Figures = dict[str, float | None]
 """A value at the end for each of `FIGURES`: the mean over the seeds."""

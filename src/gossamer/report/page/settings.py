@@ -17,12 +17,14 @@ _DEEPEST = 5
 _MAKERS = ("gossamer", "torch", "python")
 _NAMES = {
     "batch": "batch per worker", "clip": "largest gradient norm", "compiled": "torch.compile",
-    "buffers": "BatchNorm statistics", "evaluations": "evaluations on the way",
+    "buffers": "BatchNorm statistics", "swa": "output averaged from",
+    "evaluations": "evaluations on the way",
     "model_bytes": "size of the model on the network", "split": "split of the data",
     "threads": "threads of torch", "machines_per_rack": "machines per rack",
 }  # fmt: skip
 _NONE = {
-    "clip": "none", "compiled": "where it pays back", "model_bytes": "its own", "data": "built in",
+    "clip": "none", "swa": "not averaged", "compiled": "where it pays back",
+    "model_bytes": "its own", "data": "built in",
     "transport": "what suits",
 }  # fmt: skip
 _SHOWN: dict[str, Callable[[float], str]] = {
@@ -32,7 +34,7 @@ _SHOWN: dict[str, Callable[[float], str]] = {
         "jitter_lasts",
     ), show_seconds),
     **dict.fromkeys((
-        "jitter", "forward_share", "pause_probability", "processor_share", "load",
+        "jitter", "forward_share", "pause_probability", "processor_share", "load", "swa",
     ), show_percent),
     **dict.fromkeys((
         "bandwidth", "memory_bandwidth", "server_bandwidth", "up", "down", "uplink",

@@ -21,7 +21,7 @@ from gossamer.runs.versions import made_with
 from gossamer.sim.checkpoint.state import TensorState
 
 CHECKPOINT = "checkpoint.safetensors"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,15 @@ class RunCheckpoint:
     """A run between two events."""
 
     settings: Row
-    """As plain values, from which the settings can be made again."""
+    """Plain values, from which the settings can be made again."""
     events: int
     digest: str
-    """That of the events so far."""
+    """The digest of the events so far."""
     rows: list[Row]
     seconds: float
     """The wall time that the run has taken."""
+    observed: Row
+    """What methods have told, which may come from values of tensors."""
     state: TensorState
 
     def write(self, path: Path) -> None:
@@ -44,7 +46,8 @@ class RunCheckpoint:
         facts = {
             "format": _FORMAT, "settings": self.settings, "events": self.events,
             "digest": self.digest, "rows": self.rows, "seconds": self.seconds,
-            "places": self.state.places, "sum": _sum_of(storages), "made_with": made_with(),
+            "observed": self.observed, "places": self.state.places, "sum": _sum_of(storages),
+            "made_with": made_with(),
         }  # fmt: skip
         data = safetensors.torch.save(storages, {"run": json.dumps(facts, default=str)})
         replace_bytes(path, data)
@@ -60,7 +63,8 @@ class RunCheckpoint:
                 raise ValueError("its sum does not agree")
             return RunCheckpoint(
                 facts["settings"], facts["events"], facts["digest"], facts["rows"],
-                facts["seconds"], TensorState([*storages.values()], facts["places"]),
+                facts["seconds"], facts["observed"],
+                TensorState([*storages.values()], facts["places"]),
             )  # fmt: skip
         except FileNotFoundError:
             raise ConfigurationError(

@@ -28,7 +28,7 @@ class RunPiece:
     seconds: float = math.inf
     """After so long the piece ends with a checkpoint."""
     events: float = math.inf
-    """Or after so many events of the whole run."""
+    """The piece also ends after so many events of the whole run."""
     resumes: bool = False
     """Whether it goes on from the checkpoint that is there."""
 
@@ -84,7 +84,7 @@ class Checkpoints:
         settings, rows, seconds = self._facts()
         RunCheckpoint(
             settings, kernel.events, kernel.digest.hexdigest(), rows, seconds,
-            TensorState.of(self._tensors()),
+            self._world.metrics.tallies, TensorState.of(self._tensors()),
         ).write(self._piece.path)  # fmt: skip
 
     def restore(self, checkpoint: RunCheckpoint, device: torch.device) -> None:
@@ -98,6 +98,7 @@ class Checkpoints:
                 "the method acts by the values of tensors; begin the run anew"
             )
         checkpoint.state.give(found, device)
+        self._world.metrics.tallies = checkpoint.observed
 
     def _tensors(self) -> list[Tensor]:
         self._world.kernel.put_in_order()

@@ -88,7 +88,7 @@ class TensorState:
     storages: list[Tensor]
     """The bytes of each piece of memory."""
     places: list[list[Any]]
-    """Of each tensor: its memory, kind of number, offset, shape and strides."""
+    """The memory of each tensor, its kind of number, offset, shape and strides."""
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> TensorState:

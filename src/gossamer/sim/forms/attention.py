@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gossamer.sim.forms.batching import apart, folded, stacked
+from gossamer.sim.forms.batching import FirstDerivative, apart, folded, stacked
 
 _ATEN: Any = torch.ops.aten
 torch_attention = functional.scaled_dot_product_attention
@@ -53,20 +53,12 @@ class FoldedAttention(torch.autograd.Function):
         return (apart(output, size), apart(sums, size), *kept), (0, 0, *(None for _ in kept))
 
 
-class _Backward(torch.autograd.Function):
+class _Backward(FirstDerivative):
     """The gradients with respect to query, key and value."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
         return _backward(*arguments)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> None:
-        raise NotImplementedError("second derivatives are not computed")
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:
@@ -206,21 +198,13 @@ class RepeatedAttention(torch.autograd.Function):
         return apart(output, info.batch_size), 0
 
 
-class _RepeatedBackward(torch.autograd.Function):
+class _RepeatedBackward(FirstDerivative):
     @staticmethod
     def forward(
         gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
         options: dict[str, Any],
     ) -> tuple[Tensor, ...]:  # fmt: skip
         return _repeated(gradient, (query, key, value), mask, options)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> None:
-        raise NotImplementedError("second derivatives are not computed")
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+class FirstDerivative(torch.autograd.Function):
+    """A function that computes gradients, and has none of its own."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise NotImplementedError("second derivatives are not computed")
 
 
 def stacked(workers: int, in_dims: Sequence[int | None], *tensors: Tensor) -> list[Tensor]:

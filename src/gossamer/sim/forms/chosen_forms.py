@@ -34,7 +34,8 @@ from gossamer.sim.forms.operations import (
 from gossamer.sim.forms.table import FormTable, shipped_table
 
 _MANY_SCORES = 1 << 20
-"""From so many scores of all workers on, cross-entropy saves memory that matters."""
+"""The form of cross-entropy saves memory that matters where all workers together have so many
+scores."""
 
 _ALIGNED = 8
 _MANY_OUTPUTS = 512
@@ -85,13 +86,15 @@ class ChosenForms(TorchFunctionMode):
                 return answer
         elif func is functional.multi_head_attention_forward:
             # It calls attention by name, and no mode is active inside of a call.
-            with patch.object(functional, "scaled_dot_product_attention", self._any_attention):
+            other = functional.scaled_dot_product_attention
+
+            def attention(*args: Any, **kwargs: Any) -> Any:
+                answer = self._attention(*args, **kwargs)
+                return other(*args, **kwargs) if answer is ... else answer
+
+            with patch.object(functional, "scaled_dot_product_attention", attention):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
-
-    def _any_attention(self, *args: Any, **kwargs: Any) -> Any:
-        answer = self._attention(*args, **kwargs)
-        return torch_attention(*args, **kwargs) if answer is ... else answer
 
     def _attention(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,

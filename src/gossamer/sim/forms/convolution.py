@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gossamer.sim.forms.batching import stacked
+from gossamer.sim.forms.batching import FirstDerivative, stacked
 
 Pair = tuple[int, int]
 _ATEN: Any = torch.ops.aten
@@ -117,20 +117,12 @@ class StackedConvolution(torch.autograd.Function):
         return _convolution(*stacked(info.batch_size, in_dims[:2], *args[:2]), *args[2:]), 0
 
 
-class _Gradient(torch.autograd.Function):
+class _Gradient(FirstDerivative):
     """The gradient with respect to the inputs or to the weights."""
 
     @staticmethod
     def forward(*args: Any) -> Tensor:
         return _convolution_gradient(*(one[None] for one in args[:3]), *args[3:])[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> None:
-        raise NotImplementedError("second derivatives are not computed")
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
@@ -312,7 +304,7 @@ FORMS = {
     ),
     "each": ConvolutionForm(_each_forward, _each_gradient(True), _each_gradient(False)),
 }
-"""By the names that the table uses."""
+"""The forms by the names that the table uses."""
 
 
 def shape_of(inputs: Tensor, weights: Tensor, output_pixels: int, workers: int) -> dict[str, float]:

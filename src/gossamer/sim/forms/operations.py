@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.sim.forms.batching import stacked
+from gossamer.sim.forms.batching import FirstDerivative, stacked
 
 _ATEN: Any = torch.ops.aten
 _FEW_WORDS = 512
@@ -37,18 +37,10 @@ class FoldedEmbedding(torch.autograd.Function):
         return weights[workers.view(-1, *(1 for _ in indices.shape[1:])), indices], 0
 
 
-class _EmbeddingGradient(torch.autograd.Function):
+class _EmbeddingGradient(FirstDerivative):
     @staticmethod
     def forward(gradient: Tensor, indices: Tensor, rows: int) -> Tensor:
         return _gradient_of_rows(gradient[None], indices[None], rows)[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> None:
-        raise NotImplementedError("second derivatives are not computed")
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:

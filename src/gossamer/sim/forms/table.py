@@ -31,7 +31,7 @@ class FormRow:
     shape: Mapping[str, float]
     form: str
     microseconds: Mapping[str, float]
-    """Of every form that was measured, forward and backward together."""
+    """What every form that was measured took, forward and backward together."""
 
     def distance(self, precision: str, shape: Mapping[str, float]) -> float:
         """How far a shape is from this one, in doublings; another precision comes last."""

@@ -20,7 +20,7 @@ from gossamer.sim.kernel import SECOND, Kernel, Timer
 from gossamer.sim.network import Flow
 
 Hop = tuple[int, int]
-"""From and to which member, by their places in the order of members."""
+"""The members from which and to which a flow goes, by their places in the order of members."""
 
 
 class Round(NamedTuple):

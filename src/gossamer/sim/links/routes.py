@@ -35,9 +35,9 @@ class Routes:
             (cluster.rack_of(card), cluster.site_of(card)) for card in range(cards)
         ]
         self.uplinks: dict[tuple[int, str], Port] = {}
-        """By rack and direction, out or in."""
+        """The uplinks by rack and direction, out or in."""
         self.pipes: dict[tuple[int, int], Port] = {}
-        """By the sites that they lead from and to."""
+        """The pipes by the sites that they lead from and to."""
         self._ways: dict[tuple[Place, Place], Way] = {}
         if cluster.network.uplink:
             capacity = cluster.network.uplink / SECOND

@@ -23,7 +23,7 @@ MOST_ROWS = 128
 _USABLE = 0.85
 """The share of the device that a run may plan with; the rest is for torch itself and others."""
 _COPIES = 3
-"""Of each worker's gradient: the points of a batch, its parts, and the parts as one matrix."""
+"""How often each worker's gradient is held: as points of a batch, as its parts, as one matrix."""
 _UNDER_WAY = 2
 """Models per worker that are on their way or in a variable of the method."""
 

@@ -29,7 +29,7 @@ class StageLanes:
 
     @property
     def machines(self) -> int:
-        """Of all replicas together."""
+        """How many machines all replicas have together."""
         return self.replicas * len(self.shares)
 
     def machine(self, end: int, lane: int = 0) -> int:
@@ -47,7 +47,7 @@ class StageLanes:
         return machine // len(self.shares)
 
     def ways(self, source: int, target: int) -> list[tuple[int, int, float]]:
-        """From which machine to which, with what share of the bytes."""
+        """The machines between which each lane runs, and its share of the bytes."""
         server = max(source, target) - self.replicas
         if server >= 0 and self._has_servers_by_lane:
             return [(self.machine(source, server), self.machine(target, server), 1.0)]

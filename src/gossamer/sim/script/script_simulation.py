@@ -66,6 +66,11 @@ class ScriptSimulation(Simulation):
                 f"{settings.method}: a script's model is trained whole by one process and cannot "
                 "be cut into stages; leave out stages= and tensor="
             )
+        if settings.cluster.has_newcomers:
+            raise ConfigurationError(
+                "no worker of a script can come during a run in virtual time, because its process "
+                "begins with the script; leave out --arrive, --return and the repair of [failures]"
+            )
         size = settings.cluster.workers
         self._crew = Crew(
             server, settings.script, range(size), size, seed=settings.seed,

@@ -1,4 +1,4 @@
-"""The values that loops share: `worker.mean` and its kin, at virtual moments.
+"""The values that loops share (`worker.mean` and the like), at virtual moments.
 
 With a synchronous method the loops' calls are matched by their count. Who makes one waits, and its
 gradient is held up, until all others that are in their loops have made theirs; nobody can be a call
@@ -24,7 +24,7 @@ class SharedCalls:
     def __init__(self, world: ScriptWorld) -> None:
         self._world = world
         self._waiting: dict[int, tuple[ScriptGradient, Said]] = {}
-        """By rank, the calls that wait for those of others."""
+        """The calls that wait for those of others, by rank."""
         self._unread: list[dict[tuple[str, str, int], list[bytes]]] = [
             {} for _ in range(world.size)
         ]

@@ -34,7 +34,7 @@ _OWN = (
 )
 """The code of this package that decides what is recorded."""
 _MOST_FIXED_BYTES = 1 << 24
-"""Of tensors that are not trained: their values are part of a recording."""
+"""The most bytes of tensors that are not trained, whose values are part of a recording."""
 
 
 class _Unknown(Exception):

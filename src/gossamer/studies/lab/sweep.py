@@ -159,7 +159,7 @@ class Sweep:
         self.unfinished: dict[str, History] = {}
         self.curvature: float | None = None
         self._notices: dict[str, list[str]] = {}
-        """By group; those before the first step have an empty name."""
+        """The notices by group; those before the first step have an empty name."""
         self._device = device
         self._threads = threads
         self._precision = precision or default_precision(torch.device(device))

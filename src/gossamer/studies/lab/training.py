@@ -174,8 +174,8 @@ class Models:
     def of(
         cls, task: Task, device: torch.device, seeds: tuple[int, ...], precision: str = "fp32"
     ) -> Models:
-        """Those that were made last, where they are of the same task, device, seeds and precision:
-        the groups of a grid share them, with the data on the device."""
+        """The models that were made last, if task, device, seeds and precision are the same: the
+        groups of a grid share them, with the data on the device."""
         if cls._last is not None and cls._last[0] is task:
             models = cls._last[1]
             here = (models.first.device, tuple(models.initial), models.first.precision)

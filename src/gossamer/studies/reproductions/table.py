@@ -93,7 +93,7 @@ class PublishedTable:
     compute: Callable[[int, Progress], list[PublishedCell]] | None = None
     """Computes the cells from a seed, and reports each of them."""
     verdict: Callable[[list[PublishedCell]], str] | None = None
-    """Of a table that is computed at once: how far ours agrees, where no cell has a figure."""
+    """How far a table that is computed at once agrees, where no cell has a figure."""
     experiment: Experiment | None = None
     """Instead of `compute`, for a table that takes long and needs data: one laboratory grid."""
     trainings: Trainings | None = None

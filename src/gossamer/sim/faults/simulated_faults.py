@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gossamer.config.cluster import Cluster
 from gossamer.config.faults import FOREVER, Fault
 from gossamer.config.network import Phases
+from gossamer.errors import RunFailed
 from gossamer.sim.kernel import SECOND
 
 if TYPE_CHECKING:
@@ -68,6 +69,51 @@ def group_of(cluster: Cluster, rank: int) -> int:
             return 0
 
 
+class SimulatedFailures:
+    """Lets workers, or machines with all of theirs, die at random and come back."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._failures = world.cluster.failures
+        self._processed = -1
+        self._in_vain = 0
+        """How many have failed since a gradient was delivered."""
+        if not self._failures.are_there:
+            return
+        units: dict[int, list[int]] = {}
+        for rank in range(world.size):
+            is_machine = self._failures.per == "machine"
+            units.setdefault(world.cluster.machine_of(rank) if is_machine else rank, []).append(
+                rank
+            )
+        for number, ranks in units.items():
+            self._live(ranks, world.stream("failures", number))
+
+    def _live(self, ranks: list[int], rng: random.Random) -> None:
+        """A life begins, and will end."""
+        lasts = rng.expovariate(1 / self._failures.mtbf)
+        self._world.kernel.at(round(lasts * SECOND), self._fail, ranks, rng)
+
+    def _fail(self, ranks: list[int], rng: random.Random) -> None:
+        world, repair = self._world, round(self._failures.repair * SECOND)
+        if world.budget.is_spent:
+            return
+        self._in_vain = self._in_vain + 1 if world.budget.processed == self._processed else 0
+        self._processed = world.budget.processed
+        if self._in_vain > 100 + 10 * world.size:
+            raise RunFailed(
+                f"{self._in_vain} deaths in a row without one complete gradient: workers die every "
+                f"{self._failures.mtbf:g} s, and nobody gets on; give [failures] a longer mtbf"
+            )
+        for rank in ranks:
+            world.observer.happened(rank, "dies", world.kernel.now)
+            world.kill(rank)
+            if repair:
+                world.kernel.at(repair, world.newcomers.come, rank)
+        if repair:
+            world.kernel.at(repair, self._live, ranks, rng)
+
+
 class SimulatedFaults:
     """Begins and ends the faults of a run."""
 
@@ -86,6 +132,7 @@ class SimulatedFaults:
         self._shared = [shared[group] for group in groups] if shared else []
         self._paused_until: defaultdict[int, int] = defaultdict(int)
         world.kernel.resume_at = self._paused_until.__getitem__
+        SimulatedFailures(world)
         for fault in world.cluster.faults:
             if fault.is_trait:
                 # It must begin before the first step of anybody.
@@ -100,7 +147,7 @@ class SimulatedFaults:
         return self.slow[rank] * self._shared[rank].at(self._world.kernel.now / SECOND)
 
     def _replica_of(self, worker: int) -> int:
-        """Whose replica stops when this worker of the cluster does."""
+        """The worker whose replica stops when this worker of the cluster does."""
         lanes = self._world.lanes
         return worker if lanes is None else lanes.replica_of(worker)
 
@@ -110,6 +157,8 @@ class SimulatedFaults:
         match fault.kind:
             case "kill":
                 world.kill(self._replica_of(fault.worker))
+            case "return" | "arrive":
+                world.newcomers.come(fault.worker)
             case "pause":
                 self._pause(self._replica_of(fault.worker), round(fault.lasts * SECOND))
             case "slow":

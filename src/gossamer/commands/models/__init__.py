@@ -1,0 +1,1 @@
+"""Commands that make one model of several."""
