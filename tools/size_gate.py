@@ -28,10 +28,11 @@ FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
-    "commands": 3210,
+    "commands": 3230,
     "commands/studies": 1370,
-    "commands/view": 410,
-    "commands/work": 3090,
+    "commands/view": 540,
+    # What dividing a model over a cluster answers.
+    "commands/work": 3220,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
     "config": 1560,
@@ -53,18 +54,23 @@ BUDGETS = {
     "plan": 100,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
-    "plan/advise": 1850,
+    # Replicas of several machines among the candidates.
+    "plan/advise": 1900,
     "plan/cost": 2310,
     "plan/hardware": 1650,
-    # New: replicas of several machines, their schedules and stages.
-    "pipeline": 720,
+    # New: replicas of several machines, their schedules and stages, and the closed forms of these.
+    "pipeline": 800,
+    # New: dividing a model over a cluster, published networks and hybrids.
+    "plan/parallel": 2080,
     # New: the closed forms in the language of the browser, and what their page is told.
     "plan/page": 750,
     # Sites and racks are looked for.
     "plan/probe": 2070,
     "real": 2110,
     "real/faults": 670,
-    "real/join": 3990,
+    # New: checkpoints of a loop in two lines of it.
+    "real/join/checkpoints": 190,
+    "real/join": 4100,
     "real/join/virtual": 850,
     "real/launch": 1910,
     "real/train": 2760,
@@ -76,7 +82,8 @@ BUDGETS = {
     "report": 60,
     "report/exporters": 610,
     "report/page": 2340,
-    "report/pictures": 1170,
+    # And models divided over machines.
+    "report/pictures": 1350,
     # What methods spend until the target, and the front of time and money.
     "runs": 1880,
     "script": 720,
@@ -100,7 +107,10 @@ BUDGETS = {
     "studies/reproductions": 2680,
     # A worker that comes late begins in the order of the others.
     # The average of the output models of a run.
-    "tasks": 2880,
+    # With dropout that models ask of functions, and the accuracy of next words.
+    "tasks": 2920,
+    # New: tables of pipelines and of the cost model of divided models.
+    "studies/reproductions/parallel": 460,
 }
 ENTRY_POINTS = {
     "__main__",

@@ -193,8 +193,11 @@ def blamed(what: str, *, passing: type[Exception] = Error) -> Generator[None]:
     """Around a user's code: its error is one sentence that names its file and line."""
     try:
         yield
-    except (Error, passing):
-        raise
+    except (Error, passing) as error:
+        place = place_in(error)
+        if not place or not isinstance(error, ConfigurationError) or ", line " in str(error):
+            raise
+        raise ConfigurationError(f"{what}: {place}: {error}") from error
     except SystemExit as end:
         raise ConfigurationError(
             f"{what}: {place_in(end)}: it ends the program by exit({end.code!r}); leave that out, "

@@ -41,6 +41,7 @@ def make(width: int = 4): return Task.of(lambda: Net(width), LOSS, PAIR, PAIR)
 def vector(): return Task.of(Net, nn.CrossEntropyLoss(reduction="none"), PAIR)
 def narrow(): return Task.of(Net, LOSS, (torch.randn(9, 5), torch.arange(9) % 4))
 def detached(): return Task.of(Net, lambda out, y: out.detach().mean().requires_grad_(), PAIR)
+def cut_off(): return Task.of(Net, lambda out, y: out.detach().mean(), PAIR)
 def nothing(): pass
 def needs(width): return Task.of(lambda: Net(width), LOSS, PAIR)
 def exits(): raise SystemExit(3)
@@ -120,9 +121,10 @@ BAD_TASKS = {
     "tasks.py:vector": "line {def vector}) must be one number, got a tensor of shape (2,)",
     "tasks.py:narrow": "tasks.py, line {return self.layer}: RuntimeError: mat1 and mat2 shapes",
     "tasks.py:detached": "does not depend on the model",
+    "tasks.py:cut_off": "Net (tasks.py, line {def cut_off}) does not depend on the model",
     "tasks.py:needs": "needs width; write tasks.py:needs:width=VALUE, or give width a default",
     "tasks.py:exits": "tasks.py, line {def exits}: it ends the program by exit(3)",
-    "tasks.py:stream": "got generator, which can only be iterated; give a map-style dataset",
+    "tasks.py:stream": "task tasks.py:stream: tasks.py, line {def stream}: train must say how many",
     "tasks.py:moved": "tasks.py, line {def moved}: ",
     "uses.py:task": "task file uses.py: broken.py, line 3: invalid syntax in '3,,'",
     "tasks.py:no_model": "makes a int, expected a torch.nn.Module",
@@ -190,6 +192,8 @@ def test_own_tasks_and_methods_are_compared() -> None:
     assert labels == {"methods.py:alone:beta=0.25", "all_reduce"}
     (page,) = Path("runs").glob("*-compare-make/report.html")
     assert "methods.py:alone" in page.read_text(encoding="utf-8")
+    for kept in page.parent.glob("*/config.json"):
+        assert json.loads(kept.read_text())["forms"]["device"] == "cpu"
 
 
 def test_methods_are_ranked_by_a_metric_of_ones_own() -> None:

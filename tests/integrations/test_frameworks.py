@@ -7,13 +7,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch.nn import functional
 
 import gossamer
 from gossamer.errors import ConfigurationError
 from gossamer.integrations.single_process import check_single_process
+from gossamer.sim.engine import LoopEngine, VectorEngine
 from gossamer.tasks import make_task
+from gossamer.tasks.flat_model import FlatModel
 from programs import PROGRAMS
 from tiers import wide
 
@@ -106,3 +112,46 @@ def test_a_model_of_transformers_is_a_task() -> None:
         seeds=1, epochs=4, target=0.8, jobs=1, progress=False,
     )  # fmt: skip
     assert all(row["seconds_to_target"] is not None for row in ranking.table())
+
+
+def tiny_models(transformers: Any) -> list[Any]:
+    """As they come, with dropout in attention too; two heads share keys in the second."""
+    small = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 30}
+    llama = transformers.LlamaConfig(**small, intermediate_size=16, num_key_value_heads=1)
+    bert = transformers.BertConfig(**small, intermediate_size=16)
+    return [
+        transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=30)
+        ),
+        transformers.LlamaForCausalLM(llama),
+        transformers.BertForMaskedLM(bert),
+    ]
+
+
+@wide
+def test_models_of_transformers_are_evaluated_together() -> None:
+    """With masks; recorded too, they are the loop up to rounding. Causal ones are judged by the
+    next word, as their own loss is."""
+    words = (torch.arange(40)[:, None] + 3 * torch.arange(9)) % 30
+    mask = torch.ones_like(words)
+    mask[::2, 7:] = 0
+    data = {"input_ids": words, "attention_mask": mask, "labels": words.clone()}
+    for made in tiny_models(pytest.importorskip("transformers")):
+        task = gossamer.Task.of(made.train(), None, data)
+        model = FlatModel(task, torch.device("cpu"), seed=0)
+        given = (
+            model.initial + 0.1 * torch.randn(2, model.layout.total),
+            model.initial_buffers.repeat(2, 1),
+            torch.randint(30, (2, 4)),
+            torch.arange(2),
+        )
+        engine = VectorEngine(model, trace_after=1)
+        theirs = LoopEngine(model).evaluate(*given).gradients
+        for _ in range(3):
+            ours = engine.evaluate(*given).gradients
+            assert float((ours - theirs).norm() / theirs.norm()) < 1e-5
+        assert not engine.notices
+        logits = functional.one_hot((words + 3) % 30, 30).float()
+        told = SimpleNamespace(logits=logits, loss=made.loss_function(logits, words, 30))
+        assert task.metric is not None
+        assert task.metric.of(told, words) == (0.0 if "Masked" in type(made).__name__ else 1.0)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gossamer.errors import ConfigurationError
 from gossamer.pipeline.chain import Part, chain_of
-from gossamer.pipeline.stages import _bounds, cut_model, part_costs
+from gossamer.pipeline.stages import cut_bounds, cut_model, part_costs
 from gossamer.tasks.models import lenet5, resnet20
 from gossamer.tasks.text import CharacterTransformer
 
@@ -61,7 +61,7 @@ def test_the_largest_chunk_is_as_small_as_can_be(work: list[int], chunks: int) -
     best = min(
         largest([0, *inner, len(work)]) for inner in combinations(range(1, len(work)), chunks - 1)
     )
-    assert largest(_bounds([float(one) for one in work], chunks)) == best
+    assert largest(cut_bounds([float(one) for one in work], chunks)) == best
 
 
 def test_stages_hold_all_parameters_once() -> None:

@@ -9,11 +9,12 @@ import pytest
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.methods import METHODS
 from gossamer.plan.cost.agreement import FAST, SLOW, TOLERANCE, WORKERS, compare_step, equal_cluster
+from gossamer.plan.cost.crossing import crossings
 from gossamer.plan.cost.forms import FORMS
 from gossamer.plan.cost.step_time import predict
 from gossamer.plan.cost.workload import workload_of
 from gossamer.tasks import make_task
-from tiers import every
+from tiers import every, only
 
 DRAWN = ("pull_gossip", "ad_psgd")
 SETTLED = [name for name in FORMS if name not in DRAWN]
@@ -43,6 +44,41 @@ def test_a_predicted_step_is_the_mean_of_those_that_draw_their_partners(
     """Within 5 % of a short run, of which some is chance."""
     found = compare_step(method, equal_cluster(workers, bandwidth), TASK, steps=steps)
     assert abs(found.error) < TOLERANCE, found
+
+
+AXES = {
+    "bandwidth": ("local_sgd:period=8", "d_psgd", [1e8, 1e10]),
+    "workers": ("sync_server", "all_reduce", [4, 8, 16, 32]),
+    "batch": ("local_sgd:period=8", "d_psgd", [4, 128]),
+}
+
+
+@pytest.mark.parametrize("axis", only(["batch"], AXES))
+def test_methods_cross_where_the_simulation_turns(axis: str) -> None:
+    """A fifteenth below the crossing of the closed forms the one is simulated as the faster, and a
+    fifteenth above it the other; by bandwidth, number of workers and batch."""
+    slower, faster, values = AXES[axis]
+    wires = {"collective": "tree", "latency": 0.85e-3} if axis == "workers" else {"latency": 1e-4}
+    size = 3e5 if axis == "workers" else 1e7
+    cluster = Cluster(
+        workers=8, compute=Compute(0.004, per_sample=0.000375, distribution="constant"),
+        network=Wires(**wires),
+    )  # fmt: skip
+    whole = workload_of(TASK, model_bytes=size, batch=16)
+    found = crossings(axis, [slower, faster], values, cluster, whole)
+    (turn,) = (one.value for one in found if one.faster == faster)
+    leads = list[bool]()
+    for value in (turn / 1.07, turn * 1.07):
+        where = cluster.changed(workers=round(value)) if axis == "workers" else cluster
+        if axis == "bandwidth":
+            where = dataclasses.replace(where, network=Wires(bandwidth=value, **wires))
+        work = dataclasses.replace(whole, batch=round(value) if axis == "batch" else 16)
+        steps = [
+            compare_step(one, where, TASK, model_bytes=size, workload=work, steps=8).simulated_s
+            for one in (slower, faster)
+        ]
+        leads.append(steps[1] < steps[0])
+    assert leads == [False, True]
 
 
 @pytest.mark.slow

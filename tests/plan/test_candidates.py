@@ -5,11 +5,24 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
+from torch import nn
 
+from gossamer.config.cluster import Cluster, Compute
+from gossamer.config.network import Wires
 from gossamer.config.settings import Settings, make_settings
+from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS, parse_method
-from gossamer.plan.advise.candidates import MENU, NOT_ADVISED, Candidate, candidates, kind_of
+from gossamer.plan.advise.candidates import (
+    MENU,
+    NOT_ADVISED,
+    Candidate,
+    candidates,
+    kind_of,
+    menu_with,
+)
 from gossamer.sim.simulation import Simulation
+from gossamer.tasks import Task
 from support import cluster_of, digits
 from tiers import every
 
@@ -80,6 +93,13 @@ def test_a_pattern_with_too_many_messages_is_left_out_of_a_large_cluster() -> No
     assert "63 models a step" in candidates(base(64), RATES)[1]["d_psgd:topology=complete"]
 
 
+def test_the_choice_may_be_among_the_named_methods_only() -> None:
+    found, _ = candidates(base(8), RATES, **menu_with(["d_psgd", "all_reduce"], only=True))
+    assert {candidate.method for candidate in found} == {"d_psgd", "all_reduce"}
+    with pytest.raises(ConfigurationError, match="give at least one"):
+        menu_with([], only=True)
+
+
 def test_one_worker_has_nothing_to_choose() -> None:
     found, _ = candidates(base(1), RATES)
     assert {candidate.method for candidate in found} == {"all_reduce"}
@@ -107,3 +127,35 @@ def test_a_candidate_changes_nothing_but_method_and_rate() -> None:
     assert dataclasses.replace(own, method=base().method, learning_rate=None).resolved() == (
         dataclasses.replace(base(), learning_rate=None).resolved()
     )
+
+
+def test_a_model_that_does_not_fit_is_offered_in_stages() -> None:
+    """Where one machine cannot hold it, whole replicas are left out and divided ones are tried
+    first; where the closed forms see nothing in it, no division is tried."""
+    whole = base()
+    assert not any("stages=" in one.method for one in candidates(whole, RATES)[0])
+    compute = Compute(0.0, per_sample=0.001, memory=50e3)
+    small = dataclasses.replace(
+        whole, cluster=dataclasses.replace(whole.cluster, compute=compute), batch=32
+    )
+    found, left_out = candidates(small, RATES)
+    assert "a worker needs" in left_out["all_reduce"]
+    assert all("stages=" in one.method or "tensor=" in one.method for one in found)
+    first = found[0].method
+    assert first.startswith("all_reduce:")
+    Simulation(dataclasses.replace(found[0].settings(small), epochs=0.1)).run()
+
+
+def test_a_thin_network_suggests_replicas_of_several_machines() -> None:
+    """Between machines little goes, and a wide model has many more parameters than activations."""
+    data = torch.randn(256, 1024), torch.randint(4, (256,))
+    wide = Task.of(
+        lambda: nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 4)),
+        nn.CrossEntropyLoss(), data, name="wide",
+    )  # fmt: skip
+    wires = Wires(bandwidth=1e6, latency=1e-5, memory_bandwidth=1e12)
+    compute = Compute(0.0, per_sample=0.001)
+    where = Cluster(workers=8, workers_per_machine=4, network=wires, compute=compute)
+    found, _ = candidates(make_settings(wide, "all_reduce", where, batch=32), RATES)
+    assert found[0].method.startswith("all_reduce:")
+    assert "stages=" in found[0].method or "tensor=" in found[0].method

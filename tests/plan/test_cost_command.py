@@ -124,6 +124,9 @@ def test_a_picture_goes_where_it_is_asked_for(tmp_path: Path) -> None:
         (("--task", "none", "--model-bytes", "5", "--layers"), "--layers needs"),
         (("--bandwidth", "fast"), "bandwidth such as"),
         (("--batch", "0"), "batch must be"),
+        (("--hardware", "h100", "--compute", "3ms"), "--compute says how long a gradient takes"),
+        (("--hardware", "h100", "--trace", "step.json"), "both say how long a step takes"),
+        (("--hardware", "h1000"), "unknown device 'h1000'; did you mean 'h100'?"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from gossamer.plan.cost.pace import ComputeTime, expected_largest_normal, order_
 from gossamer.plan.cost.queueing import read_from_another_s, response_s
 from gossamer.plan.cost.simulated_step import answer_over
 from gossamer.plan.cost.step_time import Prediction, predict
-from gossamer.plan.cost.workload import workload_of, workload_of_bytes
+from gossamer.plan.cost.workload import Piece, workload_of, workload_of_bytes
 from gossamer.tasks import make_task
 
 TASK = make_task("digits-mlp")
@@ -282,11 +282,35 @@ def test_bytes_alone_are_cut_into_pieces_that_add_up() -> None:
     """Equal layers: a piece is ready when its share of the bytes has been passed."""
     for size in (5e5, 3e6, 1e8):
         pieces = workload_of_bytes(size).pieces
-        assert sum(piece.size_bytes for piece in pieces) == pytest.approx(size)
+        assert sum(one.count * one.size_bytes for one in pieces) == pytest.approx(size)
         assert pieces[-1].ready_share == 1.0
     assert sum(workload_of(TASK, model_bytes=4e6).shares(3)) == pytest.approx(1.0)
     with pytest.raises(ConfigurationError, match="model bytes"):
         workload_of_bytes(0)
+
+
+@few
+@given(st.floats(1e6, 3e9), bandwidths, st.integers(2, 64), st.floats(1e-4, 10.0))
+def test_equal_pieces_are_reduced_as_if_one_by_one(
+    size: float, bandwidth: float, workers: int, seconds: float
+) -> None:
+    """A model of a terabyte has as many terms as one of a hundred megabytes."""
+    whole = workload_of_bytes(size)
+    apart = [
+        Piece(one.size_bytes, share, share)
+        for one in whole.pieces
+        for at in range(round(one.count))
+        for share in [
+            one.ready_share + at * (one.last_share - one.ready_share) / max(1, one.count - 1)
+        ]
+    ]
+    cluster = Cluster(
+        workers=workers, compute=Compute(seconds=seconds), network=Wires(bandwidth=bandwidth)
+    )
+    one_by_one = dataclasses.replace(whole, pieces=tuple(apart))
+    found, expected = (predict("all_reduce", cluster, what) for what in (whole, one_by_one))
+    assert len(whole.pieces) <= 3
+    assert found.step_seconds == pytest.approx(expected.step_seconds, rel=1e-9)
 
 
 def test_groups_compute_as_slowly_as_their_slowest_member() -> None:

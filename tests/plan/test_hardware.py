@@ -14,15 +14,19 @@ from typer.testing import CliRunner
 
 from gossamer import Task
 from gossamer.commands.cli import app
-from gossamer.config.cluster import Cluster, Compute, load_cluster
+from gossamer.commands.work.step_costs import cost
+from gossamer.config.cluster import Cluster, Compute, clusters, load_cluster
+from gossamer.config.price import Price
 from gossamer.errors import ConfigurationError
 from gossamer.methods import METHODS, parse_method
+from gossamer.plan.cost.workload import workload_of
 from gossamer.plan.hardware.chrome_trace import read_trace
 from gossamer.plan.hardware.device import DEVICES, find_device, read_device
 from gossamer.plan.hardware.estimate import estimate
 from gossamer.plan.hardware.operators import PRECISIONS, step_work
 from gossamer.plan.hardware.roofline import step_seconds
 from gossamer.plan.hardware.room import Room
+from gossamer.plan.hardware.sheet import SheetChoices, sheet
 from gossamer.tasks.flat_model import model_size
 from held_copies import held_copies
 from support import bowl, build, cluster_of
@@ -82,8 +86,8 @@ def test_twice_the_device_never_takes_longer(name: str) -> None:
 def test_an_estimate_keeps_its_time_at_its_own_batch() -> None:
     """fixed + per_sample * batch is the time that was estimated there."""
     found = estimate(wide_layers(), find_device("cpu-core"), batch=16)
-    assert found.compute.mean_seconds(16) == pytest.approx(found.time.gradient_s)
-    assert found.compute.per_sample >= 0
+    assert found.compute(Compute()).mean_seconds(16) == pytest.approx(found.time.gradient_s)
+    assert found.compute(Compute()).per_sample >= 0
 
 
 # ---------------------------------------------------------------------- bad input
@@ -138,6 +142,7 @@ def test_a_trace_gives_the_step_its_forward_share_and_its_layers(tmp_path: Path)
         ('{"traceEvents": []}', "no operators"),
         (json.dumps([event("aten::mm", 0, -5)]), "damaged"),
         (json.dumps([event("aten::mm", 0, "soon")]), "damaged"),
+        (json.dumps([event("aten::mm", 1e308, 1e308)]), "damaged"),
         (json.dumps([event("aten::mm", 0, 0)]), "empty"),
     ],
 )
@@ -210,6 +215,48 @@ def test_cost_writes_a_cluster_that_says_what_it_was_made_of(tmp_path: Path) -> 
     cluster = load_cluster(path)
     assert (cluster.workers, cluster.network.bandwidth) == (16, 3.125e9)
     assert cluster.compute.memory == 80e9
+
+
+PRESETS = list(clusters())
+
+
+@pytest.mark.parametrize("preset", only(("halos-geo-16", "home-dsl-8"), PRESETS))
+def test_everything_else_of_a_cluster_stands_in_the_file_too(preset: str, tmp_path: Path) -> None:
+    """Sites, racks, slow workers, prices: only the steps are those of the device."""
+    price = Price(2.0, ((1, 5.0),), egress_per_gb=0.1, watts=300.0)
+    where = dataclasses.replace(load_cluster(preset), price=price)
+    made = sheet(bowl(), where, workload_of(bowl()), SheetChoices(hardware="cpu-core"))
+    path = tmp_path / "cluster.toml"
+    path.write_text(made.text("a task"))
+    found, expected = (six_digits(one.as_dict()) for one in (load_cluster(path), made.cluster))
+    assert {**found, "name": ""} == {**expected, "name": ""}
+    kept = six_digits(where.as_dict())
+    for part in found.keys() - {"name", "title", "compute"}:
+        assert found[part] == kept[part], part
+
+
+def six_digits(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: six_digits(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [six_digits(one) for one in value]
+    return f"{value:.5g}" if isinstance(value, float) else value
+
+
+def test_a_precision_that_a_device_has_not_is_told() -> None:
+    """The time is that of the peak it has."""
+    t4 = find_device("t4")
+    assert t4.peak("bf16") == t4.peak("fp32")
+    assert (
+        "at its peak in fp32"
+        in estimate(wide_layers(), t4, batch=4, precision="bf16").sentences()[0]
+    )
+
+
+def test_a_size_alone_may_be_too_large() -> None:
+    """Without a task everything but the activations is known."""
+    with pytest.raises(ConfigurationError, match="a worker needs 400 GB and has 24 GB"):
+        cost(None, ["all_reduce"], workers=[8], model_bytes="100GB", memory="24GB")
 
 
 def test_cost_leaves_out_what_does_not_fit() -> None:

@@ -9,9 +9,18 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from gossamer.errors import ConfigurationError
-from gossamer.tasks.keyed import KeyedDropout, fold, key_of, uniform, with_keyed_dropout
+from gossamer.tasks.keyed import (
+    KeyedDropout,
+    KeyedFunctions,
+    fold,
+    key_of,
+    uniform,
+    with_keyed_dropout,
+)
 
 integers = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 quick = settings(max_examples=50)
@@ -201,24 +210,52 @@ def test_the_mask_depends_on_the_key_alone():
     assert len({tuple(row.tolist()) for row in together["2.weight"][:, 0] == 0}) == 5
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        nn.MultiheadAttention(4, 2, dropout=0.1),
-        nn.LSTM(4, 4, num_layers=2, dropout=0.1),
-        nn.AlphaDropout(0.1),
-    ],
-)
-def test_dropout_that_cannot_be_keyed_is_refused(module):
-    """Dropout inside a fused layer would draw from the global generator: better to say so."""
-    name = type(module).__name__
-    with pytest.raises(ConfigurationError, match=rf"module '0' \({name}\) has a dropout of 0.1"):
-        with_keyed_dropout(nn.Sequential(module))
+@pytest.mark.parametrize("layer", [nn.MultiheadAttention(8, 2, 0.5), nn.Linear(8, 8)])
+def test_functions_draw_from_the_key_and_the_number_of_the_call(layer):
+    """Dropout inside torch's layers and in a forward of one's own: together as alone, and the
+    generator of the host is not touched."""
+    inputs = torch.randn(5, 3, 8)
+
+    def run(key, given):
+        with KeyedFunctions(key):
+            made = layer(given, given, given)[0] if layer.__class__ is not nn.Linear else given
+            first, second = (functional.dropout(torch.ones(64), 0.5) for _ in range(2))
+            return made, first, second
+
+    before = torch.get_rng_state()
+    made, first, second = vmap(run)(keys(5), inputs)
+    for row, key in enumerate(keys(5)):
+        torch.testing.assert_close(run(key, inputs[row])[0], made[row])
+        assert not torch.equal(first[row], second[row])
+    assert len({tuple(row.tolist()) for row in first}) == 5
+    assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_fused_layers_without_dropout_are_welcome():
-    """Only dropout is refused, not the layers that could have some."""
-    assert with_keyed_dropout(nn.Sequential(nn.MultiheadAttention(4, 2), nn.LSTM(4, 4))) == []
+@pytest.mark.parametrize("mask", [None, "causal", "bool", "float"])
+def test_attention_that_drops_next_to_nothing_is_attention(mask):
+    """The one that is written out for dropout, with shared keys and every kind of mask."""
+    query, key = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
+    seen = torch.rand(2, 1, 6, 6) < 0.7
+    seen[..., 0] = True
+    given = {"bool": seen, "float": torch.where(seen, 0.5, -torch.inf)}.get(mask)
+    options = {"attn_mask": given, "is_causal": mask == "causal", "enable_gqa": True}
+    with KeyedFunctions(keys(1)[0]):
+        ours = functional.scaled_dot_product_attention(query, key, key, dropout_p=1e-12, **options)
+    theirs = functional.scaled_dot_product_attention(query, key, key, **options)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_what_is_computed_again_drops_the_same_again():
+    """A checkpointed part draws from torch's generator, which the checkpoint restores."""
+    weights, inputs = torch.ones(64, requires_grad=True), torch.ones(64)
+
+    def part(given):
+        return functional.dropout(given * weights, 0.5)
+
+    with KeyedFunctions(keys(1)[0]):
+        made = checkpoint(part, inputs, use_reentrant=False)
+    (gradient,) = torch.autograd.grad(made.sum(), weights)
+    assert torch.equal(gradient, made.detach())
 
 
 def test_an_impossible_fraction_is_refused():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -271,6 +272,19 @@ def test_targets_of_minus_100_do_not_count() -> None:
         accuracy = Task.of(linear, None, numbers()).metric
         assert accuracy is not None
         assert accuracy.of(layout, targets) == 0.5
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_language_model_is_judged_by_the_words_that_its_loss_is_of(ahead: int) -> None:
+    """A causal model shifts the targets itself; the accuracy follows its loss."""
+    words = torch.tensor([[1, 2, 0, 1, -100], [2, 0, 1, 2, 0]])
+    right = nn.functional.one_hot(words.clamp_min(0).roll(-ahead, 1), 3).float()
+    kept = words.shape[1] - ahead
+    loss = nn.functional.cross_entropy(right[:, :kept].flatten(0, 1), words[:, ahead:].flatten())
+    accuracy = Task.of(linear, None, numbers()).metric
+    assert accuracy is not None
+    for told in ({"logits": right, "loss": loss}, SimpleNamespace(logits=right, loss=loss)):
+        assert accuracy.of(told, words) == 1.0
 
 
 # ---------------------------------------------------------------------- by name

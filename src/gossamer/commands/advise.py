@@ -45,6 +45,9 @@ def advise(
             help="Also try this one, such as one of your own: my.py:name; may be repeated.",
         ),
     ] = None,
+    only: Annotated[
+        bool, typer.Option("--only", help="Try no methods but those of --method.")
+    ] = False,
     budget: BudgetOption = "5m",
     where: given.ClusterOptions = given.ClusterOptions(cluster="one-slow-of-8"),
     seed: given.SeedOption = 0,
@@ -63,7 +66,8 @@ def advise(
     """
     loaded = make_task(task, data=running.data)
     planned = plan_search(
-        loaded, where.described(), target=target, methods=method or (), budget=budget, seeds=seeds,
+        loaded, where.described(), target=target, methods=method or (), only=only, budget=budget,
+        seeds=seeds,
         learning_rates=given.rates_from(lr), seed=seed, epochs=length.epochs_of(loaded),
         batch=length.batch, **running.settings(),
     )  # fmt: skip

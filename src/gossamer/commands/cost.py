@@ -21,7 +21,9 @@ from gossamer.commands.console import (
     show_table,
 )
 from gossamer.commands.kept_run import kept_run
+from gossamer.commands.view.parallel_view import ParallelOptions, show_parallel
 from gossamer.commands.work.measurement import check_place
+from gossamer.commands.work.parallel_costs import ParallelCosts
 from gossamer.commands.work.step_costs import (
     COST_METHODS,
     COST_WORKERS,
@@ -111,6 +113,7 @@ def cost(
     layers: Annotated[
         bool, given.shown("Also work and depth of the task's layers.", "--layers")
     ] = False,
+    division: ParallelOptions = ParallelOptions(),
     check: Annotated[
         bool, given.shown("Instead: the closed forms beside the simulator.", "--check")
     ] = False,
@@ -127,7 +130,8 @@ def cost(
     """Predict the time of a step by closed forms.
 
     Each worker keeps its batch. How well a method learns per sample is not in it. What has no
-    closed form (slow workers, shared network cards) is simulated in time only.
+    closed form (slow workers, shared network cards) is simulated in time only. With --parallel the
+    samples of a step stay those of all workers, and the model is divided over them.
     """
     names = given.methods_from(methods, method, COST_METHODS)
     if check:
@@ -135,12 +139,27 @@ def cost(
         if keeping.as_json:
             print_json({"agreement": rows})
         return
+    division.refuse(
+        page=page, model_bytes=model_bytes, out=sheet_of.file,
+        methods=None if names == COST_METHODS.split() else methods,
+    )  # fmt: skip
     check_places(picture, page, names, cluster, force=sheet_of.force)
     costs = predict_cost(
         task, names, cluster, workers=workers, model_bytes=model_bytes, bandwidth=bandwidth,
         latency=latency, compute=compute, batch=batch, layers=layers, progress=True, data=data,
-        **sheet_of.asked(),
+        parallel=division.parallel, network=division.network, **sheet_of.asked(),
     )  # fmt: skip
+    if isinstance(costs, ParallelCosts):
+        show_parallel(costs, keeping, picture, layers=layers)
+        return
+    show_costs(costs, keeping, picture, page, sheet_of)
+
+
+def show_costs(
+    costs: StepCosts, keeping: given.KeepOptions, picture: Path | None, page: Path | None,
+    sheet_of: SheetOptions,
+) -> None:  # fmt: skip
+    """Print and keep the steps of the methods, and where they cross."""
     with kept_run(keeping.runs, "cost", costs.config(), has_page=False) as folder:
         sheet_of.show(costs)
         show_table(costs.step_table())

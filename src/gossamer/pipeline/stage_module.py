@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call  # pyright: ignore[reportUnknownVariableType]
 
 from gossamer.pipeline.chain import Part, chain_of
 from gossamer.pipeline.stages import StageCut
@@ -27,6 +28,26 @@ class StageModule(nn.Module):
 
     def forward(self, value: Any) -> Any:
         for part in self.parts:
+            value = part.run(value)
+        return value
+
+
+class StageCall(nn.Module):
+    """A stage as a function of weights: parts may use parameters of the whole model by its own
+    names, so `functional_call` must replace them there."""
+
+    def __init__(self, whole: nn.Module, stage: StageModule) -> None:
+        super().__init__()
+        self._whole = whole
+        self._parts = stage.parts
+
+    def given(self, weights: Mapping[str, Tensor], value: Any) -> Any:
+        """What the stage makes of a value, with weights by their names in the whole model."""
+        named = {f"_whole.{name}": tensor for name, tensor in weights.items()}
+        return functional_call(self, named, (value,))
+
+    def forward(self, value: Any) -> Any:
+        for part in self._parts:
             value = part.run(value)
         return value
 

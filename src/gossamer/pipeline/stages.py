@@ -92,7 +92,7 @@ def cut_model(model: nn.Module, sample: Tensor, chunks: int, given: Sequence[int
     """Cut a model so that the largest chunk has as little work as possible, or at `given` parts:
     the numbers of those with which the second chunk and the later ones begin."""
     costs = part_costs(model, sample)
-    bounds = [0, *given, len(costs)] if given else _bounds([part.work for part in costs], chunks)
+    bounds = [0, *given, len(costs)] if given else cut_bounds([part.work for part in costs], chunks)
     what = f"{type(model).__name__} with {len(costs)} parts"
     if given and len(given) != chunks - 1:
         raise ConfigurationError(
@@ -186,7 +186,7 @@ def _places(model: nn.Module, parts: Sequence[Part]) -> list[tuple[slice, ...]]:
     return found
 
 
-def _bounds(work: Sequence[float], chunks: int) -> list[int]:
+def cut_bounds(work: Sequence[float], chunks: int) -> list[int]:
     """Where consecutive chunks begin and end so that the largest is as small as possible, and of
     those cuts one whose chunks are about equal (a small sum of squares)."""
     if chunks > len(work):

@@ -68,6 +68,10 @@ class Addresses:
         """Servers live in the workers' processes in turn, so nobody launches them by hand."""
         return end if end < self.size else (end - self.size) % self.size
 
+    def serves(self, server: int, rank: int) -> bool:
+        """Whether the server at this address has to do with this worker."""
+        return True
+
     def hosted_by(self, process: int) -> list[int]:
         return [end for end in range(self.ends) if self.process_of(end) == process]
 
@@ -259,7 +263,9 @@ class Router:
     def announce_end(self, steps: int | None = None) -> None:
         """The worker of this process has made its last step; it goes on answering."""
         for end in range(self.addresses.size, self.addresses.ends):
-            if self.addresses.process_of(end) != self.rank:
+            if self.addresses.process_of(end) != self.rank and self.addresses.serves(
+                end, self.rank
+            ):
                 try:
                     # Like the end of a connection, it arrives after earlier pushes.
                     self.post(end, INBOX, Message(self.rank, Left()))
@@ -311,7 +317,7 @@ class Router:
 
     def _tell_servers(self, rank: int) -> None:
         for end, mailbox in self.mailboxes.items():
-            if end >= self.addresses.size:
+            if end >= self.addresses.size and self.addresses.serves(end, rank):
                 mailbox.deliver(INBOX, Message(rank, Left()))
 
     # ------------------------------------------------------------------ remote calls

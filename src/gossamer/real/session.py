@@ -117,6 +117,11 @@ class Session:
         return self.transport.store
 
     @property
+    def first(self) -> int:
+        """The process with whose model this one begins."""
+        return 0
+
+    @property
     def is_lowest(self) -> bool:
         """Whether no living worker has a lower rank; that one does what is done once."""
         return self.rank == min(self.router.live, default=self.rank)

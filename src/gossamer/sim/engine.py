@@ -14,6 +14,7 @@ from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -126,7 +127,9 @@ class VectorEngine:
             forms = ChosenForms(
                 len(points), model.precision, only=self._forms, is_compiled=compiled
             )
-            with _without_fallback_warnings(), forms:
+            # A model that asks whether it is traced then looks at no values, such as a mask's.
+            told = patch.object(torch.compiler, "is_compiling", lambda: True)
+            with _without_fallback_warnings(), told, forms:
                 return gradients(points, buffers, inputs, targets, keys)
 
         return batched
@@ -186,7 +189,7 @@ class VectorEngine:
 
     def _traced_form(self, arguments: tuple[Tensors, ...], kept: Batched | None = None) -> Batched:
         """The batched computation as a list of operations; as it is where it cannot be recorded,
-        because the model looks at values while it computes, as those of `transformers` do."""
+        because the model looks at values while it computes."""
         try:
             function = kept or self._cache.keep(
                 record(self._batched, arguments), arguments, *self._facts()

@@ -466,4 +466,6 @@ def simulate(
             if on_row is not None:
                 on_row(row)
 
-        return Simulation(settings, on_row=shown, callbacks=callbacks, piece=piece).run()
+        result = Simulation(settings, on_row=shown, callbacks=callbacks, piece=piece).run()
+        reporter.finished(str(settings.method))
+        return result

@@ -22,7 +22,7 @@ from gossamer.precision import autocasting
 from gossamer.replica import Layout, trainable
 from gossamer.tasks.calibration import layers_with_statistics, recompute_
 from gossamer.tasks.data import Data, Tensors, arguments, mapped
-from gossamer.tasks.keyed import fold, key_of, with_keyed_dropout
+from gossamer.tasks.keyed import KeyedFunctions, fold, key_of, with_keyed_dropout
 from gossamer.tasks.task import Task
 
 _SAMPLES = 128
@@ -58,6 +58,8 @@ class FlatModel:
         with drawing_from(seed, torch.device("cpu")), blamed_on(task):
             self.module: nn.Module = made_model(task)
         self.key_names = with_keyed_dropout(self.module)
+        self._has_keyed_functions = True
+        """Until the first pass shows that the model asks no function for dropout."""
         self.module.to(device)
         self.task = dataclasses.replace(
             task, train=task.train.to(device), test=task.test.to(device)
@@ -124,9 +126,14 @@ class FlatModel:
         state = {**parameters, **statistics, **dict.fromkeys(self.key_names, key)}
         # Counters are advanced in place by BatchNorm: give it copies, nobody needs them.
         state.update({name: tensor.clone() for name, tensor in self._counters.items()})
-        with autocasting(self.precision, self.device):
+        functions = KeyedFunctions(key)
+        with (
+            autocasting(self.precision, self.device),
+            functions if self._has_keyed_functions else nullcontext(),
+        ):
             output = self._call(state, inputs, targets)
             loss = checked_loss(self.task, output, targets)
+        self._has_keyed_functions = functions.calls > 0
         packed = self.buffer_layout.pack(statistics.values()) if statistics else buffers
         return loss.to(torch.promote_types(loss.dtype, torch.float32)), packed
 
@@ -156,6 +163,8 @@ class FlatModel:
             total, losses = torch.zeros(0), list[Tensor]()
             for part, wanted, own_key in self._parts_of(inputs, targets, keyed):
                 loss, buffers = self._part_loss(parameters, buffers, part, wanted, own_key)
+                if not loss.requires_grad:
+                    raise untrained(self.task)
                 # A parameter that the loss does not depend on stays where it is.
                 pieces = torch.autograd.grad(
                     loss, list(parameters.values()), allow_unused=True, materialize_grads=True
@@ -257,6 +266,14 @@ def made_model(task: Task) -> nn.Module:
             "with requires_grad"
         )
     return model
+
+
+def untrained(task: Task) -> ConfigurationError:
+    """What is wrong with a loss that moves no parameter."""
+    return ConfigurationError(
+        f"the loss of task {task.name} ({task.place}) does not depend on the model: its gradient "
+        "is 0 everywhere; compute the loss from the model's output, without detach"
+    )
 
 
 def checked_loss(task: Task, output: Any, targets: Tensors) -> Tensor:

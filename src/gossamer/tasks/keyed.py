@@ -10,12 +10,15 @@ tracing and compilation understand, whereas they refuse or reorder the draws of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Final, cast
+from typing import Any, Final, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from gossamer.errors import ConfigurationError
 
@@ -25,6 +28,8 @@ _FIRST: Final = 0xBF58476D1CE4E5B9
 _SECOND: Final = 0x94D049BB133111EB
 # float32 holds 24 bits exactly, so 24-bit draws are equally spaced and never round up to 1.
 _DRAW_BITS: Final = 24
+_FIRST_CALL: Final = 1 << 20
+"""Draws of functions are numbered from here on, beyond those of all layers."""
 
 
 def _signed(number: int) -> int:
@@ -81,6 +86,16 @@ def uniform(key: Tensor, shape: Sequence[int]) -> Tensor:
     return (bits.to(torch.float32) * 2.0**-_DRAW_BITS).reshape(tuple(shape))
 
 
+def dropped(inputs: Tensor, p: float, key: Tensor, shared_dimensions: int = 0) -> Tensor:
+    """Inputs of which a fraction `p` is zero and the rest scaled by 1 / (1 - p)."""
+    if p == 1.0:
+        return inputs * 0.0
+    own = inputs.dim() - shared_dimensions
+    shape = (*inputs.shape[:own], *(1 for _ in range(shared_dimensions)))
+    kept = uniform(key, shape) >= p
+    return inputs * (kept.to(inputs.dtype) * (1.0 / (1.0 - p)))
+
+
 class KeyedDropout(nn.Module):
     """Dropout whose mask is a function of (`key`, `layer`, shape) alone.
 
@@ -106,12 +121,7 @@ class KeyedDropout(nn.Module):
         """Zero a fraction `p` and scale the rest by 1 / (1 - p); nothing in evaluation mode."""
         if not self.training or self.p == 0.0:
             return inputs
-        if self.p == 1.0:
-            return inputs * 0.0
-        own = inputs.dim() - self.shared_dimensions
-        shape = (*inputs.shape[:own], *(1 for _ in range(self.shared_dimensions)))
-        kept = uniform(fold(self.key, self.layer), shape) >= self.p
-        return inputs * (kept.to(inputs.dtype) * (1.0 / (1.0 - self.p)))
+        return dropped(inputs, self.p, fold(self.key, self.layer), self.shared_dimensions)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
@@ -133,20 +143,6 @@ def _shared_dimensions(module: _Dropout) -> int:
             return 3
 
 
-def _refuse_hidden_dropout(name: str, module: nn.Module) -> None:
-    """Dropout inside a fused layer cannot be reached, and would draw from the global generator."""
-    hidden = 0.0
-    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-        hidden = module.dropout
-    elif isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
-        hidden = module.p
-    if hidden > 0.0:
-        raise ConfigurationError(
-            f"module {name!r} ({type(module).__name__}) has a dropout of {hidden} that cannot draw "
-            "from keys; set it to 0 and use nn.Dropout beside the module"
-        )
-
-
 def _named_modules(model: nn.Module, remove_duplicate: bool) -> list[tuple[str, nn.Module]]:
     return list(
         cast(
@@ -163,7 +159,6 @@ def with_keyed_dropout(model: nn.Module) -> list[str]:
     modules = _named_modules(model, remove_duplicate=False)
     layer = sum(isinstance(module, KeyedDropout) for _, module in modules)
     for name, module in modules:
-        _refuse_hidden_dropout(name, module)
         if isinstance(module, _Dropout):
             keyed = KeyedDropout(module.p, layer, _shared_dimensions(module))
             parent, _, attribute = name.rpartition(".")
@@ -171,3 +166,86 @@ def with_keyed_dropout(model: nn.Module) -> list[str]:
             layer += 1
     modules = _named_modules(model, remove_duplicate=True)
     return [f"{name}.key" for name, module in modules if isinstance(module, KeyedDropout)]
+
+
+class KeyedFunctions(TorchFunctionMode):
+    """While it is active, dropout that a model asks of a function, in attention too, draws from a
+    key and the number of the call, as the layers of `with_keyed_dropout` do."""
+
+    def __init__(self, key: Tensor) -> None:
+        super().__init__()
+        self._key = key
+        self.calls = 0
+        """How often a function was asked for dropout."""
+        self._own: dict[object, Callable[..., Tensor]] = {
+            functional.dropout: self._dropout,
+            functional.scaled_dot_product_attention: self._attention,
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Torch calls this instead of each of its functions."""
+        kwargs = kwargs or {}
+        if func is functional.multi_head_attention_forward:
+            # It calls the functions by name, and no mode is active inside of a call.
+            with (
+                patch.object(functional, "dropout", self._dropout),
+                patch.object(functional, "scaled_dot_product_attention", self._attention),
+            ):
+                return func(*args, **kwargs)
+        own = self._own.get(func)
+        return func(*args, **kwargs) if own is None else own(*args, **kwargs)
+
+    def _next(self) -> Tensor | None:
+        """The key of this call; None where torch's own generator must draw."""
+        self.calls += 1
+        return None if _is_repeated() else fold(self._key, _FIRST_CALL + self.calls)
+
+    def _dropout(
+        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        own = self._next() if training and 0.0 < p <= 1.0 else None
+        if own is None:
+            return _torch_dropout(input, p, training, inplace)
+        made = dropped(input, p, own)
+        return input.copy_(made) if inplace else made
+
+    def _attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Attention with dropout of its weights, which no kernel of torch draws from a key."""
+        own = self._next() if dropout_p > 0.0 else None
+        if own is None:
+            return _torch_attention(
+                query, key, value, attn_mask, dropout_p, is_causal,
+                scale=scale, enable_gqa=enable_gqa,
+            )  # fmt: skip
+        if enable_gqa:
+            times = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+        scores = query @ key.transpose(-2, -1) * (scale or query.shape[-1] ** -0.5)
+        if is_causal:
+            attn_mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
+        if attn_mask is not None:
+            # Not minus infinity: a row that sees nothing would have a gradient that is no number.
+            least = torch.finfo(scores.dtype).min
+            if attn_mask.dtype == torch.bool:
+                scores = torch.where(attn_mask, scores, least)
+            else:
+                scores = scores + attn_mask.clamp_min(least)
+        weights = scores.softmax(-1, torch.promote_types(scores.dtype, torch.float32))
+        return dropped(weights.to(value.dtype), dropout_p, own) @ value
+
+
+_torch_dropout = functional.dropout
+_torch_attention = functional.scaled_dot_product_attention
+
+
+def _is_repeated() -> bool:
+    """Whether a part of a model that is computed a second time, in the backward pass, is being
+    computed (`torch.utils.checkpoint`): both times draw alike from torch's own generator."""
+    autograd: Any = getattr(getattr(torch, "_C"), "_autograd")  # noqa: B009  (no stub)
+    return autograd._top_saved_tensors_default_hooks(False) is not None

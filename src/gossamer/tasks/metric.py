@@ -81,14 +81,19 @@ ACCURACY = Metric("accuracy", fraction_correct)
 def scores_in(output: Any) -> Any:
     """The scores of the classes in what a model returns: a tensor, or `logits` of an object or a
     dictionary; the output itself where it has none."""
+    return _part(output, "logits", output)
+
+
+def _part(output: Any, name: str, other: Any) -> Any:
     if isinstance(output, Mapping):
-        return cast(Mapping[str, Any], output).get("logits", output)
-    return getattr(output, "logits", output)
+        return cast(Mapping[str, Any], output).get(name, other)
+    return getattr(output, name, other)
 
 
 def own_accuracy(output: Any, targets: Any) -> Tensor:
     """As `fraction_correct`, for outputs of any layout: classes last, or second as torch's
-    cross-entropy has them. Targets of -100 are left out; a sample of nothing else counts as 0."""
+    cross-entropy has them. Targets of -100 are left out; a sample of nothing else counts as 0.
+    A language model whose own loss is of the next word is judged by the next word."""
     scores = scores_in(output)
     if not isinstance(scores, Tensor) or not isinstance(targets, Tensor):
         raise ConfigurationError(
@@ -97,6 +102,8 @@ def own_accuracy(output: Any, targets: Any) -> Tensor:
             ".logits, or give a metric of your own"
         )
     if scores.shape[:-1] == targets.shape:
+        if _tells_next(output, scores, targets):
+            scores, targets = scores[:, :-1], targets[:, 1:]
         chosen = scores.argmax(-1)
     elif scores.dim() > 2 and scores.shape[:1] + scores.shape[2:] == targets.shape:
         chosen = scores.argmax(1)
@@ -109,6 +116,28 @@ def own_accuracy(output: Any, targets: Any) -> Tensor:
     counted = (targets != _IGNORED).reshape(len(targets), -1)
     hits = (chosen == targets).reshape(len(targets), -1) & counted
     return hits.sum(1) / counted.sum(1).clamp_min(1)
+
+
+def _tells_next(output: Any, scores: Tensor, targets: Tensor) -> bool:
+    """Whether the loss that a model has computed itself is that of each target's next one, as the
+    causal language models of `transformers` have it, which are given their inputs as targets."""
+    loss = _part(output, "loss", None)
+    if (
+        not isinstance(loss, Tensor)
+        or loss.dim()
+        or targets.dim() != 2
+        or targets.is_floating_point()
+    ):
+        return False
+    # Sample by sample: the probabilities of all words would take as much memory as the scores.
+    sums = torch.stack([one.float().logsumexp(-1) for one in scores])
+
+    def off(sums: Tensor, scores: Tensor, targets: Tensor) -> Tensor:
+        counted = targets != _IGNORED
+        picked = scores.gather(-1, (targets * counted).unsqueeze(-1)).squeeze(-1).float()
+        return (((sums - picked) * counted).sum() / counted.sum() - loss).abs()
+
+    return bool(off(sums[:, :-1], scores[:, :-1], targets[:, 1:]) < off(sums, scores, targets))
 
 
 def _shape(value: object) -> str:

@@ -16,7 +16,7 @@ from gossamer.own_code import blamed, place_of
 from gossamer.specs import bind_own
 from gossamer.tasks.data import Data
 from gossamer.tasks.evaluator import judged
-from gossamer.tasks.flat_model import FlatModel, blamed_on
+from gossamer.tasks.flat_model import FlatModel, blamed_on, untrained
 from gossamer.tasks.task import NAMELESS, Task
 
 _TRIED = 2
@@ -90,10 +90,7 @@ def try_out(task: Task) -> None:
         numbers = torch.arange(min(_TRIED, len(task.train)))
         gradient, loss, _ = model.gradient(model.initial, model.initial_buffers, numbers, 0)
     if not gradient.any() and not loss.isnan():
-        raise ConfigurationError(
-            f"the loss of task {task.name} ({task.place}) does not depend on the model: its "
-            "gradient is 0 everywhere; compute the loss from the model's output, without detach"
-        )
+        raise untrained(task)
     few = task.test.first(_TRIED)
     with torch.no_grad(), blamed_on(task):
         model.module.eval()

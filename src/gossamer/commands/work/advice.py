@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +112,7 @@ def advise(
     *,
     target: float,
     methods: Sequence[str | MethodSpec] = (),
+    only: bool = False,
     budget: str | float = "5m",
     seeds: int | None = None,
     learning_rates: Sequence[float] = (),
@@ -123,12 +124,13 @@ def advise(
     """Say which method reaches a target first on a cluster, and why; searched in virtual time.
 
     `target` is the accuracy (0.95, or 95 for 95 %) or loss to reach and hold, `budget` how long the
-    search may take (seconds, or "90s", "5m", "1h"), `methods` are tried besides those of the menu,
-    and `seeds` are those of the final. `jobs` and `choices` are as for `compare`. The same seed
-    gives the same answer. Ctrl-C gives the best so far, and `ended` says so.
+    search may take (seconds, or "90s", "5m", "1h"), `methods` are tried besides those of the menu
+    (with `only=True` alone), and `seeds` are those of the final. `jobs` and `choices` are as for
+    `compare`. The same seed gives the same answer. Ctrl-C gives the best so far, and `ended` says
+    so.
     """
     planned = plan_search(
-        task, cluster, target=target, methods=methods, budget=budget, seeds=seeds,
+        task, cluster, target=target, methods=methods, only=only, budget=budget, seeds=seeds,
         learning_rates=learning_rates, data=data, **choices,
     )  # fmt: skip
     pool = pool_for(planned.base.task, jobs)
@@ -153,11 +155,11 @@ class PlannedSearch:
 
     def __init__(
         self, base: Settings, target: float, budget: str, rates: Sequence[float],
-        methods: Sequence[str], seeds: int | None,
+        menu: Mapping[str, Sequence[str]], seeds: int | None,
     ) -> None:  # fmt: skip
         self.base, self.target, self.budget = base, target, budget
         self._allowed = _allowed(budget)
-        self.candidates, self.left_out = candidates(base, rates, **menu_with(methods))
+        self.candidates, self.left_out = candidates(base, rates, **menu)
         self._scenes = scenes(base.cluster)
         self.plan: SearchPlan = make_plan(
             self._allowed, nominal_seconds(base), epochs=base.epochs or 0.0,
@@ -200,7 +202,8 @@ class PlannedSearch:
             runner = _runner(folder, pool, time.monotonic() + self._allowed)
             search = Search(self.base, self.candidates, self.plan, self.target, runner, watch)
             search.run(self._scenes)
-            alone = search.run_alone()
+            # What does not fit into every worker does not fit into one.
+            alone = None if "all_reduce" in self.left_out else search.run_alone()
         if folder is not None:
             for name in search.superfluous:
                 shutil.rmtree(folder.path / slug(name), ignore_errors=True)
@@ -225,6 +228,7 @@ def plan_search(
     *,
     target: float,
     methods: Sequence[str | MethodSpec] = (),
+    only: bool = False,
     budget: str | float = "5m",
     seeds: int | None = None,
     learning_rates: Sequence[float] = (),
@@ -245,7 +249,8 @@ def plan_search(
     goal = target_of(target, score=made.score) or 0.0
     shown = budget if isinstance(budget, str) else f"{budget:g}s"
     rates = tuple(dict.fromkeys(learning_rates)) or made.learning_rates
-    return PlannedSearch(base, goal, shown, rates, [str(one) for one in methods], seeds)
+    menu = menu_with([str(one) for one in methods], only=only)
+    return PlannedSearch(base, goal, shown, rates, menu, seeds)
 
 
 def _allowed(budget: str | float) -> float:

@@ -153,10 +153,7 @@ def execute(
         return result
     try:
         if resumed is None:
-            forms = used_forms(settings)
-            folder.write_config(
-                {**settings.as_dict(), "forms": forms, "command_line": command_line()}
-            )
+            folder.write_config(_config(settings))
         if piece is not None:
             folder.keep_rows([] if resumed is None else resumed.rows)
         folder.defer_failures()
@@ -166,8 +163,7 @@ def execute(
         observers = (strip,) if folder.timeline is None else (strip, folder.timeline)
         simulation = engines.simulation(settings, record, observers, piece)
         if resumed is None and simulation.settings.width is not None:
-            own = simulation.settings.as_dict()
-            folder.write_config({**own, "command_line": command_line()})
+            folder.write_config(_config(simulation.settings))
         if trace and simulation.forecast is not None and simulation.forecast.bytes > _MUCH:
             warn(f"memory: {simulation.forecast}")
         result = simulation.run()
@@ -202,11 +198,14 @@ def finished_run(settings: Settings, kept: RunFolder | None) -> Result | None:
         return None  # it is made again
 
 
-def used_forms(settings: Settings) -> Row:
-    """What decided how operations of many workers were computed: the table's choices, named by
-    their fingerprint, for this kind of device."""
-    kind = device_kind(torch.device(settings.device))
-    return {"device": kind, "table": shipped_table().fingerprint}
+def _config(settings: Settings) -> Row:
+    """All that decided a run. Beside the settings that is how operations of many workers were
+    computed: the table's choices, named by their fingerprint, for this kind of device."""
+    config = {**settings.as_dict(), "command_line": command_line()}
+    if settings.engine == "vector":
+        kind = device_kind(torch.device(settings.device))
+        config["forms"] = {"device": kind, "table": shipped_table().fingerprint}
+    return config
 
 
 def _shown_ns(cluster: Cluster, batch: int) -> int:

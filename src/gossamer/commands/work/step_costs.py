@@ -16,6 +16,7 @@ from gossamer.commands.console import add_columns, plain_table, show_bytes
 from gossamer.commands.work.answer import Answer, new_folder, shows_progress
 from gossamer.commands.work.comparison import Methods, method_names
 from gossamer.commands.work.measurement import check_place, write
+from gossamer.commands.work.parallel_costs import ParallelCosts, parallel_cost
 from gossamer.commands.work.simulations import command_line
 from gossamer.config.cluster import Cluster, load_cluster
 from gossamer.config.settings import loaded_task
@@ -25,7 +26,7 @@ from gossamer.observe.progress import Reporter
 from gossamer.plan.cost.case import NoClosedForm
 from gossamer.plan.cost.crossing import Crossing, crossings, fastest
 from gossamer.plan.cost.simulated_step import answer_over
-from gossamer.plan.cost.step_time import Prediction
+from gossamer.plan.cost.step_time import Prediction, predict
 from gossamer.plan.cost.work_depth import LayerCost, layer_costs
 from gossamer.plan.cost.workload import Workload, workload_of, workload_of_bytes
 from gossamer.plan.hardware.sheet import Sheet, SheetChoices, sheet
@@ -36,6 +37,7 @@ from gossamer.report.pictures.cost_picture import CostLine, FastestMark, cost_pi
 from gossamer.report.pictures.figure import has_matplotlib
 from gossamer.runs.expense import show_dollars
 from gossamer.runs.folder import RunFolder
+from gossamer.runs.verdict import enumerated
 from gossamer.tasks import Task, make_task
 
 COST_METHODS = "all_reduce sync_server downpour easgd local_sgd d_psgd push_sum ad_psgd"
@@ -161,13 +163,21 @@ class StepCosts(Answer):
         for name, row in found.items():
             cells = [_cell(row[int(count)], name in names) for count, names in best.items()]
             table.add_row(name, *cells)
-        most = [
-            max((one.samples_per_second for row in found.values()
-                 if isinstance(one := row[int(count)], Prediction)), default=0.0)
-            for count in best
-        ]  # fmt: skip
+        rows = [{at: one.samples_per_second for at, one in row.items()
+                 if isinstance(one, Prediction)} for row in found.values()]  # fmt: skip
+        most = [max(row.get(int(count), 0.0) for row in rows) for count in best]
         table.add_row("samples/s, fastest", *(f"{speed:,.0f}" for speed in most))
+        if (alone := self._speed_alone()) is not None:
+            table.add_row("times one worker", *(f"{speed / alone:.3g}" for speed in most))
         return table
+
+    def _speed_alone(self) -> float | None:
+        """The samples per second of the fastest worker by itself: is the cluster worth it?"""
+        try:
+            where = self._asked.cluster.fastest_alone()
+            return predict("all_reduce", where, self._asked.workload).samples_per_second
+        except NoClosedForm:
+            return None
 
     def price_table(self) -> Table | None:
         """Dollars per epoch, for the worker-hours alone; None where the cluster has no prices."""
@@ -209,19 +219,27 @@ class StepCosts(Answer):
 
     def told_crossings(self, where_more: str) -> list[str]:
         """Which methods are fastest with few and with many workers, and who overtakes whom."""
-        best, counts = self.fastest, self._asked.counts
+        counts = self._asked.counts
         leads, overtaken = self._summary["leads"], self._overtaken
-        first, last = (" and ".join(best[count]) or "nobody" for count in (counts[0], counts[-1]))
-        said = [f"fastest with {counted(counts[0], 'worker')}: {first}; with {counts[-1]}: {last}"]
+        few, many = (self._leaders(count) for count in (counts[0], counts[-1]))
+        also = f"; with {counts[-1]}: {many}" if len(counts) > 1 else ""
+        said = [f"fastest with {counted(counts[0], 'worker')}: {few}{also}"]
         leading = [one for one in overtaken if one.as_dict() in leads]
         rest = [one for one in overtaken if one not in leading]
         shown = [*leading, *rest][:_MOST_SENTENCES]
         said += [f"{one}{', and leads' if one in leading else ''}" for one in shown]
         if len(overtaken) > len(shown):
             said.append(f"{len(overtaken) - len(shown)} more crossings: {where_more}")
-        if not overtaken:
+        if not overtaken and len(counts) > 1:
             said.append("no method overtakes another between these numbers of workers")
         return said
+
+    def _leaders(self, count: int) -> str:
+        """The fastest with so many workers, in words."""
+        if not (names := self.fastest[count]):
+            return "nobody"
+        some = any(isinstance(row[count], NoClosedForm) for row in self._found.values())
+        return enumerated(names) + (" of those that have an answer there" if some else "")
 
 
 def cost(
@@ -242,7 +260,9 @@ def cost(
     memory: str | float | None = None,
     progress: bool | None = None,
     data: Path | str | None = None,
-) -> StepCosts:
+    parallel: bool = False,
+    network: str | None = None,
+) -> StepCosts | ParallelCosts:
     """Predict the time of a step over the number of workers, by closed forms.
 
     Without a task `model_bytes` says all. `bandwidth`, `latency` and `compute` stand for those of
@@ -253,19 +273,34 @@ def cost(
     For machines that one does not have, `hardware` names a device (or the file of one) on which the
     task's steps are estimated at a `precision`, and `trace` a Chrome trace of one real step. What
     does not fit into the `memory` of a worker ("24GB") is left out.
+
+    With `parallel` the best way is looked for to divide the model, or a published `network`.
     """
     names = method_names(methods)
-    loaded = None if task is None or task == "none" else loaded_task(task, data)
+    if compute is not None and (hardware is not None or trace is not None):
+        raise ConfigurationError(
+            "--compute says how long a gradient takes, and so do --hardware and --trace; give one "
+            "of them"
+        )
+    loaded = None if task is None or task == "none" or network else loaded_task(task, data)
     where = _changed(load_cluster(cluster), bandwidth, latency, compute)
+    room = 0.0 if memory is None else float(size_in_bytes(memory, "--memory"))
+    chosen = SheetChoices(hardware, None if trace is None else Path(trace), precision, memory=room)
+    if network is not None and not parallel:
+        raise ConfigurationError("--network is a model for --parallel; give both")
+    if parallel:
+        own = [] if workers == COST_WORKERS else _counts(workers)
+        took = 0.0 if compute is None else seconds(compute, "--compute")
+        return parallel_cost(
+            loaded, network, where, own, batch=batch, chosen=chosen, compute_s=took
+        )
     what = _workload(loaded, model_bytes, batch)
     named = "none" if loaded is None else loaded.spec or loaded.name
     counts = _counts(workers)
-    room = 0.0 if memory is None else float(size_in_bytes(memory, "--memory"))
-    chosen = SheetChoices(hardware, None if trace is None else Path(trace), precision, memory=room)
     if len(counts) == 1:
         where = where.changed(workers=counts[0])
     given = cluster.name if isinstance(cluster, Cluster) else str(cluster)
-    made = sheet(loaded, where, what.batch, chosen)
+    made = sheet(loaded, where, what, chosen)
     asked = _Question(named, counts, made, what, loaded, precision, given)
     with ExitStack() as stack:
         reporter = None

@@ -17,6 +17,7 @@ from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import parse_method
 from gossamer.own_code import parse_reference
+from gossamer.plan.advise.splits import Splits
 from gossamer.plan.hardware.room import Room
 from gossamer.quantities import counted
 
@@ -112,22 +113,34 @@ class Candidate:
         ).resolved()
 
 
-def menu_with(own: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """What `candidates` needs to try the user's methods first; unknown ones are refused."""
+def menu_with(own: Sequence[str], *, only: bool = False) -> dict[str, tuple[str, ...]]:
+    """What `candidates` needs to try the user's methods first, or no others; unknown ones are
+    refused."""
     for method in own:
         parse_method(method)
+    if only:
+        if not own:
+            raise ConfigurationError(
+                "--only tries no methods but those of --method; give at least one"
+            )
+        return {"menu": tuple(dict.fromkeys(own))}
     return {"menu": tuple(dict.fromkeys((*own, *MENU)))} if own else {}
 
 
 def candidates(
     base: Settings, rates: Sequence[float], menu: Sequence[str] = MENU
 ) -> tuple[list[Candidate], dict[str, str]]:
-    """The candidates that can run on this cluster, in the menu's order, and why others cannot."""
+    """The candidates that can run on this cluster, in the menu's order, and why others cannot.
+    Replicas of several machines come first, where they are suggested."""
     found: list[Candidate] = []
     left_out = dict(NOT_ADVISED)
-    room = _room(base)
-    for method in menu:
-        reason = _obstacle(base, method) or (room.refusal(method) if room else "")
+    room, splits = _room(base), Splits(base)
+    refused = room.refusal("all_reduce") if room else ""
+    for method in dict.fromkeys((*splits.rows(refused), *menu)):
+        reason = _obstacle(base, method)
+        if not reason and room:
+            spec = parse_method(method)
+            reason = splits.refusal(spec) if spec.shape.machines > 1 else room.refusal(spec)
         if reason:
             left_out[method] = reason
         else:

@@ -137,7 +137,7 @@ def case_of(at: Arrangement, compute: Compute, wires: Wires, workload: Workload)
         spread_s = at.inside.broadcast_s(near, workload.model_bytes)
         averaged_s = at.inside.all_reduce_s(near, wires.collective, workload.model_bytes)
         pace = ComputeTime(compute, at.members, spread_s + averaged_s)
-        pieces = (Piece(workload.model_bytes, 1.0),)
+        pieces = (Piece(workload.model_bytes, 1.0, 1.0),)
     return Case(
         ends=at.ends, pace=pace, link=link, machines=at.machines, wires=wires, workload=workload,
         pieces=pieces, shards=tuple(share * workload.model_bytes for share in at.shares),

@@ -24,7 +24,7 @@ def all_reduce(case: Case) -> StepParts:
     whole_s = case.all_reduce_s(case.model_bytes)
     latest_s = pace.latest_s(case.ends)
     pieces = case.pieces if case.options["overlap"] else ()
-    reduced_s = sum(case.all_reduce_s(piece.size_bytes) for piece in pieces) or whole_s
+    reduced_s = sum(one.count * case.all_reduce_s(one.size_bytes) for one in pieces) or whole_s
     if stale:
         # The next step hides the reduction, unless the reduction takes longer.
         step_s = max(latest_s, reduced_s)
@@ -34,9 +34,14 @@ def all_reduce(case: Case) -> StepParts:
     gradient_s, forward = pace.gradient_s(case.ends), pace.compute.forward_share
     done_s = 0.0
     for piece in pieces:
+        one_s = case.all_reduce_s(piece.size_bytes)
         # A group has its whole gradient at the end of the step.
-        share = forward + (1 - forward) * piece.ready_share if pace.members == 1 else 1.0
-        done_s = max(done_s, gradient_s * share) + case.all_reduce_s(piece.size_bytes)
+        first_s, last_s = (
+            gradient_s * (forward + (1 - forward) * share if pace.members == 1 else 1.0)
+            for share in (piece.ready_share, piece.last_share)
+        )
+        # Of equal parts at equal distances the first or the last decides.
+        done_s = max(max(done_s, first_s) + piece.count * one_s, last_s + one_s)
     return split(pace.mean_s, latest_s, reduced_s, max(latest_s, done_s))
 
 

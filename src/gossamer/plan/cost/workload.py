@@ -18,10 +18,15 @@ from gossamer.tasks.flat_model import FlatModel
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the gradient, and the share of the backward pass after which it is ready."""
+    """A part of the gradient, or several equal ones that are ready at equal distances."""
 
     size_bytes: float
+    """Of each."""
     ready_share: float
+    """The share of the backward pass after which the first is ready."""
+    last_share: float
+    """The same for the last."""
+    count: float = 1
 
 
 @dataclass(frozen=True)
@@ -66,16 +71,22 @@ def pieces_of(
     if tensors:
         per_number = model_bytes / sum(tensors)
         return tuple(
-            Piece((bucket.end - bucket.start) * per_number, bucket.ready_share)
+            Piece(
+                (bucket.end - bucket.start) * per_number, bucket.ready_share, bucket.ready_share
+            )
             for bucket in cut_buckets(tensors, costs, per_number)
-        )
-    left = model_bytes
-    pieces: list[Piece] = []
-    while left > 0:
-        full = BUCKET_BYTES if pieces else FIRST_BUCKET_BYTES
-        size = left if left < 2 * full else full
-        left -= size
-        pieces.append(Piece(size, (model_bytes - left) / model_bytes))
+        )  # fmt: skip
+    if model_bytes < 2 * FIRST_BUCKET_BYTES:
+        return (Piece(model_bytes, 1.0, 1.0),)
+    rest = model_bytes - FIRST_BUCKET_BYTES
+    full = max(0, rest // BUCKET_BYTES - 1)
+    first, second, last = (
+        (FIRST_BUCKET_BYTES + count * BUCKET_BYTES) / model_bytes for count in (0, 1, full)
+    )
+    pieces = [Piece(FIRST_BUCKET_BYTES, first, first)]
+    if full:
+        pieces.append(Piece(BUCKET_BYTES, second, last, full))
+    pieces.append(Piece(rest - full * BUCKET_BYTES, 1.0, 1.0))
     return tuple(pieces)
 
 

@@ -11,8 +11,10 @@ operator has the same `Sequence number`. Without modules the operators stand for
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -38,9 +40,12 @@ class TracedStep:
     layers: dict[str, float]
     """Seconds by layer, from long to short."""
 
-    def compute(self, memory: float = 0.0) -> Compute:
+    def compute(self, usual: Compute) -> Compute:
         """One step of one batch: what a sample adds, no single trace says."""
-        return Compute(seconds=self.seconds, forward_share=self.forward_share, memory=memory)
+        return dataclasses.replace(
+            usual, seconds=self.seconds, per_sample=0.0, unoverlapped_seconds=0.0,
+            forward_share=self.forward_share,
+        )  # fmt: skip
 
     def sentences(self) -> list[str]:
         total = sum(self.layers.values())
@@ -122,11 +127,12 @@ def _spans(events: Sequence[Mapping[str, Any]], category: str, path: Path) -> li
     for event in events:
         if event.get("cat") != category or event.get("ph") != "X":
             continue
-        begin, lasts = event.get("ts"), event.get("dur", 0)
-        if not isinstance(begin, int | float) or not isinstance(lasts, int | float) or lasts < 0:
+        begin, lasts = cast(tuple[Any, Any], (event.get("ts"), event.get("dur", 0)))
+        are_numbers = all(type(one) in (int, float) for one in (begin, lasts))
+        if not are_numbers or lasts < 0 or not math.isfinite(begin + lasts):
             raise ConfigurationError(
                 f"trace {path} is damaged: {event.get('name')!r} begins at {begin!r} and lasts "
-                f"{lasts!r} us; both must be numbers, and no time is below 0"
+                f"{lasts!r} us; both must be numbers, and no time is below 0 or endless"
             )
         arguments = event.get("args")
         known = cast(Mapping[str, Any], arguments) if isinstance(arguments, Mapping) else {}

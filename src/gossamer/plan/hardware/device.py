@@ -88,12 +88,13 @@ class Device:
     workspace: float = 0.0
     """What libraries take of the memory in the same allocator."""
 
+    def nearest(self, precision: str) -> str:
+        """This precision, or the next better one that the device multiplies in."""
+        better = PRECISIONS[PRECISIONS.index(precision) :: -1]
+        return next(one for one in better if one in self.flops)
+
     def peak(self, precision: str) -> float:
-        """The peak at this precision, or at the next better one that the device has."""
-        for one in PRECISIONS[PRECISIONS.index(precision) :: -1]:
-            if one in self.flops:
-                return self.flops[one]
-        raise ConfigurationError(f"device {self.name} has no peak for fp32")
+        return self.flops[self.nearest(precision)]
 
 
 # ---------------------------------------------------------------------- the table
@@ -179,6 +180,12 @@ _ROWS = (
         "rtx4090", "NVIDIA GeForce RTX 4090 24 GB",
         {"fp32": 82.6e12, "tf32": 82.6e12, "bf16": 165.2e12},
         1.008e12, 24e9, _GPU, workspace=17.0e6, host=_EAGER,
+    ),
+    # NVIDIA V100 data sheet (SXM2, 16 GB): 15.7 TFLOP/s in FP32; its tensor units know neither TF32
+    # nor BF16.
+    Device(
+        "v100", "NVIDIA V100 SXM2 16 GB", {"fp32": 15.7e12}, 900e9, 16e9, _GPU, workspace=17.0e6,
+        host=_EAGER,
     ),
     # NVIDIA T4 Tensor Core GPU data sheet: 8.1 TFLOP/s in FP32; its tensor units know neither TF32
     # nor BF16.

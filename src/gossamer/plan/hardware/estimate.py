@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 from gossamer.config.cluster import Cluster, Compute
-from gossamer.config.price import Price
 from gossamer.plan.batch_line import BatchLine, batch_line, other_sizes
 from gossamer.plan.hardware.chrome_trace import TracedStep
 from gossamer.plan.hardware.device import Device
@@ -26,11 +29,11 @@ class Estimate:
     time: StepTime
     line: BatchLine
 
-    @property
-    def compute(self) -> Compute:
-        """What varies from step to step, no data sheet says: that is left at the default."""
+    def compute(self, usual: Compute) -> Compute:
+        """What varies from step to step, no data sheet says: that is left as usual."""
         at_batch = self.time.gradient_s - self.line.per_sample * self.work.batch
-        return Compute(
+        return dataclasses.replace(
+            usual,
             seconds=max(0.0, at_batch),
             per_sample=self.line.per_sample,
             unoverlapped_seconds=self.time.update_s,
@@ -40,11 +43,13 @@ class Estimate:
 
     def sentences(self) -> list[str]:
         """What was estimated, how, and how far it may be off."""
-        compute, batch = self.compute, self.work.batch
+        compute, batch = self.compute(Compute()), self.work.batch
         how = "on fake tensors" if self.work.is_fake else "by computing it once"
+        nearest = self.device.nearest(self.precision)
+        units = "" if nearest == self.precision else f" (at its peak in {nearest}, having no other)"
         return [
-            f"estimated for {self.device.title} in {self.precision}: a gradient of {batch} samples "
-            f"{show_seconds(self.time.gradient_s)} ({show_seconds(compute.seconds)} and "
+            f"estimated for {self.device.title} in {self.precision}{units}: a gradient of {batch} "
+            f"samples {show_seconds(self.time.gradient_s)} ({show_seconds(compute.seconds)} and "
             f"{show_seconds(compute.per_sample)} a sample), then "
             f"{show_seconds(self.time.update_s)} for the optimiser",
             f"nine of ten measured steps were within {show_percent(self.device.curves.error)} of "
@@ -77,48 +82,55 @@ def estimate(
 
 def sheet_text(cluster: Cluster, made_from: Estimate | TracedStep, workload: str) -> str:
     """A cluster as a TOML file, with comments on where its figures come from."""
-    compute, wires = cluster.compute, cluster.network
+    told, usual = cluster.as_dict(), Cluster().as_dict()
     lines = comment(f"Written by gossamer cost for {workload}. No machine was measured for it.")
-    lines += [
-        f'title = "{cluster.title}"', f"workers = {cluster.workers}",
-        *_unless_default("workers_per_machine", cluster.workers_per_machine, 1),
-        *_unless_default("machines_per_rack", cluster.machines_per_rack, 0), "", "[compute]",
-    ]  # fmt: skip
-    for sentence in made_from.sentences():
-        lines += comment(f"{sentence[0].upper()}{sentence[1:]}.")
-    lines += [
-        f"seconds = {compute.seconds:.4g}",
-        *_unless_default("per_sample", compute.per_sample, 0.0),
-        f"unoverlapped_seconds = {compute.unoverlapped_seconds:.4g}",
-        f"forward_share = {compute.forward_share:.3f}",
-        *_unless_default("memory", compute.memory, 0.0),
-        *comment("Assumed: how much steps vary."),
-        f"jitter = {compute.jitter:g}", "", "[network]",
-        *comment("As given, not measured: what a method gets is often less (gossamer probe)."),
-        f"bandwidth = {wires.bandwidth:.6g}", f"latency = {wires.latency:.4g}",
-        f'collective = "{wires.collective}"',
-        *_unless_default("memory_bandwidth", wires.memory_bandwidth, 0.0),
-        *_unless_default("server_bandwidth", wires.server_bandwidth, 0.0),
-        *_unless_default("rack_latency", wires.rack_latency, 0.0),
-        *_unless_default("oversubscription", wires.oversubscription, 1.0),
-    ]  # fmt: skip
-    lines += _price(cluster.price)
-    if cluster.faults:
-        kept = ", ".join(f'"{fault}"' for fault in cluster.faults)
-        lines.insert(lines.index("[compute]") - 1, f"faults = [{kept}]")
+    lines += _keys(
+        {key: value for key, value in told.items() if not isinstance(value, Mapping)}, usual,
+        shown=("title", "workers"), left_out=("name",),
+    )  # fmt: skip
+    notes = {
+        "compute": [f"{one[0].upper()}{one[1:]}." for one in made_from.sentences()]
+        + ["How much steps vary is not known from that: it is as the cluster says, or assumed."],
+        "network": [
+            "As given, not measured: what a method gets is often less (gossamer probe)."
+        ],
+    }  # fmt: skip
+    for name, table in told.items():
+        if isinstance(table, Mapping):
+            lines += ["", f"[{name}]"]
+            for note in notes.get(name, []):
+                lines += comment(note)
+            lines += _keys(
+                cast(Mapping[str, Any], table), usual.get(name, {}), shown=_SHOWN.get(name, ())
+            )
     return "\n".join(lines) + "\n"
 
 
-def _price(price: Price) -> list[str]:
-    """The table [price], as given."""
-    if not price.spendings:
-        return []
-    told = price.as_dict()
-    if price.own_hours:
-        hours = ", ".join(f"{name} = {hour!r}" for name, hour in told["worker_hour"].items())
-        told["worker_hour"] = f"{{ {hours} }}"
-    return ["", "[price]", *(f"{name} = {value}" for name, value in told.items())]
+_SHOWN = {
+    "compute": ("seconds", "unoverlapped_seconds", "forward_share", "jitter"),
+    "network": ("bandwidth", "latency", "collective"),
+}
+"""What stands in the file even where it is as usual."""
 
 
-def _unless_default(key: str, value: float, default: float) -> list[str]:
-    return [] if value == default else [f"{key} = {value:.6g}"]
+def _keys(
+    told: Mapping[str, Any], usual: Mapping[str, Any], *, shown: Collection[str] = (),
+    left_out: Collection[str] = (),
+) -> list[str]:  # fmt: skip
+    """The lines of what is not as usual."""
+    return [
+        f"{key} = {_toml(value)}"
+        for key, value in told.items()
+        if key not in left_out
+        and (key in shown or (value != usual[key] if key in usual else bool(value)))
+    ]
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML has it; numbers with six digits."""
+    if isinstance(value, Mapping):
+        entries = cast(Mapping[str, Any], value).items()
+        return f"{{ {', '.join(f'{key} = {_toml(one)}' for key, one in entries)} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, cast(list[Any], value)))}]"
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gossamer.config.cluster import Cluster
 from gossamer.errors import ConfigurationError, unknown_name
+from gossamer.plan.cost.workload import Workload
 from gossamer.plan.hardware.chrome_trace import TracedStep, read_trace
 from gossamer.plan.hardware.device import find_device
 from gossamer.plan.hardware.estimate import Estimate, estimate, sheet_text
@@ -15,6 +16,7 @@ from gossamer.plan.hardware.operators import PRECISIONS
 from gossamer.plan.hardware.room import Room
 from gossamer.quantities import show_bytes
 from gossamer.tasks import Task
+from gossamer.tasks.flat_model import ModelSize
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,13 @@ class Sheet:
         told = [] if self.made_from is None else self.made_from.sentences()
         if self.room is not None and self.cluster.compute.memory:
             need = self.room.need("all_reduce")
+            unknown = (
+                "" if self.room.activation_bytes else "activations, of which a size tells none, "
+            )
             told.append(
                 f"memory of a worker: {show_bytes(need.total)} of "
-                f"{show_bytes(self.cluster.compute.memory)} with all_reduce ({need}); what drivers "
-                "and libraries take of it is not counted"
+                f"{show_bytes(self.cluster.compute.memory)} with all_reduce ({need}); {unknown}"
+                "what drivers and libraries take of it is not counted"
             )
         return told
 
@@ -56,16 +61,24 @@ class Sheet:
         return sheet_text(self.cluster, self.made_from, workload)
 
 
-def sheet(task: Task | None, cluster: Cluster, batch: int, chosen: SheetChoices) -> Sheet:
+def sheet(
+    task: Task | None, cluster: Cluster, workload: Workload, chosen: SheetChoices
+) -> Sheet:  # fmt: skip
     """The steps of the task on the device of its data sheet, or as they were traced."""
+    batch = workload.batch
     if chosen.precision not in PRECISIONS:
         raise unknown_name("precision", chosen.precision, PRECISIONS)
     device = None if chosen.hardware is None else find_device(chosen.hardware)
     made_from: Estimate | TracedStep | None = None
     compute = cluster.compute
     if chosen.trace is not None:
+        if device is not None:
+            raise ConfigurationError(
+                "--trace and --hardware both say how long a step takes; give one of them, and the "
+                "memory of a traced device with --memory"
+            )
         made_from = read_trace(chosen.trace)
-        compute = made_from.compute(0.0 if device is None else device.memory)
+        compute = made_from.compute(compute)
     elif device is not None:
         if task is None:
             raise ConfigurationError(
@@ -75,16 +88,19 @@ def sheet(task: Task | None, cluster: Cluster, batch: int, chosen: SheetChoices)
         made_from = estimate(
             task, device, batch=batch, precision=chosen.precision, optimiser=chosen.optimiser
         )
-        compute = made_from.compute
+        compute = made_from.compute(compute)
     if chosen.memory:
         compute = dataclasses.replace(compute, memory=chosen.memory)
     where = dataclasses.replace(cluster, compute=compute)
     if made_from is not None:
         source = device.title if device is not None else str(chosen.trace)
-        where = dataclasses.replace(where, name="sheet", title=source, faults=())
+        where = dataclasses.replace(where, name="sheet", title=source)
     room = None
-    if compute.memory and task is not None:
-        if isinstance(made_from, Estimate):
+    if compute.memory:
+        if task is None:
+            size = ModelSize(round(workload.model_bytes), workload.optimiser_slots)
+            room = Room(where, size, 0.0)
+        elif isinstance(made_from, Estimate):
             room = Room(where, made_from.work.size, made_from.work.activation_bytes)
         else:
             room = Room.of(

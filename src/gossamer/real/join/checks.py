@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -91,19 +93,21 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def check_alike(model: nn.Module, binding: ModuleBinding, store: Store) -> None:
-    """All models must have the same parameters and buffers, which are averaged by position."""
+def check_alike(model: nn.Module, binding: ModuleBinding, store: Store, first: int = 0) -> None:
+    """All models must have the same parameters and buffers, which are averaged by position; of a
+    sharded model those that begin with the same process, the `first`."""
+    key = f"model/{first}" if first else "model"
     parts = [f"{name} {tuple(shape)}" for name, shape in zip(
         binding.layout.names, binding.layout.shapes, strict=True
     )]  # fmt: skip
     parts += [f"{name} {tuple(buffer.shape)}" for name, buffer in model.named_buffers()]
     sizes = f"{binding.layout.total} trained numbers of {binding.dtype} and {len(parts)} tensors"
     digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
-    said = store.agree("model", json.dumps([digest, sizes]))
+    said = store.agree(key, json.dumps([digest, sizes]))
     try:
         agreed, theirs = json.loads(said)
     except (ValueError, TypeError):
-        raise broken_value("model", said, "what the first worker's model is like") from None
+        raise broken_value(key, said, "what the first worker's model is like") from None
     if agreed != digest:
         raise ConfigurationError(
             f"this worker's model is another than that of the first to come: it has {sizes}, that"
@@ -197,3 +201,11 @@ def reported(values: Mapping[str, Any]) -> dict[str, float]:
             "worker.report(loss=0.31, accuracy=0.9)"
         )
     return found
+
+
+def keep_report(row: Mapping[str, Any]) -> None:
+    """Where a run folder is kept, a report is a line of its metrics."""
+    folder = os.environ.get("GOSSAMER_RUN")
+    if folder is not None:
+        with (Path(folder) / "metrics.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(row) + "\n")

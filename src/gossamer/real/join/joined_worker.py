@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import os
 import random
 import time
@@ -23,11 +22,13 @@ from gossamer.observe.callbacks import Callback
 from gossamer.observe.observer import SECOND
 from gossamer.observe.run_observer import RunObserver
 from gossamer.real.join.balance import LoopShares
+from gossamer.real.join.checkpoints.loop_checkpoints import restore_loop, save_loop
 from gossamer.real.join.checks import (
     check_alone,
     check_apart,
     check_joinable,
     check_one_optimiser,
+    keep_report,
     reported,
 )
 from gossamer.real.join.joined_optimizer import JoinedOptimizer, ScaledGradients, check_scaler
@@ -36,6 +37,7 @@ from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.recalibration import BATCHES
 from gossamer.real.join.servers import momentum_left_out
 from gossamer.real.join.several_optimizers import parts_of, taken_together
+from gossamer.real.join.shared_values import SharedWords
 from gossamer.real.launch.console import say
 from gossamer.real.launch.environment import connect, discover
 from gossamer.real.transports.transport import Transport
@@ -56,6 +58,7 @@ def join(
     transport: str | Transport | None = None,
     callbacks: Sequence[Callback] = (),
     statistics_batches: int = BATCHES,
+    mesh: Any = None,
 ) -> JoinedWorker:
     """Couple a training loop with those of the other workers.
 
@@ -71,6 +74,9 @@ def join(
     `statistics_batches` is how many of its batches each worker keeps, at most, to recompute
     BatchNorm's statistics for the output model, which is not the one that it trains; with 0 the
     output has the mean of the workers' statistics.
+
+    `mesh` is for a model that FSDP2 or a plan of DTensors has sharded: the device mesh of this
+    process's island, over which it is sharded. The islands are coupled then, shard by shard.
 
     `callbacks` hear of what happens in this process: its worker's steps, exchanges, stale and
     dropped gradients, the servers' that live here, deaths of other workers, and the end. Steps and
@@ -108,6 +114,12 @@ def join(
     if connected is None or is_alone or spec is None:
         alone = RunObserver(1, callbacks=callbacks)
         return JoinedWorker(model, optimizer, spec, None, given, alone)
+    if mesh is not None:
+        from gossamer.real.join.islands import joined_island
+
+        return joined_island(
+            connected, model, optimizer, spec, mesh, seed=given, steps=steps, callbacks=callbacks
+        )
     check_apart(trainable(model))
     return coupled(
         connected, model, optimizer, spec, seed=given, steps=steps, callbacks=callbacks,
@@ -132,7 +144,7 @@ def coupled(
 
 
 @dataclass
-class JoinedWorker:
+class JoinedWorker(SharedWords):
     """What a user's loop works with. With one worker it touches nothing."""
 
     model: nn.Module
@@ -354,31 +366,6 @@ class JoinedWorker:
             return self._passes.shard(loader, session, self.seed)
         return shard_of(loader, session, self.seed, self._passes)
 
-    def broadcast(self, value: T, source: int = 0, *, name: str = "") -> T:
-        """The value of worker `source`: a tensor, a number or a string. With a synchronous method
-        all workers call it, and if the source has left, the lowest rank there is speaks instead.
-        With an asynchronous one it waits for nobody and returns what was last heard of the source,
-        or else the own value."""
-        return self._shared("broadcast", name, value, source)
-
-    def gather(self, value: T, *, name: str = "") -> list[T]:
-        """What every worker says, in order of rank: tensors, numbers or strings. Who waits for
-        whom, and who is left out, is as with `mean`."""
-        return self._shared("gather", name, value, 0)
-
-    def mean(self, value: T, *, name: str = "") -> T:
-        """The mean of a number or a tensor over the workers. With a synchronous method all workers
-        call it, and who has left is left out. With an asynchronous one it waits for nobody, and of
-        each other living worker counts what it last gave; calls at several places of a loop need
-        names then."""
-        return self._shared("mean", name, value, 0)
-
-    def any(self, flag: object, *, name: str = "") -> bool:
-        """Whether the flag is true on any worker, so that all can stop together. With a synchronous
-        method all workers call it and get the same answer. With an asynchronous one it waits for
-        nobody, and each worker hears of a flag in its next call."""
-        return bool(self._shared("any", name, flag, 0))
-
     def _shared(self, word: str, name: str, value: Any, source: int) -> Any:
         self._open_for(word)
         if self.coupling is None:
@@ -428,10 +415,8 @@ class JoinedWorker:
         own = self.observer.metrics.workers[self.rank]
         row |= {"steps": own.steps, "seconds": self.observer.callbacks.seconds(time.monotonic_ns())}
         self.observer.evaluated(row)
-        folder = os.environ.get("GOSSAMER_RUN")
-        if folder is not None and self.is_main:
-            with (Path(folder) / "metrics.jsonl").open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(row) + "\n")
+        if self.is_main:
+            keep_report(row)
 
     def recalibrate(
         self, batches: Iterable[Any], forward: Callable[[Any], object] | None = None
@@ -451,6 +436,26 @@ class JoinedWorker:
         recalibration.take(batches, forward)
         if self._was_open and (not self._is_open or self.coupling.output.is_visiting):
             recalibration.recompute(warns=True)
+
+    def save(self, folder: Path | str, number: int, *, keep: int = 2, **others: Any) -> None:
+        """Write this worker's part of a checkpoint: models, optimisers, the coupling, random states
+        and what else the loop gives by name (`scheduler=scheduler`). All workers save under the
+        same number, from 1 on, best after a pass over the data; the newest `keep` are kept."""
+        check_range("number", number, 1)
+        check_range("keep", keep, 1)
+        self._open_for("save")
+        save_loop(self, Path(folder), number, keep, others)
+
+    def restore(self, folder: Path | str, **others: Any) -> int:
+        """Before the loop begins: load the newest checkpoint that all workers have written, and
+        return its number, or 0 if there is none. Another number of workers begins with the mean of
+        the models, where the others were in the data, and with a method that begins anew."""
+        return restore_loop(self, Path(folder), others)
+
+    def load_progress(self, state: dict[str, Any]) -> None:
+        """Of a checkpoint of other workers: how often each loader was gone over."""
+        passes = [int(one) for one in state.get("passes", []) if isinstance(one, int)]
+        self._passes.before = list(passes)
 
     def state_dict(self) -> dict[str, Any]:
         """What the coupling adds to this worker's checkpoint, taken between two steps.

@@ -26,6 +26,7 @@ from gossamer.real.join.replica import LoopReplica
 from gossamer.real.join.servers import ServerState, packed_state, server_replica, worker_replica
 from gossamer.real.join.several_optimizers import parts_of
 from gossamer.real.output_model import pack_bytes, unpack_bytes_, untrained
+from gossamer.real.pipelines.island_session import IslandSession
 from gossamer.real.replicas import PublishedReplica
 from gossamer.real.session import Session
 from gossamer.real.transports.transport import Transport
@@ -40,16 +41,23 @@ class LoopSession:
     def __init__(
         self, transport: Transport, spec: MethodSpec, model: nn.Module,
         optimizer: torch.optim.Optimizer, observer: RunObserver, *, seed: int, steps: int,
-        statistics_batches: int = BATCHES,
+        statistics_batches: int = BATCHES, processes: int = 1,
     ) -> None:  # fmt: skip
+        """`processes` is how many the model is sharded over."""
         self._model = model
         self._optimizer = cast(Any, optimizer)
         self._parts = cast("list[Any]", parts_of(optimizer))
         binding = self._binding = ModuleBinding(trainable(model))
-        self.session = Session(
-            transport, spec, observer, binding.layout, seed=seed, steps=steps,
-            has_leavers=True,
-        )  # fmt: skip
+        self.session: Session
+        if processes > 1:
+            self.session = IslandSession.of(
+                transport, spec, observer, binding.layout, processes, seed=seed, steps=steps
+            )
+        else:
+            self.session = Session(
+                transport, spec, observer, binding.layout, seed=seed, steps=steps,
+                has_leavers=True,
+            )  # fmt: skip
         self.shared = ExchangedValues(self.session)
         members = self.session.router.members
         self.shares = LoopShares(lambda: members.training) if spec.balance else None
@@ -70,7 +78,7 @@ class LoopSession:
 
     def begin(self) -> None:
         """Couple the loop, and run its method to where it wants the first gradient."""
-        check_alike(self._model, self._binding, self.session.store)
+        check_alike(self._model, self._binding, self.session.store, self.session.first)
         self._open()
         has_buckets = self._share_beginning()
         self.session.observer.callbacks.begin(time.monotonic_ns())
@@ -109,11 +117,14 @@ class LoopSession:
         session = self.session
         rank, transport, driver = session.rank, session.transport, session.driver
         own = transport.window(rank)
-        if rank != 0 and self.loaded is None:
-            pending = transport.read(0)
+        first = session.first
+        if rank != first and self.loaded is None:
+            pending = transport.read(first)
             driver.wait(pending, "beginning")
             own.copy_(pending.result())
-            unpack_bytes_(untrained(self._model), session.router.ask(0, "untrained", "beginning"))
+            unpack_bytes_(
+                untrained(self._model), session.router.ask(first, "untrained", "beginning")
+            )
             for end in session.addresses.hosted_by(rank)[1:]:
                 transport.window(end).copy_(own[session.addresses.slices[end - session.size]])
         # Nobody may change anything before everyone has read it.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from gossamer.errors import ConfigurationError
 from gossamer.payload import payload
 
+T = TypeVar("T")
 WORDS = ("gather", "mean", "any", "broadcast")
 
 
@@ -155,3 +156,35 @@ def _on_device_of(value: Any, result: Any) -> Any:
         return [_on_device_of(value, one) for one in cast("list[Any]", result)]
     is_on_device = isinstance(value, Tensor) and isinstance(result, Tensor)
     return result.to(value.device) if is_on_device else result
+
+
+class SharedWords:
+    """What a loop may ask of all workers together."""
+
+    def broadcast(self, value: T, source: int = 0, *, name: str = "") -> T:
+        """The value of worker `source`: a tensor, a number or a string. With a synchronous method
+        all workers call it, and if the source has left, the lowest rank there is speaks instead.
+        With an asynchronous one it waits for nobody and returns what was last heard of the source,
+        or else the own value."""
+        return self._shared("broadcast", name, value, source)
+
+    def gather(self, value: T, *, name: str = "") -> list[T]:
+        """What every worker says, in order of rank: tensors, numbers or strings. Who waits for
+        whom, and who is left out, is as with `mean`."""
+        return self._shared("gather", name, value, 0)
+
+    def mean(self, value: T, *, name: str = "") -> T:
+        """The mean of a number or a tensor over the workers. With a synchronous method all workers
+        call it, and who has left is left out. With an asynchronous one it waits for nobody, and of
+        each other living worker counts what it last gave; calls at several places of a loop need
+        names then."""
+        return self._shared("mean", name, value, 0)
+
+    def any(self, flag: object, *, name: str = "") -> bool:
+        """Whether the flag is true on any worker, so that all can stop together. With a synchronous
+        method all workers call it and get the same answer. With an asynchronous one it waits for
+        nobody, and each worker hears of a flag in its next call."""
+        return bool(self._shared("any", name, flag, 0))
+
+    def _shared(self, word: str, name: str, value: Any, source: int) -> Any:
+        raise NotImplementedError

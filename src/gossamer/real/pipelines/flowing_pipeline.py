@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call  # pyright: ignore[reportUnknownVariableType]
+from torch import Tensor
 
+from gossamer.pipeline.stage_module import StageCall
 from gossamer.real.pipelines.stage_links import StageLinks
 
 Weights = Mapping[str, Tensor]
@@ -46,12 +46,12 @@ class FlowingPipeline:
     """One stage of a pipeline with weight stashing."""
 
     def __init__(
-        self, module: nn.Module, lag: int, microbatches: int, links: StageLinks,
+        self, stage: StageCall, lag: int, microbatches: int, links: StageLinks,
         loss: Callable[[Any, Any], Tensor], before: Callable[[int, int], None],
     ) -> None:  # fmt: skip
         """`lag` is how many steps old the weights of this stage are at its gradients; `before` is
         called before the forward pass of a step's micro-batch."""
-        self._module, self._lag, self._microbatches = module, lag, microbatches
+        self._stage, self._lag, self._microbatches = stage, lag, microbatches
         self._links, self._loss, self._before = links, loss, before
         self._behind = links.stages - 1 - links.stage
         self._versions: dict[int, Weights] = {}
@@ -97,7 +97,7 @@ class FlowingPipeline:
             given = links.wait(links.receive(links.stage - 1, ("forward", number)))
             given.requires_grad_(given.is_floating_point())
         self._before(step.number, within)
-        made = functional_call(self._module, dict(weights), (given,))
+        made = self._stage.given(weights, given)
         if self._behind:
             links.send(links.stage + 1, made.detach(), ("forward", number))
         else:

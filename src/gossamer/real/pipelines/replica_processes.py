@@ -1,8 +1,8 @@
 """Which processes are a replica together, and the world of those that hold the same stage.
 
-    processes        0   1   2   3   4   5        with stages=2
-    replica          0───0   1───1   2───2        activations travel along a row of these
-    stage            0   1   0   1   0   1        a method couples 0, 2, 4 and, apart from them, 1, 3, 5
+processes        0   1   2   3   4   5        with stages=2
+replica          0───0   1───1   2───2        activations travel along a row of these
+stage            0   1   0   1   0   1        a method couples 0, 2, 4 and, apart from them, 1, 3, 5
 """
 
 from __future__ import annotations
@@ -56,11 +56,9 @@ class ReplicaProcesses(Grouping):
     def lost(self, live: frozenset[int]) -> PeerLost:
         others = "the other replicas go on" if self.speaking(live) else "no other replica is left"
         members = ", ".join(map(str, self.group))
-        dead = next((rank for rank in self.group if rank not in live), self.group[0])
-        return PeerLost(
-            dead, f"it held a stage of the replica of workers {members}, which ends with it; "
-            f"{others}",
-        )  # fmt: skip
+        lost = PeerLost(self.group[0])
+        lost.args = (f"the replica of workers {members} has ended with one of them; {others}",)
+        return lost
 
 
 class StageWorker(WorkerAmong):

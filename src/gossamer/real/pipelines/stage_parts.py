@@ -31,8 +31,15 @@ class StageParts:
             numbers[stage] += [number for number, start in enumerate(starts) if start in taken]
         self._fragments = [Fragment.of_tensors(model.layout, own) for own in numbers]
         self.layouts = [one.layout for one in self._fragments]
-        own = [{id(t) for chunk, at in enumerate(places) if at == stage
-                for t in self.modules[chunk].buffers()} for stage in range(stages)]
+        own = [
+            {
+                id(t)
+                for chunk, at in enumerate(places)
+                if at == stage
+                for t in self.modules[chunk].buffers()
+            }
+            for stage in range(stages)
+        ]
         held = [model.module.get_buffer(name) for name in model.buffer_layout.names]
         self._buffers = [[n for n, t in enumerate(held) if id(t) in mine] for mine in own]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gossamer.errors import ConfigurationError
 from gossamer.pipeline.shape import ReplicaShape
+from gossamer.pipeline.stage_module import StageCall
 from gossamer.real.pipelines.emptied_pipeline import EmptiedPipeline
 from gossamer.real.pipelines.flowing_pipeline import FlowingPipeline, StageStep
 from gossamer.real.pipelines.stage_links import StageLinks
@@ -39,11 +40,10 @@ class StagePipeline:
         self._flowing: FlowingPipeline | None = None
         if shape.is_asynchronous:
             (module,) = own.values()
-            names = {id(tensor): name for name, tensor in module.named_parameters()}
-            self._names = [names[id(tensor)] for tensor in self._parameters]
+            stage = StageCall(model.module, module)
             lag = shape.lags()[links.stage]
             self._flowing = FlowingPipeline(
-                module, lag, self._microbatches, links, self._loss, self._set_keys
+                stage, lag, self._microbatches, links, self._loss, self._set_keys
             )
         else:
             borders = _borders(model, parts, batch // self._microbatches)
@@ -89,10 +89,10 @@ class StagePipeline:
     def _flow(
         self, flowing: FlowingPipeline, point: Tensor, coming: Mapping[int, Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        values = self._layout.unpack(point).values()
+        # Each parameter gets memory of its own: alignment decides the last bits.
         weights = {
             name: value.clone().requires_grad_()
-            for name, value in zip(self._names, values, strict=True)
+            for name, value in self._layout.unpack(point).items()
         }
         steps: list[StageStep] = []
         for number, samples in coming.items():

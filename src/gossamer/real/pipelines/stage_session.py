@@ -31,6 +31,9 @@ class StageAddresses(Addresses):
         workers = [self.totals[process % len(self.totals)] for process in range(self.size)]
         return workers + [part.stop - part.start for part in self.slices]
 
+    def serves(self, server: int, rank: int) -> bool:
+        return (server - rank - self.size) % len(self.totals) == 0
+
 
 class StageSession(Session):
     """The methods of all stages run side by side, each in a world of its own."""
@@ -64,6 +67,10 @@ class StageSession(Session):
         ranges = [cut(one.sizes, servers // stages) for one in self._layouts]
         slices = tuple(ranges[number % stages][number // stages] for number in range(servers))
         return StageAddresses(self.size, slices, layout, totals)
+
+    @property
+    def first(self) -> int:
+        return self.grouping.stage
 
     def _lost(self, tell: Callable[[int], None]) -> Callable[[int], None]:
         def lost(process: int) -> None:

@@ -58,22 +58,20 @@ class StageTraining(Training):
     def run(self) -> None:
         try:
             super().run()
-        except PeerLost as lost:
-            if not self.session.is_orphaned or not self._speaking:
+        except PeerLost:
+            if not self.session.is_orphaned:
                 raise
-            # The replicas that are left hold the result.
+            place, gone = self.session.grouping, self.session.transport.lost
+            lost = place.lost(self.session.router.live)
+            if not self._speaking:
+                raise lost from None
+            # The replicas that are left hold the result; one of those that end with it says so.
             self.session.transport.close()
-            if self.session.grouping.stage == min(self._living_stages, default=0):
+            if self.rank == min(set(place.group) - gone):
                 say(str(lost))
         finally:
             if self._pipeline is not None:
                 self._pipeline.close()
-
-    @property
-    def _living_stages(self) -> list[int]:
-        place = self.session.grouping
-        gone = self.session.transport.lost
-        return [stage for stage, rank in enumerate(place.group) if rank not in gone]
 
     def start(self) -> None:
         super().start()
@@ -88,7 +86,9 @@ class StageTraining(Training):
         place, router = self.session.grouping, self.session.router
         replica = Grouping(place.number, place.ends)
         batches = self._batches_of(
-            replica, lambda: place.whole(router.live), lambda step: place.whole(router.live_at(step))
+            replica,
+            lambda: place.whole(router.live),
+            lambda step: place.whole(router.live_at(step)),
         )
         self._stage_batches = StageBatches(batches, self._shape.steps_ahead)
         return self._stage_batches

@@ -86,13 +86,15 @@ class ChosenForms(TorchFunctionMode):
                 return answer
         elif func is functional.multi_head_attention_forward:
             # It calls attention by name, and no mode is active inside of a call.
-            with patch.object(functional, "scaled_dot_product_attention", self._any_attention):
+            other = functional.scaled_dot_product_attention
+
+            def attention(*args: Any, **kwargs: Any) -> Any:
+                answer = self._attention(*args, **kwargs)
+                return other(*args, **kwargs) if answer is ... else answer
+
+            with patch.object(functional, "scaled_dot_product_attention", attention):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
-
-    def _any_attention(self, *args: Any, **kwargs: Any) -> Any:
-        answer = self._attention(*args, **kwargs)
-        return torch_attention(*args, **kwargs) if answer is ... else answer
 
     def _attention(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,

@@ -28,22 +28,26 @@ class Makespan:
 
 @dataclass
 class _Units:
-    """A machine takes its number of units for a forward pass and for each half of a backward."""
+    """The units of each chunk for a forward pass and for a backward pass, in one or two halves."""
 
     forward: Sequence[int]
+    backward: Sequence[int]
     link: int
     found: Makespan
     kernel: Kernel = field(default_factory=lambda: Kernel(0))
 
     def __post_init__(self) -> None:
-        self.held = [0] * len(self.forward)
+        self.held = [0] * len(self.found.busy)
 
     def work_ns(self, machine: int, action: Action) -> int:
         if action.kind is Pass.FORWARD:
             self.held[machine] += 1
             most = self.found.most_held
             most[machine] = max(most[machine], self.held[machine])
-        return self.forward[machine] * (2 if action.kind is Pass.BACKWARD else 1)
+            return self.forward[action.chunk]
+        whole = self.backward[action.chunk]
+        half = whole // 2
+        return {Pass.BACKWARD: whole, Pass.BY_INPUT: half}.get(action.kind, whole - half)
 
     def send(self, action: Action, source: int, target: int, arrived: Callable[[], None]) -> None:
         self.kernel.at(self.link, arrived)
@@ -56,13 +60,15 @@ class _Units:
 
 
 def makespan(
-    schedule: PipelineSchedule, forward: Sequence[int] = (), link: int = 0
+    schedule: PipelineSchedule, forward: Sequence[int] = (), link: int = 0,
+    backward: Sequence[int] = (),
 ) -> Makespan:  # fmt: skip
-    """Play a schedule. `forward` are the units of one pass of each machine, by default 1; whatever
-    crosses from machine to machine takes `link`."""
+    """Play a schedule. `forward` are the units of one pass of each chunk, by default 1, `backward`
+    by default twice as many; whatever crosses from machine to machine takes `link`."""
     machines = len(schedule.machines)
     found = Makespan([0] * machines, [0] * machines)
-    units = _Units(forward or [1] * machines, link, found)
+    ahead = forward or [1] * schedule.chunks
+    units = _Units(ahead, backward or [2 * one for one in ahead], link, found)
     play = Play(units.kernel, schedule, units)
     play.feed(schedule.machines)
     units.kernel.run()

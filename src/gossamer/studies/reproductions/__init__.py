@@ -9,7 +9,10 @@ from gossamer.studies.reproductions.dc_asgd import TABLE as DC_ASGD
 from gossamer.studies.reproductions.delayed_gradients import ADAM, ADAM_FAR, SGD
 from gossamer.studies.reproductions.gossip_scaling import DIGITS as GOSSIP_SCALING_DIGITS
 from gossamer.studies.reproductions.gossip_scaling import TABLE as GOSSIP_SCALING
-from gossamer.studies.reproductions.pipelines import TABLE as PIPELINES
+from gossamer.studies.reproductions.parallel.megatron_seqsel import TABLE as MEGATRON_SEQSEL
+from gossamer.studies.reproductions.parallel.one_weird_trick import TABLE as ONE_WEIRD_TRICK
+from gossamer.studies.reproductions.parallel.pipedream import TABLE as PIPEDREAM
+from gossamer.studies.reproductions.parallel.pipelines import TABLE as PIPELINES
 from gossamer.studies.reproductions.rudra import TABLE as RUDRA
 from gossamer.studies.reproductions.servers import BACKUP_WORKERS, SOFTSYNC_STALENESS
 from gossamer.studies.reproductions.streaming_diloco import TABLE as STREAMING_DILOCO
@@ -25,6 +28,9 @@ TABLES: dict[str, PublishedTable] = {
         BACKUP_WORKERS,
         RUDRA,
         PIPELINES,
+        ONE_WEIRD_TRICK,
+        PIPEDREAM,
+        MEGATRON_SEQSEL,
         SGD,
         ADAM,
         ADAM_FAR,

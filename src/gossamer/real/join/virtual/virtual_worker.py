@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -89,6 +90,13 @@ class VirtualWorker(JoinedWorker):
 
     def report(self, **values: float) -> None:
         self.session.say("report", {"values": reported(values)})
+
+    def save(self, folder: Path | str, number: int, *, keep: int = 2, **others: Any) -> None:
+        """Nothing: a run in virtual time is repeated from its seed."""
+
+    def restore(self, folder: Path | str, **others: Any) -> int:
+        """A run in virtual time begins at its beginning."""
+        return 0
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise ConfigurationError(

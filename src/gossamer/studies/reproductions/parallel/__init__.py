@@ -1,0 +1,1 @@
+"""Published tables of pipelines and of models divided over machines."""
