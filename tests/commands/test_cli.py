@@ -242,7 +242,8 @@ def test_lists_are_complete() -> None:
         said = gossamer(command, "--json")
         assert said.status == 0
         assert [row["name"] for row in said.json[command]] == list(known)
-        assert all(name in gossamer(command).out for name in known)
+        table = gossamer(command).out
+        assert all(name in table for name in known)
 
 
 def test_a_package_whose_method_cannot_be_imported_hides_no_other(

@@ -16,6 +16,7 @@ from gossamer.runs.arrival import arrival
 from gossamer.runs.ranking import Ranking, t_quantile
 from gossamer.runs.statistics import interval, measure, seed_curves, show_number
 from histories import rows
+from tiers import wide
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
@@ -126,11 +127,15 @@ class TestComparisonPicture:
     @pytest.mark.parametrize(
         ("runs", "target"),
         [
-            pytest.param([series("a", FAST), series("b", SLOW, rate=0.3)], 0.9, id="one-seed"),
+            pytest.param(
+                [series("a", FAST), series("b", SLOW, rate=0.3)], 0.9, id="one-seed", marks=wide
+            ),
             pytest.param([series("a", FAST, NEVER, SLOW), series("b", SLOW)], 0.9, id="seeds"),
             pytest.param([series("a", FALLING), series("b", DIVERGED)], 0.6, id="no-accuracy"),
-            pytest.param([series("a", FAST)], 0.9, id="one-method"),
-            pytest.param([series("a", FAST), series("b", NEVER)], 0.9, id="never-reached"),
+            pytest.param([series("a", FAST)], 0.9, id="one-method", marks=wide),
+            pytest.param(
+                [series("a", FAST), series("b", NEVER)], 0.9, id="never-reached", marks=wide
+            ),
         ],
     )
     def test_a_picture_of_the_promised_size_is_written(self, tmp_path, runs, target):

@@ -42,7 +42,7 @@ def test_a_result_survives_a_pickle_and_copies(
 ) -> None:
     """Rows, summary, digest, parameters and model are the same to the bit, and so are the settings,
     though tasks and methods hold functions, which no pickle takes."""
-    result = simulate("digits-mlp", method, epochs=0.5, seed=7)
+    result = simulate("digits-mlp", method, epochs=0.1, seed=7)
     made = copied(result)
     assert_same(made, result)
     assert made.settings.as_dict() == result.settings.as_dict()

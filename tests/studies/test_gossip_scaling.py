@@ -34,6 +34,7 @@ from gossamer.studies.reproductions.shapes import (
 )
 from gossamer.studies.reproductions.table import Trainings
 from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained
+from tiers import only
 
 SHAPES = {"gossip-scaling": CIFAR10, "gossip-scaling-digits": DIGITS}
 numbers = st.one_of(st.none(), st.just(math.inf), st.floats(0, 1e6))
@@ -217,7 +218,7 @@ def test_what_is_not_trained_yet_may_still_be_the_first() -> None:
     assert said_of([cell for cell in rows if cell.column != "push_gossip"])[4] == OPEN
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", only(list(SHAPES)[:1], SHAPES))
 def test_the_curves_are_drawn_of_what_is_done(name: str, tmp_path: Path) -> None:
     """One cell is enough, and a diverged one does no harm."""
     work = work_of(SHAPES[name])

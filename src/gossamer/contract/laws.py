@@ -113,7 +113,7 @@ def puts_models_on_the_network(spec: MethodSpec) -> str:
     """Bytes per step are the row's formula times the size of a model, within 5 %; where it is a
     bound, no more than that, and not less than half of it."""
     # What an encoding leaves of a small vector is mostly its header.
-    dimension, size = (64, MODEL_BYTES) if spec.compressor is None else (65536, None)
+    dimension, size = (64, MODEL_BYTES) if spec.compressor is None else (32768, None)
     simulation = build(
         bowl(dimension), spec, cluster_of(8), steps=100, engine="none", model_bytes=size
     )
