@@ -240,7 +240,7 @@ def six_digits(value: Any) -> Any:
         return {key: six_digits(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [six_digits(one) for one in value]
-    return f"{value:.5g}" if isinstance(value, float) else value
+    return f"{value:.5g}" if type(value) in (int, float) else value
 
 
 def test_a_precision_that_a_device_has_not_is_told() -> None:

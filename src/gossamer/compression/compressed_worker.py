@@ -185,7 +185,7 @@ class CompressedWorker:
             try:
                 asked = rounds.send(answer)
             except StopIteration as end:
-                mean, _ = end.value
+                mean = end.value[0]  # what else there is would be held while others compute
                 break
             finally:
                 self._coded(began)

@@ -355,7 +355,7 @@ _ROWS = (
         "one_bit_adam", "synchronous", "Tang et al. 2021", "mean", compressed.one_bit_adam,
         Promises(
             True, "everyone", "0", True, "2(p-1)/p, then compressed",
-            traffic.warm_then_compressed, is_plain_alone=False, memory=lambda p, o: 6.0,
+            traffic.warm_then_compressed, is_plain_alone=False, memory=lambda p, o: 7.0,
         ),
         own_momentum="beta1",
         exchange="differences",
@@ -395,7 +395,7 @@ _ROWS = (
         outer_server.decoupled_diloco,
         Promises(
             False, "nobody", "0", True, "2 / period", lambda p, o: 2 / o["period"],
-            is_plain_alone=False, memory=lambda p, o: 1.0,
+            is_plain_alone=False, memory=lambda p, o: 2.0,
         ),
         server=outer_server.syncer,
         has_server=True,

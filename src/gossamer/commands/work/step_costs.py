@@ -279,8 +279,7 @@ def cost(
     names = method_names(methods)
     if compute is not None and (hardware is not None or trace is not None):
         raise ConfigurationError(
-            "--compute says how long a gradient takes, and so do --hardware and --trace; give one "
-            "of them"
+            "--compute says how long a gradient takes, as do --hardware and --trace; give one"
         )
     loaded = None if task is None or task == "none" or network else loaded_task(task, data)
     where = _changed(load_cluster(cluster), bandwidth, latency, compute)
