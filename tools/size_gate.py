@@ -50,18 +50,22 @@ BUDGETS = {
     "plan/advise": 1850,
     "plan/cost": 2310,
     "plan/hardware": 1650,
-    # New: replicas of several machines, their schedules and stages.
-    "pipeline": 720,
+    # New: replicas of several machines, their schedules, stages, and the module of one stage.
+    "pipeline": 760,
     # New: the closed forms in the language of the browser, and what their page is told.
     "plan/page": 750,
     # Sites and racks are looked for.
     "plan/probe": 2070,
     "real": 2110,
     "real/faults": 670,
-    "real/join": 3990,
+    # Islands over which PyTorch shards a model.
+    "real/join": 4220,
     "real/join/virtual": 850,
     "real/launch": 1910,
-    "real/train": 2760,
+    # New: replicas of several processes, and the engines of their pipelines.
+    "real/pipelines": 820,
+    # One process of such a replica, and its batches.
+    "real/train": 2950,
     "real/transports": 1330,
     "real/transports/conformance": 1240,
     "real/transports/mpi": 1110,
@@ -81,7 +85,7 @@ BUDGETS = {
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
     "sim/script": 1620,
-    "sim": 4010,
+    "sim": 4020,
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,
@@ -89,7 +93,8 @@ BUDGETS = {
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
     "studies/reproductions": 2680,
-    "tasks": 2800,
+    # Gradients over micro-batches.
+    "tasks": 2840,
 }
 ENTRY_POINTS = {
     "__main__",

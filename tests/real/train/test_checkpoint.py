@@ -45,6 +45,7 @@ SYNCHRONOUS = [
     Case("local_sgd:period=7", choices=COSINE),
     Case("sync_server", choices=COSINE),
     Case("push_sum", workers=3, choices=MOMENTUM),
+    Case("all_reduce:stages=2", choices=COSINE),
 ]
 MORE_SYNCHRONOUS = [
     Case("all_reduce:stale=1", choices=COSINE),
@@ -54,6 +55,7 @@ MORE_SYNCHRONOUS = [
     Case("sync_server:servers=2", choices=COSINE),
     Case("ssp:bound=0", choices=MOMENTUM),
     Case("bounded_delay:bound=0", choices=MOMENTUM),
+    Case("d_psgd:stages=2,pipeline=gpipe", workers=4, choices=COSINE),
     Case("all_reduce", choices={**MOMENTUM, "optimiser": "adam", "split": "sharded"}),
 ]
 ASYNCHRONOUS = ["ad_psgd", "pull_gossip", "downpour", "ssp", "easgd", "eamsgd"]

@@ -61,7 +61,7 @@ class _StageGroup(_dist.ProcessGroup):
         room = tensors[0].detach()
         return _Arrival(lambda: cast(None, room.copy_(self._links.wait(message))))
 
-    def getBackendName(self) -> str:  # noqa: N802, as PyTorch calls it
+    def getBackendName(self) -> str:
         return _BACKEND
 
 
