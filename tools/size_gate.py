@@ -59,6 +59,7 @@ BUDGETS = {
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
+    # New: replicas of several machines, their schedules, stages, and the module of one stage.
     "pipeline": 800,
     # New: dividing a model over a cluster, published networks and hybrids.
     "plan/parallel": 2080,
@@ -70,10 +71,14 @@ BUDGETS = {
     "real/faults": 670,
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
-    "real/join": 4100,
+    # Islands over which PyTorch shards a model.
+    "real/join": 4220,
     "real/join/virtual": 850,
     "real/launch": 1910,
-    "real/train": 2760,
+    # New: replicas of several processes, and the engines of their pipelines.
+    "real/pipelines": 820,
+    # One process of such a replica, and its batches.
+    "real/train": 2950,
     "real/transports": 1330,
     "real/transports/conformance": 1240,
     "real/transports/mpi": 1110,
@@ -108,6 +113,7 @@ BUDGETS = {
     # A worker that comes late begins in the order of the others.
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
+    # Gradients over micro-batches.
     "tasks": 2920,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,

@@ -39,7 +39,7 @@ def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
 
 
 def sharded(rank: int) -> dict[str, Any]:
-    """Train a while; answer with the whole model before and after, and what was left of the loss."""
+    """Train a while; answer with the whole model, and with the loss of the output model."""
     size = gossamer.size()
     meeting = Path(os.environ["JOIN_FOLDER"]) / f"meeting-{os.environ['GOSSAMER_STORE'][-5:]}"
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)

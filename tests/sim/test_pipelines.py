@@ -50,8 +50,8 @@ PIPELINES = ["1f1b", "gpipe", "interleaved,cut=1/2/3", "zbv,cut=1/2/3", "looped_
 
 @pytest.mark.parametrize("method", only(METHODS[:1], METHODS))
 def test_a_pipeline_changes_time_and_nothing_else(method: str) -> None:
-    """Four pipelines of two end with the parameters of four workers: a sum over micro-batches is the
-    whole batch's gradient, in another order."""
+    """Four pipelines of two end with the parameters of four workers: the sum over micro-batches is
+    the whole batch's gradient, in another order."""
     comma = "," if ":" in method else ":"
     plain = ran(method, quiet(4))
     split = ran(f"{method}{comma}stages=2,microbatches=4", quiet(8))

@@ -1,13 +1,13 @@
-"""Replicas of several processes: a death, a slow stage, a checkpoint, servers by stage, bad input."""
+"""Replicas of several processes: deaths, a slow stage, checkpoints, servers, bad input."""
 
 from __future__ import annotations
 
 import pytest
 
-from gossamer import simulate, train
-from gossamer.config.cluster import Cluster
+from gossamer import train
+from gossamer.config.faults import Fault
 from gossamer.errors import ConfigurationError
-from gossamer.real.faults.fault_plan import FaultPlan
+from gossamer.real.faults.fault_plan import FAULTS_VARIABLE, FaultPlan
 from tiers import wide
 from train_groups import Group, run_groups
 
@@ -51,6 +51,17 @@ def test_servers_are_divided_like_the_stages() -> None:
     (ran,) = run_groups([Group(method, 4, choices={**CHOICES, "epochs": 4})])
     assert ran.ends == [0] * 4, ran.written
     assert ran.summary["accuracy"] > 0.9
+
+
+def test_a_slow_stage_slows_its_own_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first replica's second stage is slower; an asynchronous method lets the other replica
+    make more of the steps."""
+    plan = FaultPlan((Fault("slow", worker=1, amount=20),))
+    monkeypatch.setenv(FAULTS_VARIABLE, plan.to_json())
+    (ran,) = run_groups([Group("ad_psgd:stages=2", 4, choices=CHOICES)])
+    assert ran.ends == [0] * 4, ran.written
+    steps = ran.summary["steps_by_worker"]
+    assert steps["0"] < steps["2"]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ SYNCHRONOUS = [
     Case("sync_server", choices=COSINE),
     Case("push_sum", workers=3, choices=MOMENTUM),
     Case("diloco:period=5+topk:share=0.1,bits=2", choices=COSINE),  # residuals are kept
+    Case("all_reduce:stages=2", choices=COSINE),
 ]
 MORE_SYNCHRONOUS = [
     Case("all_reduce:stale=1", choices=COSINE),
@@ -57,6 +58,7 @@ MORE_SYNCHRONOUS = [
     Case("d_psgd@0.5@all_reduce+dgc", choices=COSINE),
     Case("ssp:bound=0", choices=MOMENTUM),
     Case("bounded_delay:bound=0", choices=MOMENTUM),
+    Case("d_psgd:stages=2,pipeline=gpipe", workers=4, choices=COSINE),
     Case("all_reduce", choices={**MOMENTUM, "optimiser": "adam", "split": "sharded"}),
 ]
 ASYNCHRONOUS = ["ad_psgd", "pull_gossip", "downpour", "ssp", "easgd", "eamsgd"]

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from gossamer.errors import ConfigurationError
 from gossamer.real.join.binding import ModuleBinding
 from gossamer.real.join.several_optimizers import SeveralModels, parts_of
+from gossamer.real.launch.environment import discover
 from gossamer.real.transports.checked_values import broken_value
-from gossamer.real.transports.transport import Store
+from gossamer.real.transports.transport import Store, Transport
 
 T = TypeVar("T")
 
@@ -151,6 +152,34 @@ def check_not_wrapped(parameters: Sequence[nn.Parameter]) -> None:
                 "DistributedDataParallel is wrapped around the joined model and would couple it a"
                 " second time; leave it out, and call the model itself"
             )
+
+
+def is_alone(transport: str | Transport | None) -> bool:
+    """Whether there is one worker. A loop says by a transport of its own how many there are, else
+    a launcher does."""
+    if transport is not None and not isinstance(transport, str):
+        return transport.size == 1
+    if discover().size > 1:
+        return False
+    check_alone()
+    return True
+
+
+def check_method(given: object) -> None:
+    if given is None:
+        raise ConfigurationError(
+            "no method was given; write join(model, optimizer, method='ad_psgd') or start with "
+            "gossamer run --method ad_psgd"
+        )
+
+
+def check_no_mesh(mesh: object) -> None:
+    """In virtual time all workers live in one process, which shards nothing."""
+    if mesh is not None:
+        raise ConfigurationError(
+            "gossamer simulate plays scripts whose model is on one worker; leave out mesh=, or "
+            "start the script with gossamer run or torchrun"
+        )
 
 
 def check_alone() -> None:

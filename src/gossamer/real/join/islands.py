@@ -133,33 +133,34 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
 class IslandWorker(JoinedWorker):
     """What a user's loop works with in an island."""
 
-    model: LocalShards
-    own_optimizer: ShardOptimizer
+    @property
+    def _shards(self) -> LocalShards:
+        return cast(LocalShards, self.model)
 
     def open(self) -> IslandWorker:
         super().open()
-        self.model.give_values()
+        self._shards.give_values()
         return self
 
     def close(self) -> None:
         super().close()
-        self.model.give_values()
+        self._shards.give_values()
 
     def _make_step(self, own: Any, scaled: Any = None) -> None:
         if not self._is_accumulating:
-            self.own_optimizer.follow()
-            self.model.zero_grad()
-            self.model.take_gradients()
+            cast(ShardOptimizer, self.own_optimizer).follow()
+            self._shards.zero_grad()
+            self._shards.take_gradients()
         super()._make_step(own, scaled)
         if not self._is_accumulating:
-            self.model.give_values()
+            self._shards.give_values()
 
     @contextlib.contextmanager
     def consensus(self) -> Generator[nn.Module]:
         with super().consensus():
-            self.model.give_values()
-            yield self.model.whole[0]
-        self.model.give_values()
+            self._shards.give_values()
+            yield self._shards.whole[0]
+        self._shards.give_values()
 
 
 def joined_island(
@@ -169,8 +170,10 @@ def joined_island(
     """The worker of a loop whose model is sharded over the processes of a mesh."""
     check_coupling(spec)
     processes = island_size(mesh, transport.rank, transport.size)
-    if not isinstance(model, nn.Module) or isinstance(model, SeveralModels):
-        raise ConfigurationError("an island trains one model; join them one after the other")
+    if isinstance(model, SeveralModels):
+        raise ConfigurationError(
+            "an island trains one model, got several; put them into one module"
+        )
     shards = LocalShards(model)
     stand_in = ShardOptimizer(shards, optimizer)
     observer = RunObserver(transport.size, [transport.rank], callbacks=callbacks)

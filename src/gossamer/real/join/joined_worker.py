@@ -24,10 +24,12 @@ from gossamer.observe.run_observer import RunObserver
 from gossamer.real.join.balance import LoopShares
 from gossamer.real.join.checkpoints.loop_checkpoints import restore_loop, save_loop
 from gossamer.real.join.checks import (
-    check_alone,
     check_apart,
     check_joinable,
+    check_method,
+    check_no_mesh,
     check_one_optimiser,
+    is_alone,
     keep_report,
     reported,
 )
@@ -75,8 +77,8 @@ def join(
     BatchNorm's statistics for the output model, which is not the one that it trains; with 0 the
     output has the mean of the workers' statistics.
 
-    `mesh` is for a model that FSDP2 or a plan of DTensors has sharded: the device mesh of this
-    process's island, over which it is sharded. The islands are coupled then, shard by shard.
+    `mesh` is the part of a device mesh over which FSDP2 or DTensors have sharded the model: an
+    island. The islands are coupled then, shard by shard.
 
     `callbacks` hear of what happens in this process: its worker's steps, exchanges, stale and
     dropped gradients, the servers' that live here, deaths of other workers, and the end. Steps and
@@ -88,51 +90,42 @@ def join(
     model, optimizer = taken_together(model, optimizer)
     check_joinable(model, optimizer)
     check_range("statistics_batches", statistics_batches, 0)
-    given = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
+    own = int(os.environ.get("GOSSAMER_SEED", "0")) if seed is None else seed
     simulation = ScriptProcess.of_environment()
     if simulation is not None:
+        check_no_mesh(mesh)
         from gossamer.real.join.virtual.virtual_worker import virtual_worker
 
         return virtual_worker(
-            simulation, model, optimizer, spec, given, steps,
+            simulation, model, optimizer, spec, own, steps,
             RunObserver(discover().size, callbacks=callbacks), statistics_batches,
         )  # fmt: skip
-    if transport is None or isinstance(transport, str):
-        is_alone = discover().size == 1
-        if is_alone:
-            check_alone()
-    else:
-        is_alone = transport.size == 1
-    if spec is None and not is_alone:
-        raise ConfigurationError(
-            "no method was given; write join(model, optimizer, method='ad_psgd') or start with "
-            "gossamer run --method ad_psgd"
-        )
-    if not is_alone:
+    alone = is_alone(transport)
+    if not alone:
+        check_method(spec)
         check_one_optimiser(optimizer, trainable(model))
     connected = connect(transport) if transport is None or isinstance(transport, str) else transport
-    if connected is None or is_alone or spec is None:
-        alone = RunObserver(1, callbacks=callbacks)
-        return JoinedWorker(model, optimizer, spec, None, given, alone)
-    if mesh is not None:
-        from gossamer.real.join.islands import joined_island
-
-        return joined_island(
-            connected, model, optimizer, spec, mesh, seed=given, steps=steps, callbacks=callbacks
-        )
-    check_apart(trainable(model))
+    if connected is None or alone or spec is None:
+        return JoinedWorker(model, optimizer, spec, None, own, RunObserver(1, callbacks=callbacks))
     return coupled(
-        connected, model, optimizer, spec, seed=given, steps=steps, callbacks=callbacks,
-        statistics_batches=statistics_batches,
+        connected, model, optimizer, spec, seed=own, steps=steps, callbacks=callbacks,
+        statistics_batches=statistics_batches, mesh=mesh,
     )  # fmt: skip
 
 
 def coupled(
     transport: Transport, model: nn.Module, optimizer: torch.optim.Optimizer, spec: MethodSpec, *,
     seed: int = 0, steps: int = 1000, callbacks: Sequence[Callback] = (),
-    statistics_batches: int = BATCHES,
+    statistics_batches: int = BATCHES, mesh: Any = None,
 ) -> JoinedWorker:  # fmt: skip
     """Couple a loop that `join` has checked, over a transport of any size."""
+    if mesh is not None:
+        from gossamer.real.join.islands import joined_island
+
+        return joined_island(
+            transport, model, optimizer, spec, mesh, seed=seed, steps=steps, callbacks=callbacks
+        )
+    check_apart(trainable(model))
     observer = RunObserver(transport.size, [transport.rank], callbacks=callbacks)
     coupling = LoopSession(
         transport, spec, model, optimizer, observer, seed=seed, steps=steps,

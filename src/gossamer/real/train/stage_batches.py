@@ -1,4 +1,4 @@
-"""The batches of a replica of several processes: its first process takes them, and tells the others.
+"""The batches of a replica of several processes, of which the first takes them for all.
 
 All processes of a replica make the same steps with the same batches. A pipeline that is never
 emptied begins the batches of later steps early, so these are taken ahead.
