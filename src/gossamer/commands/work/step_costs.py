@@ -28,7 +28,7 @@ from gossamer.plan.cost.crossing import Crossing, crossings, fastest
 from gossamer.plan.cost.simulated_step import answer_over
 from gossamer.plan.cost.step_time import Prediction, predict
 from gossamer.plan.cost.work_depth import LayerCost, layer_costs
-from gossamer.plan.cost.workload import Workload, workload_of, workload_of_bytes
+from gossamer.plan.cost.workload import Workload, asked_workload
 from gossamer.plan.hardware.sheet import Sheet, SheetChoices, sheet
 from gossamer.plan.page.planner import COUNTS, PlannerQuestion, planner_html
 from gossamer.quantities import bytes_per_second, counted, seconds, size_in_bytes
@@ -293,7 +293,7 @@ def cost(
         return parallel_cost(
             loaded, network, where, own, batch=batch, chosen=chosen, compute_s=took
         )
-    what = _workload(loaded, model_bytes, batch)
+    what = asked_workload(loaded, model_bytes, batch)
     named = "none" if loaded is None else loaded.spec or loaded.name
     counts = _counts(workers)
     if len(counts) == 1:
@@ -405,17 +405,6 @@ def _changed(
     return dataclasses.replace(cluster, network=wires, compute=work)
 
 
-def _workload(task: Task | None, model_bytes: str | float | None, batch: int | None) -> Workload:
-    if batch is not None and batch < 1:
-        raise ConfigurationError(f"batch must be at least 1, got {batch}")
-    size = None if model_bytes is None else size_in_bytes(model_bytes, "--model-bytes")
-    if task is not None:
-        return workload_of(task, model_bytes=size, batch=batch)
-    if size is None:
-        raise ConfigurationError("--task none leaves the size open; give it with --model-bytes")
-    return workload_of_bytes(size, batch=batch or 32)
-
-
 def _layers(task: Task | None, batch: int) -> list[LayerCost]:
     if task is None:
         raise ConfigurationError("--layers needs the layers of a task; give one with --task")
@@ -491,14 +480,11 @@ def _picture(place: Path, found: Found, leads: Sequence[dict[str, Any]], asked: 
         name: {count: one for count, one in row.items() if isinstance(one, Prediction)}
         for name, row in found.items()
     }
-    lines = [
-        CostLine(
-            name,
-            {count: one.step_seconds for count, one in row.items()},
-            {count: one.samples_per_second for count, one in row.items()},
-        )
-        for name, row in known.items()
-    ]
+    lines: list[CostLine] = []
+    for name, row in known.items():
+        times = {count: one.step_seconds for count, one in row.items()}
+        rates = {count: one.samples_per_second for count, one in row.items()}
+        lines.append(CostLine(name, times, rates))
     marks = {one["value"]: FastestMark(one["value"], one["faster"]) for one in leads}
     wires = where.network
     cost_picture(

@@ -10,6 +10,7 @@ import torch
 
 from gossamer.errors import ConfigurationError
 from gossamer.optim.optimisers import make_optimiser
+from gossamer.quantities import size_in_bytes
 from gossamer.replica import cut
 from gossamer.sim.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, cut_buckets, layer_costs
 from gossamer.tasks import Task
@@ -113,6 +114,20 @@ def workload_of_bytes(model_bytes: float, *, batch: int = 32, samples: int = 50_
     """The workload of a model of which only the size is known: equal layers in DDP's buckets."""
     size = _checked(model_bytes)
     return Workload(size, pieces_of(size, (), ()), (), batch=batch, samples=samples)
+
+
+def asked_workload(
+    task: Task | None, model_bytes: str | float | None, batch: int | None
+) -> Workload:  # fmt: skip
+    """That of a task or of a size, as a user gives them."""
+    if batch is not None and batch < 1:
+        raise ConfigurationError(f"batch must be at least 1, got {batch}")
+    size = None if model_bytes is None else size_in_bytes(model_bytes, "--model-bytes")
+    if task is not None:
+        return workload_of(task, model_bytes=size, batch=batch)
+    if size is None:
+        raise ConfigurationError("--task none leaves the size open; give it with --model-bytes")
+    return workload_of_bytes(size, batch=batch or 32)
 
 
 def _checked(model_bytes: float) -> float:

@@ -120,20 +120,20 @@ class DevicePassTimes:
             # Heads are divided; the products stay as thin as a head, and the softmax and its mask
             # move the numbers between all pairs of positions.
             pairs = Operator(
-                "softmax", "softmax", layer.name, False, 0.0, layer.outside,
+                "softmax", "softmax", False, 0.0, layer.outside,
                 2 * size * samples * layer.kept_split / tensor, is_half,
             )  # fmt: skip
             product = Operator(
-                "bmm", "matmul", layer.name, False, 2 * samples * layer.macs / tensor,
+                "bmm", "matmul", False, 2 * samples * layer.macs / tensor,
                 layer.inside, size * samples * (layer.inputs + layer.outputs) / tensor, is_half,
             )  # fmt: skip
             return [product, pairs]
         kind = {"linear": "matmul"}.get(layer.kind, layer.kind)
         if layer.is_product:
             flops = 2 * samples * layer.macs / share
-            return [Operator(layer.name, kind, layer.name, False, flops, smallest, size * numbers,
+            return [Operator(layer.name, kind, False, flops, smallest, size * numbers,
                              is_half)]  # fmt: skip
-        return [Operator(layer.name, kind, layer.name, False, 0.0, layer.outside, size * numbers,
+        return [Operator(layer.name, kind, False, 0.0, layer.outside, size * numbers,
                          is_half)]  # fmt: skip
 
     def update_s(self, parameters: float, slots: int) -> float:

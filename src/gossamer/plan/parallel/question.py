@@ -11,6 +11,7 @@ from gossamer.config.cluster import Cluster, Compute
 from gossamer.errors import ConfigurationError
 from gossamer.optim.optimisers import make_optimiser
 from gossamer.pipeline.stages import PartCost, part_costs
+from gossamer.plan.cost.workload import workload_of
 from gossamer.plan.hardware.device import find_device
 from gossamer.plan.hardware.sheet import SheetChoices, sheet
 from gossamer.plan.parallel.layer import Block, Layer
@@ -63,7 +64,7 @@ def question_of_task(
 ) -> ParallelQuestion:
     """The steps are as the cluster or the data sheet says, as `gossamer simulate` takes them."""
     own = _checked(batch) or task.batch
-    made = sheet(task, cluster, own, chosen)
+    made = sheet(task, cluster, workload_of(task, batch=own), chosen)
     network = network_of(task)
     slots = len(make_optimiser(chosen.optimiser or task.optimiser).slots)
     pace = ClusterPassTimes(network.blocks, made.cluster.compute)
