@@ -30,7 +30,7 @@ class JoinedStrategy(SingleDeviceStrategy):  # pyright: ignore[reportUntypedBase
 
     Training batches are shared out; validation during `fit` is of the output model, on all of its
     data. EarlyStopping's decisions and what is logged with `sync_dist` are made together.
-    After `fit` the model is the output. Worker 0 writes logs and checkpoints: its own model, before.
+    After `fit` the model is the output. Worker 0 logs, and writes checkpoints of its own model.
     """
 
     def __init__(
