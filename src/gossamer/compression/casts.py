@@ -16,6 +16,10 @@ from gossamer.errors import ConfigurationError
 from gossamer.replica import Layout
 
 
+_STRETCH = 1 << 18
+"""So many numbers are encoded at a time: more than calls cost, and fewer than leave the cache."""
+
+
 @dataclass(frozen=True)
 class Half(Compressor):
     """Numbers of 16 bits. They are summed on the way, and the sums have 32 bits."""
@@ -79,23 +83,57 @@ class Blockwise(Compressor):
         return 2 ** (self.width - 1) - 1
 
     def encode(self, vector: Tensor, stream: Stream) -> Tensor:
-        rows = pad(vector, (0, -vector.numel() % self.block)).view(-1, self.block)
-        scales = rows.abs().amax(1).div_(self._levels)
-        # A block of zeros has no scale; zero divided by one is zero.
-        steps = rows / torch.where(scales > 0, scales, torch.ones_like(scales)).unsqueeze(1)
-        codes = steps.round_().add_(self._levels).to(torch.uint8).view(-1)[: vector.numel()]
-        return torch.cat([as_bytes(scales), pack(codes, self.width)])
+        count, block = vector.numel(), self.block
+        blocks = -(-count // block)
+        data = torch.empty(self.size(stream.layout), dtype=torch.uint8, device=vector.device)
+        scales = data[: 4 * blocks].view(torch.float32)
+        # On a CPU one stretch after the other, while it is in the cache.
+        step = max(1, blocks)
+        if vector.device.type == "cpu":
+            step = min(step, 8 * max(1, _STRETCH // (8 * block)))
+        scratch = torch.empty(step, block, dtype=vector.dtype, device=vector.device)
+        for first in range(0, blocks, step):
+            start, end = first * block, min((first + step) * block, count)
+            rows = pad(vector[start:end], (0, -(end - start) % block)).view(-1, block)
+            scales[first : first + step], codes = quantised(
+                rows, self._levels, scratch[: len(rows)]
+            )
+            at = 4 * blocks + start * self.width // 8
+            self._pack(codes.view(-1)[: end - start], data[at:])
+        scales.div_(self._levels)
+        return data
+
+    def _pack(self, codes: Tensor, data: Tensor) -> None:
+        """Eight bits hold a number with its sign; fewer hold what it is above the least one."""
+        if self.width == 8:
+            data[: codes.numel()].view(torch.int8).copy_(codes)
+            return
+        packed = pack(codes.add_(self._levels).to(torch.uint8), self.width)
+        data[: packed.numel()] = packed
 
     def decode(self, data: Tensor, stream: Stream) -> Tensor:
         count = stream.layout.total
         blocks = -(-count // self.block)
         scales, packed = sections(data, (4 * blocks, packed_bytes(count, self.width)))
-        codes = unpack(packed, self.width, count).float().sub_(self._levels)
+        if self.width == 8:
+            codes = packed.view(torch.int8).float()
+        else:
+            codes = unpack(packed, self.width, count).float().sub_(self._levels)
         rows = pad(codes, (0, -count % self.block)).view(-1, self.block)
         return rows.mul_(from_bytes(scales, torch.float32).unsqueeze(1)).view(-1)[:count]
 
     def size(self, layout: Layout) -> int:
         return 4 * -(-layout.total // self.block) + packed_bytes(layout.total, self.width)
+
+
+def quantised(
+    rows: Tensor, levels: int, scratch: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The largest magnitude of each row, and its numbers as multiples of a part of that, still in
+    32 bits. A row of zeros has no scale, and stays one of zeros. The scratch is overwritten."""
+    largest = torch.abs(rows, out=scratch).amax(1)
+    finest = torch.where(largest > 0, levels / largest, 0.0).unsqueeze(1)
+    return largest, torch.mul(rows, finest, out=scratch).round_()
 
 
 @dataclass(frozen=True)
