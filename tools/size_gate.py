@@ -115,6 +115,8 @@ BUDGETS = {
     # With dropout that models ask of functions, and the accuracy of next words.
     # Gradients over micro-batches.
     "tasks": 3060,
+    # New: bits of displacements, and error against bytes.
+    "studies/reproductions/compressed": 460,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
 }

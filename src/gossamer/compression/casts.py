@@ -15,7 +15,6 @@ from gossamer.compression.values import decode_values, encode_values, value_byte
 from gossamer.errors import ConfigurationError
 from gossamer.replica import Layout
 
-
 _STRETCH = 1 << 18
 """So many numbers are encoded at a time: more than calls cost, and fewer than leave the cache."""
 
@@ -24,6 +23,7 @@ _STRETCH = 1 << 18
 class Half(Compressor):
     """Numbers of 16 bits. They are summed on the way, and the sums have 32 bits."""
 
+    rounds_models = True
     dtype: ClassVar[torch.dtype]
 
     def encode(self, vector: Tensor, stream: Stream) -> Tensor:
@@ -126,9 +126,7 @@ class Blockwise(Compressor):
         return 4 * -(-layout.total // self.block) + packed_bytes(layout.total, self.width)
 
 
-def quantised(
-    rows: Tensor, levels: int, scratch: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def quantised(rows: Tensor, levels: int, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The largest magnitude of each row, and its numbers as multiples of a part of that, still in
     32 bits. A row of zeros has no scale, and stays one of zeros. The scratch is overwritten."""
     largest = torch.abs(rows, out=scratch).amax(1)
@@ -141,6 +139,7 @@ class Int8(Blockwise):
     """Whole numbers of 8 bits; blocks of 128 with their largest magnitude as scale."""
 
     name = "int8"
+    rounds_models = True
     width = 8
 
 
