@@ -156,8 +156,8 @@ def as_markdown(found: dict[str, Any]) -> str:
     return "\n".join([
         f"A gradient of {found['bytes'] / 1e6:.0f} MB, normally distributed, of a transformer's "
         "tensors. A figure is the time of a copy of it over the time of encoding it (or of "
-        f"decoding to it), the median of {found['rounds']} rounds: 1 is as fast as memcpy, which moves "
-        f"{found['memcpy_gigabytes_per_second']:.1f} GB/s here.",
+        f"decoding to it), the median of {found['rounds']} rounds: 1 is as fast as memcpy, which "
+        f"moves {found['memcpy_gigabytes_per_second']:.1f} GB/s here.",
         "", "| | encoding | compiled | decoding |", "|---|---|---|---|", *rows, "",
         *verdicts(found), "", f"Machine: {found['machine']}.", "",
     ])  # fmt: skip

@@ -143,10 +143,10 @@ TABLE = PublishedTable(
     settings=(
         f"{_WORKERS} workers, {_LOOP}, batch {_BATCH}, AdamW at {_RATE:g} with a cosine; the task "
         f"{_TASK} (17,000 parameters, for two cores), {counted(_EPOCHS, 'epoch')}, {_SEEDS} seeds. "
-        "Our choices: whole numbers of 4 bits in blocks of 128; 2 bits are four bins of 1.5 standard "
-        "deviations whose means travel along; 1 bit is the sign with one mean magnitude a tensor. "
-        "Of Decoupled DiLoCo the increases were read in notes, not in the paper, and for models of "
-        "billions of parameters; SparseLoCo gives no figure that could be compared."
+        "Our choices: whole numbers of 4 bits in blocks of 128; 2 bits are four bins of 1.5 "
+        "standard deviations whose means travel along; 1 bit is the sign with one mean magnitude a "
+        "tensor. Of Decoupled DiLoCo the increases were read in notes, not in the paper, and for "
+        "models of billions of parameters; SparseLoCo gives no figure that could be compared."
     ),
     cells=len(METHODS) * _SEEDS,
     trainings=Trainings(

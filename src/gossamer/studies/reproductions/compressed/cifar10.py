@@ -36,10 +36,11 @@ _SGD = "SGD"
 
 # ---------------------------------------------------------------------- PowerSGD
 
+_WARM = ",start=100"
 _POWER = {
-    _SGD: "all_reduce", "rank 1": "all_reduce+powersgd:rank=1,start=100",
-    "rank 2": "all_reduce+powersgd:rank=2,start=100",
-    "rank 4": "all_reduce+powersgd:rank=4,start=100",
+    _SGD: "all_reduce", "rank 1": f"all_reduce+powersgd:rank=1{_WARM}",
+    "rank 2": f"all_reduce+powersgd:rank=2{_WARM}",
+    "rank 4": f"all_reduce+powersgd:rank=4{_WARM}",
 }  # fmt: skip
 _POWER_PUBLISHED = {_SGD: 94.3, "rank 1": 93.6, "rank 2": 94.4, "rank 4": 94.5}
 _POWER_BYTES = {"rank 1": 243.0, "rank 2": 136.0, "rank 4": 72.0}
@@ -47,12 +48,13 @@ _POWER_EPOCHS, _POWER_WORKERS, _POWER_BATCH = 300.0, 16, 128
 
 
 def powersgd_trainings(seed: int, quick: bool, epochs: float) -> list[CellTraining]:
-    """Plain SGD and three ranks; a quick look has two workers and SGD beside rank 2."""
+    """Plain SGD and three ranks; a quick look has two workers, and SGD beside rank 2 from the first
+    gradient on."""
     workers, share = (2 if quick else _POWER_WORKERS), epochs / _POWER_EPOCHS
     drops = "/".join(f"{drop * share:.6g}" for drop in (150.0, 250.0))
     return [
         CellTraining(
-            row=row, column=_ACCURACY, method=method,
+            row=row, column=_ACCURACY, method=method.removesuffix(_WARM) if quick else method,
             cluster=Cluster(name="equal-gpus", workers=workers, compute=_COMPUTE),
             choices={
                 "seed": seed, "epochs": epochs, "batch": _POWER_BATCH,
@@ -213,9 +215,9 @@ DGC = PublishedTable(
         f"As in the paper: {_DGC_WORKERS} workers, {_DGC_WORKERS * _DGC_BATCH} images a step, "
         f"momentum 0.9, one number in {1 / _DGC_SHARE:g} of each tensor, of which the share falls "
         f"from a quarter during the first four of {_DGC_EPOCHS:g} epochs. Our choices: ResNet-20 "
-        "instead of its ResNet-110, so that levels differ and only orders can be compared; rate 0.1 "
-        "divided by 10 after a half and three quarters (all shrink with --epochs); weight decay "
-        "1e-4; gradients are not clipped; vectors are compressed like matrices; BatchNorm "
+        "instead of its ResNet-110, so that levels differ and only orders can be compared; rate "
+        "0.1 divided by 10 after a half and three quarters (all shrink with --epochs); weight "
+        "decay 1e-4; gradients are not clipped; vectors are compressed like matrices; BatchNorm "
         f"statistics averaged over the workers. {_CUT}"
     ),
     cells=2 * len(_DGC_METHODS) - 1,
