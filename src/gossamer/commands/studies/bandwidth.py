@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -96,7 +97,10 @@ def bandwidth(
         _redraw(redraw, {**asked, "--resume": options.resume, "--minutes": options.minutes})
         return
     if options.resume is not None:
+        del asked["--target"]  # histories do not depend on it
         plan = continued_plan(options.resume, machine, asked, _KEYS, "trainings")
+        if target is not None:
+            plan = dataclasses.replace(plan, choices={**plan.choices, "target": target})
     else:
         choices: Row = {
             "task": task or _TASK, "cluster": cluster or "equal-8",
