@@ -28,7 +28,6 @@ from gossamer.commands.work.simulations import EngineCache, OnRow, SimulationJob
 from gossamer.config.settings import make_settings
 from gossamer.errors import ConfigurationError
 from gossamer.quantities import counted
-from gossamer.report.pictures.bandwidth_picture import bandwidth_picture
 from gossamer.runs.arrival import History
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
@@ -42,6 +41,7 @@ from gossamer.studies.lab.bandwidth import (
     findings,
     show_bandwidth,
 )
+from gossamer.studies.lab.pictures import bandwidth_picture
 
 _TASK = "shakespeare-gpt:layers=12,width=264,heads=4"
 """Ten million parameters."""

@@ -154,8 +154,7 @@ class BandwidthStudy:
         for run in (one for one in self.runs() if one.method == method):
             found = moment(histories.get(run.label, ()), target, self.key)
             if found is not None:
-                epochs, seconds = found
-                own = (epochs if is_timeless else seconds, epochs, run.rate)
+                own = (found[0] if is_timeless else found[1], found[0], run.rate)
                 best[run.bandwidth] = min(best.get(run.bandwidth, own), own)
         rates: list[float | None] = []
         seconds: list[float | None] = []
@@ -227,7 +226,7 @@ _Best = Mapping[str, Sequence[tuple[float, str] | None]]
 
 
 def _fastest(kinds: _Best, at: int) -> float:
-    return min((best[at][0] for best in kinds.values() if best[at] is not None), default=math.inf)
+    return min((own[0] for best in kinds.values() if (own := best[at])), default=math.inf)
 
 
 def _sentence(what: str, ahead: _Best, behind: _Best) -> str:
