@@ -152,24 +152,38 @@ class Int4(Blockwise):
 
 
 @dataclass(frozen=True)
-class Int2(Compressor):
+class Int2(Blockwise):
     """Two bits: four bins of 1.5 standard deviations around the mean of each tensor.
 
-    The mean of each bin is sent along. So coarse a code needs feedback.
+    The mean of each bin is sent along. With `block` there are whole numbers instead, -1, 0 and 1
+    times the largest magnitude of each block. So coarse a code needs feedback.
     """
 
     name = "int2"
+    width = 2
     feedback: bool = field(default=True, kw_only=True)
+    block: int = field(default=0, kw_only=True)
+    """So many numbers share a scale; 0: bins."""
+
+    def check(self) -> None:
+        if self.block < 0:
+            raise ConfigurationError(f"{self.name}: block must not be negative, got {self.block}")
 
     def encode(self, vector: Tensor, stream: Stream) -> Tensor:
+        if self.block:
+            return super().encode(vector, stream)
         pieces = vector.split(list(stream.layout.sizes))
         return torch.cat([encode_values(piece, 2) for piece in pieces])
 
     def decode(self, data: Tensor, stream: Stream) -> Tensor:
+        if self.block:
+            return super().decode(data, stream)
         sizes = stream.layout.sizes
         pieces = sections(data, [value_bytes(size, 2) for size in sizes])
         parts = [decode_values(own, 2, size) for own, size in zip(pieces, sizes, strict=True)]
         return torch.cat(parts)
 
     def size(self, layout: Layout) -> int:
+        if self.block:
+            return super().size(layout)
         return sum(value_bytes(size, 2) for size in layout.sizes)
