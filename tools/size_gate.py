@@ -29,7 +29,8 @@ BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
     "commands": 3300,
-    "commands/studies": 1370,
+    # Late stages in the laboratory.
+    "commands/studies": 1430,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3300,
@@ -73,6 +74,8 @@ BUDGETS = {
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model.
     "real/join": 4220,
+    # Islands, and loops whose replicas are stages of several processes.
+    "real/join/divided": 450,
     "real/join/virtual": 850,
     "real/launch": 1910,
     # New: replicas of several processes, and the engines of their pipelines.
@@ -106,7 +109,8 @@ BUDGETS = {
     "sim/traces": 640,
     "sim/forms": 1200,
     "studies": 60,
-    "studies/lab": 1830,
+    # Edges of stability of late stages, and the runs beside them.
+    "studies/lab": 2330,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
     "studies/reproductions": 2680,
