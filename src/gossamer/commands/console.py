@@ -175,7 +175,18 @@ def shared_figures(summary: Mapping[str, Any]) -> tuple[Figures, Figures]:
         ("times fewer bytes", "compression_ratio", "{:.1f}".format),
         ("encoding, a step", "coding_seconds_per_step", "{:.2g} s".format),
         ("norm not sent yet", "residual_norm", "{:.3g}".format),
+        ("bubbles of pipelines", "bubble_fraction", show_share),
+        ("stages hold", "pipeline", _show_stages),
         ("cosine of workers", "displacement_cosine", "{:.2f}".format),
+    )
+
+
+def _show_stages(stages: Sequence[Mapping[str, Any]]) -> str:
+    """What each stage of a pipeline holds, one in a line."""
+    return "\n".join(
+        f"{one['parameters']:,} parameters x {one['weight_versions']}, "
+        f"{show_bytes(one['activation_bytes'])} of activations"
+        for one in stages
     )
 
 
