@@ -29,7 +29,8 @@ BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
     "commands": 3300,
-    "commands/studies": 1370,
+    # And lines between models.
+    "commands/studies": 1480,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3300,

@@ -217,7 +217,7 @@ class Simulation:
         if self.world.workers.parameters.is_meta:  # nobody has trained
             held, parameters = None, self.model.initial
         else:
-            held = self._held()
+            held = self.held()
             parameters = self._evaluator.output_parameters(held)
         result = {
             "method": str(self.settings.method),
@@ -299,7 +299,7 @@ class Simulation:
         if self._past:
             # What is waiting in the stores is applied, as it was when the row was made.
             metrics.take_losses()
-            held = (self._held if found is None else partial(self._left, found))()
+            held = (self.held if found is None else partial(self._left, found))()
             self._evaluator.reached(held, self._past[0]["epochs"])
             return self._past.popleft()
         workers = metrics.workers.values()
@@ -323,7 +323,7 @@ class Simulation:
         row["epochs"] = world.budget.epochs_of(row["samples"])
         if self.settings.engine != "none":
             every = -(-self.settings.evaluations // _ROWS_WITH_WORKERS)
-            held = self._held() if found is None else self._left(found)
+            held = self.held() if found is None else self._left(found)
             self._evaluator.reached(held, row["epochs"])
             scores = self._evaluator.score(
                 held, has_workers=is_last or len(self.history) % every == 0
@@ -331,7 +331,7 @@ class Simulation:
             row |= scores.row(self.settings.task) | {"output": self._evaluator.output}
         return row
 
-    def _held(self) -> Held:
+    def held(self) -> Held:
         """What the living leaders hold; if none is alive, what all leaders hold."""
         world = self.world
         alive = [rank for rank in world.speakers if rank in world.alive] or list(world.speakers)
