@@ -28,12 +28,12 @@ FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
-    "commands": 3300,
+    "commands": 3360,
     # And lines between models.
     "commands/studies": 1480,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
-    "commands/work": 3300,
+    "commands/work": 3310,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
     "config": 1560,
@@ -48,15 +48,16 @@ BUDGETS = {
     # Data that differ, copies for compression, transfers beside computing at servers; the family of
     # outer loops with its servers, and methods that change during a run.
     "methods": 3500,
-    # The noise scale of gradients.
-    "observe": 1120,
+    # The noise scale of gradients, and who descends from whom.
+    "observe": 1200,
     # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
     "optim": 1780,
     "plan": 100,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
     # Replicas of several machines among the candidates.
-    "plan/advise": 1900,
+    # Batches, momenta, decays and groups among the candidates.
+    "plan/advise": 2030,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
@@ -73,7 +74,9 @@ BUDGETS = {
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model.
-    "real/join": 4220,
+    "real/join": 4340,
+    # New: losses and predictions that methods compare.
+    "real/join/learning": 130,
     "real/join/virtual": 850,
     "real/launch": 1910,
     # New: replicas of several processes, and the engines of their pipelines.
@@ -99,7 +102,8 @@ BUDGETS = {
     "sim/memory": 260,
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
-    "sim/script": 1620,
+    # What it refuses: teachers, and tuning of optimisers.
+    "sim/script": 1650,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.

@@ -126,9 +126,7 @@ def paths_between_strangers(
     return paths_of_runs(runs, points=points)
 
 
-def _path(
-    models: TrainedModels, first: TrainedModel, last: TrainedModel, points: int
-) -> ModelPath:
+def _path(models: TrainedModels, first: TrainedModel, last: TrainedModel, points: int) -> ModelPath:
     data, losses, scores = models.task.test, list[float](), list[float]()
     for place in torch.linspace(0.0, 1.0, points).tolist():
         end = first if place == 0.0 else last if place == 1.0 else None

@@ -29,6 +29,7 @@ from gossamer.observe.metrics import summary, time_shares
 from gossamer.observe.observer import Observer
 from gossamer.observe.progress import Reporter, is_watched, progress_line, warn
 from gossamer.precision import rounding_as
+from gossamer.replica import score_of
 from gossamer.runs.result import Result, Row, digest_of
 from gossamer.sim.checkpoint.file import RunCheckpoint
 from gossamer.sim.checkpoint.pieces import Checkpoints, RunPiece
@@ -81,6 +82,11 @@ class Simulation:
             if model is None
             else model
         )  # fmt: skip
+        if piece is not None and self._method.acts_by_losses:
+            raise ConfigurationError(
+                f"{self._method.name} sends models by what losses are, so its run cannot be made in "
+                "pieces; leave out --minutes, --resume and --checkpoint-every"
+            )
         self._resumed = resumed = None if piece is None else piece.checkpoint()
         if piece is not None and resumed is not None:
             self.settings = settings = resumed.settings_for(settings, piece.path)
@@ -342,6 +348,7 @@ class Simulation:
             [world.replicas[rank].weight for rank in alive],
             world.batcher.buffers[alive],
             self._held_by_servers(),
+            [score_of(world.replicas[rank].memory) for rank in alive],
         )
 
     def _left(self, found: CompleteRound) -> Held:

@@ -42,7 +42,8 @@ from gossamer.studies.lab.staleness import Histogram, monte_carlo, simulated
 from gossamer.tasks import Task, make_task
 
 lab = typer.Typer(
-    help="Experiments: what late gradients and slow workers cost, and when to average.", rich_markup_mode=None
+    help="Experiments: what late gradients and slow workers cost, and when to average.",
+    rich_markup_mode=None,
 )
 
 

@@ -1,4 +1,4 @@
-"""`gossamer lab path`: the loss on the lines between models, which shows whether to average them."""
+"""`gossamer lab path`: the loss on lines between models, which shows whether to average them."""
 
 from __future__ import annotations
 
