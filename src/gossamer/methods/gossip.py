@@ -149,14 +149,15 @@ async def codistill(
     for t in w.steps():
         if t >= begins and (t - begins) % period == 0 and w.peers:
             chosen = w.rng.sample(list(w.peers), min(teachers, len(w.peers)))
-            lesson = await _read_teachers(w, chosen, weight) or lesson
+            lesson = None  # the old models are not held beside the new ones
+            lesson = await _read_teachers(w, chosen, weight)
         gradient = w.gradient(x, lesson=lesson)
         x.descend_(await gradient)
         _follow_loss(x, gradient, period)
 
 
 async def _read_teachers(w: Worker, peers: Sequence[int], weight: float) -> Lesson | None:
-    """The models of those that are alive; the old ones serve on where nobody is."""
+    """The models of those that are alive; nothing where nobody is."""
     models: list[Tensor] = []
     for reading in [w.read(peer) for peer in peers]:
         try:

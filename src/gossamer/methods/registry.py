@@ -433,7 +433,7 @@ _ROWS = (
         Promises(
             True, "peer's card", "0", True, "teachers (1 - burn_in) / period",
             lambda p, o: min(o["teachers"], p - 1) * (1 - o["burn_in"]) / o["period"],
-            memory=lambda p, o: 2.0 * min(o["teachers"], p - 1),
+            memory=lambda p, o: 1.0 * min(o["teachers"], p - 1),
         ),
         is_synchronous=lambda options: False,
         suits=lambda workers, steps: {

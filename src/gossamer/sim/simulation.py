@@ -84,8 +84,8 @@ class Simulation:
         )  # fmt: skip
         if piece is not None and self._method.acts_by_losses:
             raise ConfigurationError(
-                f"{self._method.name} sends models by what losses are, so its run cannot be made in "
-                "pieces; leave out --minutes, --resume and --checkpoint-every"
+                f"{self._method.name} sends models by what losses are, so its run cannot be made "
+                "in pieces; leave out --minutes, --resume and --checkpoint-every"
             )
         self._resumed = resumed = None if piece is None else piece.checkpoint()
         if piece is not None and resumed is not None:

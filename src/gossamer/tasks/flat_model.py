@@ -177,11 +177,13 @@ class FlatModel:
         return loss, (loss.detach(), packed)
 
     def gradient(
-        self, flat: Tensor, buffers: Tensor, batch: Tensor, key: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Plain autograd for one worker: the flat gradient, the loss, the statistics after it. The
-        point may have a lesson beside it."""
-        flat, lesson = Lesson.apart(flat, self.layout.total)
+        self, flat: Tensor, buffers: Tensor, batch: Tensor, key: int,
+        lesson: Lesson | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Plain autograd for one worker: the flat gradient, the loss, the statistics after it. A
+        lesson is given by itself, or beside the point."""
+        flat, beside = Lesson.apart(flat, self.layout.total)
+        lesson = lesson or beside
         # Each parameter gets memory of its own: alignment decides the last bits.
         parameters = {
             name: value.clone().requires_grad_() for name, value in self.layout.unpack(flat).items()

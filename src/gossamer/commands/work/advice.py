@@ -128,9 +128,9 @@ def advise(
     `target` is the accuracy (0.95, or 95 for 95 %) or loss to reach and hold, `budget` how long the
     search may take (seconds, or "90s", "5m", "1h"), `methods` are tried besides those of the menu
     (with `only=True` alone), and `seeds` are those of the final. `search` names further settings to
-    try: "batch", "momentum", "weight_decay" and "groups", or "batch=8/32" with these values. `jobs` and `choices` are as for
-    `compare`. The same seed gives the same answer. Ctrl-C gives the best so far, and `ended` says
-    so.
+    try: "batch", "momentum", "weight_decay" and "groups", or "batch=8/32" with these values.
+    `jobs` and `choices` are as for `compare`. The same seed gives the same answer. Ctrl-C gives the
+    best so far, and `ended` says so.
     """
     planned = plan_search(
         task, cluster, target=target, methods=methods, only=only, search=search, budget=budget,

@@ -17,7 +17,7 @@ from gossamer.config.settings import Settings
 from gossamer.errors import ConfigurationError
 from gossamer.methods import parse_method
 from gossamer.own_code import parse_reference
-from gossamer.plan.advise.changes import Changes
+from gossamer.plan.advise.changes import UNCHANGED, Changes
 from gossamer.plan.advise.splits import Splits
 from gossamer.plan.hardware.room import Room
 from gossamer.quantities import counted
@@ -100,7 +100,7 @@ class Candidate:
 
     method: str
     learning_rate: float
-    changes: Changes = Changes()
+    changes: Changes = UNCHANGED
 
     @property
     def name(self) -> str:
@@ -138,7 +138,7 @@ def menu_with(own: Sequence[str], *, only: bool = False) -> dict[str, tuple[str,
 
 def candidates(
     base: Settings, rates: Sequence[float], menu: Sequence[str] = MENU,
-    changes: Sequence[Changes] = (Changes(),),
+    changes: Sequence[Changes] = (UNCHANGED,),
 ) -> tuple[list[Candidate], dict[str, str]]:  # fmt: skip
     """The candidates that can run on this cluster, in the menu's order, and why others cannot.
     Replicas of several machines come first, where they are suggested. Changed settings come after

@@ -52,6 +52,9 @@ class Changes:
         )
 
 
+UNCHANGED = Changes()
+
+
 def asked_values(texts: Sequence[str], base: Settings) -> dict[str, tuple[float, ...]]:
     """The values to try of each setting: `batch` tries the usual ones, `batch=8/32` these."""
     found: dict[str, tuple[float, ...]] = {}
@@ -95,4 +98,4 @@ def changes_to_try(asked: Mapping[str, Sequence[float]], base: Settings) -> list
         for first, second in combinations(lists, 2)
         for one, other in product(lists[first], lists[second])
     ]
-    return [Changes(), *alone, *pairs]
+    return [UNCHANGED, *alone, *pairs]

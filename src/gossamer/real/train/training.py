@@ -241,7 +241,6 @@ class Training:
         if not self.session.method.servers_hold_model:
             self.replica.read = (self.replica.version,)
         point = at if isinstance(at, Tensor) else at.snapshot()
-        point = point if lesson is None else lesson.beside(point)
         if self.session.grouping.follows:
             self._pace.open_step(self._gradients)  # its leader has opened it for both
         chosen = torch.from_numpy(self._pace.next_batch()) if batch is None else batch
@@ -249,14 +248,15 @@ class Training:
         self._gradients += 1
         gradient = Gradient()
         weight = 1.0 if self._balanced is None or batch is not None else self._balanced.weight
-        gradient.settle = lambda: self._compute(gradient, point, chosen, key, weight)
+        gradient.settle = lambda: self._compute(gradient, point, chosen, key, weight, lesson)
         return gradient
 
     def _compute(
-        self, gradient: Gradient, point: Tensor, batch: Tensor, key: int, weight: float
-    ) -> None:
+        self, gradient: Gradient, point: Tensor, batch: Tensor, key: int, weight: float,
+        lesson: Lesson | None,
+    ) -> None:  # fmt: skip
         began = time.monotonic_ns()
-        value, loss, self._buffers = self._model.gradient(point, self._buffers, batch, key)
+        value, loss, self._buffers = self._model.gradient(point, self._buffers, batch, key, lesson)
         if self.session.slowness is not None:
             self.session.slowness.lengthen((time.monotonic_ns() - began) / SECOND)
         ended = time.monotonic_ns()
