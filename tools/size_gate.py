@@ -30,7 +30,7 @@ BUDGETS = {
     ".": 3550,
     "commands": 3420,
     # And lines between models.
-    "commands/studies": 1480,
+    "commands/studies": 1500,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3310,
@@ -57,7 +57,7 @@ BUDGETS = {
     # One worker alone beside the cluster.
     # Replicas of several machines among the candidates.
     # Batches, momenta, decays and groups among the candidates.
-    "plan/advise": 2030,
+    "plan/advise": 2050,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
@@ -122,7 +122,8 @@ BUDGETS = {
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
     # Gradients over micro-batches.
-    "tasks": 3060,
+    # And what teachers predict.
+    "tasks": 3110,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
 }
