@@ -28,13 +28,14 @@ FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
-    "commands": 3300,
+    "commands": 3420,
     # And time to a target against bandwidth.
     # Late stages in the laboratory.
-    "commands/studies": 1780,
+    # And lines between models.
+    "commands/studies": 1910,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
-    "commands/work": 3300,
+    "commands/work": 3310,
     # The network in a file of its own: sites, other traffic, shared slowness, and their checks; and
     # the prices of a cluster.
     "config": 1560,
@@ -50,15 +51,16 @@ BUDGETS = {
     # Data that differ, copies for compression, transfers beside computing at servers; the family of
     # outer loops with its servers, and methods that change during a run.
     "methods": 3500,
-    # The noise scale of gradients.
-    "observe": 1120,
+    # The noise scale of gradients, and who descends from whom.
+    "observe": 1200,
     # LARS and LAMB, in rows and in loops; the table of optimisers in files by kind.
     "optim": 1780,
     "plan": 100,
     # One worker alone, beside the answer.
     # One worker alone beside the cluster.
     # Replicas of several machines among the candidates.
-    "plan/advise": 1900,
+    # Batches, momenta, decays and groups among the candidates.
+    "plan/advise": 2050,
     "plan/cost": 2310,
     "plan/hardware": 1650,
     # New: replicas of several machines, their schedules and stages, and the closed forms of these.
@@ -75,9 +77,11 @@ BUDGETS = {
     # New: checkpoints of a loop in two lines of it.
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model.
-    "real/join": 4220,
+    "real/join": 4340,
     # Islands, and loops whose replicas are stages of several processes.
     "real/join/divided": 450,
+    # New: losses and predictions that methods compare.
+    "real/join/learning": 130,
     "real/join/virtual": 850,
     "real/launch": 1910,
     # New: replicas of several processes, and the engines of their pipelines.
@@ -91,7 +95,8 @@ BUDGETS = {
     "real/transports/torch": 2730,
     "report": 60,
     "report/exporters": 610,
-    "report/page": 2340,
+    # And the lineage of a population.
+    "report/page": 2400,
     # And models divided over machines.
     "report/pictures": 1350,
     # What methods spend until the target, and the front of time and money.
@@ -103,7 +108,8 @@ BUDGETS = {
     "sim/memory": 260,
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
-    "sim/script": 1620,
+    # What it refuses: teachers, and tuning of optimisers.
+    "sim/script": 1650,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
@@ -114,6 +120,8 @@ BUDGETS = {
     # And time to a target against bandwidth.
     # Edges of stability of late stages, and the runs beside them.
     "studies/lab": 2670,
+    # New: the map of what the papers have; its table is a file of data.
+    "studies/map": 90,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
     "studies/reproductions": 2680,
@@ -121,7 +129,8 @@ BUDGETS = {
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
     # Gradients over micro-batches.
-    "tasks": 3060,
+    # And what teachers predict.
+    "tasks": 3110,
     # New: bits of displacements, and error against bytes.
     "studies/reproductions/compressed": 460,
     # New: tables of pipelines and of the cost model of divided models.

@@ -245,6 +245,15 @@ def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
     return (scores.logsumexp(-1) - chosen).mean()
 
 
+def imitation_loss(output: Tensor, teachers: Sequence[Tensor], *, are_classes: bool) -> Tensor:
+    """How far an output is from the mean of the teachers' predictions: the cross-entropy against
+    their mean probabilities, or the mean squared distance to their mean output."""
+    if are_classes:
+        mean = torch.stack([one.softmax(-1) for one in teachers]).mean(0)
+        return soft_cross_entropy(output, mean)
+    return (output - torch.stack(list(teachers)).mean(0)).square().mean()
+
+
 def soft_cross_entropy(output: Tensor, teachers: Tensor) -> Tensor:
     """Mean cross-entropy against probabilities of the classes, as `cross_entropy` is against one
     class; at its least where the softmax of the output has these probabilities."""

@@ -34,6 +34,7 @@ from gossamer.real.join.checks import (
     reported,
 )
 from gossamer.real.join.joined_optimizer import JoinedOptimizer, ScaledGradients, check_scaler
+from gossamer.real.join.learning.lessons import LearningWords
 from gossamer.real.join.loader import Passes, shard_of
 from gossamer.real.join.loop_session import LoopSession
 from gossamer.real.join.recalibration import BATCHES
@@ -141,7 +142,7 @@ def coupled(
 
 
 @dataclass
-class JoinedWorker(SharedWords):
+class JoinedWorker(SharedWords, LearningWords):
     """What a user's loop works with. With one worker it touches nothing."""
 
     model: nn.Module
@@ -417,6 +418,8 @@ class JoinedWorker(SharedWords):
         folder it is a line of metrics.jsonl there.
         """
         row: dict[str, Any] = {**reported(values), "worker": self.rank}
+        if self.coupling is not None and "loss" in row:
+            self.coupling.lessons.loss = torch.tensor(float(row["loss"]))
         own = self.observer.metrics.workers[self.rank]
         row |= {"steps": own.steps, "seconds": self.observer.callbacks.seconds(time.monotonic_ns())}
         self.observer.evaluated(row)
