@@ -215,13 +215,20 @@ class BandwidthBatch:
         return "finished" if len(self.histories) == len(self.work) else "stopped"
 
     def show(self, folder: RunFolder | None) -> None:
-        if self.ended != "finished":
-            say_line(f"{counted(len(self.histories), 'training')} of {len(self.work)} are done")
-            return
+        """The methods all of whose trainings are done, once the first one is among them."""
         study, target = self.study, self.study.target_of(self.histories)
-        with Reporter(len(study.methods), "times") as reporter:
+        missing = {one.method for one in self.work if one.label not in self.histories}
+        done = [method for method in study.methods if method not in missing]
+        if missing:
+            say_line(
+                f"{counted(len(self.histories), 'training')} of {len(self.work)} are done; not yet "
+                f"trained to the end: {', '.join(one for one in study.methods if one in missing)}"
+            )
+        if study.methods[0] in missing:
+            return
+        with Reporter(len(done), "times") as reporter:
             curves: list[BandwidthCurve] = []
-            for method in study.methods:
+            for method in done:
                 curves.append(study.curve(method, self.histories, target))
                 reporter.finished(method)
         found = described(study, target, curves)
