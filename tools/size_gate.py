@@ -30,7 +30,8 @@ BUDGETS = {
     ".": 3550,
     "commands": 3300,
     # And time to a target against bandwidth.
-    "commands/studies": 1720,
+    # Late stages in the laboratory.
+    "commands/studies": 1780,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3300,
@@ -75,6 +76,8 @@ BUDGETS = {
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model.
     "real/join": 4220,
+    # Islands, and loops whose replicas are stages of several processes.
+    "real/join/divided": 450,
     "real/join/virtual": 850,
     "real/launch": 1910,
     # New: replicas of several processes, and the engines of their pipelines.
@@ -109,7 +112,8 @@ BUDGETS = {
     "sim/forms": 1200,
     "studies": 60,
     # And time to a target against bandwidth.
-    "studies/lab": 2170,
+    # Edges of stability of late stages, and the runs beside them.
+    "studies/lab": 2670,
     # Tables of a shared network, and of batch, workers and staleness.
     # And two tables of the low-communication family that need no gradients.
     "studies/reproductions": 2680,
