@@ -111,7 +111,8 @@ def bandwidth(
             "methods": methods.split() if methods else list(METHODS),
             "learning_rates": list(given.rates_from(lr) or _RATES), "target": target,
             "epochs": epochs, "batch": batch, "optimiser": optimiser or "adamw",
-            "schedule": schedule or "constant", "evaluations": 20 if evaluations is None else evaluations, "seed": seed or 0,
+            "schedule": schedule or "constant", "seed": seed or 0,
+            "evaluations": 20 if evaluations is None else evaluations,
         }  # fmt: skip
         plan = new_plan(choices, machine)
     run_batch(
