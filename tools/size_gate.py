@@ -103,7 +103,7 @@ BUDGETS = {
     "sim/memory": 260,
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
-    # A reason more why a script's run is refused.
+    # Sentences where there were tracebacks.
     "sim/script": 1650,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
