@@ -24,11 +24,13 @@ from gossamer.specs import bind
 from gossamer.tasks.digits import digits_logistic, digits_mlp
 from gossamer.tasks.images import CIFAR10_ORIGIN, MNIST_ORIGIN
 from gossamer.tasks.own_task import own_task
+from gossamer.tasks.published.recurrent import digits_lstm, shakespeare_lstm
+from gossamer.tasks.published.sparse_logistic import sparse_logistic
 from gossamer.tasks.quadratic import quadratic
 from gossamer.tasks.split import SPLITS, Order, Sampler, make_sampler, shares
 from gossamer.tasks.task import Data, Metric, Task
-from gossamer.tasks.text import SHAKESPEARE_ORIGIN, shakespeare_gpt
-from gossamer.tasks.vision import cifar10_resnet18, cifar10_resnet20, mnist_lenet
+from gossamer.tasks.text import SHAKESPEARE_ORIGIN, shakespeare_gpt, shakespeare_nanogpt
+from gossamer.tasks.vision import cifar10_resnet18, cifar10_resnet20, cifar10_vgg, mnist_lenet
 
 __all__ = [
     "SPLITS",
@@ -67,11 +69,24 @@ TASKS: dict[str, TaskEntry] = {
     "quadratic": TaskEntry("a quadratic with a known optimum; workers may differ", quadratic),
     "digits-logistic": TaskEntry("logistic regression on 1797 digits; convex", digits_logistic),
     "digits-mlp": TaskEntry("a small perceptron on 1797 digits; trains in seconds", digits_mlp),
+    "digits-lstm": TaskEntry("a recurrent network that reads digits row by row", digits_lstm),
+    "sparse-logistic": TaskEntry(
+        "logistic regression with few of many features a sample", sparse_logistic
+    ),
     "mnist-lenet": TaskEntry("LeNet-5 on MNIST", mnist_lenet, MNIST_ORIGIN),
     "cifar10-resnet20": TaskEntry("ResNet-20 on CIFAR-10", cifar10_resnet20, CIFAR10_ORIGIN),
     "cifar10-resnet18": TaskEntry("ResNet-18 on CIFAR-10", cifar10_resnet18, CIFAR10_ORIGIN),
+    "cifar10-vgg": TaskEntry("VGG-16 with BatchNorm on CIFAR-10", cifar10_vgg, CIFAR10_ORIGIN),
     "shakespeare-gpt": TaskEntry(
         "a character transformer on a text", shakespeare_gpt, SHAKESPEARE_ORIGIN
+    ),
+    "shakespeare-nanogpt": TaskEntry(
+        "the same at nanoGPT's size, 10.8 million parameters",
+        shakespeare_nanogpt,
+        SHAKESPEARE_ORIGIN,
+    ),
+    "shakespeare-lstm": TaskEntry(
+        "a recurrent network on a text", shakespeare_lstm, SHAKESPEARE_ORIGIN
     ),
 }
 

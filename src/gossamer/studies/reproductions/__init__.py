@@ -13,6 +13,11 @@ from gossamer.studies.reproductions.parallel.megatron_seqsel import TABLE as MEG
 from gossamer.studies.reproductions.parallel.one_weird_trick import TABLE as ONE_WEIRD_TRICK
 from gossamer.studies.reproductions.parallel.pipedream import TABLE as PIPEDREAM
 from gossamer.studies.reproductions.parallel.pipelines import TABLE as PIPELINES
+from gossamer.studies.reproductions.repeated.backup_accuracy import TABLE as BACKUP_ACCURACY
+from gossamer.studies.reproductions.repeated.easgd_tau import TABLE as EASGD_TAU
+from gossamer.studies.reproductions.repeated.hogwild_sparse import TABLE as HOGWILD_SPARSE
+from gossamer.studies.reproductions.repeated.linear_speed_up import TABLE as LINEAR_SPEED_UP
+from gossamer.studies.reproductions.repeated.staleness_remedies import TABLE as STALENESS_REMEDIES
 from gossamer.studies.reproductions.rudra import TABLE as RUDRA
 from gossamer.studies.reproductions.servers import BACKUP_WORKERS, SOFTSYNC_STALENESS
 from gossamer.studies.reproductions.streaming_diloco import TABLE as STREAMING_DILOCO
@@ -41,6 +46,11 @@ TABLES: dict[str, PublishedTable] = {
         STREAMING_DILOCO,
         ASYNC_DILOCO_CLOCK,
         AVERAGING_PERIOD,
+        LINEAR_SPEED_UP,
+        STALENESS_REMEDIES,
+        BACKUP_ACCURACY,
+        HOGWILD_SPARSE,
+        EASGD_TAU,
     )
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ class PublishedCell:
     ours: float
     evidence: str = ""
     """How we know the published number: read in the paper, or quoted from memory of it."""
+    half_width: float | None = None
+    """Half the width of the 95 % interval of ours, where several seeds were run."""
 
     @property
     def deviation(self) -> float | None:
@@ -37,10 +39,37 @@ class PublishedCell:
             "ours": self.ours,
             "deviation": self.deviation,
             "evidence": self.evidence,
+            **({} if self.half_width is None else {"half_width": self.half_width}),
         }
 
 
 Progress = Callable[[str], None]
+
+
+@dataclass
+class TrialBook:
+    """What a table of many small trainings has computed, by label, as plain values."""
+
+    seed: int
+    progress: Progress
+    kept: dict[str, Any] = field(default_factory=dict[str, Any])
+    on_new: Callable[[str, Any], None] = lambda label, value: None
+    """Told what was computed just now."""
+    is_over: Callable[[], bool] = lambda: False
+    """Whether nothing more may be begun."""
+
+    def keep(self, label: str, compute: Callable[[], Any]) -> Any:
+        """What is known by this label, or else is computed now."""
+        if label not in self.kept:
+            if self.is_over():
+                raise TrialsStopped
+            self.kept[label] = compute()
+            self.on_new(label, self.kept[label])
+        return self.kept[label]
+
+
+class TrialsStopped(Exception):
+    """The time is over, and a table of trials is not complete."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +120,11 @@ class PublishedTable:
     """Every setting that matters, and our choices where the paper is silent."""
     cells: int
     compute: Callable[[int, Progress], list[PublishedCell]] | None = None
-    """Computes the cells from a seed, and reports each of them."""
+    """Computes the cells from a seed at once, and reports each of them."""
+    trials: Callable[[TrialBook], list[PublishedCell]] | None = None
+    """Instead of `compute`, for a table of many small trainings, which may be stopped and go on."""
     verdict: Callable[[list[PublishedCell]], str] | None = None
-    """How far a table that is computed at once agrees, where no cell has a figure."""
+    """How far a table of `compute` or `trials` agrees, where a deviation does not say it."""
     experiment: Experiment | None = None
     """Instead of `compute`, for a table that takes long and needs data: one laboratory grid."""
     trainings: Trainings | None = None
