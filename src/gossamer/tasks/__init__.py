@@ -26,6 +26,7 @@ from gossamer.tasks.images import CIFAR10_ORIGIN, MNIST_ORIGIN
 from gossamer.tasks.own_task import own_task
 from gossamer.tasks.published.recurrent import digits_lstm, shakespeare_lstm
 from gossamer.tasks.published.sparse_logistic import sparse_logistic
+from gossamer.tasks.published.variants import Variant
 from gossamer.tasks.quadratic import quadratic
 from gossamer.tasks.split import SPLITS, Order, Sampler, make_sampler, shares
 from gossamer.tasks.task import Data, Metric, Task
@@ -108,14 +109,15 @@ def make_task(spec: str, *, data: Path | None = None) -> Task:
             raise unknown_name("task", name, [*TASKS, *brought])
         return own_task(load_entry_point(brought[name], "task"), name, given, data, spec)
     entry = TASKS[name]
+    variant = Variant.taken_from(name, given)
     options = bind("task", name, entry.make, given)
     if entry.origin is None:
         if data is not None:
             raise ConfigurationError(f"task {name} brings its own data, got {data}; leave data out")
-        return entry.make(**options).named(spec)
+        return variant.of(entry.make(**options)).named(spec)
     if data is None:
         raise ConfigurationError(
             f"task {name} needs data; get {entry.origin}, and say where it is with --data PATH "
             "(in Python: data=)"
         )
-    return entry.make(data, **options).named(spec, data.resolve())
+    return variant.of(entry.make(data, **options)).named(spec, data.resolve())

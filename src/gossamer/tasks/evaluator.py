@@ -131,7 +131,9 @@ def whole(outputs: Sequence[Any], data: Data, parts: Sequence[Data]) -> Answers:
 def judged(model: FlatModel, answers: Answers) -> tuple[float, float | None]:
     """Loss and metric; over several parts the mean, by their numbers of samples."""
     task = model.task
-    losses = [float(checked_loss(task, output, data.targets)) for output, data in answers]
+    losses = [
+        float(checked_loss(task, output, data.targets, judges=True)) for output, data in answers
+    ]
     metric = None if task.metric is None else scored(task.metric, answers)
     return _mean(losses, answers), metric
 

@@ -276,9 +276,11 @@ def untrained(task: Task) -> ConfigurationError:
     )
 
 
-def checked_loss(task: Task, output: Any, targets: Tensors) -> Tensor:
-    """The loss, which must be one number: a sum or a mean is the user's to choose."""
-    loss: Any = cast(Any, task.loss)(output, targets)
+def checked_loss(task: Task, output: Any, targets: Tensors, *, judges: bool = False) -> Tensor:
+    """The loss of training, or the one by which a model is judged. It must be one number: a sum or
+    a mean is the user's to choose."""
+    own = task.loss if judges or task.training_loss is None else task.training_loss
+    loss: Any = cast(Any, own)(output, targets)
     if isinstance(loss, Tensor) and loss.dim() == 0:
         return loss
     got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)

@@ -254,8 +254,8 @@ TABLE = PublishedTable(
         "synchronous: 1, 1 and 2 backups of 8, 16 and 32 workers, without the moving average; "
         f"asynchronous: downpour; each at the best of the rates {', '.join(map(str, _RATES))} "
         "(there: Inception on ImageNet, 53 to 212 workers, and PixelCNN). K6: the best rate of 8 "
-        "workers, in proportion to the workers (there: 25, 50 and 100 machines). Rates by loss on a "
-        "seed that does not count; mean of three seeds with 95 % intervals. K3 and K4 are the "
+        "workers, in proportion to the workers (there: 25, 50 and 100 machines). Rates by loss on "
+        "a seed that does not count; mean of three seeds with 95 % intervals. K3 and K4 are the "
         "table backup-workers."
     ),
     cells=2 + 2 * len(_DELAYS) + 9 * len(_WORKERS),
