@@ -36,7 +36,7 @@ from gossamer.tasks import Task
 _TRAINED = frozenset(
     {"--data", "--device", "--precision", "--quick", "--resume", "--minutes", "--jobs"}
 )
-_SINGLE = _TRAINED | {"--epochs"}
+_SINGLE = _TRAINED | {"--epochs", "--seeds"}
 _TRIALS = frozenset({"--resume", "--minutes"})
 
 
@@ -51,6 +51,10 @@ def reproduce(
     epochs: Annotated[
         float | None, given.shown("Instead of the paper's; the schedule shrinks with them.")
     ] = None,
+    seeds: Annotated[
+        int | None,
+        given.shown("So many seeds of each cell; default: the table's, or 1 with --quick."),
+    ] = None,
     jobs: given.JobsOption = None,
     options: BatchOptions = BatchOptions(),
 ) -> None:
@@ -61,7 +65,7 @@ def reproduce(
     if table not in TABLES:
         raise unknown_name("table", table, TABLES)
     chosen, resume = TABLES[table], options.resume
-    changing = {"--quick": quick or None, "--epochs": epochs}
+    changing = {"--quick": quick or None, "--epochs": epochs, "--seeds": seeds}
     limits = {"--resume": resume, "--minutes": options.minutes}
     machine_asked = {
         "--data": machine.data, "--device": machine.device, "--precision": machine.precision,
@@ -74,7 +78,11 @@ def reproduce(
         else:
             full, short = chosen.trainings.epochs, chosen.trainings.quick_epochs
             length = epochs if epochs is not None else short if quick else full
-            choices = {"table": table, "seed": seed, "quick": quick, "epochs": length}
+            usual = 1 if quick else chosen.trainings.seeds
+            choices = {
+                "table": table, "seed": seed, "quick": quick, "epochs": length,
+                "seeds": usual if seeds is None else seeds,
+            }  # fmt: skip
             plan = new_plan(choices, machine)
         _check_table(resume, plan, table)
         batch = TrainingsBatch(chosen, chosen.trainings, plan, options, number_of_jobs(jobs))

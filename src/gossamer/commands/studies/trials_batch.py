@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gossamer.commands.console import Reporter, can_draw, say
+from gossamer.commands.console import Reporter, say
 from gossamer.commands.studies.batch import BatchOptions, BatchPlan, reading
-from gossamer.commands.studies.published_table import draw_table, show_table
+from gossamer.commands.studies.published_table import show_table
 from gossamer.quantities import counted
 from gossamer.runs.folder import RunFolder
 from gossamer.runs.result import Row
@@ -81,5 +81,3 @@ class TrialsBatch:
             say(f"{counted(len(self.kept), 'training')} done; cells are shown when all are")
             return
         show_table(self.table, self.cells)
-        if folder is not None and can_draw():
-            draw_table(folder, self.table, self.cells)

@@ -2,6 +2,7 @@
 
 from gossamer.studies.reproductions.ad_psgd import SLOW_WORKER, SPEED_UP
 from gossamer.studies.reproductions.ad_psgd_cifar10 import TABLE as AD_PSGD_CIFAR10
+from gossamer.studies.reproductions.ad_psgd_cifar10 import VGG as AD_PSGD_VGG
 from gossamer.studies.reproductions.ad_psgd_network import SHARED_NETWORK
 from gossamer.studies.reproductions.async_diloco_clock import TABLE as ASYNC_DILOCO_CLOCK
 from gossamer.studies.reproductions.averaging_period import TABLE as AVERAGING_PERIOD
@@ -41,6 +42,7 @@ TABLES: dict[str, PublishedTable] = {
         ADAM_FAR,
         DC_ASGD,
         AD_PSGD_CIFAR10,
+        AD_PSGD_VGG,
         GOSSIP_SCALING,
         GOSSIP_SCALING_DIGITS,
         STREAMING_DILOCO,

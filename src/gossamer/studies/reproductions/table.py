@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gossamer.runs.statistics import interval
 from gossamer.studies.lab.grid import Grid
 from gossamer.studies.lab.results import GridResults
 from gossamer.studies.reproductions.trainings import CellTraining, Problem, Trained
@@ -104,8 +105,11 @@ class Trainings:
     """How far ours and the published cells agree."""
     picture: Callable[[Path, Sequence[CellTraining], Mapping[str, Trained]], None]
     """Draws the trainings that are done, at least one, by label."""
-    further: Callable[[CellTraining, Trained], list[PublishedCell]] | None = None
-    """More cells from the history of one training, such as when it reached an accuracy."""
+    further: Callable[[CellTraining, Mapping[str, Trained]], list[PublishedCell]] | None = None
+    """More cells from the history of one training, such as when it reached an accuracy; all that
+    are trained are given by label, because an accuracy may be one of another training."""
+    seeds: int = 1
+    """How often each cell is trained in full."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +135,20 @@ class PublishedTable:
     """Instead of both, for a table whose cells are simulated trainings, each on its own."""
 
 
+def mean_cell(seeds: Sequence[PublishedCell]) -> PublishedCell:
+    """One cell from those of several seeds: their mean and half the width of its 95 % interval;
+    NaN unless every seed has a value."""
+    first = seeds[0]
+    if len(seeds) == 1:
+        return first
+    found = interval([cell.ours for cell in seeds])
+    return replace(first, ours=found.mean, half_width=found.high - found.mean)
+
+
 def show_percent(cell: PublishedCell) -> str:
     """A cell in percent: ours, and beside it theirs where the paper has one."""
-    ours = "diverged" if math.isnan(cell.ours) else f"{cell.ours:.2f}"
+    within = "" if cell.half_width is None else f" ± {cell.half_width:.2f}"
+    ours = "diverged" if math.isnan(cell.ours) else f"{cell.ours:.2f}{within}"
     return ours if cell.published is None else f"{ours} | {cell.published:.2f}"
 
 

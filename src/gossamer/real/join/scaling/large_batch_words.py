@@ -74,8 +74,8 @@ class LargeBatchWords:
             if isinstance(one, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
         ]
         for layer in layers:
-            layer.__class__ = SynchronisedBatchNorm
             vars(layer)["gather"] = gather
+            object.__setattr__(layer, "__class__", SynchronisedBatchNorm)
         return len(layers)
 
 
@@ -96,8 +96,8 @@ class SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):  # pyright: ignore
         normalised, mean, variance, count = _Normalised.apply(input, self.eps, self.gather)
         if self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
-                self.num_batches_tracked += 1
-                share = self.momentum or 1.0 / float(self.num_batches_tracked)
+                seen = cast(Tensor, self.num_batches_tracked).add_(1)
+                share = self.momentum or 1.0 / float(seen)
                 self.running_mean.lerp_(mean, share)
                 self.running_var.lerp_(variance * (count / (count - 1).clamp_min(1)), share)
         if not self.affine:

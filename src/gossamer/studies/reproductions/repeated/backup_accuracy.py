@@ -88,8 +88,8 @@ def _layers(book: TrialBook) -> list[PublishedCell]:
 # ---------------------------------------------------------------------- K2: error by staleness
 
 _DELAYS = {0: 0.36, 20: 0.47, 50: 0.79}
-_DELAY_RATES = (0.01, 0.03, 0.1)
-_DELAY_EPOCHS, _DELAY_BATCH = 20.0, 16
+_DELAY_RATES = (0.003, 0.01, 0.03)
+_DELAY_EPOCHS, _DELAY_BATCH = 10.0, 8
 
 
 def _delayed(book: TrialBook) -> list[PublishedCell]:
@@ -129,8 +129,8 @@ def _train_delayed(seeds: tuple[int, ...]) -> list[tuple[int, float, int, float,
 
 _WORKERS = (8, 16, 32)
 _BACKUPS = {8: 1, 16: 1, 32: 2}
-_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
-_EPOCHS, _BATCH, _TARGET = 12.0, 4, 0.93
+_RATES = (0.03, 0.1, 0.3)
+_EPOCHS, _BATCH, _TARGET = 6.0, 4, 0.9
 _K6 = {8: 77.29, 16: 77.75, 32: 78.15}
 
 
@@ -139,7 +139,7 @@ def _trial(method: str, workers: int) -> Trial:
         name="stragglers", workers=workers, compute=STRAGGLING,
         network=Wires(bandwidth=1e15, latency=0.0),
     )  # fmt: skip
-    choices = {"epochs": _EPOCHS, "batch": _BATCH, "optimiser": "sgd", "evaluations": 48}
+    choices = {"epochs": _EPOCHS, "batch": _BATCH, "optimiser": "sgd", "evaluations": 30}
     return Trial("digits-mlp", method, cluster, choices)
 
 

@@ -17,12 +17,12 @@ from gossamer.studies.reproductions.repeated.trials import (
 )
 from gossamer.studies.reproductions.table import PublishedCell, PublishedTable, TrialBook
 
-EPOCHS, BATCH = 8.0, 4
+EPOCHS, BATCH = 6.0, 4
 STALENESS = 15
 RATES = {
-    "sgd": (0.003, 0.01, 0.03, 0.1, 0.3),
-    "adagrad": (0.003, 0.01, 0.03, 0.1),
-    "adam": (0.0003, 0.001, 0.003, 0.01),
+    "sgd": (0.01, 0.03, 0.1, 0.3),
+    "adagrad": (0.003, 0.01, 0.03),
+    "adam": (0.001, 0.003, 0.01),
 }
 _STATED = "stated: the mean staleness of p workers is (p - 1) / c for c gradients an update"
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from gossamer.config.cluster import Cluster
 from gossamer.config.settings import make_settings
-from gossamer.runs.statistics import interval
 from gossamer.sim.simulation import Simulation
-from gossamer.studies.reproductions.table import PublishedCell, TrialBook
+from gossamer.studies.reproductions.table import PublishedCell, TrialBook, mean_cell
 from gossamer.studies.reproductions.trainings import Trained, brief, error_of
 from gossamer.tasks import make_task
 
@@ -80,8 +79,7 @@ def repeated_cell(
     evidence: str = ABSENT,
 ) -> PublishedCell:  # fmt: skip
     """One value a seed as a cell: their mean and half the width of its 95 % interval."""
-    found = interval(values)
-    return PublishedCell(row, column, published, found.mean, evidence, found.high - found.mean)
+    return mean_cell([PublishedCell(row, column, published, one, evidence) for one in values])
 
 
 def at_rate(trial: Trial, rate: float, book: TrialBook) -> Repeated:
