@@ -24,6 +24,8 @@ from gossamer.specs import bind
 from gossamer.tasks.digits import digits_logistic, digits_mlp
 from gossamer.tasks.images import CIFAR10_ORIGIN, MNIST_ORIGIN
 from gossamer.tasks.own_task import own_task
+from gossamer.tasks.published.image_folder import IMAGES_ORIGIN
+from gossamer.tasks.published.imagenet import imagenet_resnet18, imagenet_resnet50
 from gossamer.tasks.published.recurrent import digits_lstm, shakespeare_lstm
 from gossamer.tasks.published.sparse_logistic import sparse_logistic
 from gossamer.tasks.published.variants import Variant
@@ -78,6 +80,12 @@ TASKS: dict[str, TaskEntry] = {
     "cifar10-resnet20": TaskEntry("ResNet-20 on CIFAR-10", cifar10_resnet20, CIFAR10_ORIGIN),
     "cifar10-resnet18": TaskEntry("ResNet-18 on CIFAR-10", cifar10_resnet18, CIFAR10_ORIGIN),
     "cifar10-vgg": TaskEntry("VGG-16 with BatchNorm on CIFAR-10", cifar10_vgg, CIFAR10_ORIGIN),
+    "imagenet-resnet18": TaskEntry(
+        "ResNet-18 on ImageNet, or another tree of images", imagenet_resnet18, IMAGES_ORIGIN
+    ),
+    "imagenet-resnet50": TaskEntry(
+        "ResNet-50 on ImageNet, or another tree of images", imagenet_resnet50, IMAGES_ORIGIN
+    ),
     "shakespeare-gpt": TaskEntry(
         "a character transformer on a text", shakespeare_gpt, SHAKESPEARE_ORIGIN
     ),

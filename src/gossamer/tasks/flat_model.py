@@ -156,10 +156,10 @@ class FlatModel:
         parameters = {
             name: value.clone().requires_grad_() for name, value in self.layout.unpack(flat).items()
         }
-        inputs, targets = self.task.train.at(batch)
+        keyed = torch.tensor(key, device=flat.device)
+        inputs, targets = self.task.train.at(batch, keyed)
         # A model with randomness of its own draws from the key too.
         with drawing_from(key, flat.device), blamed_on(self.task):
-            keyed = torch.tensor(key, device=flat.device)
             total, losses = torch.zeros(0), list[Tensor]()
             for part, wanted, own_key in self._parts_of(inputs, targets, keyed):
                 loss, buffers = self._part_loss(parameters, buffers, part, wanted, own_key)
@@ -240,7 +240,7 @@ class FlatModel:
             key = torch.tensor(key_of(0, 0, number), device=self.device)
             for name in self.key_names:
                 module.get_buffer(name).copy_(key)
-            inputs, targets = train.at(batch.to(self.device))
+            inputs, targets = train.at(batch.to(self.device), key)
             if self.task.augment is not None:
                 inputs = self.task.augment(inputs, key)
             yield partial(Data(inputs, targets, train.labels_as).call, module)
