@@ -29,7 +29,8 @@ BUDGETS = {
     # Shares in proportion to speed, precision, memory of a method, fragments, rules of outer loops.
     ".": 3550,
     "commands": 3300,
-    "commands/studies": 1370,
+    # Tables of many small trainings, and several seeds of a cell.
+    "commands/studies": 1500,
     "commands/view": 540,
     # What dividing a model over a cluster answers.
     "commands/work": 3300,
@@ -73,12 +74,15 @@ BUDGETS = {
     "real/join/checkpoints": 190,
     # Islands over which PyTorch shards a model.
     "real/join": 4220,
+    # New: scaled rates, and BatchNorm over the batches of all workers.
+    "real/join/scaling": 160,
     "real/join/virtual": 850,
     "real/launch": 1910,
     # New: replicas of several processes, and the engines of their pipelines.
     "real/pipelines": 820,
     # One process of such a replica, and its batches.
-    "real/train": 2950,
+    # Batches that grow, agreed on where the noise of gradients decides.
+    "real/train": 3050,
     "real/transports": 1330,
     "real/transports/conformance": 1240,
     "real/transports/mpi": 1110,
@@ -98,7 +102,7 @@ BUDGETS = {
     "sim/memory": 260,
     # New: pipelines in virtual time.
     "sim/pipelines": 820,
-    "sim/script": 1620,
+    "sim/script": 1650,
     # Gradients are shown to the noise scale; growing batches.
     "sim": 4120,
     # New: workers that come and go, beside all else that goes wrong.
@@ -114,9 +118,14 @@ BUDGETS = {
     # The average of the output models of a run.
     # With dropout that models ask of functions, and the accuracy of next words.
     # Gradients over micro-batches.
-    "tasks": 3060,
+    # VGG, dropout of the transformer, losses that are trained and not judged by.
+    "tasks": 3250,
+    # New: sparse samples, recurrent networks, trees of images, and changes that every task takes.
+    "tasks/published": 760,
     # New: tables of pipelines and of the cost model of divided models.
     "studies/reproductions/parallel": 460,
+    # New: tables of small trainings with three seeds each.
+    "studies/reproductions/repeated": 970,
 }
 ENTRY_POINTS = {
     "__main__",

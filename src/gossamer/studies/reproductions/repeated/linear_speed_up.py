@@ -21,7 +21,7 @@ BATCH = 4
 
 
 @dataclass(frozen=True)
-class Problem:
+class Aim:
     """What is trained, and when it counts as solved."""
 
     task: str
@@ -46,8 +46,8 @@ class Problem:
 # Points of deviation 3 around their mean, in ten dimensions: the least loss that any parameters
 # have is 32.8151, and noise decides how fast they get near it.
 PROBLEMS = {
-    "digits": Problem("digits-mlp", (0.03, 0.1, 0.3), 8.0, 40, 0.94, "accuracy"),
-    "noise": Problem(
+    "digits": Aim("digits-mlp", (0.03, 0.1, 0.3), 8.0, 40, 0.94, "accuracy"),
+    "noise": Aim(
         "quadratic:dimension=10,condition=2,noise=3,spread=0,samples=4096",
         (0.01, 0.03, 0.1, 0.3), 1.0, 40, 32.8651, "loss",
     ),
