@@ -19,9 +19,9 @@ from gossamer.studies.reproductions.repeated.trials import (
     Trial,
     at_rate,
     error,
+    loss_of_test,
     reached,
     repeated_cell,
-    test_loss,
     tuned,
 )
 from gossamer.studies.reproductions.servers import STRAGGLING
@@ -151,13 +151,13 @@ def _pair(book: TrialBook) -> list[PublishedCell]:
         backup = _trial(f"backup_workers:backups={_BACKUPS[workers]},decay=0", workers)
         late = _trial("downpour", workers)
         runs = {
-            "sync": tuned(backup, _RATES, book, test_loss),
-            "async": tuned(late, _RATES, book, test_loss),
+            "sync": tuned(backup, _RATES, book, loss_of_test),
+            "async": tuned(late, _RATES, book, loss_of_test),
         }
         for name, found in runs.items():
             cells.append(found.cell(f"K5: error %, {name}", where, error))
             cells.append(found.cell(f"K5: s to {100 * _TARGET:g} %, {name}", where, seconds))
-            cells.append(found.cell(f"K7: loss, {name}", where, test_loss))
+            cells.append(found.cell(f"K7: loss, {name}", where, loss_of_test))
             cells.append(PublishedCell(f"{name} at rate", where, None, found.rate))
         base = base or runs["sync"].rate / workers
         scaled = at_rate(backup, base * workers, book)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossamer.config.cluster import Cluster, Compute
-from gossamer.studies.reproductions.repeated.trials import Trial, error, test_loss, tuned
+from gossamer.studies.reproductions.repeated.trials import Trial, error, loss_of_test, tuned
 from gossamer.studies.reproductions.shapes import (
     Margin,
     Number,
@@ -45,7 +45,7 @@ def _taus(book: TrialBook) -> list[PublishedCell]:
             row = f"{workers} workers, tau {period}"
             for column, (method, optimiser) in methods(workers, period).items():
                 # The loss tells rates apart that get the same few digits wrong.
-                found = tuned(trial(method, optimiser, workers), RATES, book, test_loss)
+                found = tuned(trial(method, optimiser, workers), RATES, book, loss_of_test)
                 cells.append(found.cell(row, column, error))
                 cells.append(PublishedCell(row, f"{column}: rate", None, found.rate))
                 book.progress(f"{row}, {column}: {cells[-2].ours:.3g} % at rate {found.rate:g}")

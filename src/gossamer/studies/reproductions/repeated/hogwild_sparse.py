@@ -7,10 +7,10 @@ import math
 from gossamer.config.cluster import Cluster, Compute, Wires
 from gossamer.studies.reproductions.repeated.trials import (
     Trial,
+    loss_of_test,
     reached,
     repeated_cell,
     staleness,
-    test_loss,
     tuned,
 )
 from gossamer.studies.reproductions.table import PublishedCell, PublishedTable, TrialBook
@@ -50,8 +50,8 @@ def _workers(book: TrialBook) -> list[PublishedCell]:
             ("Omega", constants.omega), ("Delta", constants.delta), ("rho", constants.rho),
         ):  # fmt: skip
             cells.append(PublishedCell(f"{name}, data", column, None, value))
-        alone = tuned(trial(features, 1), RATES, book, test_loss)
-        least = sum(test_loss(run) for run in alone.runs) / len(alone.runs)
+        alone = tuned(trial(features, 1), RATES, book, loss_of_test)
+        least = sum(loss_of_test(run) for run in alone.runs) / len(alone.runs)
         measure = reached(math.log(2.0) - SHARE * (math.log(2.0) - least), "epochs", "loss")
         first: list[float] = []
         for workers in WORKERS:

@@ -11,8 +11,8 @@ from gossamer.studies.reproductions.repeated.trials import (
     Trial,
     at_rate,
     error,
+    loss_of_test,
     staleness,
-    test_loss,
     tuned,
 )
 from gossamer.studies.reproductions.table import PublishedCell, PublishedTable, TrialBook
@@ -63,12 +63,12 @@ def _remedies(book: TrialBook) -> list[PublishedCell]:
     alone: dict[str, Repeated] = {}
     for optimiser, rates in RATES.items():
         one = Remedy(f"one worker, {optimiser}", "all_reduce", optimiser, workers=1)
-        found = alone[optimiser] = tuned(one.trial(), rates, book, test_loss)
+        found = alone[optimiser] = tuned(one.trial(), rates, book, loss_of_test)
         cells += _row(one.name, found, found)
         book.progress(f"{one.name}: {error_of(cells[-2])}")
     for remedy in REMEDIES:
         untuned = at_rate(remedy.trial(), alone[remedy.optimiser].rate, book)
-        own = tuned(remedy.trial(), RATES[remedy.optimiser], book, test_loss)
+        own = tuned(remedy.trial(), RATES[remedy.optimiser], book, loss_of_test)
         cells += _row(remedy.name, untuned, own)
         book.progress(f"{remedy.name}: {error_of(cells[-2])}")
     return cells

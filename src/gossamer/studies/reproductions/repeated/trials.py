@@ -100,7 +100,7 @@ def error(run: Trained) -> float:
     return error_of(run.summary)
 
 
-def test_loss(run: Trained) -> float:
+def loss_of_test(run: Trained) -> float:
     """The loss on the test set; NaN where the model diverged."""
     loss = run.summary["loss"]
     return math.nan if loss is None else loss
